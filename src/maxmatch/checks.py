@@ -1,0 +1,138 @@
+"""Checks at the border, and every message they raise: what was expected, what came, what to do."""
+
+import math
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_SET_SIZE = 16
+_UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
+_SAMPLE = 64
+_BLOCK = 4096
+
+
+class NotUnitLength(UserWarning):
+    """Vectors whose norm is not 1 were given where cosines are meant."""
+
+
+class NotFiniteError(ValueError):
+    """NaN or infinite values came."""
+
+
+def _shape(array: Tensor | np.ndarray) -> str:
+    return "×".join(map(str, array.shape)) or "a scalar"
+
+
+def is_floating(array: Tensor | np.ndarray) -> bool:
+    """Whether the array holds floating-point numbers."""
+    if isinstance(array, Tensor):
+        return array.is_floating_point()
+    return bool(np.issubdtype(array.dtype, np.floating))
+
+
+def as_tensor(array: Tensor | np.ndarray) -> Tensor:
+    """The array as a tensor; what is not writable (a memory map) is copied."""
+    if isinstance(array, Tensor):
+        return array
+    return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else np.array(array))
+
+
+def check_sets(name: str, sets: Tensor | np.ndarray) -> None:
+    """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors a set."""
+    if sets.ndim != 3:
+        raise ValueError(
+            f"{name}: expected sets of shape (items, vectors, width), got {_shape(sets)}. "
+            f"For one set use {name}[None]; for one vector an item use {name}[:, None]."
+        )
+    if not is_floating(sets):
+        raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert with .float().")
+    size, width = sets.shape[1:]
+    if size == 0 or width == 0:
+        raise ValueError(f"{name}: sets of {size} vectors of width {width} are empty; give at least one of each.")
+    check_set_size(name, size)
+
+
+def check_set_size(name: str, size: int) -> None:
+    """Refuse sets of more vectors than the matching is made for."""
+    if size > MAX_SET_SIZE:
+        raise ValueError(
+            f"{name}: sets of {size} vectors; matching is made for at most {MAX_SET_SIZE}. "
+            "Use fewer vectors an item, or the similarity 'maxsim' from a multi-vector library for token-level sets."
+        )
+
+
+def check_pair(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> None:
+    """Refuse two batches of sets that cannot be compared."""
+    check_sets("a", a)
+    check_sets("b", b)
+    if a.shape[2] != b.shape[2]:
+        raise ValueError(
+            f"a has vectors of width {a.shape[2]} and b of width {b.shape[2]}: they live in different spaces. "
+            "Encode both with the same model."
+        )
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.device != b.device:
+        raise ValueError(f"a is on {a.device} and b on {b.device}: move one with .to().")
+
+
+def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Refuse a mask of another shape or type, and one that leaves an item without vectors."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+        raise ValueError(
+            f"{name}: expected a boolean mask of shape {shape} (True = real), got {mask.dtype} {_shape(mask)}."
+        )
+    if not bool(mask.any(-1).all()):
+        item = [int(i) for i in (~mask.any(-1)).nonzero()[0]]
+        raise ValueError(f"{name}: item {item} has no vector left (its mask is all False). Leave such items out.")
+
+
+def check_cosines(cosines: Tensor) -> None:
+    """Refuse what is not a batch of finite cosine matrices (..., K, L)."""
+    if cosines.ndim < 2 or not cosines.is_floating_point():
+        raise ValueError(
+            f"cosines: expected floating-point matrices (..., K, L), got {cosines.dtype} of shape {_shape(cosines)}."
+        )
+    rows, columns = cosines.shape[-2:]
+    if rows == 0 or columns == 0:
+        raise ValueError(f"cosines: a {rows}×{columns} matrix has nothing to match.")
+    check_set_size("cosines", max(rows, columns))
+    if not bool(torch.isfinite(cosines).all()):
+        block = [int(i) for i in (~torch.isfinite(cosines)).nonzero()[0]]
+        raise ValueError(f"cosines: not finite at {block}. Exclude vectors with row_mask and col_mask, not with inf.")
+
+
+def refuse_not_finite(name: str, sets: Tensor | np.ndarray) -> None:
+    """Raise if any value is NaN or infinite, naming the first item that has one."""
+    for start in range(0, len(sets), _BLOCK):
+        bad = ~torch.isfinite(as_tensor(sets[start : start + _BLOCK])).flatten(1).all(1)
+        if bool(bad.any()):
+            raise NotFiniteError(
+                f"{name}: item {start + int(bad.nonzero()[0])} holds NaN or infinite values. "
+                "Find what made them (a zero vector that was normalised?) or leave such items out."
+            )
+
+
+def warn_unless_unit(name: str, sets: Tensor | np.ndarray, mask: Tensor | None, cure: str, stacklevel: int) -> None:
+    """Say so when vectors are not unit length. A sample of the items is looked at, so that it costs nothing."""
+    step = max(1, math.ceil(len(sets) / _SAMPLE))
+    norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)
+    norms = norms.flatten() if mask is None else norms[mask[::step]]
+    if norms.numel() and bool(((norms - 1).abs() > _UNIT_TOLERANCE).any()):
+        warnings.warn(
+            f"{name}: vectors should have unit length, but norms from {norms.min():.3g} to {norms.max():.3g} came. "
+            f"The inner products are then no cosines. {cure}",
+            NotUnitLength,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def check_positive(scores: Tensor, positive: Tensor) -> None:
+    """Refuse scores that are no matrix and a `positive` that does not go with them."""
+    if scores.ndim != 2 or positive.dtype != torch.bool or positive.shape != scores.shape:
+        raise ValueError(
+            f"expected scores (images, captions) and a boolean `positive` of the same shape, got {_shape(scores)} "
+            f"and {positive.dtype} {_shape(positive)}."
+        )

@@ -1,0 +1,27 @@
+"""The losses of the paper: pure functions of scores (B, C), of sets (B, K, D) and of a boolean `positive` (B, C).
+
+They know no encoder and no similarity. A batch is B distinct images with all their captions, any number of them;
+`positive[i, j]` says that caption j describes image i. What is positive is never a negative.
+"""
+
+from maxmatch.losses.contrastive import contrastive
+from maxmatch.losses.diversity import (
+    global_discriminative,
+    intra_set_divergence,
+    pvse_diversity,
+    uniformity,
+)
+from maxmatch.losses.mmd import mmd
+from maxmatch.losses.objective import objective
+from maxmatch.losses.triplet import triplet
+
+__all__ = [
+    "contrastive",
+    "global_discriminative",
+    "intra_set_divergence",
+    "mmd",
+    "objective",
+    "pvse_diversity",
+    "triplet",
+    "uniformity",
+]

@@ -1,0 +1,35 @@
+"""The multi-positive contrastive loss (CON in eqn:combined-loss, as in CORA)."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from maxmatch.checks import check_positive
+
+
+def contrastive(
+    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"], temperature: float = 0.01
+) -> Float[Tensor, ""]:
+    """Each true pair against all negatives of its anchor; the anchor's other positives are left out.
+
+        −log [exp(s(i, j)/τ) / (exp(s(i, j)/τ) + Σ_n exp(s(i, n)/τ))]
+
+    Mean over the positives of an anchor, then over anchors; both directions added.
+    """
+    check_positive(scores, positive)
+    if not temperature > 0:
+        raise ValueError(f"temperature: expected a positive number, got {temperature}.")
+    logits = scores / temperature
+    return _one_way(logits, positive) + _one_way(logits.T, positive.T)
+
+
+def _one_way(logits: Tensor, positive: Tensor) -> Tensor:
+    negatives = logits.masked_fill(positive, -torch.inf)
+    # An anchor without negatives has nothing to learn from: give it one that is infinitely far in effect.
+    alone = positive.all(1, keepdim=True)
+    against = negatives.masked_fill(alone, torch.finfo(logits.dtype).min / 2).logsumexp(1, keepdim=True)
+    loss = torch.nn.functional.softplus(against - logits, threshold=50)
+    per_anchor = positive.sum(1)
+    anchors = per_anchor > 0
+    mean = loss.masked_fill(~positive, 0.0).sum(1) / per_anchor.clamp(min=1)
+    return mean.sum() / anchors.sum().clamp(min=1)

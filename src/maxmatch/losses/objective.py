@@ -1,0 +1,64 @@
+"""The training loss: a weighted sum of named terms (eqn:combined-loss)."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from maxmatch.losses.contrastive import contrastive
+from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
+from maxmatch.losses.mmd import mmd
+from maxmatch.losses.triplet import Negatives, triplet
+from maxmatch.types import LossTerms, Sets
+
+_DIVERSITY = {"uniformity": uniformity, "pvse": pvse_diversity}
+
+
+def objective(
+    scores: Float[Tensor, "B C"],
+    positive: Bool[Tensor, "B C"],
+    images: Sets,
+    texts: Sets,
+    *,
+    margin: float = 0.2,
+    negatives: Negatives = "hardest",
+    triplet_weight: float = 1.0,
+    gd_weight: float = 0.1,
+    isd_weight: float = 0.1,
+    mmd_weight: float = 0.01,
+    div_weight: float = 0.01,
+    con_weight: float = 0.0,
+    gd_margin: float = 0.6,
+    isd_margin: float = 0.6,
+    scale: float = 0.5,
+    temperature: float = 0.01,
+    diversity: Literal["uniformity", "pvse"] = "uniformity",
+) -> LossTerms:
+    """TRI + λ·(GD, ISD, MMD, Div, CON); a term with weight 0 is not computed.
+
+    GD averages the two modalities, ISD and Div add them. The terms are given unweighted.
+    """
+    if diversity not in _DIVERSITY:
+        raise ValueError(f"diversity: expected one of {', '.join(_DIVERSITY)}, got {diversity!r}.")
+    apart = _DIVERSITY[diversity]
+
+    def gd(side: Sets) -> Tensor:
+        return global_discriminative(side.vectors, side.pooled, gd_margin, scale)
+
+    def isd(side: Sets) -> Tensor:
+        return intra_set_divergence(side.vectors, isd_margin, scale)
+
+    weighted: dict[str, tuple[float, Callable[[], Tensor]]] = {
+        "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives)),
+        "global_discriminative": (gd_weight, lambda: (gd(images) + gd(texts)) / 2),
+        "intra_set_divergence": (isd_weight, lambda: isd(images) + isd(texts)),
+        "mmd": (mmd_weight, lambda: mmd(images.vectors, texts.vectors)),
+        "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
+        "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
+    }
+    terms = {name: term() for name, (weight, term) in weighted.items() if weight}
+    total = scores.new_zeros(())
+    for name, term in terms.items():
+        total = total + weighted[name][0] * term
+    return LossTerms(total=total, **terms)

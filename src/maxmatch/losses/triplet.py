@@ -1,0 +1,60 @@
+"""The triplet loss (eqn:triplet-loss)."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from maxmatch.checks import check_positive
+
+Negatives = Literal["hardest", "mean", "semi_hard"]
+
+
+def triplet(
+    scores: Float[Tensor, "B C"],
+    positive: Bool[Tensor, "B C"],
+    margin: float = 0.2,
+    negatives: Negatives = "hardest",
+) -> Float[Tensor, ""]:
+    """Every true pair must beat its negatives by the margin, image to caption and caption to image.
+
+        mean over true pairs (i, j) of [δ₁ + max_n s(i, n) − s(i, j)]₊  +  the same over columns
+
+    negatives: "hardest" of each true pair; "mean" over all of them; "semi_hard": over those below the positive but
+    within the margin (violations cut at the margin, mean of those that are not zero). The margin is in units of the
+    score, not of the cosine.
+    """
+    check_positive(scores, positive)
+    if not positive.any():
+        return scores.sum() * 0.0
+    one_way = _ONE_WAY.get(negatives)
+    if one_way is None:
+        raise ValueError(f"negatives: expected one of {', '.join(_ONE_WAY)}, got {negatives!r}.")
+    return one_way(scores, positive, margin) + one_way(scores.T, positive.T, margin)
+
+
+def _hardest(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
+    hardest = scores.masked_fill(positive, -torch.inf).amax(1, keepdim=True)
+    violation = (margin + hardest - scores).clamp(min=0)
+    return violation.masked_fill(~positive, 0.0).sum() / positive.sum()
+
+
+def _mean(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
+    violation, valid = _violations(scores, positive, margin)
+    return violation.clamp(min=0).masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def _semi_hard(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
+    violation, valid = _violations(scores, positive, margin)
+    cut = violation.clamp(0, margin).masked_fill(~valid, 0.0)
+    return cut.sum() / (cut > 0).sum().clamp(min=1)
+
+
+_ONE_WAY = {"hardest": _hardest, "mean": _mean, "semi_hard": _semi_hard}
+
+
+def _violations(scores: Tensor, positive: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """δ₁ + s(i, n) − s(i, j) for every true pair (a row each) and every n, and which n are negatives of it."""
+    anchor, partner = positive.nonzero(as_tuple=True)
+    return margin + scores[anchor] - scores[anchor, partner][:, None], ~positive[anchor]

@@ -1,0 +1,1 @@
+"""Comparing sets of vectors: the best one-to-one matching, set similarities, and all pairs at scale."""

@@ -1,0 +1,259 @@
+"""Set similarities: (B, K, D), (C, L, D) -> scores (B, C). Vectors are of unit length; masks are True where real.
+
+Every similarity is a function of the *cosine planes* (K, L, B, C): plane (k, l) holds the cosines of vector k of each
+image with vector l of each caption. What is chosen (a matching, a maximum) is chosen without gradient; the gradient
+flows through the chosen cosines. Half-precision input gives float32 scores.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from maxmatch.checks import check_mask, check_pair, refuse_not_finite, warn_unless_unit
+from maxmatch.matching.assignment import assign_planes, maximal_assignment
+from maxmatch.matching.backend import kernels_for
+
+Similarity = Callable[..., Tensor]
+_NORMALISE = "Normalise them: torch.nn.functional.normalize(sets, dim=-1)."
+
+
+@dataclass(frozen=True)
+class Planes:
+    """The cosines of all pairs of sets, and which of the vectors are real (None: all)."""
+
+    cosines: Float[Tensor, "K L B C"]
+    a_mask: Bool[Tensor, "B K"] | None = None
+    b_mask: Bool[Tensor, "C L"] | None = None
+
+    @property
+    def a_real(self) -> Bool[Tensor, "K 1 B 1"]:
+        """The rows' mask, shaped to go with the planes."""
+        size, _, count, _ = self.cosines.shape
+        mask = self.cosines.new_ones(count, size, dtype=torch.bool) if self.a_mask is None else self.a_mask
+        return mask.T[:, None, :, None]
+
+    @property
+    def b_real(self) -> Bool[Tensor, "1 L 1 C"]:
+        """The columns' mask, shaped to go with the planes."""
+        _, size, _, count = self.cosines.shape
+        mask = self.cosines.new_ones(count, size, dtype=torch.bool) if self.b_mask is None else self.b_mask
+        return mask.T[None, :, None, :]
+
+    @property
+    def masked(self) -> bool:
+        """Whether any mask was given."""
+        return self.a_mask is not None or self.b_mask is not None
+
+    def fill(self, value: float) -> Tensor:
+        """The cosines, with `value` wherever either vector is not real."""
+        return self.cosines.masked_fill(~(self.a_real & self.b_real), value) if self.masked else self.cosines
+
+    def matched_size(self) -> Tensor:
+        """How many vectors of each pair of sets can be matched one to one: the smaller number of real ones, (B, C)."""
+        return torch.minimum(self.a_real.sum(0)[0], self.b_real.sum(1)[0])
+
+
+def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "K L B C"]:
+    """The inner products of all vectors of all pairs, in at least float32."""
+    (n_a, k, width), (n_b, m, _) = a.shape, b.shape
+    with torch.autocast(a.device.type, enabled=False):
+        if n_a * k < width:
+            # A few items against many: move the cosines into planes, which are smaller than the inputs.
+            products = multiply(b.reshape(-1, width), a.reshape(-1, width))
+            return products.view(n_b, m, n_a, k).permute(3, 1, 2, 0).contiguous()
+        if n_b * m < width:
+            return cosine_planes(b, a).permute(1, 0, 3, 2)
+        x, y = a.transpose(0, 1).reshape(-1, width), b.transpose(0, 1).reshape(-1, width)
+        return multiply(x, y).view(k, n_a, m, n_b).transpose(1, 2)
+
+
+def multiply(x: Float[Tensor, "m D"], y: Float[Tensor, "n D"]) -> Float[Tensor, "m n"]:
+    """x yᵀ in at least float32: half-precision products are exact and are added up in float32."""
+    if x.dtype == y.dtype and x.dtype.itemsize == 2:
+        if x.is_cuda and not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)):
+            return torch.mm(x, y.T, out_dtype=torch.float32)
+        return x.float() @ y.float().T
+    common = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    return x.to(common) @ y.to(common).T
+
+
+def _compare(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Planes:
+    """Check the input at the border and multiply."""
+    check_pair(a, b)
+    check_mask("a_mask", a_mask, tuple(a.shape[:2]))
+    check_mask("b_mask", b_mask, tuple(b.shape[:2]))
+    # What stands in the place of padding must not matter, even if it is NaN.
+    a = a if a_mask is None else a.masked_fill(~a_mask[..., None], 0.0)
+    b = b if b_mask is None else b.masked_fill(~b_mask[..., None], 0.0)
+    cosines = cosine_planes(a, b)
+    # In training on a GPU a look at the values would stop the queue of work: there the loop watches the loss.
+    if not (cosines.is_cuda and cosines.requires_grad):
+        warn_unless_unit("a", a, a_mask, _NORMALISE, stacklevel=3)
+        warn_unless_unit("b", b, b_mask, _NORMALISE, stacklevel=3)
+        if not bool(torch.isfinite(cosines.detach().sum())):
+            refuse_not_finite("a", a)
+            refuse_not_finite("b", b)
+    return Planes(cosines, a_mask, b_mask)
+
+
+def maxmatch(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """Maximal Pair Assignment Similarity (eqn:hungarian-similarity).
+
+        s(X, Y) = mean_k [exp(c_k,π(k)) − 1],   π = argmax over one-to-one matchings of Σ_k c_k,π(k)
+
+    Symmetric; the order within a set does not matter; between −0.632 and e − 1 = 1.718. The smaller set is matched
+    completely.
+    """
+    planes = _compare(a, b, a_mask, b_mask)
+    if planes.masked:
+        return _maxmatch_masked(planes)
+    cosines = planes.cosines
+    if cosines.shape[0] > cosines.shape[1]:  # then it is the columns that are matched completely
+        cosines = cosines.transpose(0, 1)
+    return cosines.gather(1, match(cosines)[:, None])[:, 0].expm1().mean(0)
+
+
+@torch.no_grad()
+def match(cosines: Tensor) -> Tensor:
+    """The matching (K, B, C) of cosine planes with K ≤ L, on the device they are on."""
+    kernels = kernels_for(cosines)
+    if kernels is not None and cosines.shape[0] == cosines.shape[1] <= kernels.MAX_PLANES and cosines.stride(3) == 1:
+        chosen: Tensor = kernels.plane_assignment(cosines)
+        return chosen
+    return assign_planes(cosines)
+
+
+def _maxmatch_masked(planes: Planes) -> Tensor:
+    rows, columns, n_a, n_b = planes.cosines.shape
+    row_mask = planes.a_real[:, 0].movedim(0, -1).expand(n_a, n_b, rows)
+    col_mask = planes.b_real[0].movedim(0, -1).expand(n_a, n_b, columns)
+    chosen = maximal_assignment(planes.cosines.detach().permute(2, 3, 0, 1), row_mask, col_mask).movedim(-1, 0)
+    picked = planes.cosines.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
+    return picked.expm1().masked_fill(chosen < 0, 0.0).sum(0) / planes.matched_size()
+
+
+def top_k(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+    k: int | None = None,
+) -> Float[Tensor, "B C"]:
+    """The paper's fast inference: mean of exp(c) − 1 over the k largest cosines of a pair, without matching.
+
+    k is the size of the smaller set unless it is given; where a pair has fewer cosines, all of them count.
+    """
+    if k is not None and k < 1:
+        raise ValueError(f"k: expected at least 1, got {k}.")
+    planes = _compare(a, b, a_mask, b_mask)
+    rows, columns = planes.cosines.shape[:2]
+    most = min(k or min(rows, columns), rows * columns)
+    largest = planes.fill(-torch.inf).flatten(0, 1).movedim(0, -1).topk(most, -1).values
+    if not planes.masked:
+        return largest.expm1().mean(-1)
+    size = planes.matched_size() if k is None else (planes.a_real & planes.b_real).sum((0, 1)).clamp(max=k)
+    counted = torch.arange(most, device=largest.device) < size[..., None]
+    return torch.where(counted, largest, 0.0).expm1().sum(-1) / size
+
+
+def smooth_chamfer(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+    alpha: float = 16.0,
+) -> Float[Tensor, "B C"]:
+    """SetDiv's similarity (eqn:sdsdds): the Chamfer similarity with a soft maximum. Identical sets score > 1.
+
+    s(X, Y) = 1/2α · [mean_x log Σ_y exp(αc) + mean_y log Σ_x exp(αc)]
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha: expected a positive number, got {alpha}.")
+    planes = _compare(a, b, a_mask, b_mask)
+    return _both_ways(planes, lambda c, dim: (alpha * c).logsumexp(dim) / alpha)
+
+
+def chamfer(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """Each vector with its best partner, averaged over both sets: ½ · [mean_x max_y c + mean_y max_x c]."""
+    planes = _compare(a, b, a_mask, b_mask)
+    return _both_ways(planes, _maximum)
+
+
+def _both_ways(planes: Planes, best: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """½ · [mean over a's vectors of best over b's + the other way round]."""
+    if not planes.masked:
+        return (best(planes.cosines, 1).mean(0) + best(planes.cosines, 0).mean(0)) / 2
+    a_real, b_real = planes.a_real, planes.b_real
+    # Only the vectors the best is taken over are hidden: a row of −inf alone would make NaN gradients.
+    over_b = best(planes.cosines.masked_fill(~b_real, -torch.inf), 1)
+    over_a = best(planes.cosines.masked_fill(~a_real, -torch.inf), 0)
+    mean_a = torch.where(a_real[:, 0], over_b, 0.0).sum(0) / a_real.sum(0)[0]
+    mean_b = torch.where(b_real[0], over_a, 0.0).sum(0) / b_real.sum(1)[0]
+    return (mean_a + mean_b) / 2
+
+
+def _maximum(cosines: Tensor, dim: int) -> Tensor:
+    """The maximum; with gradient for one entry alone, where amax would share it out among equal ones."""
+    return cosines.max(dim).values if cosines.requires_grad else cosines.amax(dim)
+
+
+def mil(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """Multiple-instance similarity (PVSE): the largest cosine of a pair. Its gradient reaches one vector of a set."""
+    planes = _compare(a, b, a_mask, b_mask)
+    return _maximum(planes.fill(-torch.inf).flatten(0, 1), 0)
+
+
+def mean(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """The average cosine of a pair."""
+    planes = _compare(a, b, a_mask, b_mask)
+    if not planes.masked:
+        return planes.cosines.mean((0, 1))
+    return planes.fill(0.0).sum((0, 1)) / (planes.a_real & planes.b_real).sum((0, 1))
+
+
+def maxsim(
+    a: Float[Tensor, "B K D"],
+    b: Float[Tensor, "C L D"],
+    a_mask: Bool[Tensor, "B K"] | None = None,
+    b_mask: Bool[Tensor, "C L"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """ColBERT's similarity: each vector of a (the query) with its best in b, added up: Σ_x max_y c. Not symmetric."""
+    planes = _compare(a, b, a_mask, b_mask)
+    if not planes.masked:
+        return _maximum(planes.cosines, 1).sum(0)
+    best = _maximum(planes.cosines.masked_fill(~planes.b_real, -torch.inf), 1)
+    return torch.where(planes.a_real[:, 0], best, 0.0).sum(0)
+
+
+SIMILARITIES: dict[str, Similarity] = {
+    "maxmatch": maxmatch,
+    "top_k": top_k,
+    "smooth_chamfer": smooth_chamfer,
+    "chamfer": chamfer,
+    "mil": mil,
+    "mean": mean,
+    "maxsim": maxsim,
+}

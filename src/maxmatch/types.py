@@ -1,0 +1,54 @@
+"""The values that travel between the parts, and the letters for their dimensions.
+
+B  images (rows, queries)           K  vectors in a set (L: those of the other side, where they differ)
+C  captions (columns, gallery)      D  width of the joint space
+
+A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sets:
+    """What a set head makes of B items."""
+
+    vectors: Float[Tensor, "B K D"]
+    """The sets: unit vectors."""
+    residual: Float[Tensor, "B K D"]
+    """The slots before the pooled feature is added to them."""
+    pooled: Float[Tensor, "B D"]
+    """The global feature φ."""
+    attention: Float[Tensor, "B K N"] | None = None
+    """How much each slot took from each of the N local features."""
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The training loss and what it is the weighted sum of. A term with weight 0 is not computed and stays None."""
+
+    total: Float[Tensor, ""]
+    triplet: Float[Tensor, ""] | None = None
+    global_discriminative: Float[Tensor, ""] | None = None
+    intra_set_divergence: Float[Tensor, ""] | None = None
+    mmd: Float[Tensor, ""] | None = None
+    diversity: Float[Tensor, ""] | None = None
+    contrastive: Float[Tensor, ""] | None = None
+
+
+class TopHits(NamedTuple):
+    """The k best columns of each row, best first; equal scores in the order of their indices."""
+
+    scores: Float[Tensor, "B k"]
+    indices: Int[Tensor, "B k"]
+
+
+class Ranks(NamedTuple):
+    """For each query the rank of its best true answer (1 is best) and how many wrong answers tie with it."""
+
+    ranks: Int[Tensor, " n"]
+    ties: Int[Tensor, " n"]
