@@ -115,14 +115,20 @@ def refuse_not_finite(name: str, sets: Tensor | np.ndarray) -> None:
             )
 
 
-def warn_unless_unit(name: str, sets: Tensor | np.ndarray, mask: Tensor | None, cure: str, stacklevel: int) -> None:
-    """Say so when vectors are not unit length. A sample of the items is looked at, so that it costs nothing."""
+def range_of_norms(sets: Tensor | np.ndarray, mask: Tensor | None) -> Tensor:
+    """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
     step = max(1, math.ceil(len(sets) / _SAMPLE))
-    norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)
-    norms = norms.flatten() if mask is None else norms[mask[::step]]
-    if norms.numel() and bool(((norms - 1).abs() > _UNIT_TOLERANCE).any()):
+    norms = torch.linalg.vector_norm(as_tensor(sets[::step]).detach(), dim=-1, dtype=torch.float32)
+    if mask is not None:
+        norms = norms.masked_fill(~mask[::step].to(norms.device), 1.0)
+    return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)
+
+
+def warn_unless_unit(name: str, low: float, high: float, cure: str, stacklevel: int) -> None:
+    """Say so when the range of norms shows vectors that are not of unit length."""
+    if low < 1 - _UNIT_TOLERANCE or high > 1 + _UNIT_TOLERANCE:
         warnings.warn(
-            f"{name}: vectors should have unit length, but norms from {norms.min():.3g} to {norms.max():.3g} came. "
+            f"{name}: vectors should have unit length, but norms from {low:.3g} to {high:.3g} came. "
             f"The inner products are then no cosines. {cure}",
             NotUnitLength,
             stacklevel=stacklevel + 1,

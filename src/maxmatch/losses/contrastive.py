@@ -24,10 +24,7 @@ def contrastive(
 
 
 def _one_way(logits: Tensor, positive: Tensor) -> Tensor:
-    negatives = logits.masked_fill(positive, -torch.inf)
-    # An anchor without negatives has nothing to learn from: give it one that is infinitely far in effect.
-    alone = positive.all(1, keepdim=True)
-    against = negatives.masked_fill(alone, torch.finfo(logits.dtype).min / 2).logsumexp(1, keepdim=True)
+    against = logits.masked_fill(positive, -torch.inf).logsumexp(1, keepdim=True)  # −inf where there is no negative
     loss = torch.nn.functional.softplus(against - logits, threshold=50)
     per_anchor = positive.sum(1)
     anchors = per_anchor > 0

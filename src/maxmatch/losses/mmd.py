@@ -11,6 +11,8 @@ def mmd(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "
     mean k(x, x') + mean k(y, y') − 2 mean k(x, y),   k(x, y) = exp(−½‖x − y‖), the distance not squared
     """
     x, y = a.flatten(0, 1), b.flatten(0, 1)
+    centre = x.detach().mean(0)  # distances stay, and the vectors of a collapsed cloud keep their digits
+    x, y = x - centre, y - centre
     return _kernel(x, x).mean() + _kernel(y, y).mean() - 2 * _kernel(x, y).mean()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -57,8 +58,19 @@ def objective(
         "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
     }
-    terms = {name: term() for name, (weight, term) in weighted.items() if weight}
+    # Mixed precision ends here: the differences between close vectors would be lost in bfloat16.
+    with torch.autocast(scores.device.type, enabled=False):
+        scores, images, texts = _at_least_float(scores), _sets_at_least_float(images), _sets_at_least_float(texts)
+        terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
     for name, term in terms.items():
         total = total + weighted[name][0] * term
     return LossTerms(total=total, **terms)
+
+
+def _at_least_float(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _sets_at_least_float(sets: Sets) -> Sets:
+    return Sets(_at_least_float(sets.vectors), _at_least_float(sets.residual), _at_least_float(sets.pooled))

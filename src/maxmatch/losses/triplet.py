@@ -21,13 +21,12 @@ def triplet(
 
         mean over true pairs (i, j) of [δ₁ + max_n s(i, n) − s(i, j)]₊  +  the same over columns
 
-    negatives: "hardest" of each true pair; "mean" over all of them; "semi_hard": over those below the positive but
+    negatives: "hardest" of each true pair; "mean" over all pairs of a true pair and a
+    negative of it; "semi_hard": over those below the positive but
     within the margin (violations cut at the margin, mean of those that are not zero). The margin is in units of the
     score, not of the cosine.
     """
     check_positive(scores, positive)
-    if not positive.any():
-        return scores.sum() * 0.0
     one_way = _ONE_WAY.get(negatives)
     if one_way is None:
         raise ValueError(f"negatives: expected one of {', '.join(_ONE_WAY)}, got {negatives!r}.")
@@ -37,7 +36,7 @@ def triplet(
 def _hardest(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
     hardest = scores.masked_fill(positive, -torch.inf).amax(1, keepdim=True)
     violation = (margin + hardest - scores).clamp(min=0)
-    return violation.masked_fill(~positive, 0.0).sum() / positive.sum()
+    return violation.masked_fill(~positive, 0.0).sum() / positive.sum().clamp(min=1)
 
 
 def _mean(scores: Tensor, positive: Tensor, margin: float) -> Tensor:

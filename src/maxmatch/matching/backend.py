@@ -1,5 +1,6 @@
 """Which faster code there is for a job on this machine. Whatever is missing, the torch code gives the same results."""
 
+import sys
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -7,16 +8,24 @@ from typing import Any
 
 from torch import Tensor
 
+_COMPILED = "maxmatch.matching.compiled"
+_WORTH_COMPILING = 1_000_000
+
 
 def kernels_for(cosines: Tensor) -> Any | None:
     """The GPU kernels, where the tensor is float32 on a CUDA device and Triton is installed."""
     return _module("maxmatch.matching.kernels") if cosines.is_cuda and cosines.element_size() <= 4 else None
 
 
-def compiled_for(product: Tensor) -> Any | None:
-    """The compiled CPU code, where the tensor is float32 on the CPU and Numba is installed."""
-    is_float_on_cpu = product.device.type == "cpu" and product.is_floating_point() and product.element_size() <= 4
-    return _module("maxmatch.matching.compiled") if is_float_on_cpu else None
+def compiled_for(sets: Tensor, pairs: int) -> Any | None:
+    """The compiled CPU code, for at most float32 on the CPU, where Numba is installed.
+
+    A job of few pairs does not load it (plain torch is done before), but uses it when an earlier one has.
+    """
+    if sets.device.type != "cpu" or sets.element_size() > 4:
+        return None
+    worth_it = pairs >= _WORTH_COMPILING or _COMPILED in sys.modules
+    return _module(_COMPILED) if worth_it else None
 
 
 @cache

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from maxmatch.checks import (
     as_tensor,
     check_mask,
     check_pair,
+    range_of_norms,
     refuse_not_finite,
     warn_unless_unit,
 )
@@ -33,7 +34,6 @@ from maxmatch.types import TopHits
 Array = Tensor | np.ndarray
 _GIB = 2**30
 _NORMALISE = "Pass normalise=True to have it done on the way."
-_WORTH_COMPILING = 1_000_000  # pairs of sets; below, plain torch is done before compiled code is loaded
 
 
 def score_matrix(
@@ -186,9 +186,6 @@ class _Job:
             raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
         check_mask("a_mask", a_mask, (a.shape[0], a.shape[1]))
         check_mask("b_mask", b_mask, (b.shape[0], b.shape[1]))
-        if not normalise:
-            warn_unless_unit("a", a, a_mask, _NORMALISE, stacklevel=3)
-            warn_unless_unit("b", b, b_mask, _NORMALISE, stacklevel=3)
         if device is None:
             device = next((x.device for x in (a, b) if isinstance(x, Tensor)), torch.device("cpu"))
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
@@ -200,15 +197,22 @@ class _Job:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
         if len(self.a) == 0 or len(self.b) == 0:
             return
+        totals: list[Tensor] = []
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            scorer = self._scorer(pool)
+            scorer = self._scorer(pool, totals.append)
             height, width = self._tile_shape(scorer)
+            packed: dict[int, Any] = {}  # the rows' tiles come again with every tile of columns: kept, where they fit
+            keep_rows = self.a.nbytes <= self.max_memory // 4
             for j in range(0, len(self.b), width):
                 columns = slice(j, min(j + width, len(self.b)))
                 packed_columns = scorer.pack_columns(self._load(self.b, columns))
                 for i in range(0, len(self.a), height):
                     rows = slice(i, min(i + height, len(self.a)))
-                    packed_rows = scorer.pack_rows(self._load(self.a, rows))
+                    packed_rows = packed.get(i)
+                    if packed_rows is None:
+                        packed_rows = scorer.pack_rows(self._load(self.a, rows))
+                        if keep_rows:
+                            packed[i] = packed_rows
                     if scores is None:
                         shape = rows.stop - rows.start, columns.stop - columns.start
                         tile = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -216,11 +220,28 @@ class _Job:
                         tile = scores[rows, columns]
                     try:
                         scorer.score(packed_rows, packed_columns, tile, rows, columns)
-                    except NotFiniteError:  # it names an item of the tile: name it by its place in the whole
-                        refuse_not_finite("a", self.a)
-                        refuse_not_finite("b", self.b)
-                        raise
+                    except NotFiniteError:  # it names an item of the tile
+                        self._refuse_not_finite()
+                    if totals and self.device.type == "cpu" and not bool(torch.isfinite(totals.pop())):
+                        self._refuse_not_finite()
                     yield _Tile(rows, columns, tile)
+        # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
+        sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
+        norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
+        total, *found = torch.cat([self._sum(totals), *norms]).tolist()
+        if not math.isfinite(total):
+            self._refuse_not_finite()
+        for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
+            warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
+
+    def _refuse_not_finite(self) -> NoReturn:
+        """Name the item by its place in the whole."""
+        refuse_not_finite("a", self.a)
+        refuse_not_finite("b", self.b)
+        raise NotFiniteError("a product is not finite, though every input is: the vectors are far too long.")
+
+    def _sum(self, totals: list[Tensor]) -> Tensor:
+        return torch.stack(totals).sum()[None] if totals else torch.zeros(1, device=self.device)
 
     def _load(self, sets: Array, part: slice) -> Tensor:
         block = as_tensor(sets[part]).to(self.device)
@@ -228,26 +249,28 @@ class _Job:
 
     def _tile_shape(self, scorer: _Scorer) -> tuple[int, int]:
         """Tiles as large as the scorer likes them and memory allows; a few long rows where a is small."""
-        most = max(1, self.max_memory // (scorer.bytes_per_pair + 4))
-        wanted = scorer.best_tile[0] * scorer.best_tile[1]
-        pairs = min(most, wanted)
-        height = min(len(self.a), scorer.best_tile[0], max(1, math.isqrt(pairs)))
+        most = max(1, self.max_memory * 3 // 4 // (scorer.bytes_per_pair + 4))
+        tall, wide = scorer.best_tile
+        pairs = min(most, tall * wide)
+        height = min(len(self.a), tall, max(1, pairs // min(len(self.b), wide // 32)))
         return height, max(1, min(len(self.b), pairs // height))
 
-    def _scorer(self, pool: ThreadPoolExecutor) -> _Scorer:
+    def _scorer(self, pool: ThreadPoolExecutor, watch: "Watch") -> _Scorer:
+        """The fastest way there is. What a scorer gives to `watch` must be finite."""
         plain_maxmatch = self.similarity == "maxmatch" and self.a_mask is None and self.b_mask is None
         size = self.a.shape[1]
         probe = self._load(self.a, slice(0, 1))
         if plain_maxmatch and size == self.b.shape[1] and probe.dtype == self._load(self.b, slice(0, 1)).dtype:
             kernels = kernels_for(probe)
             if kernels is not None and kernels.can_fuse(probe):
-                return _fused_scorer(kernels, size)
+                return _fused_scorer(kernels, watch)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES:
-                return _plane_scorer(kernels, size)
-            if size == 4 and len(self.a) * len(self.b) >= _WORTH_COMPILING:
-                compiled = compiled_for(probe)
+                return _plane_scorer(kernels, size, watch)
+            few = min(len(self.a), len(self.b)) * size < self.a.shape[2]  # then packing would cost more than it saves
+            if size == 4 and not few:
+                compiled = compiled_for(probe, pairs=len(self.a) * len(self.b))
                 if compiled is not None:
-                    return _compiled_scorer(compiled, pool)
+                    return _compiled_scorer(compiled, pool, watch)
         return self._plain_scorer()
 
     def _plain_scorer(self) -> _Scorer:
@@ -277,48 +300,55 @@ def _slot_major(sets: Tensor) -> Tensor:
     return sets.transpose(0, 1).reshape(-1, sets.shape[2])
 
 
-def _refuse_unless_finite(total: Tensor) -> None:
-    if not bool(torch.isfinite(total)):
-        raise NotFiniteError("a score is not finite, though every input is")
+Watch = Callable[[Tensor], None]
 
 
-def _compiled_scorer(compiled: Any, pool: ThreadPoolExecutor) -> _Scorer:
+def _compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> _Scorer:
     """The CPU's: a product in planes, and compiled code for the matching."""
+    space: dict[str, Tensor] = {}  # one for all tiles: touching fresh memory costs more than the matching
+
+    def reuse(name: str, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if name not in space:
+            space[name] = torch.empty(size)  # the first tile is the largest
+        return space[name][:size].view(shape)
+
+    def pack_columns(sets: Tensor) -> Tensor:
+        count, size, width = sets.shape
+        return reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
 
     def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
         height, width = out.shape
-        product = multiply(x, y)
-        _refuse_unless_finite(product.sum())
-        matched = torch.empty(4, height, width)
+        product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
+        watch(product.sum())
+        matched = reuse("matched", 4, height, width)
         compiled.matched_cosines(product.view(4, height, 4, width), matched, pool)
         torch.mean(matched.expm1_(), 0, out=out)
 
-    return _Scorer(_slot_major, _slot_major, score, bytes_per_pair=20 * 4, best_tile=(512, 2048))
+    return _Scorer(lambda a: _slot_major(a.float()), pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 2048))
 
 
-def _plane_scorer(kernels: Any, size: int) -> _Scorer:
+def _plane_scorer(kernels: Any, size: int, watch: Watch) -> _Scorer:
     """The GPU's for up to eight vectors and full float32: the library's product, then one kernel."""
 
     def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
         height, width = out.shape
-        product = multiply(x, y)
-        _refuse_unless_finite(product.sum())
-        kernels.plane_scores(product.view(size, height, size, width).transpose(1, 2), out)
+        kernels.plane_scores(multiply(x, y).view(size, height, size, width).transpose(1, 2), out)
+        watch(_total(x) + _total(y))
 
     return _Scorer(_slot_major, _slot_major, score, bytes_per_pair=4 * size**2, best_tile=(8192, 32768))
 
 
-def _fused_scorer(kernels: Any, size: int) -> _Scorer:
+def _fused_scorer(kernels: Any, watch: Watch) -> _Scorer:
     """The GPU's for four vectors: product and matching in one kernel."""
-
-    def pack(packer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def checked(sets: Tensor) -> Tensor:
-            _refuse_unless_finite(sets.sum(dtype=torch.float32))
-            return packer(sets)
-
-        return checked
 
     def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
         kernels.fused_scores(x, y, out)
+        watch(_total(x) + _total(y))
 
-    return _Scorer(pack(kernels.pack_rows), pack(kernels.pack_columns), score, 4, best_tile=(8192, 32768))
+    return _Scorer(kernels.pack_rows, kernels.pack_columns, score, bytes_per_pair=0, best_tile=(8192, 32768))
+
+
+def _total(vectors: Tensor) -> Tensor:
+    """A sum that is not finite if any of the values is not."""
+    return vectors.sum(dtype=torch.float32)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.checks import check_mask, check_pair, refuse_not_finite, warn_unless_unit
+from maxmatch.checks import check_mask, check_pair, range_of_norms, refuse_not_finite, warn_unless_unit
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
 from maxmatch.matching.backend import kernels_for
 
@@ -91,8 +91,9 @@ def _compare(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None)
     cosines = cosine_planes(a, b)
     # In training on a GPU a look at the values would stop the queue of work: there the loop watches the loss.
     if not (cosines.is_cuda and cosines.requires_grad):
-        warn_unless_unit("a", a, a_mask, _NORMALISE, stacklevel=3)
-        warn_unless_unit("b", b, b_mask, _NORMALISE, stacklevel=3)
+        for name, sets, mask in (("a", a, a_mask), ("b", b, b_mask)):
+            low, high = range_of_norms(sets, mask).tolist()
+            warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
         if not bool(torch.isfinite(cosines.detach().sum())):
             refuse_not_finite("a", a)
             refuse_not_finite("b", b)

@@ -1,0 +1,85 @@
+"""Timing two things in one run, and printing what came of it."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was done, how long it took, and that as a multiple of the baseline."""
+
+    what: str
+    ms: float
+    ratio: float | None = None
+    goal: float | None = None
+    note: str = ""
+
+
+def describe_machine() -> str:
+    """The versions and devices the numbers belong to."""
+    parts = [
+        f"Python {platform.python_version()}",
+        f"torch {torch.__version__}",
+        f"{torch.get_num_threads()} CPU threads",
+    ]
+    if torch.cuda.is_available():
+        import triton
+
+        parts += [torch.cuda.get_device_name(), f"triton {triton.__version__}"]
+    return ", ".join(parts)
+
+
+def time_each(works: list[Work], repeats: int = 7) -> list[list[float]]:
+    """Milliseconds of each work, taken in turns so that a slow moment of the machine falls on all of them."""
+    for work in works:
+        work()
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for work, measured in zip(works, times, strict=True):
+            measured.append(_one(work))
+    return times
+
+
+def _one(work: Work) -> float:
+    if torch.cuda.is_available():
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        start.record()
+        work()
+        stop.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(stop))
+    begin = time.perf_counter()
+    work()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def rows_against(
+    baseline: Work, named: Mapping[str, tuple[Work, float | None]], title: str, repeats: int = 7
+) -> list[Row]:
+    """A row for the baseline and one for each work, with the median of the ratios of neighbouring runs."""
+    base, *others = time_each([baseline, *(work for work, _ in named.values())], repeats)
+    rows = [Row(title, statistics.median(base), 1.0)]
+    for (what, (_, goal)), times in zip(named.items(), others, strict=True):
+        ratio = statistics.median(t / b for t, b in zip(times, base, strict=True))
+        rows.append(Row(what, statistics.median(times), ratio, goal))
+    return rows
+
+
+def print_rows(heading: str, rows: list[Row]) -> None:
+    """Print one block of the table."""
+    print(f"\n{heading}")
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:8.2f}×"
+        goal = (
+            "" if row.goal is None else f"  goal ≤ {row.goal:g}× {'met' if (row.ratio or 0) <= row.goal else 'NOT MET'}"
+        )
+        note = f"  {row.note}" if row.note else ""
+        print(f"  {row.what:<58}{row.ms:12.3f} ms{ratio}{goal}{note}", flush=True)
