@@ -89,8 +89,8 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: item {item} has no vector left (its mask is all False). Leave such items out.")
 
 
-def check_cosines(cosines: Tensor) -> None:
-    """Refuse what is not a batch of finite cosine matrices (..., K, L)."""
+def check_cosine_shape(cosines: Tensor) -> None:
+    """Refuse what is not a batch of cosine matrices (..., K, L)."""
     if cosines.ndim < 2 or not cosines.is_floating_point():
         raise ValueError(
             f"cosines: expected floating-point matrices (..., K, L), got {cosines.dtype} of shape {_shape(cosines)}."
@@ -99,15 +99,24 @@ def check_cosines(cosines: Tensor) -> None:
     if rows == 0 or columns == 0:
         raise ValueError(f"cosines: a {rows}×{columns} matrix has nothing to match.")
     check_set_size("cosines", max(rows, columns))
+
+
+def check_cosines_finite(cosines: Tensor) -> None:
+    """Refuse NaN and infinite cosines."""
     if not bool(torch.isfinite(cosines).all()):
         block = [int(i) for i in (~torch.isfinite(cosines)).nonzero()[0]]
-        raise ValueError(f"cosines: not finite at {block}. Exclude vectors with row_mask and col_mask, not with inf.")
+        raise NotFiniteError(
+            f"cosines: not finite at {block}. Exclude vectors with row_mask and col_mask, not with inf."
+        )
 
 
-def refuse_not_finite(name: str, sets: Tensor | np.ndarray) -> None:
-    """Raise if any value is NaN or infinite, naming the first item that has one."""
+def refuse_not_finite(name: str, sets: Tensor | np.ndarray, mask: Tensor | None = None) -> None:
+    """Raise if any value of a real vector is NaN or infinite, naming the first item that has one."""
     for start in range(0, len(sets), _BLOCK):
-        bad = ~torch.isfinite(as_tensor(sets[start : start + _BLOCK])).flatten(1).all(1)
+        bad = ~torch.isfinite(as_tensor(sets[start : start + _BLOCK])).all(2)
+        if mask is not None:
+            bad &= mask[start : start + _BLOCK].to(bad.device)
+        bad = bad.any(1)
         if bool(bad.any()):
             raise NotFiniteError(
                 f"{name}: item {start + int(bad.nonzero()[0])} holds NaN or infinite values. "
@@ -118,7 +127,7 @@ def refuse_not_finite(name: str, sets: Tensor | np.ndarray) -> None:
 def range_of_norms(sets: Tensor | np.ndarray, mask: Tensor | None) -> Tensor:
     """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
     step = max(1, math.ceil(len(sets) / _SAMPLE))
-    norms = torch.linalg.vector_norm(as_tensor(sets[::step]).detach(), dim=-1, dtype=torch.float32)
+    norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)
     if mask is not None:
         norms = norms.masked_fill(~mask[::step].to(norms.device), 1.0)
     return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)

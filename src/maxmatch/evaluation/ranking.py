@@ -22,20 +22,21 @@ def ranks_both_ways(
             f"got {len(row_groups)} and {len(column_groups)} groups."
         )
     true_row, true_column = _true_pairs(row_groups.contiguous(), column_groups.contiguous())
-    true_scores = scores[true_row, true_column]
-    best_of_row = _largest(true_scores, true_row, len(row_groups))
-    best_of_column = _largest(true_scores, true_column, len(column_groups))
-    by_row, by_column, no_numbers = _count_levels(scores, best_of_row, best_of_column)
-    # One look at the device for both checks. A column without a true partner has a best of −∞.
-    bad, maybe_lonely = torch.stack([no_numbers.sum() > 0, best_of_column.isneginf().any()]).tolist()
+    rows = len(row_groups)
+    # From here on rows and columns are done together: B + C queries, the columns after the rows.
+    query = torch.cat([true_row, true_column + rows])
+    true_scores = scores[true_row, true_column].repeat(2)
+    best = scores.new_full((sum(scores.shape),), -torch.inf).scatter_reduce(0, query, true_scores, "amax")
+    above, equal, no_numbers = _count_levels(scores, best)
+    # One look at the device for both checks. A query without a true answer has a best of −∞.
+    bad, maybe_lonely = torch.stack([no_numbers, best.isneginf().sum()]).tolist()
     if bad:
         raise NotFiniteError("scores: NaN among them; no ranking can be made of that. Look for NaN in the embeddings.")
     if maybe_lonely and not bool(torch.isin(column_groups, row_groups).all()):
         raise ValueError(_ONE_SIDED)
-    return (
-        _ranks(by_row, true_row, true_scores == best_of_row[true_row]),
-        _ranks(by_column, true_column, true_scores == best_of_column[true_column]),
-    )
+    ties = equal.long().scatter_add(0, query, -(true_scores == best[query]).long())  # less the true ones among them
+    ranks = above + ties + 1
+    return Ranks(ranks[:rows], ties[:rows]), Ranks(ranks[rows:], ties[rows:])
 
 
 _ONE_SIDED = "every row and every column needs at least one true partner: a group is on one side only."
@@ -54,23 +55,13 @@ def _true_pairs(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tens
     return row, order[place]
 
 
-def _largest(values: Tensor, owner: Tensor, owners: int) -> Tensor:
-    return values.new_full((owners,), -torch.inf).scatter_reduce(0, owner, values, "amax")
-
-
-def _count_levels(scores: Tensor, row_level: Tensor, column_level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many scores are above and equal to the level of their row (2, B) and column (2, C); how many are NaN."""
+def _count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many scores are above the level of their row, then of their column (B + C); how many equal; how many NaN."""
     kernels = kernels_for(scores)
     if kernels is not None and scores.stride(1) == 1:
-        counts: tuple[Tensor, Tensor, Tensor] = kernels.count_levels(scores, row_level, column_level)
+        counts: tuple[Tensor, Tensor, Tensor] = kernels.count_levels(scores, level)
         return counts
-    rows = [compare(scores, row_level[:, None]).sum(1) for compare in (torch.gt, torch.eq)]
-    columns = [compare(scores, column_level[None, :]).sum(0) for compare in (torch.gt, torch.eq)]
-    return torch.stack(rows), torch.stack(columns), scores.isnan().sum()
-
-
-def _ranks(counts: Tensor, owner: Tensor, is_best: Tensor) -> Ranks:
-    """From the scores above and equal to the best true one, less the true ones among the equal."""
-    above, equal = counts.long()
-    ties = equal.scatter_add(0, owner, -is_best.long())
-    return Ranks(ranks=1 + above + ties, ties=ties)
+    by_row, by_column = level[: len(scores), None], level[None, len(scores) :]
+    above = torch.cat([(scores > by_row).sum(1), (scores > by_column).sum(0)])
+    equal = torch.cat([(scores == by_row).sum(1), (scores == by_column).sum(0)])
+    return above, equal, scores.isnan().sum()

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from maxmatch.checks import check_cosines, check_mask
+from maxmatch.checks import check_cosine_shape, check_cosines_finite, check_mask
 
 _TABLE_UP_TO = 4
 _SUBSETS_UP_TO = 8
@@ -32,9 +32,16 @@ def maximal_assignment(
     The smaller side is matched completely; masked rows and columns (False) take no part. Among matchings of equal
     total the lexicographically first is given, an unmatched row counting as later than any column.
     """
-    check_cosines(cosines)
+    check_cosine_shape(cosines)
     check_mask("row_mask", row_mask, tuple(cosines.shape[:-1]))
     check_mask("col_mask", col_mask, (*cosines.shape[:-2], cosines.shape[-1]))
+    cosines = cosines.to(torch.promote_types(cosines.dtype, torch.float32))
+    # What stands in masked places takes no part, whatever it is.
+    if row_mask is not None:
+        cosines = cosines.masked_fill(~row_mask[..., :, None], 0.0)
+    if col_mask is not None:
+        cosines = cosines.masked_fill(~col_mask[..., None, :], 0.0)
+    check_cosines_finite(cosines)
     batch, (rows, columns) = cosines.shape[:-2], cosines.shape[-2:]
     blocks = cosines.reshape(-1, rows, columns)
     if row_mask is None and col_mask is None:

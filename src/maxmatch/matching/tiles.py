@@ -1,0 +1,188 @@
+"""All pairs of two collections, tile by tile: what is read, where it is computed, how much of it at once."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from maxmatch.checks import (
+    NotFiniteError,
+    NotUnitLength,
+    as_tensor,
+    check_mask,
+    check_pair,
+    range_of_norms,
+    refuse_not_finite,
+    warn_unless_unit,
+)
+from maxmatch.matching.backend import compiled_for, kernels_for
+from maxmatch.matching.scorers import Scorer, Watch, compiled_scorer, fused_scorer, plane_scorer, same
+from maxmatch.matching.similarity import SIMILARITIES, Similarity
+
+Array = Tensor | np.ndarray
+_NORMALISE = "Pass normalise=True to have it done on the way."
+
+
+class Tile(NamedTuple):
+    """The scores of some rows with some columns."""
+
+    rows: slice
+    columns: slice
+    scores: Tensor
+
+
+@dataclass(frozen=True)
+class Job:
+    """Two collections, the similarity between them, and where and in what memory to compute it."""
+
+    a: Array
+    b: Array
+    similarity: str | Similarity
+    max_memory: int
+    a_mask: Tensor | None
+    b_mask: Tensor | None
+    normalise: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls,
+        a: Array,
+        b: Array,
+        similarity: str | Similarity,
+        max_memory: int,
+        a_mask: Array | None,
+        b_mask: Array | None,
+        normalise: bool,
+        device: torch.device | str | None,
+    ) -> "Job":
+        """Check everything at the border."""
+        check_pair(a, b)
+        if isinstance(similarity, str) and similarity not in SIMILARITIES:
+            raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        masks = [None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask)]
+        check_mask("a_mask", masks[0], (a.shape[0], a.shape[1]))
+        check_mask("b_mask", masks[1], (b.shape[0], b.shape[1]))
+        if device is None:
+            device = next((x.device for x in (a, b) if isinstance(x, Tensor)), torch.device("cpu"))
+        double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
+        dtype = torch.float64 if double else torch.float32
+        return cls(a, b, similarity, max_memory, masks[0], masks[1], normalise, torch.device(device), dtype)
+
+    def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
+        """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
+        if len(self.a) == 0 or len(self.b) == 0:
+            return
+        totals: list[Tensor] = []
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            scorer = self._scorer(pool, totals.append)
+            height, width = self._tile_shape(scorer)
+            packed: dict[int, Any] = {}  # the rows' tiles come again with every tile of columns: kept, where they fit
+            keep_rows = self._item_bytes(self.a) * len(self.a) <= self.max_memory // 8
+            for j in range(0, len(self.b), width):
+                columns = slice(j, min(j + width, len(self.b)))
+                packed_columns = scorer.pack_columns(self._load(self.b, columns))
+                for i in range(0, len(self.a), height):
+                    rows = slice(i, min(i + height, len(self.a)))
+                    packed_rows = packed.get(i)
+                    if packed_rows is None:
+                        packed_rows = scorer.pack_rows(self._load(self.a, rows))
+                        if keep_rows:
+                            packed[i] = packed_rows
+                    if scores is None:
+                        shape = rows.stop - rows.start, columns.stop - columns.start
+                        tile = torch.empty(shape, dtype=self.dtype, device=self.device)
+                    else:
+                        tile = scores[rows, columns]
+                    try:
+                        scorer.score(packed_rows, packed_columns, tile, rows, columns)
+                    except NotFiniteError:  # it names an item of the tile
+                        self._refuse_not_finite()
+                    if totals and self.device.type == "cpu" and not bool(torch.isfinite(totals.pop())):
+                        self._refuse_not_finite()
+                    yield Tile(rows, columns, tile)
+        # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
+        sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
+        norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
+        total, *found = torch.cat([self._sum(totals), *norms]).tolist()
+        if not math.isfinite(total):
+            self._refuse_not_finite()
+        for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
+            warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
+
+    def _refuse_not_finite(self) -> NoReturn:
+        """Name the item by its place in the whole."""
+        refuse_not_finite("a", self.a, self.a_mask)
+        refuse_not_finite("b", self.b, self.b_mask)
+        raise NotFiniteError("a score is not finite, though every vector is. " + _NORMALISE)
+
+    def _sum(self, totals: list[Tensor]) -> Tensor:
+        return torch.stack(totals).sum()[None] if totals else torch.zeros(1, device=self.device)
+
+    def _load(self, sets: Array, part: slice) -> Tensor:
+        block = as_tensor(sets[part]).to(self.device)
+        if self.normalise:  # in float32: what keeps a zero vector from being divided by zero is too small for half
+            block = normalize(block.to(self.dtype), dim=-1).to(block.dtype)
+        return block
+
+    def _tile_shape(self, scorer: Scorer) -> tuple[int, int]:
+        """As large as the scorer likes it and memory allows: an eighth each for rows and columns, half for pairs."""
+        share = self.max_memory // 8
+        tall = max(1, min(len(self.a), scorer.best_tile[0], share // self._item_bytes(self.a)))
+        widest = max(1, min(len(self.b), share // self._item_bytes(self.b)))
+        pairs = max(1, min(math.prod(scorer.best_tile), 4 * share // (scorer.bytes_per_pair + self.dtype.itemsize)))
+        height = max(1, min(tall, pairs // min(widest, scorer.best_tile[1] // 32 or 1)))
+        return height, max(1, min(widest, pairs // height))
+
+    def _item_bytes(self, sets: Array) -> int:
+        """What the copies of one item take while its tile is at work."""
+        resident = isinstance(sets, Tensor) and sets.device == self.device and not self.normalise
+        copies = 1 if resident and sets.dtype.itemsize == self.dtype.itemsize else 3
+        return copies * math.prod(sets.shape[1:]) * self.dtype.itemsize
+
+    def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
+        """The fastest way there is. What a scorer gives to `watch` must be finite."""
+        plain_maxmatch = self.similarity == "maxmatch" and self.a_mask is None and self.b_mask is None
+        size = self.a.shape[1]
+        probe = self._load(self.a, slice(0, 1))
+        if plain_maxmatch and size == self.b.shape[1] and probe.dtype == self._load(self.b, slice(0, 1)).dtype:
+            kernels = kernels_for(probe)
+            if kernels is not None and kernels.can_fuse(probe):
+                return fused_scorer(kernels, watch)
+            if kernels is not None and 1 < size <= kernels.MAX_PLANES:
+                return plane_scorer(kernels, size, watch)
+            few = min(len(self.a), len(self.b)) * size < self.a.shape[2]  # then packing would cost more than it saves
+            if size == 4 and not few:
+                compiled = compiled_for(probe, pairs=len(self.a) * len(self.b))
+                if compiled is not None:
+                    return compiled_scorer(compiled, pool, watch)
+        return self._plain_scorer()
+
+    def _plain_scorer(self) -> Scorer:
+        similarity = SIMILARITIES[self.similarity] if isinstance(self.similarity, str) else self.similarity
+
+        def score(a: Tensor, b: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+            masks = {}
+            if self.a_mask is not None:
+                masks["a_mask"] = self.a_mask[rows].to(self.device)
+            if self.b_mask is not None:
+                masks["b_mask"] = self.b_mask[columns].to(self.device)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotUnitLength)  # said once already, with the cure that fits here
+                out.copy_(similarity(a, b, **masks))
+            if not isinstance(self.similarity, str) and bool(out.isnan().any()):  # a function may not have looked
+                raise NotFiniteError("NaN among the scores.")
+
+        # Measured: up to ten tensors of the size of the (squared) blocks are alive at once, with masks twenty.
+        tensors = 10 if self.a_mask is None and self.b_mask is None else 20
+        block = max(self.a.shape[1], self.b.shape[1]) ** 2
+        tile = (128, 1024) if self.device.type == "cpu" else (4096, 4096)
+        return Scorer(same, same, score, bytes_per_pair=tensors * self.dtype.itemsize * block, best_tile=tile)

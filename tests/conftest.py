@@ -1,0 +1,79 @@
+"""What all tests share: shapes checked at run time, kernels interpreted on the CPU, the same examples every time."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+from jaxtyping import config, install_import_hook
+
+# Not matching.kernels and matching.compiled: Triton and Numba compile the functions as they are written.
+install_import_hook(
+    [
+        "maxmatch.checks",
+        "maxmatch.types",
+        "maxmatch.losses",
+        "maxmatch.evaluation",
+        "maxmatch.matching.assignment",
+        "maxmatch.matching.backend",
+        "maxmatch.matching.scorers",
+        "maxmatch.matching.scoring",
+        "maxmatch.matching.similarity",
+        "maxmatch.matching.tiles",
+    ],
+    "beartype.beartype",
+)
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+hypothesis.settings.register_profile("same_every_time", deadline=None, derandomize=True, max_examples=15)
+hypothesis.settings.load_profile("same_every_time")
+torch.set_num_threads(1)  # at sizes as small as the tests' a second thread only waits
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    """As a user has it: no import hook, so that wrong input reaches the package's own checks."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+class AllocationMeter(TorchDispatchMode):
+    """The bytes of the tensors alive at once, beside those given; and the size of the largest tensor."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        # By address: an array becomes a new storage in the same place whenever it is made a tensor.
+        self.known = [range(t.data_ptr(), t.data_ptr() + t.untyped_storage().nbytes()) for t in known]
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak_bytes = 0
+        self.largest_tensor = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, result)):
+            if isinstance(tensor, Tensor):
+                self._see(tensor)
+        self.alive = {key: seen for key, seen in self.alive.items() if not seen[0].expired()}
+        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self.alive.values()))
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if not any(storage.data_ptr() in place for place in self.known):
+            self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+            self.largest_tensor = max(self.largest_tensor, storage.nbytes() // tensor.element_size())
+
+
+@pytest.fixture
+def allocation_meter() -> type[AllocationMeter]:
+    """A context that measures what torch allocates; tensors handed to it do not count."""
+    return AllocationMeter

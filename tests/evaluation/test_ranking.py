@@ -1,0 +1,276 @@
+"""Ranks are those of a full sort in which a wrong answer of equal score stands before the true one."""
+
+import importlib
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from maxmatch.evaluation.ranking import ranks_both_ways
+
+quick = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def sorted_ranks(scores: Tensor, row_groups: Tensor, column_groups: Tensor) -> tuple[list[int], list[int]]:
+    """One full sort a query: best score first, and at one score the wrong answers before the true ones."""
+    ranks, ties = [], []
+    for row, group in zip(scores.tolist(), row_groups.tolist(), strict=True):
+        answers = [(score, other == group) for score, other in zip(row, column_groups.tolist(), strict=True)]
+        answers.sort(key=lambda answer: (-answer[0], answer[1]))
+        place = next(place for place, (_, true) in enumerate(answers) if true)
+        ranks.append(place + 1)
+        ties.append(sum(1 for score, true in answers if not true and score == answers[place][0]))
+    return ranks, ties
+
+
+def assert_agrees(scores: Tensor, row_groups: Tensor, column_groups: Tensor) -> None:
+    rows, columns = ranks_both_ways(scores, row_groups, column_groups)
+    assert (rows.ranks.tolist(), rows.ties.tolist()) == sorted_ranks(scores, row_groups, column_groups)
+    assert (columns.ranks.tolist(), columns.ties.tolist()) == sorted_ranks(scores.T, column_groups, row_groups)
+
+
+@st.composite
+def galleries(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups of any size on either side, in any order, with any ids; scores of few values or of many."""
+    ids = draw(st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=6, unique=True))
+    rows, columns = (
+        draw(st.permutations([group for group in ids for _ in range(draw(st.integers(1, 4)))])) for _ in range(2)
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    shape = len(rows), len(columns)
+    values = draw(st.sampled_from([1, 2, 3, 10, None]))
+    if values is None:
+        scores = torch.randn(shape, generator=generator)
+    else:
+        scores = torch.randint(values, shape, generator=generator).float()
+    return scores, torch.tensor(rows), torch.tensor(columns)
+
+
+# --- agreement with the sort -----------------------------------------------------------------------------------------
+
+
+@quick
+@given(galleries())
+def test_agrees_with_sort(gallery: tuple[Tensor, Tensor, Tensor]) -> None:
+    assert_agrees(*gallery)
+
+
+@pytest.mark.parametrize("captions", [1, 2, 5])
+@pytest.mark.parametrize("values", [2, 5, 1000])
+def test_agrees_with_sort_for_the_usual_layout(captions: int, values: int) -> None:
+    generator = torch.Generator().manual_seed(captions)
+    groups = torch.arange(40).repeat_interleave(captions)
+    scores = torch.randint(values, (40, 40 * captions), generator=generator).double() / values
+    assert_agrees(scores, torch.arange(40), groups)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_agrees_with_sort_in_every_precision(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(12, 36, generator=generator).to(dtype)
+    assert_agrees(scores, torch.arange(12), torch.arange(12).repeat(3))
+
+
+def test_value_by_hand() -> None:
+    scores = torch.tensor([[0.9, 0.5, 0.9, 0.1], [0.3, 0.8, 0.9, 0.2]])
+    rows, columns = ranks_both_ways(scores, torch.tensor([7, 3]), torch.tensor([7, 7, 3, 3]))
+    assert (rows.ranks.tolist(), rows.ties.tolist()) == ([2, 1], [1, 0])
+    assert (columns.ranks.tolist(), columns.ties.tolist()) == ([1, 2, 2, 1], [0, 0, 1, 0])
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(galleries())
+def test_columns_rank_as_rows_of_the_transpose(gallery: tuple[Tensor, Tensor, Tensor]) -> None:
+    scores, row_groups, column_groups = gallery
+    rows, columns = ranks_both_ways(scores, row_groups, column_groups)
+    back_rows, back_columns = ranks_both_ways(scores.T, column_groups, row_groups)
+    for there, back in ((rows, back_columns), (columns, back_rows)):
+        assert there.ranks.tolist() == back.ranks.tolist()
+        assert there.ties.tolist() == back.ties.tolist()
+
+
+@quick
+@given(galleries(), st.integers(0, 2**16))
+def test_order_of_queries_and_answers_is_irrelevant(gallery: tuple[Tensor, Tensor, Tensor], seed: int) -> None:
+    """Ties too: no answer gains by standing first or last."""
+    scores, row_groups, column_groups = gallery
+    generator = torch.Generator().manual_seed(seed)
+    order, other = (torch.randperm(n, generator=generator) for n in scores.shape)
+    rows, columns = ranks_both_ways(scores, row_groups, column_groups)
+    new_rows, new_columns = ranks_both_ways(scores[order][:, other], row_groups[order], column_groups[other])
+    assert new_rows.ranks.tolist() == rows.ranks[order].tolist()
+    assert new_rows.ties.tolist() == rows.ties[order].tolist()
+    assert new_columns.ranks.tolist() == columns.ranks[other].tolist()
+    assert new_columns.ties.tolist() == columns.ties[other].tolist()
+
+
+@quick
+@given(galleries())
+def test_rank_without_its_ties_is_the_rank_of_an_optimist(gallery: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The pessimist's rank lowered by the ties is 1 + the number of answers strictly above, all of them wrong."""
+    scores, row_groups, column_groups = gallery
+    rows, _ = ranks_both_ways(scores, row_groups, column_groups)
+    true = row_groups[:, None] == column_groups
+    best = scores.masked_fill(~true, -math.inf).amax(1, keepdim=True)
+    assert (rows.ranks - rows.ties).tolist() == (1 + (scores > best).sum(1)).tolist()
+
+
+def test_collapsed_scores_rank_last_and_tie_with_every_wrong_answer() -> None:
+    groups = torch.arange(6).repeat_interleave(5)
+    rows, columns = ranks_both_ways(torch.full((6, 30), 0.3), torch.arange(6), groups)
+    assert rows.ranks.tolist() == [26] * 6
+    assert rows.ties.tolist() == [25] * 6
+    assert columns.ranks.tolist() == [6] * 30
+    assert columns.ties.tolist() == [5] * 30
+
+
+def test_perfect_scores_rank_first_without_ties() -> None:
+    groups = torch.tensor([4, 4, 9, 1, 9, 4])
+    images = torch.tensor([9, 1, 4])
+    for side in ranks_both_ways((images[:, None] == groups).float(), images, groups):
+        assert set(side.ranks.tolist()) == {1}
+        assert set(side.ties.tolist()) == {0}
+
+
+def test_all_in_one_group_has_no_wrong_answer() -> None:
+    for side in ranks_both_ways(torch.randn(3, 5), torch.zeros(3).long(), torch.zeros(5).long()):
+        assert set(side.ranks.tolist()) == {1}
+        assert set(side.ties.tolist()) == {0}
+
+
+def test_one_pair_ranks_first() -> None:
+    for side in ranks_both_ways(torch.zeros(1, 1), torch.tensor([5]), torch.tensor([5])):
+        assert (side.ranks.tolist(), side.ties.tolist()) == ([1], [0])
+
+
+def test_minus_infinity_is_a_score_like_any_other() -> None:
+    scores = torch.tensor([[-math.inf, 0.0], [-math.inf, -math.inf]])
+    assert_agrees(scores, torch.arange(2), torch.arange(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_groups_taken_from_every_fifth_caption_raise_no_warning(dtype: torch.dtype) -> None:
+    """The image ids of the usual layout are a strided view of the captions'."""
+    groups = torch.arange(6, dtype=dtype).repeat_interleave(5)
+    scores = torch.randn(6, 30, generator=torch.Generator().manual_seed(0))
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # torch says some things once a process only; pytest makes them errors
+    try:
+        assert_agrees(scores, groups[::5], groups)
+    finally:
+        torch.set_warn_always(before)
+
+
+# --- the same from the GPU's kernel, interpreted on the CPU -----------------------------------------------------------
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Makes the ranking use the kernel here too; the shapes it was called with."""
+    pytest.importorskip("triton")
+    kernels = importlib.import_module("maxmatch.matching.kernels")
+    calls: list[tuple[int, ...]] = []
+
+    def count_levels(scores: Tensor, *levels: Tensor) -> Any:
+        calls.append(tuple(scores.shape))
+        return kernels.count_levels(scores, *levels)
+
+    seen = SimpleNamespace(count_levels=count_levels)
+    monkeypatch.setattr("maxmatch.evaluation.ranking.kernels_for", lambda scores: seen)
+    return calls
+
+
+@pytest.mark.parametrize("images", [1, 3, 40, 64, 65])
+@pytest.mark.parametrize("values", [2, 1000])
+def test_kernel_agrees_with_sort(images: int, values: int, kernel_calls: list[tuple[int, ...]]) -> None:
+    generator = torch.Generator().manual_seed(images)
+    scores = torch.randint(-values, values, (images, 3 * images), generator=generator).float()
+    assert_agrees(scores, torch.arange(images), torch.arange(images).repeat(3))
+    assert kernel_calls == [(images, 3 * images)]
+
+
+def test_kernel_agrees_with_sort_for_views_and_half_precision(kernel_calls: list[tuple[int, ...]]) -> None:
+    wide = torch.randint(4, (20, 100), generator=torch.Generator().manual_seed(0))
+    for scores in (wide.float()[::2, 7:37], wide.half()[:10, :30], wide.T.float()[:10].repeat(1, 2)[:, :30]):
+        assert_agrees(scores, torch.arange(10), torch.arange(10).repeat(3))
+    assert kernel_calls == [(10, 30)] * 3
+    assert_agrees(wide.float().T[:10], torch.arange(10), torch.arange(10).repeat(2))
+
+
+def test_kernel_takes_minus_infinity_for_a_score_like_any_other(kernel_calls: list[tuple[int, ...]]) -> None:
+    """And for nothing that lies beyond the edge of the matrix."""
+    scores = torch.tensor([[-math.inf, 0.0], [-math.inf, -math.inf]])
+    assert_agrees(scores, torch.arange(2), torch.arange(2))
+    assert kernel_calls == [(2, 2)]
+
+
+# --- wrong use -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row_groups", "column_groups"),
+    [([0, 1, 2], [0, 1, 1]), ([0, 1, 1], [0, 1, 2]), ([0, 1, 9], [0, 1, 2]), ([3, 4, 5], [0, 1, 2])],
+)
+def test_group_on_one_side_only_is_refused(row_groups: list[int], column_groups: list[int]) -> None:
+    with pytest.raises(ValueError, match="one side only"):
+        ranks_both_ways(torch.randn(3, 3), torch.tensor(row_groups), torch.tensor(column_groups))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(("rows", "columns"), [(3, 8), (5, 8), (4, 7), (4, 9)])
+def test_groups_that_do_not_go_with_the_scores_are_refused(rows: int, columns: int) -> None:
+    """Scores of 4 × 8; every group is on both sides."""
+    with pytest.raises(ValueError, match="group"):
+        ranks_both_ways(torch.randn(4, 8), torch.arange(rows) % 3, torch.arange(columns) % 3)
+
+
+@pytest.mark.parametrize("where", [(slice(None), slice(None)), (0, 0), (0, 1)], ids=["all", "true", "wrong"])
+def test_scores_that_are_no_numbers_never_rank_well(where: tuple[Any, Any]) -> None:
+    """A model that has diverged must not come out as a perfect one."""
+    scores = torch.eye(4)
+    scores[where] = math.nan
+    with pytest.raises(ValueError, match=r"(?i)nan|finite"):
+        ranks_both_ways(scores, torch.arange(4), torch.arange(4))
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+class Cost(TorchDispatchMode):
+    """Counts the operations that torch carries out and the entries of the largest tensor they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, Tensor):
+                self.largest = max(self.largest, made.numel())
+        return out
+
+
+def test_no_loop_over_queries_and_nothing_larger_than_the_scores() -> None:
+    costs = []
+    for images in (8, 64):
+        groups = torch.arange(images).repeat_interleave(5)
+        scores = torch.randn(images, 5 * images)
+        with Cost() as cost:
+            ranks_both_ways(scores, torch.arange(images), groups)
+        assert cost.largest <= scores.numel()
+        costs.append(cost.operations)
+    assert costs[0] == costs[1]

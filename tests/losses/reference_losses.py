@@ -1,0 +1,259 @@
+"""The losses of SPEC.md section 5 as loops over Python floats, the paper's two listings, and inputs to try them on.
+
+Nothing here comes from the package under test.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Matrix = Sequence[Sequence[float]]
+Truth = Sequence[Sequence[bool]]
+
+# How many captions each image has: equal, unequal, one only, many.
+CAPTION_COUNTS = [(5, 5, 5, 5), (1, 1, 1), (3, 1, 2, 5), (1, 12), (7, 1, 1, 2, 1), (2, 2)]
+LONE_IMAGE = [(1,), (4,)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Losses of scores: lists of lists in, a float out
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def both_ways(one_way: Callable[[Matrix, Truth], float], scores: Tensor, positive: Tensor) -> float:
+    """Images to captions, then captions to images; the two added."""
+    return one_way(scores.tolist(), positive.tolist()) + one_way(scores.T.tolist(), positive.T.tolist())
+
+
+def true_pairs(positive: Truth) -> Iterator[tuple[int, int]]:
+    for i, row in enumerate(positive):
+        for j, true in enumerate(row):
+            if true:
+                yield i, j
+
+
+def negatives_of(i: int, scores: Matrix, positive: Truth) -> list[float]:
+    return [score for score, true in zip(scores[i], positive[i], strict=True) if not true]
+
+
+def hardest_terms(scores: Matrix, positive: Truth, margin: float) -> dict[tuple[int, int], float]:
+    """One hinge for each true pair, against the best of the anchor's negatives; nothing where there is none."""
+    terms = {}
+    for i, j in true_pairs(positive):
+        wrong = negatives_of(i, scores, positive)
+        terms[i, j] = max(0.0, margin + max(wrong) - scores[i][j]) if wrong else 0.0
+    return terms
+
+
+def triplet(scores: Tensor, positive: Tensor, margin: float, negatives: str) -> float:
+    def hardest(scores: Matrix, positive: Truth) -> float:
+        terms = hardest_terms(scores, positive, margin)
+        return sum(terms.values()) / len(terms)
+
+    def violations(scores: Matrix, positive: Truth) -> list[float]:
+        return [
+            margin + wrong - scores[i][j]
+            for i, j in true_pairs(positive)
+            for wrong in negatives_of(i, scores, positive)
+        ]
+
+    def mean(scores: Matrix, positive: Truth) -> float:
+        hinges = [max(0.0, violation) for violation in violations(scores, positive)]
+        return sum(hinges) / len(hinges) if hinges else 0.0
+
+    def semi_hard(scores: Matrix, positive: Truth) -> float:
+        cut = [min(margin, violation) for violation in violations(scores, positive) if violation > 0]
+        return sum(cut) / len(cut) if cut else 0.0
+
+    return both_ways({"hardest": hardest, "mean": mean, "semi_hard": semi_hard}[negatives], scores, positive)
+
+
+def contrastive_term(true: float, wrong: Sequence[float], temperature: float) -> float:
+    """−log [e^p / (e^p + Σ e^n)] for one positive p and the negatives n, as log(1 + Σ e^(n − p))."""
+    return math.log1p(sum(math.exp((score - true) / temperature) for score in wrong))
+
+
+def contrastive(scores: Tensor, positive: Tensor, temperature: float) -> float:
+    def one_way(scores: Matrix, positive: Truth) -> float:
+        anchors = []
+        for i, row in enumerate(positive):
+            wrong = negatives_of(i, scores, positive)
+            terms = [contrastive_term(scores[i][j], wrong, temperature) for j, true in enumerate(row) if true]
+            anchors.append(sum(terms) / len(terms))
+        return sum(anchors) / len(anchors)
+
+    return both_ways(one_way, scores, positive)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Losses of sets
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def dot(x: Sequence[float], y: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(x, y, strict=True))
+
+
+def unit(x: Sequence[float]) -> list[float]:
+    norm = math.sqrt(dot(x, x))
+    return [a / norm for a in x]
+
+
+def cosine(x: Sequence[float], y: Sequence[float]) -> float:
+    return dot(unit(x), unit(y))
+
+
+def distance(x: Sequence[float], y: Sequence[float]) -> float:
+    return math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(x, y, strict=True)))
+
+
+def average(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def mmd(a: Tensor, b: Tensor) -> float:
+    x, y = a.flatten(0, 1).tolist(), b.flatten(0, 1).tolist()
+
+    def kernel(left: Matrix, right: Matrix) -> float:
+        return average([math.exp(-distance(p, q) / 2) for p in left for q in right])
+
+    return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)
+
+
+def global_discriminative(sets: Tensor, pooled: Tensor, margin: float, scale: float) -> float:
+    return average(
+        [
+            math.exp(scale * (cosine(vector, phi) - margin))
+            for vectors, phi in zip(sets.tolist(), pooled.tolist(), strict=True)
+            for vector in vectors
+        ]
+    )
+
+
+def pairs(vectors: Matrix) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+    for j in range(len(vectors)):
+        for k in range(j + 1, len(vectors)):
+            yield vectors[j], vectors[k]
+
+
+def intra_set_divergence(sets: Tensor, margin: float, scale: float) -> float:
+    return average([math.exp(scale * (cosine(v, w) - margin)) for vectors in sets.tolist() for v, w in pairs(vectors)])
+
+
+def uniformity(residual: Tensor) -> float:
+    return average(
+        [math.exp(-2 * distance(unit(v), unit(w)) ** 2) for vectors in residual.tolist() for v, w in pairs(vectors)]
+    )
+
+
+def pvse_diversity(residual: Tensor) -> float:
+    def of_one(vectors: Matrix) -> float:
+        size = len(vectors)
+        off = [cosine(vectors[j], vectors[k]) for j in range(size) for k in range(size) if j != k]
+        return math.sqrt(math.fsum(c * c for c in off)) / size**2
+
+    return average([of_one(vectors) for vectors in residual.tolist()])
+
+
+def listed_intra_set_divergence(sets: Tensor, margin: float, scale: float) -> Tensor:
+    """The paper's listing "Intra-Set Divergence Loss", for unit vectors."""
+    A = torch.bmm(sets, sets.transpose(1, 2))
+    size = sets.size(1)
+    mask = torch.triu(torch.ones(size, size), diagonal=1).bool().unsqueeze(0)
+    loss = torch.exp((A.masked_select(mask) - margin) * scale)
+    return loss.sum() / (sets.shape[0] * (size * (size - 1) / 2))
+
+
+def listed_global_discriminative(sets: Tensor, pooled: Tensor, margin: float, scale: float) -> Tensor:
+    """The paper's listing "Global Discriminative Loss" (lst:GD), for unit vectors."""
+    A = torch.bmm(pooled.unsqueeze(1), sets.transpose(1, 2)).squeeze()
+    return torch.mean(torch.exp(scale * (A - margin)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inputs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
+
+
+def units(*shape: int, seed: int = 0) -> Tensor:
+    return torch.nn.functional.normalize(normal(*shape, seed=seed), dim=-1)
+
+
+def truth(counts: Sequence[int], seed: int | None = None) -> Tensor:
+    """Which caption describes which image: counts[i] captions for image i, the captions in any order."""
+    owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    if seed is not None:
+        owner = owner[torch.randperm(len(owner), generator=generator(seed))]
+    return owner == torch.arange(len(counts))[:, None]
+
+
+def batch(counts: Sequence[int], seed: int = 0, spread: float = 0.2) -> tuple[Tensor, Tensor]:
+    """Scores as a half-trained model gives them, and what is true."""
+    positive = truth(counts, seed)
+    return spread * normal(*positive.shape, seed=seed) + 0.1 * positive, positive
+
+
+@st.composite
+def batches(draw: st.DrawFn, min_images: int = 1) -> tuple[Tensor, Tensor]:
+    counts = draw(st.lists(st.integers(1, 5), min_size=min_images, max_size=5))
+    spread = draw(st.sampled_from([0.01, 0.1, 0.3, 1.0]))
+    return batch(counts, seed=draw(st.integers(0, 2**16)), spread=spread)
+
+
+@st.composite
+def many_sets(draw: st.DrawFn, min_size: int = 1) -> Tensor:
+    items, size, width = draw(st.integers(1, 4)), draw(st.integers(min_size, 5)), draw(st.integers(2, 6))
+    return normal(items, size, width, seed=draw(st.integers(0, 2**16)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a computation costs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Cost(TorchDispatchMode):
+    """Counts the operations that torch carries out and the entries of the largest tensor they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, Tensor):
+                self.largest = max(self.largest, made.numel())
+        return out
+
+
+def cost_of(loss: Callable[..., Tensor], *inputs: Tensor) -> Cost:
+    """What a loss costs with its gradient."""
+    leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    with Cost() as cost:
+        torch.autograd.grad(loss(*leaves), [x for x in leaves if x.requires_grad])
+    return cost
+
+
+def gradients_are_finite(loss: Callable[..., Tensor], *inputs: Tensor) -> bool:
+    """Whether the loss and its gradient in every input are finite."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    value = loss(*leaves)
+    value.backward()
+    return bool(value.isfinite()) and all(x.grad is not None and bool(x.grad.isfinite().all()) for x in leaves)

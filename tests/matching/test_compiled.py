@@ -1,0 +1,52 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import reference
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from maxmatch.matching.compiled import matched_cosines
+
+
+def matched(blocks: Tensor) -> Tensor:
+    """The matched cosines (B, C, 4) of the blocks (B, C, 4, 4)."""
+    product = blocks.permute(2, 0, 3, 1).contiguous()
+    result = torch.full((4, *blocks.shape[:2]), torch.nan)
+    with ThreadPoolExecutor(2) as pool:
+        matched_cosines(product, result, pool)
+    return result.permute(1, 2, 0)
+
+
+def expected(blocks: Tensor) -> Tensor:
+    """The cosines that the lexicographically first of the best matchings picks."""
+    columns = [[reference.first_best_matching(block) for block in row] for row in blocks.numpy()]
+    return blocks.gather(3, torch.tensor(columns)[..., None])[..., 0]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 40), (40, 1), (3, 17), (20, 33)])
+def test_matched_cosines_are_those_of_the_best_matching(rows: int, columns: int) -> None:
+    blocks = torch.rand(rows, columns, 4, 4, generator=torch.Generator().manual_seed(rows)) * 2 - 1
+    assert torch.equal(matched(blocks), expected(blocks))
+
+
+def test_all_negative_cosines_are_matched() -> None:
+    blocks = -torch.rand(10, 30, 4, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(matched(blocks), expected(blocks))
+
+
+def test_of_equal_totals_the_lexicographically_first_is_taken() -> None:
+    blocks = torch.randint(-2, 3, (40, 50, 4, 4), generator=torch.Generator().manual_seed(2)) / 4
+    assert torch.equal(matched(blocks), expected(blocks))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_result_does_not_depend_on_the_number_of_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = torch.rand(5, 20, 4, 4, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert torch.equal(matched(blocks), expected(blocks))
+
+
+def test_matched_total_is_symmetric() -> None:
+    blocks = torch.rand(10, 20, 4, 4, generator=torch.Generator().manual_seed(4)) * 2 - 1
+    assert_close(matched(blocks).sum(-1), matched(blocks.transpose(2, 3).contiguous()).sum(-1))

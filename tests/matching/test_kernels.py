@@ -1,0 +1,172 @@
+"""The kernels, interpreted on the CPU: one call takes a quarter of a second, so that sizes are small."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import reference
+import torch
+from reference import random_sets
+from torch import Tensor
+from torch.testing import assert_close
+
+kernels = pytest.importorskip("maxmatch.matching.kernels", reason="Triton is not installed", exc_type=ImportError)
+
+from maxmatch import score_matrix, top_hits  # noqa: E402
+from maxmatch.checks import NotFiniteError  # noqa: E402
+from maxmatch.matching import similarity, tiles  # noqa: E402
+
+
+def random_planes(seed: int, size: int, rows: int, columns: int) -> Tensor:
+    """Cosines (K, K, B, C) in the layout of a product of slot-major vectors."""
+    product = torch.rand(size, rows, size, columns, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return product.transpose(1, 2)
+
+
+def tied_planes(seed: int, size: int, rows: int, columns: int) -> Tensor:
+    """Cosines in quarters: many matchings have the same total."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(-2, 3, (size, rows, size, columns), generator=generator) / 4).transpose(1, 2)
+
+
+def best_scores(planes: Tensor) -> Tensor:
+    """The scores of planes in general position, block by block."""
+    blocks = planes.permute(2, 3, 0, 1).double().numpy()
+    return torch.tensor([[reference.maxmatch_of(block) for block in row] for row in blocks], dtype=torch.float64)
+
+
+def fused(a: Tensor, b: Tensor, programs: int = 3) -> Tensor:
+    scores = torch.full((len(a), len(b)), torch.nan)
+    kernels.fused_scores(kernels.pack_rows(a), kernels.pack_columns(b), scores, programs=programs)
+    return scores
+
+
+# --- planes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_scores_of_planes_are_those_of_the_best_matching(size: int) -> None:
+    planes = random_planes(size, size, 2, 31)
+    scores = torch.full((2, 31), torch.nan)
+    kernels.plane_scores(planes, scores)
+    assert_close(scores.double(), best_scores(planes), atol=2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_assignment_of_planes_is_one_to_one_and_best(size: int) -> None:
+    planes = torch.cat([random_planes(10 + size, size, 1, 25), tied_planes(20 + size, size, 1, 25)], 3)
+    chosen = kernels.plane_assignment(planes)
+    assert chosen.shape == (size, 1, 50)
+    for block, columns in zip(planes[:, :, 0].permute(2, 0, 1).numpy(), chosen[:, 0].T.tolist(), strict=True):
+        assert sorted(columns) == list(range(size))
+        total = sum(block[row, column] for row, column in enumerate(columns))
+        assert total == pytest.approx(reference.best_total(block), abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_of_equal_totals_the_lexicographically_first_is_chosen(size: int) -> None:
+    planes = tied_planes(30 + size, size, 2, 100)
+    chosen = kernels.plane_assignment(planes)
+    blocks = planes.permute(2, 3, 0, 1).numpy()
+    assert chosen.permute(1, 2, 0).tolist() == [
+        [reference.first_best_matching(block) for block in row] for row in blocks
+    ]
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_more_columns_than_a_program_takes_and_scores_into_a_part_of_a_matrix(size: int) -> None:
+    planes = random_planes(40, size, 1, 300)
+    matrix = torch.full((3, 310), torch.nan)
+    kernels.plane_scores(planes, matrix[1:2, 5:305])
+    assert_close(matrix[1:2, 5:305].double(), best_scores(planes), atol=2e-6, rtol=1e-6)
+    assert int(matrix.isnan().sum()) == 3 * 310 - 300
+
+
+# --- fused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"), [(1, 1, 16), (5, 33, 24), (64, 32, 32), (70, 40, 64), (3, 5, 136)]
+)
+def test_fused_scores_are_those_of_the_best_matching(rows: int, columns: int, width: int, dtype: torch.dtype) -> None:
+    a, b = random_sets(1, rows, 4, width, dtype=dtype), random_sets(2, columns, 4, width, dtype=dtype)
+    # The tensor cores may round float32 products; the interpreter does not.
+    assert_close(fused(a, b), similarity.maxmatch(a, b), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 50])
+def test_the_number_of_programs_changes_nothing(programs: int) -> None:
+    a, b = random_sets(3, 66, 4, 16), random_sets(4, 70, 4, 16)
+    assert_close(fused(a, b, programs), similarity.maxmatch(a, b), atol=1e-5, rtol=1e-5)
+
+
+def test_fused_scores_fill_a_part_of_a_matrix() -> None:
+    a, b = random_sets(5, 3, 4, 16), random_sets(6, 4, 4, 16)
+    matrix = torch.full((6, 9), torch.nan)
+    kernels.fused_scores(kernels.pack_rows(a), kernels.pack_columns(b), matrix[1:4, 2:6], programs=3)
+    assert_close(matrix[1:4, 2:6], similarity.maxmatch(a, b), atol=1e-5, rtol=1e-5)
+    assert int(matrix.isnan().sum()) == 6 * 9 - 12
+
+
+@pytest.mark.parametrize("count", [1, 31, 64, 65])
+def test_packing_keeps_every_vector_and_pads_to_whole_tiles(count: int) -> None:
+    sets = random_sets(7, count, 4, 8)
+    expected = sorted(sets.flatten(0, 1).tolist())
+    for packed, tile in ((kernels.pack_rows(sets), 256), (kernels.pack_columns(sets), 128)):
+        assert len(packed) % tile == 0
+        assert len(packed) - 4 * count < tile
+        assert sorted(packed[packed.any(1)].tolist()) == expected
+        assert packed.is_contiguous()
+
+
+# --- scoring through the kernels ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["fused", "planes"])
+def on_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Scoring takes the way it takes on a GPU."""
+    module = SimpleNamespace(
+        can_fuse=lambda sets: request.param == "fused" and sets.shape[1] == 4,
+        pack_rows=kernels.pack_rows,
+        pack_columns=kernels.pack_columns,
+        fused_scores=partial(kernels.fused_scores, programs=3),
+        plane_scores=kernels.plane_scores,
+        MAX_PLANES=kernels.MAX_PLANES,
+    )
+    monkeypatch.setattr(tiles, "kernels_for", lambda _: module)
+    return request.param
+
+
+@pytest.mark.usefixtures("on_kernels")
+def test_scoring_through_the_kernels_changes_no_score() -> None:
+    a, b = random_sets(8, 10, 4, 16), random_sets(9, 12, 4, 16)
+    expected = similarity.maxmatch(a, b)
+    assert_close(score_matrix(a, b, max_memory=20_000), expected, atol=1e-5, rtol=1e-5)
+    assert_close(score_matrix(a * 3, b.numpy() * 3, normalise=True), expected, atol=1e-5, rtol=1e-5)
+    hits = top_hits(a, b, 3, max_memory=20_000)
+    assert_close(hits.scores, expected.topk(3).values, atol=1e-5, rtol=1e-5)
+    a_mask = reference.random_mask(10, 10, 4)
+    assert_close(score_matrix(a, b, a_mask=a_mask), similarity.maxmatch(a, b, a_mask))
+
+
+@pytest.mark.usefixtures("on_kernels")
+def test_scoring_through_the_kernels_names_what_is_not_finite_by_its_place_in_the_whole() -> None:
+    good, bad = random_sets(11, 10, 4, 16), random_sets(12, 12, 4, 16)
+    bad[9, 2, 5] = torch.nan
+    with pytest.raises(NotFiniteError, match=r"^a: item 9 holds NaN or infinite values"):
+        score_matrix(bad, good, max_memory=20_000)
+    with pytest.raises(NotFiniteError, match=r"^b: item 9 holds NaN or infinite values"):
+        score_matrix(good, bad, max_memory=20_000)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 6])
+def test_maxmatch_through_the_kernels_has_the_same_score_and_gradient(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = random_sets(13, 3, size, 8).requires_grad_(), random_sets(14, 5, size, 8).requires_grad_()
+    expected = similarity.maxmatch(a, b)
+    monkeypatch.setattr(similarity, "kernels_for", lambda _: kernels)
+    scores = similarity.maxmatch(a, b)
+    assert_close(scores, expected)
+    assert_close(torch.autograd.grad(scores.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b)))
