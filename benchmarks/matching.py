@@ -1,4 +1,4 @@
-"""Set similarities against a bare matrix product: `make bench`, or `python -m benchmarks.matching cpu|gpu|growth`."""
+"""Set similarities against a bare matrix product: `make bench`, or `python -m benchmarks.matching cpu|equality|gpu|growth`."""
 
 import resource
 import statistics
@@ -106,6 +106,32 @@ def gpu() -> None:
     _training_step()
 
 
+def equality() -> None:
+    """Odd sizes and every precision on the GPU against SciPy: what the tests can only show interpreted."""
+    for size in (1, 2, 3, 4, 5, 8):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for images, captions, width in ((1, 1, 64), (67, 131, 72), (130, 33, 1000)):
+                a = random_sets(images, size, width, 5, "cuda").to(dtype)
+                b = random_sets(captions, size, width, 6, "cuda").to(dtype)
+                expected = scipy_scores(a, b)
+                what = f"K={size} {dtype} {images}×{captions}×{width}"
+                assert_equal(score_matrix(a, b), expected, 2e-6, what)
+                assert_equal(score_matrix(a, b, max_memory=2**20), expected, 2e-6, what + " in tiles")
+                assert_equal(similarity.maxmatch(a, b), expected, 2e-6, what + " similarity")
+                hits = top_hits(a, b, 5)
+                assert_equal(hits.scores, expected.topk(min(5, captions)).values, 2e-6, what + " top_hits")
+                rows, columns = torch.arange(images) % 20, torch.arange(captions) % min(20, images)
+                if captions >= 20:
+                    scores = score_matrix(a, b)
+                    for mine, slow in zip(
+                        ranks_both_ways(scores, (rows % min(20, images)).cuda(), columns.cuda()),
+                        ranks_both_ways(scores.cpu(), rows % min(20, images), columns),
+                        strict=True,
+                    ):
+                        assert torch.equal(mine.ranks.cpu(), slow.ranks), what
+    print("GPU: scores, hits and ranks equal the reference for K = 1 … 8 in bfloat16, float16 and float32")
+
+
 def _training_step() -> None:
     images, captions, size, width = 200, 1000, 4, 1024
     a = random_sets(images, size, width, 1, "cuda").requires_grad_()
@@ -185,8 +211,9 @@ def growth() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"cpu": cpu, "gpu": gpu, "growth": growth}
-    chosen = sys.argv[1:] or [name for name in parts if name != "gpu" or torch.cuda.is_available()]
+    parts = {"cpu": cpu, "equality": equality, "gpu": gpu, "growth": growth}
+    on_gpu = ("equality", "gpu")
+    chosen = sys.argv[1:] or [name for name in parts if name not in on_gpu or torch.cuda.is_available()]
     print(describe_machine())
     for name in chosen:
         parts[name]()
