@@ -55,10 +55,11 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Sc
     def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
         height, width = out.shape
         product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
-        watch(product.sum())
         matched = reuse("matched", 4, height, width)
         compiled.matched_cosines(product.view(4, height, 4, width), matched, pool)
-        torch.mean(matched.expm1_(), 0, out=out)
+        watch(matched.sum())  # every vector is in every matching
+        torch.mean(matched.exp_(), 0, out=out)
+        out.sub_(1)
 
     return Scorer(lambda a: _slot_major(a.float()), pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 2048))
 

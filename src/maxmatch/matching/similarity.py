@@ -63,13 +63,28 @@ def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float
     (n_a, k, width), (n_b, m, _) = a.shape, b.shape
     with torch.autocast(a.device.type, enabled=False):
         if n_a * k < width:
-            # A few items against many: move the cosines into planes, which are smaller than the inputs.
-            products = multiply(b.reshape(-1, width), a.reshape(-1, width))
-            return products.view(n_b, m, n_a, k).permute(3, 1, 2, 0).contiguous()
+            return _few_against_many(a, b)
         if n_b * m < width:
-            return cosine_planes(b, a).permute(1, 0, 3, 2)
+            return _few_against_many(b, a).permute(1, 0, 3, 2)
         x, y = a.transpose(0, 1).reshape(-1, width), b.transpose(0, 1).reshape(-1, width)
         return multiply(x, y).view(k, n_a, m, n_b).transpose(1, 2)
+
+
+def _few_against_many(a: Tensor, b: Tensor) -> Tensor:
+    """The planes without a second copy of b, which is the larger by far."""
+    (n_a, k, width), (n_b, m, _) = a.shape, b.shape
+    needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if a.is_cuda or needs_grad or not a.dtype == b.dtype == torch.float32:
+        products = multiply(b.reshape(-1, width), a.reshape(-1, width))
+        return products.view(n_b, m, n_a, k).permute(3, 1, 2, 0).contiguous()
+    queries = a.reshape(-1, width)
+    planes = queries.new_empty(len(queries), m, n_b)
+    step = max(1, 2**19 // (m * width))  # of b at a time what stays in a core's cache for all its slots
+    for start in range(0, n_b, step):
+        part = slice(start, start + step)
+        for slot in range(m):
+            torch.mm(queries, b[part, slot].T, out=planes[:, slot, part])
+    return planes.view(n_a, k, m, n_b).permute(1, 2, 0, 3)
 
 
 def multiply(x: Float[Tensor, "m D"], y: Float[Tensor, "n D"]) -> Float[Tensor, "m n"]:
@@ -140,7 +155,7 @@ class _MatchedScore(torch.autograd.Function):
         matched = cosines.gather(1, chosen)
         ctx.save_for_backward(chosen, matched)
         ctx.columns = cosines.shape[1]
-        return matched[:, 0].expm1().mean(0)
+        return matched[:, 0].exp().mean(0) - 1
 
     @staticmethod
     @once_differentiable

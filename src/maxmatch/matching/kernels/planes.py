@@ -50,7 +50,8 @@ def _planes_4(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, 
             tl.store(chosen + row * k_stride + item * n_columns + n, picked[row].to(tl.int64), mask=real)
 
 
-@triton.jit
+# Compiling this takes half a minute, so there is one version for all sizes, not one for those divisible by 16.
+@triton.jit(do_not_specialize=["n_columns", "r_stride", "l_stride", "b_stride", "score_stride", "k_stride"])
 def _planes_8(cosines, scores, chosen, n_columns, r_stride, l_stride, b_stride, score_stride, k_stride,
               K: tl.constexpr, SCORES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
