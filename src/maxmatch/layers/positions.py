@@ -20,8 +20,8 @@ def sine_positions(
     mask: Bool[Tensor, "B N"], width: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "B N {width}"]:
     """The positions of a sequence: the real features of each item are counted 1..n. Padding gets no sensible value."""
-    place = mask.cumsum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(dtype)
-    return _waves(2 * math.pi * place, width)
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    return _waves(mask.cumsum(1), length, width, dtype)
 
 
 def grid_positions(
@@ -33,16 +33,14 @@ def grid_positions(
             f"width: positions on a grid give half the width to rows and half to columns, but {width} is odd. "
             "Choose an even width."
         )
-    y = _waves(_places(rows, device, dtype), width // 2)[:, None].expand(rows, columns, -1)
-    x = _waves(_places(columns, device, dtype), width // 2)[None].expand(rows, columns, -1)
-    return torch.cat([y, x], -1).flatten(0, 1)
+    y = _waves(torch.arange(1, rows + 1, device=device), rows, width // 2, dtype)
+    x = _waves(torch.arange(1, columns + 1, device=device), columns, width // 2, dtype)
+    return torch.cat([y[:, None].expand(-1, columns, -1), x[None].expand(rows, -1, -1)], -1).flatten(0, 1)
 
 
-def _places(count: int, device: torch.device | None, dtype: torch.dtype) -> Tensor:
-    return 2 * math.pi * torch.arange(1, count + 1, device=device, dtype=dtype) / count
-
-
-def _waves(place: Tensor, width: int) -> Tensor:
+def _waves(place: Tensor, count: Tensor | int, width: int, dtype: torch.dtype) -> Tensor:
+    """The vectors of places 1..count, in at least float32."""
     wave = torch.arange(width, device=place.device)
-    angle = place[..., None] / TEMPERATURE ** (2 * (wave // 2).to(place.dtype) / width)
+    angle = 2 * math.pi * place.to(torch.promote_types(dtype, torch.float32)) / count
+    angle = angle[..., None] / TEMPERATURE ** (2 * (wave // 2).to(angle.dtype) / width)
     return torch.where(wave % 2 == 0, angle.sin(), angle.cos())
