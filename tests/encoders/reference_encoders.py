@@ -59,3 +59,17 @@ def gru(ids: list[int], weights: dict, directions: str) -> tuple[Matrix, Vector]
     forward = gru_direction(words, weights, "")
     backward = gru_direction(words[::-1], weights, "_reverse")
     return words, mean([forward, backward]) if directions == "mean" else forward + backward
+
+
+POOLING = {"max": maximum, "mean": mean, "first": lambda rows: rows[0]}
+
+
+def conv(cells: Matrix, weights: dict, pooling: str) -> tuple[Matrix, Vector]:
+    local = [linear(x, weights["local_projection.weight"], weights["local_projection.bias"]) for x in cells]
+    pooled = POOLING[pooling](cells)
+    return local, linear(pooled, weights["pooled_projection.weight"], weights["pooled_projection.bias"])
+
+
+def transformer(hidden: Matrix, weights: dict, pooling: str) -> tuple[Matrix, Vector]:
+    local = [linear(x, weights["projection.weight"], weights["projection.bias"]) for x in hidden]
+    return local, POOLING[pooling](local)

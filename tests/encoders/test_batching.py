@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from tiny_backbones import TEXT, VISION, text_backbone, vision_backbone
 
-from maxmatch.encoders import GRUEncoder, RegionEncoder
+from maxmatch.encoders import ConvEncoder, GRUEncoder, RegionEncoder, TransformerEncoder
 from maxmatch.layers import PIEHead, SetHead
 
 D = 32
@@ -24,7 +25,19 @@ def gru(directions):
     ]
 
 
+def transformer(kind):
+    lengths = torch.randint(1, 9, (ITEMS,))
+    items = [torch.randint(5, 50, (int(n),)) for n in lengths]
+    return TransformerEncoder(text_backbone(kind), width=D), items
+
+
+def conv(kind):
+    return ConvEncoder(vision_backbone(kind), width=D), [torch.randn(3, 64, 64) for _ in range(ITEMS)]
+
+
 ENCODERS = {
+    **{f"transformer, {kind}": lambda kind=kind: transformer(kind) for kind in TEXT},
+    **{f"conv, {kind}": lambda kind=kind: conv(kind) for kind in VISION},
     "region": region,
     "gru, mean": lambda: gru("mean"),
     "gru, concatenated": lambda: gru("concatenate"),
@@ -37,6 +50,8 @@ HEADS = {
 
 def padded(items, extra):
     """Right-padded with something that is not zero, `extra` more than the longest item needs."""
+    if items[0].ndim == 3:
+        return torch.stack(items), None
     longest = max(map(len, items)) + extra
     batch = torch.full((len(items), longest, *items[0].shape[1:]), 7, dtype=items[0].dtype)
     mask = torch.zeros(len(items), longest, dtype=torch.bool)
