@@ -11,8 +11,8 @@ D = 32
 ITEMS = 64
 
 
-def region():
-    encoder = RegionEncoder(feature_width=20, width=D)
+def region(ordered):
+    encoder = RegionEncoder(feature_width=20, width=D, ordered=ordered)
     encoder(torch.randn(8, 6, 20))
     lengths = torch.randint(1, 9, (ITEMS,))
     return encoder, [torch.randn(int(n), 20) for n in lengths]
@@ -38,7 +38,8 @@ def conv(kind):
 ENCODERS = {
     **{f"transformer, {kind}": lambda kind=kind: transformer(kind) for kind in TEXT},
     **{f"conv, {kind}": lambda kind=kind: conv(kind) for kind in VISION},
-    "region": region,
+    "regions": lambda: region(False),
+    "sequence of features": lambda: region(True),
     "gru, mean": lambda: gru("mean"),
     "gru, concatenated": lambda: gru("concatenate"),
 }
@@ -93,3 +94,18 @@ def test_gradients_reach_every_parameter(encoder, head):
     (vectors * torch.randn_like(vectors)).sum().backward()
     parameters = [*tower.named_parameters(), *top.named_parameters()]
     assert [name for name, p in parameters if p.requires_grad and (p.grad is None or not p.grad.any())] == []
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_sets_of_mixed_precision_are_unit_vectors_in_float32(encoder, head):
+    torch.manual_seed(0)
+    tower, items = ENCODERS[encoder]()
+    top = HEADS[head](tower.local_width).eval()
+    tower.eval()
+    with torch.no_grad():
+        exact = top(tower(*padded(items[:4], 1))).vectors
+        with torch.autocast("cpu", torch.float16):
+            mixed = top(tower(*padded(items[:4], 1))).vectors
+    torch.testing.assert_close(mixed.norm(dim=-1), torch.ones(4, 4))
+    torch.testing.assert_close(mixed, exact, rtol=0, atol=0.02)

@@ -3,6 +3,7 @@ import reference_encoders as reference
 import torch
 
 from maxmatch.encoders.region import RegionEncoder
+from maxmatch.layers.positions import sine_positions
 
 
 def small_encoder(dtype=torch.float64):
@@ -26,6 +27,12 @@ def test_region_encoder_agrees_with_the_reference():
             features.pooled[b], torch.tensor(pooled, dtype=torch.float64), rtol=1e-10, atol=1e-12
         )
     assert features.positions is None
+
+
+def test_features_of_a_sequence_get_positions():
+    mask = torch.arange(4) < torch.tensor([4, 2])[:, None]
+    features = RegionEncoder(5, 6, ordered=True)(torch.randn(2, 4, 5), mask)
+    assert torch.equal(features.positions, sine_positions(mask, 6))
 
 
 def test_padding_does_not_move_the_statistics_of_batchnorm():

@@ -37,10 +37,10 @@ def output_width(backbone: nn.Module, run: Callable[[], Tensor]) -> int:
     finally:
         for module, mode in modes:
             module.training = mode
-    reached = _parameters_behind(output)
-    for parameter in backbone.parameters():
-        if parameter not in reached:
-            parameter.requires_grad_(False)
+    if output.requires_grad:  # in inference mode there is no graph to look at
+        reached = _parameters_behind(output)
+        for parameter in backbone.parameters():
+            parameter.requires_grad_(parameter.requires_grad and parameter in reached)
     return output.shape[-1]
 
 

@@ -1,4 +1,4 @@
-"""Features of detected regions, extracted beforehand (Faster R-CNN BUTD: 36 regions of 2048), or any set of vectors."""
+"""Features extracted beforehand: of detected regions (Faster R-CNN BUTD: 36 of width 2048) or of audio frames."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -6,18 +6,22 @@ from torch import Tensor, nn
 from maxmatch.checks import check_width
 from maxmatch.encoders.protocol import mask_for
 from maxmatch.layers.pooling import masked_max
+from maxmatch.layers.positions import sine_positions
 from maxmatch.types import Features
 
 
 class RegionEncoder(nn.Module):
     """P(x) = dropout(MLP(fc(x)) + fc(x));  MLP: D → D/2, BatchNorm, ReLU, → D.
 
-    Local features are P(x), the global feature is their maximum. Regions have no order, so no positions. BatchNorm sees
-    real regions only: padding would move its statistics.
+    Local features are P(x), the global feature is their maximum. Regions have no order, so no positions; features of a
+    sequence, such as audio frames, are `ordered`. BatchNorm sees real features only: padding would move its statistics.
     """
 
-    def __init__(self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1) -> None:
+    def __init__(
+        self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1, ordered: bool = False
+    ) -> None:
         super().__init__()
+        self.ordered = ordered
         self.feature_width = feature_width
         self.local_width = self.width = width
         self.fc = nn.Linear(feature_width, width)
@@ -33,4 +37,5 @@ class RegionEncoder(nn.Module):
         projected = self.fc(regions[mask])
         projected = self.dropout(self.mlp(projected) + projected)
         local = projected.new_zeros(*mask.shape, self.width).index_put((mask,), projected)
-        return Features(local, mask, masked_max(local, mask))
+        positions = sine_positions(mask, self.width, local.dtype) if self.ordered else None
+        return Features(local, mask, masked_max(local, mask), positions)

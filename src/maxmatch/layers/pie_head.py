@@ -2,8 +2,8 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import normalize
 
+from maxmatch.layers.unit import unit_vectors
 from maxmatch.types import Features, Sets
 
 
@@ -34,4 +34,4 @@ class PIEHead(nn.Module):
         weights = logits.softmax(1).transpose(1, 2)
         residual = self.dropout(self.fc(weights @ features.local).sigmoid())
         fused = self.norm(features.pooled[:, None] + residual)
-        return Sets(normalize(fused, dim=-1), residual, features.pooled, weights)
+        return Sets(unit_vectors(fused), residual, features.pooled, weights)

@@ -3,9 +3,9 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from maxmatch.layers.attention import Context, SlotAttention
+from maxmatch.layers.unit import unit_vectors
 from maxmatch.types import Features, Sets
 
 
@@ -72,4 +72,4 @@ class SetHead(nn.Module):
             slots, weights = self.block(slots, context)
         residual = self.residual_norm(slots)
         fused = residual + self.pooled_norm(features.pooled)[:, None]
-        return Sets(normalize(fused, dim=-1), residual, features.pooled, weights.mean(1))
+        return Sets(unit_vectors(fused), residual, features.pooled, weights.mean(1))
