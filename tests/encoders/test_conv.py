@@ -127,3 +127,10 @@ def test_wrong_inputs_are_refused():
         encoder(torch.zeros(3, 64, 64))
     with pytest.raises(ValueError, match="pooling: expected one of max, mean"):
         ConvEncoder(vision_backbone("resnet"), pooling="sum")
+
+
+def test_an_encoder_built_around_a_backbone_in_inference_mode_can_still_be_trained():
+    backbone = vision_backbone("resnet")
+    with torch.inference_mode():
+        ConvEncoder(backbone, width=6)
+    assert all(p.requires_grad for p in backbone.parameters())
