@@ -119,6 +119,7 @@ def test_a_backbone_that_yields_one_vector_is_refused():
         ConvEncoder(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 4)), width=6)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_inputs_are_refused():
     encoder = ConvEncoder(vision_backbone("resnet"), width=6)
     with pytest.raises(ValueError, match="expected normalised pixels"):

@@ -66,6 +66,7 @@ def test_words_start_from_the_given_vectors():
         ({"word_vectors": torch.zeros(3, 4)}, "expected 11 words of width 4"),
     ],
 )
+@pytest.mark.usefixtures("without_shape_checks")
 def test_a_wrong_option_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         GRUEncoder(11, **{"word_width": 4, "width": 6, **options})
@@ -82,6 +83,7 @@ def test_a_wrong_option_is_refused(options, message):
         ([[1, 2]], [[False, False]], "all False"),
     ],
 )
+@pytest.mark.usefixtures("without_shape_checks")
 def test_a_wrong_input_is_refused(ids, mask, message):
     encoder = GRUEncoder(11, word_width=4, width=6)
     with pytest.raises(ValueError, match=message):

@@ -42,6 +42,7 @@ def test_ids_of_another_vocabulary_are_refused():
         TransformerEncoder(text_backbone("bert"), width=6)(torch.tensor([[1, 50]]))
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_an_unknown_pooling_is_refused():
     with pytest.raises(ValueError, match="pooling: expected one of max, mean, first"):
         TransformerEncoder(text_backbone("bert"), pooling="cls")

