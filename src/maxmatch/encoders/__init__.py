@@ -7,6 +7,7 @@ from maxmatch.encoders.glove import read_glove
 from maxmatch.encoders.gru import GRUEncoder
 from maxmatch.encoders.protocol import Encoder
 from maxmatch.encoders.region import RegionEncoder
+from maxmatch.encoders.resnext import ResNeXt
 from maxmatch.encoders.transformer import TransformerEncoder
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Encoder",
     "GRUEncoder",
     "RegionEncoder",
+    "ResNeXt",
     "TransformerEncoder",
     "backbone_from_config",
     "read_glove",
