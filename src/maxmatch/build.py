@@ -134,7 +134,11 @@ def _hugging_face(config: parts.HuggingFaceBackbone, pretrained: bool, half: str
         part = getattr(whole, half, whole)
         if not pretrained:
             return backbone_from_config(part)
-        model: nn.Module = AutoModel.from_pretrained(config.pretrained, config=part)
+        model: nn.Module
+        try:  # without the pooling layer, as backbone_from_config, which rebuilds it from a checkpoint
+            model = AutoModel.from_pretrained(config.pretrained, config=part, add_pooling_layer=False)
+        except TypeError:
+            model = AutoModel.from_pretrained(config.pretrained, config=part)
         return model
     options = dict(config.config or {})
     return backbone_from_config(AutoConfig.for_model(str(options.pop("model_type")), **options))

@@ -1,9 +1,11 @@
 """Pictures: from a file, bytes, a PIL image or an array to normalised pixels. Every error names the picture."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -74,13 +76,13 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
     if isinstance(source, str | Path) and not Path(source).is_file():
         raise FileNotFoundError(f"{name}: no such file.")
     try:
-        image = _open(source, name)
-        if image.width * image.height > max_pixels:
-            raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
-        if at_least is not None:
-            image.draft(None, (at_least * _DRAFT, at_least * _DRAFT))
-        turn = _UPRIGHT.get(_orientation(image))
-        image = _rgb(image)
+        with _open(source, name) as image:
+            if image.width * image.height > max_pixels:
+                raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
+            if at_least is not None and image is not source:
+                image.draft(None, (at_least * _DRAFT, at_least * _DRAFT))
+            turn = _UPRIGHT.get(_orientation(image))
+            upright = _rgb(image)
     except (ImageError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -89,7 +91,7 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
         raise ImageError(
             f"{name}: not a readable picture ({error or type(error).__name__}). {_cure(source)}"
         ) from error
-    return image if turn is None else image.transpose(turn)
+    return upright if turn is None else upright.transpose(turn)
 
 
 def describe(source: object) -> str:
@@ -105,31 +107,37 @@ def describe(source: object) -> str:
     return type(source).__name__
 
 
-def _open(source: Source, name: str) -> Image.Image:
+@contextmanager
+def _open(source: Source, name: str) -> Iterator[Image.Image]:
+    """The picture, not decoded yet where it is a file, which is closed in the end."""
     if isinstance(source, Image.Image):
-        return source.copy() if source.width and source.height else _refuse(name, "it has no pixels")
-    if isinstance(source, np.ndarray):
-        return _from_array(source, name)
-    if isinstance(source, str | Path | bytes):
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-    return _refuse(name, "expected a path, bytes, a PIL image or an array (height, width, channels)")
+        if not (source.width and source.height):
+            _refuse(name, "it has no pixels")
+        yield source
+    elif isinstance(source, np.ndarray):
+        yield _from_array(source, name)
+    elif isinstance(source, str | Path | bytes):
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file, Image.open(file) as image:
+            yield image
+    else:
+        _refuse(name, "expected a path, bytes, a PIL image or an array (height, width, channels)")
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if array.ndim not in (2, 3) or not array.size or (array.ndim == 3 and array.shape[2] not in (3, 4)):
-        return _refuse(name, "expected (height, width), or (height, width, channels) with 1, 3 or 4 channels")
+        _refuse(name, "expected (height, width), or (height, width, channels) with 1, 3 or 4 channels")
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     elif array.dtype == np.uint16:
         array = (array // 257).astype(np.uint8)
     elif np.issubdtype(array.dtype, np.floating):
         if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
-            return _refuse(name, "expected floating-point pixels from 0 to 1; the model normalises them itself")
+            _refuse(name, "expected floating-point pixels from 0 to 1; the model normalises them itself")
         array = (array * 255).round().astype(np.uint8)
     elif array.dtype != np.uint8:
-        return _refuse(name, "expected pixels as uint8, uint16, bool, or floating point from 0 to 1")
+        _refuse(name, "expected pixels as uint8, uint16, bool, or floating point from 0 to 1")
     return Image.fromarray(np.ascontiguousarray(array))
 
 
@@ -149,7 +157,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         values = np.nan_to_num(np.asarray(image))
         image = Image.fromarray((values * (255 if values.max() <= 1 else 1)).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
     return image.convert("RGB")
@@ -162,7 +170,7 @@ def _too_large(name: str, size: str, limit: int) -> ImageError:
     )
 
 
-def _refuse(name: str, why: str) -> Image.Image:
+def _refuse(name: str, why: str) -> NoReturn:
     raise ImageError(f"{name}: {why}.")
 
 

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from maxmatch.checks import as_tensor
 from maxmatch.config import ModelConfig
 from maxmatch.encoders import Encoder
+from maxmatch.images import ImageError
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.readers import Inputs, Reader, TextReader
 from maxmatch.types import Features, Sets
 
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
+_PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
 _READERS = 4  # batches read at once while the model works
 
 
@@ -332,7 +334,8 @@ def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: boo
             good[place] = reader.read(items[place])
         except (ValueError, OSError) as error:
             if not skip:
-                raise type(error)(f"item {place}: {error}") from error
+                kind = type(error) if type(error) in _PLAIN else ValueError
+                raise kind(f"item {place}: {error}") from error
             skipped.append(Skipped(place, str(error)))
     return _Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
 
