@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from maxmatch import config as parts
+from maxmatch import torchvision
 from maxmatch.encoders import (
     ConvEncoder,
     EfficientNetLite,
@@ -64,9 +65,10 @@ def build_model(
         for name, tower in config.towers.items():
             tokenizer, vectors = (tokenizers or {}).get(name), (word_vectors or {}).get(name)
             try:
-                encoder, reader = ENCODERS[tower.encoder.name](
-                    tower.encoder, _Given(config.width, tokenizer, vectors, pretrained)
-                )
+                with torchvision.named():
+                    encoder, reader = ENCODERS[tower.encoder.name](
+                        tower.encoder, _Given(config.width, tokenizer, vectors, pretrained)
+                    )
             except ValueError as error:
                 raise ValueError(f"tower {name!r}: {error}") from error
             head = HEADS[tower.head.name](encoder.local_width, config.width, tower.set_size, **_options(tower.head))

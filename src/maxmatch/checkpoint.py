@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -91,6 +92,20 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
     _check_fit(model.state_dict(), weights, folder)
     model.load_state_dict(weights)
     return model.to(device).eval()
+
+
+def push(model: SetEncoder, name: str, private: bool = True) -> str:
+    """Upload the model to the Hugging Face Hub as "organisation/name", and say where it then is."""
+    from huggingface_hub import HfApi
+
+    if not _HUB_NAME.fullmatch(name):
+        raise ValueError(f"name: expected 'organisation/name', got {name!r}.")
+    hub = HfApi()
+    with TemporaryDirectory() as place:
+        folder = save(model, Path(place) / "model")
+        hub.create_repo(name, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"MaxMatch {__version__}")
+    return f"https://huggingface.co/{name}"
 
 
 def read_config(folder: Path) -> ModelConfig:

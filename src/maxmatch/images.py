@@ -57,7 +57,7 @@ class ImageTransform:
     def _box(self, image: Image.Image) -> tuple[float, float, float, float]:
         """The part of the picture that is kept. The rest is never resized, however long the picture is."""
         if self.resize == "squash":
-            return (0, 0, image.width, image.height)
+            return (0.0, 0.0, float(image.width), float(image.height))
         short = round(self.size / _CROP)
         width = max(short * image.width // min(image.size), 1)
         height = max(short * image.height // min(image.size), 1)

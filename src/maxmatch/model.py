@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, overload
+from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ _PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a me
 _READERS = 4  # batches read at once while the model works
 
 
+@runtime_checkable
 class Head(Protocol):
     """A module that turns the features of B items into B sets."""
 
@@ -90,9 +91,9 @@ class Explanation:
     """The best one-to-one matching, by image slot."""
     cosines: Float[Tensor, "K L"]
     """Of every image slot with every text slot."""
-    image_attention: Float[Tensor, "K rows columns"] | Float[Tensor, "K N"]
+    image_attention: Float[Tensor, "K rows columns"] | Float[Tensor, "K regions"]
     """How much each image slot took from each cell of the grid, or from each region."""
-    text_attention: Float[Tensor, "L N"]
+    text_attention: Float[Tensor, "L words"]
     """How much each text slot took from each word."""
     words: list[str]
     """The words, as the tokenizer divides the text, special tokens included."""
@@ -280,6 +281,12 @@ class SetEncoder(nn.Module):
         from maxmatch.checkpoint import load
 
         return load(folder, device)
+
+    def push_to_hub(self, name: str, private: bool = True) -> str:
+        """Upload the model to the Hugging Face Hub as "organisation/name"."""
+        from maxmatch.checkpoint import push
+
+        return push(self, name, private)
 
     def _moved(self, inputs: Inputs) -> Inputs:
         """On the model's device, and pixels or features in its precision."""

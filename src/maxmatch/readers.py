@@ -1,7 +1,7 @@
 """From what a user holds to what an encoder takes: pictures, arrays of features and texts, in batches."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ class Inputs(NamedTuple):
     mask: Tensor | None
 
 
+@runtime_checkable
 class Reader(Protocol):
     """How one modality is read. `read` refuses a bad item; `collate` takes what it returned."""
 

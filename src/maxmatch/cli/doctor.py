@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from maxmatch.torchvision import state
+
 _REQUIRED = ("torch", "transformers", "numpy", "tokenizers", "safetensors", "Pillow", "pydantic")
 _OPTIONAL = {
     "timm": "more vision backbones",
@@ -80,8 +82,6 @@ def _optional(package: str, use: str) -> Finding:
 
 
 def _torchvision() -> Finding:
-    from maxmatch.cli.torchvision import state
-
     well, what = state()
     return Finding("torchvision", "ok" if well else "fail", what)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from maxmatch.cli.doctor import doctor
-from maxmatch.cli.torchvision import CURE, is_to_blame
+from maxmatch.torchvision import CURE, is_to_blame
 
 app = typer.Typer(
     name="maxmatch",

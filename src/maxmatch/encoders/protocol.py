@@ -1,6 +1,6 @@
 """What every encoder offers, and the mask they all take."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -10,6 +10,7 @@ from maxmatch.checks import check_mask
 from maxmatch.types import Features
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """A module that turns B raw items into features. What it makes of an item does not depend on the other items."""
 

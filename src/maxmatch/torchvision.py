@@ -2,29 +2,39 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 CURE = (
     "the installed torchvision does not fit this torch, and breaks transformers with it. MaxMatch does not need it. "
     "Run: pip uninstall torchvision"
 )
-_SIGNS = ("torchvision", "nms does not exist")
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Where what is inside fails because of torchvision, say so in place of what transformers says."""
+    try:
+        yield
+    except Exception as error:
+        if is_to_blame(error):
+            raise ImportError(CURE) from error
+        raise
 
 
 def is_to_blame(error: BaseException) -> bool:
     """Whether an error, or one that led to it, comes from importing a broken torchvision."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ImportError | RuntimeError | AttributeError | OSError) and _mentions(seen):
+        if _went_through(seen) or "operator torchvision::" in str(seen):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
 
 
-def _mentions(error: BaseException) -> bool:
-    """Whether its message or the files it went through are torchvision's."""
-    if any(sign in str(error) for sign in _SIGNS):
-        return True
+def _went_through(error: BaseException) -> bool:
+    """Whether a file of torchvision's is among those the error came from."""
     trace = error.__traceback__
     while trace is not None:
         if "/torchvision/" in trace.tb_frame.f_code.co_filename.replace("\\", "/"):
