@@ -80,10 +80,13 @@ def test_word_vectors_are_what_the_words_start_from():
     assert torch.equal(model.tower("text").encoder.words.weight, vectors)
 
 
-def test_a_backbone_starts_from_its_pretrained_weights_and_the_config_then_says_what_it_is(tmp_path):
-    bert = BertModel(BertConfig(**SMALL, vocab_size=60, max_position_embeddings=40))
+@pytest.mark.parametrize("expected", [None, {"model_type": "bert"}])
+def test_a_backbone_starts_from_its_pretrained_weights_and_the_config_then_says_what_it_is(tmp_path, expected):
+    bert = BertModel(BertConfig(**SMALL, vocab_size=60, max_position_embeddings=40, hidden_act="relu"))
     bert.save_pretrained(tmp_path / "hub")
-    config = one_tower(Transformer(backbone=HuggingFaceBackbone(pretrained=str(tmp_path / "hub"))), "text")
+    config = one_tower(
+        Transformer(backbone=HuggingFaceBackbone(config=expected, pretrained=str(tmp_path / "hub"))), "text"
+    )
     tokenizers = {"text": train_wordpiece_tokenizer(["a dog"], 60, max_length=20)}
     model = build_model(config, tokenizers)
     words = model.tower("text").encoder.backbone.embeddings.word_embeddings.weight

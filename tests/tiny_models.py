@@ -8,6 +8,8 @@ from maxmatch.config import ModelConfig, Region, SetPrediction, Tower
 from maxmatch.presets import PRESETS
 from maxmatch.text import train_wordpiece_tokenizer, word_tokenizer
 
+torch.set_num_threads(1)  # at these sizes a second thread only waits
+
 CAPTIONS = ["a dog runs on the beach", "two people ride a red bus", "a cat", "the dog isn't a cat, it's a bird"]
 FEATURES = 12
 D = 16

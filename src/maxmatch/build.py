@@ -73,7 +73,7 @@ def build_model(
                 raise ValueError(f"tower {name!r}: {error}") from error
             head = HEADS[tower.head.name](encoder.local_width, config.width, tower.set_size, **_options(tower.head))
             towers[name] = Tower(encoder, head, reader)
-    return SetEncoder(towers, config.similarity, _with_backbones(config, towers))
+    return SetEncoder(towers, config.similarity, _with_backbones(config, towers, pretrained))
 
 
 def _options(part: Any) -> dict[str, Any]:
@@ -179,12 +179,14 @@ def _timm(config: parts.TimmBackbone, pretrained: bool, _: str) -> nn.Module:
     return model
 
 
-def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower]) -> parts.ModelConfig:
+def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pretrained: bool) -> parts.ModelConfig:
     """The config with what a hub said about its models written out: a checkpoint is rebuilt without the hub."""
     known = config.model_dump(mode="json")
     for name, tower in config.towers.items():
         backbone = getattr(tower.encoder, "backbone", None)
-        if isinstance(backbone, parts.HuggingFaceBackbone) and backbone.config is None:
+        if not isinstance(backbone, parts.HuggingFaceBackbone) or backbone.pretrained is None:
+            continue
+        if pretrained or backbone.config is None:
             built: Any = towers[name].encoder
             said = built.backbone.config
             known["towers"][name]["encoder"]["backbone"]["config"] = {

@@ -9,6 +9,7 @@ A save is whole or not there: the folder is written beside its place, then put t
 two renames the old folder is called `.<name>.previous`, where `load` finds it, should the process die just then.
 """
 
+import glob
 import json
 import logging
 import os
@@ -59,7 +60,7 @@ def save(model: SetEncoder, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         _discard(previous, folder)
-    for left_behind in folder.parent.glob(f".{folder.name}.saving-*"):
+    for left_behind in folder.parent.glob(f".{glob.escape(folder.name)}.saving-*"):
         shutil.rmtree(left_behind)
     try:
         draft.mkdir()

@@ -9,20 +9,6 @@ import typer
 from maxmatch.cli import main as command
 
 
-def maxmatch(*arguments, path=(), **environment):
-    """The command in a process of its own, as a user runs it; warnings are errors."""
-    paths = os.pathsep.join([*map(str, path), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, **environment}
-    code = "from maxmatch.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-
-
 @pytest.fixture
 def broken_torchvision(tmp_path):
     """A torchvision as it is beside another torch than its own, on the path."""
@@ -99,10 +85,13 @@ def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_doctor_finds_a_torchvision_that_does_not_fit(broken_torchvision):
-    done = maxmatch("doctor", path=[broken_torchvision])
-    assert done.returncode == 1, done.stderr
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+def test_doctor_finds_a_torchvision_that_does_not_fit(broken_torchvision, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(broken_torchvision)
+    monkeypatch.setenv("PYTHONPATH", str(broken_torchvision))
+    with pytest.raises(SystemExit) as end:
+        command.main(["doctor"])
+    assert end.value.code == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
     assert "torchvision" in line
     assert "pip uninstall torchvision" in line
 
