@@ -199,7 +199,7 @@ for step in range(1, int(sys.argv[2]) + 1):
     _, status = os.waitpid(child, 0)
     print({-signal.SIGKILL: "killed", 0: "done"}.get(os.waitstatus_to_exitcode(status), "failed"))
 """
-    steps = 32
+    steps = 26
     root = saved.parent
     for step in range(1, steps + 1):
         (root / str(step)).mkdir()
