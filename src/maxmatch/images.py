@@ -1,0 +1,180 @@
+"""Pictures: from a file, bytes, a PIL image or an array to normalised pixels. Every error names the picture."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+Source = str | Path | bytes | Image.Image | np.ndarray
+
+MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
+_CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
+_DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class ImageError(ValueError):
+    """A picture that cannot be read, or is too large to be."""
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """What evaluation does to a picture.
+
+    resize: "crop" scales the short side to size/0.875 (256 for 224) and cuts the middle out; "squash" scales both sides
+    to `size`, whatever the shape. Then (pixel − mean)/std for each channel, pixels from 0 to 1.
+    """
+
+    size: int
+    resize: Literal["crop", "squash"]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __call__(self, source: Source) -> Float[Tensor, "3 {self.size} {self.size}"]:
+        """The picture as the model takes it."""
+        image = load_image(source, at_least=round(self.size / _CROP))
+        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self._box(image))
+        pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).movedim(2, 0)
+        return ((pixels - torch.tensor(self.mean)[:, None, None]) / torch.tensor(self.std)[:, None, None]).contiguous()
+
+    def _box(self, image: Image.Image) -> tuple[float, float, float, float]:
+        """The part of the picture that is kept. The rest is never resized, however long the picture is."""
+        if self.resize == "squash":
+            return (0.0, 0.0, float(image.width), float(image.height))
+        short = round(self.size / _CROP)
+        width = max(short * image.width // min(image.size), 1)
+        height = max(short * image.height // min(image.size), 1)
+        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+        x, y = image.width / width, image.height / height
+        return (left * x, top * y, (left + self.size) * x, (top + self.size) * y)
+
+
+def load_image(source: Source, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The picture upright and in RGB; what is transparent is white.
+
+    at_least: the short side that will be needed. A larger JPEG is then decoded at a half, a quarter or an eighth of its
+    size. A picture of more than `max_pixels` is refused before it is decoded.
+    """
+    name = describe(source)
+    if isinstance(source, str | Path) and not Path(source).is_file():
+        raise FileNotFoundError(f"{name}: no such file.")
+    try:
+        with _open(source, name) as image:
+            if image.width * image.height > max_pixels:
+                raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
+            if at_least is not None and image is not source:
+                image.draft(None, (at_least * _DRAFT, at_least * _DRAFT))
+            turn = _UPRIGHT.get(_orientation(image))
+            upright = _rgb(image)
+    except (ImageError, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, str(error).split("(")[-1].split(" pixels")[0], max_pixels) from error
+    except Exception as error:  # what a damaged file makes Pillow raise has no common class
+        raise ImageError(
+            f"{name}: not a readable picture ({error or type(error).__name__}). {_cure(source)}"
+        ) from error
+    return upright if turn is None else upright.transpose(turn)
+
+
+def describe(source: object) -> str:
+    """A name for a picture in messages: its path, or what it is."""
+    if isinstance(source, str | Path):
+        return str(source)
+    if isinstance(source, Image.Image):
+        return getattr(source, "filename", "") or f"PIL image {source.mode} {source.width}×{source.height}"
+    if isinstance(source, np.ndarray):
+        return f"array {source.dtype} {source.shape}"
+    if isinstance(source, bytes):
+        return f"{len(source)} bytes"
+    return type(source).__name__
+
+
+@contextmanager
+def _open(source: Source, name: str) -> Iterator[Image.Image]:
+    """The picture, not decoded yet where it is a file, which is closed in the end."""
+    if isinstance(source, Image.Image):
+        if not (source.width and source.height):
+            _refuse(name, "it has no pixels")
+        yield source
+    elif isinstance(source, np.ndarray):
+        yield _from_array(source, name)
+    elif isinstance(source, str | Path | bytes):
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file, Image.open(file) as image:
+            yield image
+    else:
+        _refuse(name, "expected a path, bytes, a PIL image or an array (height, width, channels)")
+
+
+def _from_array(array: np.ndarray, name: str) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.ndim not in (2, 3) or not array.size or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        _refuse(name, "expected (height, width), or (height, width, channels) with 1, 3 or 4 channels")
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * 255
+    elif array.dtype == np.uint16:
+        array = (array // 257).astype(np.uint8)
+    elif np.issubdtype(array.dtype, np.floating):
+        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+            _refuse(name, "expected floating-point pixels from 0 to 1; the model normalises them itself")
+        array = (array * 255).round().astype(np.uint8)
+    elif array.dtype != np.uint8:
+        _refuse(name, "expected pixels as uint8, uint16, bool, or floating point from 0 to 1")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _orientation(image: Image.Image) -> int:
+    """How the camera was held, by EXIF. A picture whose notes are broken is still a picture."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Any mode to RGB. Sixteen bits are scaled to eight, where Pillow would cut them off at 255."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    elif image.mode == "F":
+        values = np.nan_to_num(np.asarray(image))
+        image = Image.fromarray((values * (255 if values.max() <= 1 else 1)).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _too_large(name: str, size: str, limit: int) -> ImageError:
+    return ImageError(
+        f"{name}: {size} pixels, more than the {limit:,} that are read; it may be a decompression bomb, a small file "
+        "made to fill the memory. Make the picture smaller first."
+    )
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise ImageError(f"{name}: {why}.")
+
+
+def _cure(source: Source) -> str:
+    if isinstance(source, str | Path) and not Path(source).stat().st_size:
+        return "The file is empty: fetch it again."
+    return "The file may be cut short or no picture: open it in a viewer, or fetch it again."

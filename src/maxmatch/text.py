@@ -1,0 +1,154 @@
+"""Tokenizers: word-level and wordpiece, both Hugging Face `tokenizers`, saved whole as one tokenizer.json.
+
+A tokenizer carries its own maximum length. `encode` is all the rest of the library needs of it.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+
+MAX_LENGTH = 128
+WORD_SPECIALS = ("<pad>", "<start>", "<end>", "<unk>", "<mask>")
+WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
+# Words as the Penn Treebank divides them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
+# sign stands alone. The vectors of GloVe were made for such words.
+_WORD = r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-/.]\w+)*|[^\w\s]"
+
+
+class TextTruncated(UserWarning):
+    """A text had more tokens than the tokenizer's maximum; the rest was left out."""
+
+
+class Tokens(NamedTuple):
+    """The token ids of B texts, padded on the right, and which of them are real."""
+
+    ids: Int[Tensor, "B N"]
+    mask: Bool[Tensor, "B N"]
+
+
+def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int = MAX_LENGTH) -> Tokenizer:
+    """A tokenizer of lower-cased words that occur at least `min_count` times in the captions, the frequent ones first.
+
+    <pad> 0, <start> 1, <end> 2, <unk> 3, <mask> 4; every text becomes <start> … <end>.
+    """
+    splitter = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    _split_into_words(splitter)
+    counts: Counter[str] = Counter()
+    for caption in captions:
+        text = splitter.normalizer.normalize_str(caption)
+        counts.update(word for word, _ in splitter.pre_tokenizer.pre_tokenize_str(text))
+    frequent = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+    vocabulary = {word: index for index, word in enumerate([*WORD_SPECIALS, *frequent])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    _split_into_words(tokenizer)
+    tokenizer.add_special_tokens(list(WORD_SPECIALS))
+    _enclose(tokenizer, "<start>", "<end>")
+    return _limit(tokenizer, "<pad>", max_length)
+
+
+def wordpiece_tokenizer(vocabulary: Sequence[str], max_length: int = MAX_LENGTH) -> Tokenizer:
+    """BERT's uncased tokenizer with a given vocabulary (the lines of a vocab.txt, in order)."""
+    ids = {piece: index for index, piece in enumerate(vocabulary)}
+    absent = [special for special in WORDPIECE_SPECIALS if special not in ids]
+    if absent:
+        raise ValueError(f"vocabulary: expected BERT's special tokens among its pieces, but {absent} are not there.")
+    tokenizer = _wordpiece(Tokenizer(models.WordPiece(ids, unk_token="[UNK]")))
+    tokenizer.add_special_tokens(list(WORDPIECE_SPECIALS))
+    _enclose(tokenizer, "[CLS]", "[SEP]")
+    return _limit(tokenizer, "[PAD]", max_length)
+
+
+def train_wordpiece_tokenizer(
+    captions: Iterable[str], vocabulary_size: int = 8_000, max_length: int = MAX_LENGTH
+) -> Tokenizer:
+    """A wordpiece tokenizer whose pieces are learned from captions. The special tokens come first."""
+    tokenizer = _wordpiece(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary_size, special_tokens=list(WORDPIECE_SPECIALS), show_progress=False
+    )
+    tokenizer.train_from_iterator(captions, trainer)
+    _enclose(tokenizer, "[CLS]", "[SEP]")
+    return _limit(tokenizer, "[PAD]", max_length)
+
+
+def load_tokenizer(path: str | Path, max_length: int | None = None) -> Tokenizer:
+    """A tokenizer from its tokenizer.json, ours or any other's. Without a maximum length, the file's own holds."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file. Expected the tokenizer.json of a model.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special than Exception
+        raise ValueError(f"{path}: not a readable tokenizer.json ({error}). Save or fetch it again.") from error
+    padding = next((token for token in _PADDING if tokenizer.token_to_id(token) is not None), None)
+    if padding is None:
+        raise ValueError(f"{path}: no padding token; expected one of {', '.join(_PADDING)}. Add one and save it again.")
+    if max_length is None:
+        max_length = (tokenizer.truncation or {}).get("max_length", MAX_LENGTH)
+    return _limit(tokenizer, padding, max_length)
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
+    """The ids of a batch of texts, padded to the longest. What is longer than the tokenizer's maximum is cut, with a
+    warning; the same warning each time, so that Python shows it once. An empty text still gives a token.
+    """
+    encodings = tokenizer.encode_batch(list(texts))
+    if any(encoding.overflowing for encoding in encodings):
+        warnings.warn(
+            f"a text has more than {(tokenizer.truncation or {})['max_length']} tokens; what comes after is left out. "
+            "Build or load the tokenizer with a larger max_length if the model allows it.",
+            TextTruncated,
+            stacklevel=2,
+        )
+    if not encodings:
+        return Tokens(torch.empty(0, 0, dtype=torch.long), torch.empty(0, 0, dtype=torch.bool))
+    ids = torch.tensor([encoding.ids for encoding in encodings], dtype=torch.long)
+    mask = torch.tensor([encoding.attention_mask for encoding in encodings], dtype=torch.bool)
+    if not ids.shape[1]:  # only empty texts, and a tokenizer that adds no special tokens
+        ids, mask = ids.new_full((len(ids), 1), (tokenizer.padding or {})["pad_id"]), mask.new_ones(len(ids), 1)
+    mask[:, 0] = True
+    return Tokens(ids, mask)
+
+
+def _split_into_words(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace("’", "'"), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\s+"), "removed"),
+            pre_tokenizers.Split(Regex(_WORD), "isolated"),
+        ]
+    )
+
+
+def _wordpiece(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _enclose(tokenizer: Tokenizer, start: str, end: str) -> None:
+    specials = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=specials)
+
+
+def _limit(tokenizer: Tokenizer, padding: str, max_length: int) -> Tokenizer:
+    """Cut at `max_length` tokens and pad to the longest text of a batch, both on the right."""
+    special = tokenizer.num_special_tokens_to_add(False)
+    if max_length <= special:
+        raise ValueError(
+            f"max_length: {max_length} leaves no room for text beside {special} special tokens. Choose a larger one."
+        )
+    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_padding(pad_id=tokenizer.token_to_id(padding), pad_token=padding)
+    return tokenizer

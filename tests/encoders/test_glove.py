@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from maxmatch.encoders.glove import read_glove
+
+GLOVE = "dog 1 2 3\nthe -1 0.5 1e-2\ntshirt 4 5 6\nand 7 8 9\n. . . 0 0 1\nusa 1 1 1\n"
+
+
+@pytest.fixture
+def glove(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text(GLOVE)
+    return path
+
+
+def test_vectors_come_in_the_order_of_the_vocabulary(glove):
+    vectors, missing = read_glove(glove, ["the", "dog"])
+    torch.testing.assert_close(vectors, torch.tensor([[-1, 0.5, 0.01], [1, 2, 3]]))
+    assert missing == []
+
+
+def test_a_missing_word_is_looked_up_without_signs_and_cut_at_a_slash(glove):
+    vectors, missing = read_glove(glove, ["t-shirt", "and/or", "u.s.a", "dog'"])
+    assert vectors.tolist() == [[4, 5, 6], [7, 8, 9], [1, 1, 1], [1, 2, 3]]
+    assert missing == []
+
+
+def test_the_word_itself_goes_before_its_simplified_form(glove):
+    glove.write_text("tshirt 1 1 1\nt-shirt 2 2 2\n")
+    assert read_glove(glove, ["t-shirt"]).table.tolist() == [[2, 2, 2]]
+
+
+def test_words_still_missing_get_random_vectors_from_the_generator(glove):
+    words = ["<pad>", *(f"word{i}" for i in range(999))]
+    tables = [read_glove(glove, words, torch.Generator().manual_seed(7)).table for _ in range(2)]
+    assert torch.equal(*tables)
+    assert abs(float(tables[0].std()) - 1) < 0.05
+    assert read_glove(glove, words).missing == words
+
+
+def test_words_with_spaces_are_read_as_glove_840b_has_them(glove):
+    assert read_glove(glove, [". . ."]).table.tolist() == [[0, 0, 1]]
+
+
+def test_a_first_line_of_counts_is_passed_over(glove):
+    glove.write_text("2 3\ndog 1 2 3 \r\nthe 4 5 6 \r\n")
+    assert read_glove(glove, ["the"]).table.tolist() == [[4, 5, 6]]
+
+
+def test_words_that_are_not_utf8_are_passed_over(glove):
+    glove.write_bytes(b"\xff\xfe 1 2 3\ndog 4 5 6\n")
+    assert read_glove(glove, ["dog"]).table.tolist() == [[4, 5, 6]]
+
+
+@pytest.mark.parametrize("bad", ["dog 1 2", "dog", "", "dog 1 2 x", "dog 1 2 nan", "dog 1 2 inf"])
+def test_a_bad_line_is_named_with_its_file(glove, bad):
+    glove.write_text(f"the 1 2 3\n{bad}\nand 1 2 3\n")
+    with pytest.raises(ValueError, match=r"glove\.txt, line 2: expected a word and 3 finite numbers"):
+        read_glove(glove, ["dog"])
+
+
+def test_an_empty_file_is_refused(glove):
+    glove.write_text("")
+    with pytest.raises(ValueError, match="no vectors"):
+        read_glove(glove, ["dog"])
+
+
+def test_a_file_that_is_not_text_is_refused(glove):
+    glove.write_bytes(b"PK\x03\x04" + bytes(100) + b"\n")
+    with pytest.raises(ValueError, match="still packed"):
+        read_glove(glove, ["dog"])

@@ -1,0 +1,90 @@
+import pytest
+import reference_encoders as reference
+import torch
+
+from maxmatch.encoders.gru import GRUEncoder
+from maxmatch.layers.positions import sine_positions
+
+LENGTHS = [5, 1, 3]
+
+
+def inputs():
+    torch.manual_seed(1)
+    return torch.randint(0, 11, (3, 5)), torch.arange(5) < torch.tensor(LENGTHS)[:, None]
+
+
+@pytest.mark.parametrize("directions", ["mean", "concatenate"])
+def test_gru_encoder_agrees_with_the_reference(directions):
+    torch.manual_seed(0)
+    encoder = GRUEncoder(11, word_width=4, width=6, directions=directions).eval().double()
+    ids, mask = inputs()
+    features = encoder(ids, mask)
+    parameters = {name: value.tolist() for name, value in encoder.state_dict().items()}
+    for b, length in enumerate(LENGTHS):
+        local, pooled = reference.gru(ids[b, :length].tolist(), parameters, directions)
+        torch.testing.assert_close(
+            features.local[b, :length], torch.tensor(local, dtype=torch.float64), rtol=1e-10, atol=1e-12
+        )
+        expected = torch.tensor(pooled, dtype=torch.float64)
+        torch.testing.assert_close(features.pooled[b], expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(features.positions, sine_positions(mask, 4, torch.float64))
+
+
+@pytest.mark.parametrize(("directions", "hidden"), [("mean", 1024), ("concatenate", 512)])
+def test_sizes_are_those_of_the_paper_by_default(directions, hidden):
+    encoder = GRUEncoder(7, directions=directions)
+    assert encoder.words.weight.shape == (7, 300)
+    assert encoder.gru.hidden_size == hidden
+    assert (encoder.local_width, encoder.width) == (300, 1024)
+
+
+def test_local_features_are_word_vectors_after_dropout():
+    torch.manual_seed(0)
+    encoder = GRUEncoder(11, word_width=400, width=6, dropout=0.25)
+    local = encoder(*inputs()).local
+    assert abs(float((local == 0).float().mean()) - 0.25) < 0.03
+
+
+def test_the_vector_of_the_padding_token_is_trained_like_any_other():
+    encoder = GRUEncoder(11, word_width=4, width=6)
+    encoder(torch.tensor([[0, 1]])).pooled.sum().backward()
+    assert encoder.words.weight.grad[0].any()
+
+
+def test_words_start_from_the_given_vectors():
+    vectors = torch.randn(11, 4)
+    encoder = GRUEncoder(11, word_width=4, width=6, word_vectors=vectors)
+    assert torch.equal(encoder.words.weight, vectors)
+    assert encoder.words.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"directions": "sum"}, "expected 'mean' or 'concatenate', got 'sum'"),
+        ({"directions": "concatenate", "width": 7}, "Choose an even one"),
+        ({"word_vectors": torch.zeros(3, 4)}, "expected 11 words of width 4"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_wrong_option_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GRUEncoder(11, **{"word_width": 4, "width": 6, **options})
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        ([[1, 11]], None, "expected 0 to 10, got 1 to 11"),
+        ([[1, -1]], None, "expected 0 to 10, got -1 to 1"),
+        ([[]], None, "expected token ids"),
+        ([[1, 2]], [[False, True]], "Pad on the right"),
+        ([[1, 2]], [[True]], "expected a boolean mask of shape"),
+        ([[1, 2]], [[False, False]], "all False"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_wrong_input_is_refused(ids, mask, message):
+    encoder = GRUEncoder(11, word_width=4, width=6)
+    with pytest.raises(ValueError, match=message):
+        encoder(torch.tensor(ids, dtype=torch.long), None if mask is None else torch.tensor(mask))

@@ -1,0 +1,192 @@
+import shutil
+import sys
+
+import pytest
+import torch
+from tiny_models import SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel
+
+from maxmatch.build import build_model
+from maxmatch.config import (
+    GRU,
+    PIE,
+    Conv,
+    HuggingFaceBackbone,
+    ModelConfig,
+    Pixels,
+    ResNeXtBackbone,
+    SetPrediction,
+    TimmBackbone,
+    Tower,
+    Transformer,
+)
+from maxmatch.encoders import ResNeXt
+from maxmatch.text import train_wordpiece_tokenizer, word_tokenizer
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+HEAD = SetPrediction(heads=2, head_width=8)
+
+
+def one_tower(encoder, name="image", **more):
+    return ModelConfig(width=D, towers={name: Tower(encoder=encoder, head=HEAD, **more)})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_each_named_model_encodes(name):
+    model = tiny_model(name)
+    assert model.encode_images(images_for(model, 3)).shape == (3, 4, D)
+    assert model.encode_texts(texts(2)).shape == (2, 4, D)
+    assert model.config == tiny_config(name)
+    assert (model.dim, model.set_sizes) == (D, {"image": 4, "text": 4})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_gradients_reach_every_trainable_parameter(name):
+    torch.manual_seed(0)
+    model = tiny_model(name)
+    for modality, items in (("image", images_for(model, 8)), ("text", texts(8))):
+        reader = model.tower(modality).reader
+        vectors = model(modality, *reader.collate([reader.read(item) for item in items])).vectors
+        (vectors * torch.randn_like(vectors)).sum().backward()
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    assert [name for name, p in trainable if p.grad is None or not p.grad.any()] == []
+
+
+def test_the_seed_decides_the_weights_and_leaves_the_global_state_alone():
+    before = torch.random.get_rng_state()
+    first, again, other = (tiny_model("region_bigru", seed=seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["towers.image.head.slots"], other["towers.image.head.slots"])
+
+
+def test_any_head_and_any_set_size_per_tower():
+    config = tiny_config("region_bigru")
+    image, text = config.towers["image"], config.towers["text"]
+    towers = {"image": image.model_copy(update={"head": PIE(), "set_size": 3}), "text": text}
+    model = build_model(ModelConfig(width=D, towers=towers), {"text": tokenizer_for(config)})
+    images, captions = model.encode_images(images_for(model, 2)), model.encode_texts(texts(5))
+    assert model.set_sizes == {"image": 3, "text": 4}
+    assert model.similarity(images, captions).shape == (2, 5)
+    explanation = model.explain(images_for(model, 1)[0], "a dog")
+    assert [pair.image_slot for pair in explanation.pairs] == [0, 1, 2]
+
+
+def test_word_vectors_are_what_the_words_start_from():
+    tokenizer = word_tokenizer(["a dog"], min_count=1)
+    vectors = torch.randn(tokenizer.get_vocab_size(), 6)
+    config = one_tower(GRU(word_width=6), "text")
+    model = build_model(config, {"text": tokenizer}, word_vectors={"text": vectors})
+    assert torch.equal(model.tower("text").encoder.words.weight, vectors)
+
+
+@pytest.mark.parametrize("expected", [None, {"model_type": "bert"}])
+def test_a_backbone_starts_from_its_pretrained_weights_and_the_config_then_says_what_it_is(tmp_path, expected):
+    bert = BertModel(BertConfig(**SMALL, vocab_size=60, max_position_embeddings=40, hidden_act="relu"))
+    bert.save_pretrained(tmp_path / "hub")
+    config = one_tower(
+        Transformer(backbone=HuggingFaceBackbone(config=expected, pretrained=str(tmp_path / "hub"))), "text"
+    )
+    tokenizers = {"text": train_wordpiece_tokenizer(["a dog"], 60, max_length=20)}
+    model = build_model(config, tokenizers)
+    words = model.tower("text").encoder.backbone.embeddings.word_embeddings.weight
+    assert torch.equal(words, bert.embeddings.word_embeddings.weight)
+    said = model.config.towers["text"].encoder.backbone.config
+    assert (said["model_type"], said["hidden_size"], said["vocab_size"]) == ("bert", 16, 60)
+    model.save_pretrained(tmp_path / "ours")
+    shutil.rmtree(tmp_path / "hub")
+    again = type(model).from_pretrained(tmp_path / "ours")
+    assert torch.equal(again.encode_texts(["a dog"]), model.encode_texts(["a dog"]))
+
+
+def test_of_clip_each_tower_takes_its_half(tmp_path):
+    words = {**SMALL, "vocab_size": 60, "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2}
+    patches = {**SMALL, "image_size": 32, "patch_size": 16}
+    clip = CLIPModel(CLIPConfig(text_config=words, vision_config=patches, projection_dim=8))
+    clip.save_pretrained(tmp_path)
+    backbone = HuggingFaceBackbone(pretrained=str(tmp_path))
+    towers = {
+        "image": Tower(encoder=Conv(backbone=backbone, pixels=Pixels(size=32)), head=HEAD),
+        "text": Tower(encoder=Transformer(backbone=backbone), head=HEAD),
+    }
+    tokenizers = {"text": train_wordpiece_tokenizer(["a dog"], 60, max_length=20)}
+    model = build_model(ModelConfig(width=D, towers=towers), tokenizers)
+    state = model.state_dict()
+    for ours, theirs in (
+        ("image.encoder.backbone.embeddings.patch_embedding", clip.vision_model.embeddings.patch_embedding),
+        ("text.encoder.backbone.embeddings.token_embedding", clip.text_model.embeddings.token_embedding),
+    ):
+        place, name = ours.split(".encoder.backbone.")
+        found = [value for key, value in state.items() if key.startswith(f"towers.{place}") and f"{name}.weight" in key]
+        assert len(found) == 1
+        assert torch.equal(found[0], theirs.weight)
+    assert model.encode_texts(["a dog"]).shape == (1, 4, D)
+    model.save_pretrained(tmp_path / "ours")
+    again = type(model).from_pretrained(tmp_path / "ours")
+    assert torch.equal(again.encode_texts(["a dog"]), model.encode_texts(["a dog"]))
+
+
+def test_resnext101_has_the_parameters_of_the_published_network_without_classifier():
+    with torch.device("meta"):
+        assert sum(p.numel() for p in ResNeXt().parameters()) == 88_791_336 - 2048 * 1000 - 1000
+
+
+def test_resnext_takes_published_weights_from_a_file(tmp_path):
+    from safetensors.torch import save_file
+
+    shape = {"depths": (1, 1), "groups": 2, "group_width": 4, "base_width": 8}
+    source = ResNeXt(**shape)
+    published = {**source.state_dict(), "fc.weight": torch.zeros(3, 64), "fc.bias": torch.zeros(3)}
+    save_file(published, tmp_path / "weights.safetensors")
+    backbone = ResNeXtBackbone(**shape, pretrained=str(tmp_path / "weights.safetensors"))
+    model = build_model(one_tower(Conv(backbone=backbone, pixels=Pixels(size=32))))
+    assert torch.equal(model.tower("image").encoder.backbone.layer2[0].conv2.weight, source.layer2[0].conv2.weight)
+
+
+def test_resnext_is_a_plain_residual_network_when_it_has_one_group():
+    """Against the ResNet of transformers, with the same weights in the order in which both hold them."""
+    from transformers import ResNetConfig, ResNetModel
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[32, 64], depths=[2, 2], layer_type="bottleneck")
+    theirs = ResNetModel(config).eval()
+    ours = ResNeXt((2, 2), groups=1, group_width=8, base_width=8).eval()
+    state = ours.state_dict()
+
+    def shapes(values):
+        return sorted(tuple(value.shape) for value in values)
+
+    assert shapes(state.values()) == shapes(theirs.state_dict().values())
+    for stage in range(2):
+        for block in range(2):
+            mine, other = ours.get_submodule(f"layer{stage + 1}")[block], theirs.encoder.stages[stage].layers[block]
+            for number, layer in enumerate(other.layer, 1):
+                getattr(mine, f"conv{number}").load_state_dict(layer.convolution.state_dict())
+                getattr(mine, f"bn{number}").load_state_dict(layer.normalization.state_dict())
+            if mine.downsample is not None:
+                mine.downsample[0].load_state_dict(other.shortcut.convolution.state_dict())
+                mine.downsample[1].load_state_dict(other.shortcut.normalization.state_dict())
+    ours.conv1.load_state_dict(theirs.embedder.embedder.convolution.state_dict())
+    ours.bn1.load_state_dict(theirs.embedder.embedder.normalization.state_dict())
+    images = torch.randn(2, 3, 40, 56)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images).last_hidden_state)
+
+
+def test_a_tower_of_text_needs_its_tokenizer():
+    with pytest.raises(ValueError, match=r"tower 'text'.*needs its tokenizer"):
+        build_model(tiny_config("region_bigru"))
+
+
+def test_a_tokenizer_that_does_not_fit_the_backbone_is_refused():
+    config = tiny_config("region_bert")
+    large = train_wordpiece_tokenizer([f"w{i}" for i in range(900)], 500, max_length=20)
+    with pytest.raises(ValueError, match=r"tokens, but the backbone knows 120"):
+        build_model(config, {"text": large})
+    with pytest.raises(ValueError, match=r"cuts at 99 tokens, but the backbone takes at most 40"):
+        build_model(config, {"text": train_wordpiece_tokenizer(["a dog"], 100, max_length=99)})
+
+
+def test_without_timm_its_backbones_are_refused_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match="pip install timm"):
+        build_model(one_tower(Conv(backbone=TimmBackbone(model="resnet18"))))

@@ -1,0 +1,355 @@
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_models import SIZES, images_for, texts, tiny_config, tiny_model, tokenizer_for
+from tiny_models import with_statistics as trained
+
+from maxmatch import SetEncoder, checkpoint
+from maxmatch.build import build_model
+from maxmatch.checkpoint import CheckpointError, load, save
+from maxmatch.config import ModelConfig
+
+FILES = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return trained(tiny_model("region_bigru")).save_pretrained(tmp_path / "model")
+
+
+def change(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def fingerprint(folder):
+    """Something that differs between models, and is there only if the whole checkpoint can be read."""
+    return float(load(folder).encode_texts(["a dog"]).sum())
+
+
+def run(code, *arguments):
+    """Another process, with as many threads as this one: sums in another order are not the same bit by bit."""
+    path = os.pathsep.join(sys.path)
+    code = f"import torch; torch.set_num_threads({torch.get_num_threads()})\n{code}"
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_loaded_model_gives_the_same_sets_bit_by_bit(name, tmp_path):
+    model = trained(tiny_model(name))
+    model.save_pretrained(tmp_path / "model")
+    again = SetEncoder.from_pretrained(tmp_path / "model")
+    images, captions = images_for(model, 5), texts(5)
+    assert torch.equal(again.encode_images(images), model.encode_images(images))
+    assert torch.equal(again.encode_texts(captions), model.encode_texts(captions))
+    assert again.config == model.config
+    assert not any(module.training for module in again.modules())
+
+
+def test_another_process_gives_the_same_sets_bit_by_bit(tmp_path):
+    folders = []
+    for name in SIZES:
+        model = trained(tiny_model(name))
+        folders.append(model.save_pretrained(tmp_path / name))
+        sets = {"image": model.encode_images(images_for(model, 5)), "text": model.encode_texts(texts(5))}
+        torch.save(sets, tmp_path / f"{name}.pt")
+    code = """
+import sys, torch
+from tiny_models import images_for, texts
+from maxmatch import SetEncoder
+for folder in sys.argv[1:]:
+    model = SetEncoder.from_pretrained(folder)
+    sets = torch.load(folder + ".pt")
+    assert torch.equal(model.encode_images(images_for(model, 5)), sets["image"])
+    assert torch.equal(model.encode_texts(texts(5)), sets["text"])
+print(len(sys.argv) - 1, "alike")
+"""
+    done = run(code, *folders)
+    assert done.stdout == "5 alike\n", done.stderr
+
+
+def test_the_folder_holds_what_it_should_and_nothing_else(saved):
+    assert sorted(path.name for path in saved.iterdir()) == FILES
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+    data = json.loads((saved / "config.json").read_text())
+    assert (data["format"], data["schema_version"], data["width"]) == ("maxmatch.SetEncoder", 1, 16)
+    card = (saved / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: maxmatch\n")
+    assert "| image | region | set | 4 |" in card
+
+
+def test_pairing_is_kept(tmp_path):
+    model = tiny_model("region_bigru")
+    model.record_pairing([1, 0, 3, 2], 0.875)
+    model.save_pretrained(tmp_path / "model")
+    config = load(tmp_path / "model").config
+    assert (config.pairing, config.pairing_stability) == ([1, 0, 3, 2], 0.875)
+    assert "0–1, 1–0, 2–3, 3–2; so matched in 88% of true pairs" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_two_towers_of_text_have_a_tokenizer_each(tmp_path):
+    config = tiny_config("region_bigru")
+    towers = {**config.towers, "german": config.towers["text"]}
+    tokenizer = tokenizer_for(config)
+    model = build_model(ModelConfig(width=16, towers=towers), {"text": tokenizer, "german": tokenizer})
+    folder = model.save_pretrained(tmp_path / "model")
+    assert sorted(path.name for path in folder.glob("tok*")) == ["tokenizer.german.json", "tokenizer.text.json"]
+    assert torch.equal(load(folder).encode("german", ["a dog"]), model.encode("german", ["a dog"]))
+
+
+def test_loading_leaves_the_random_state_alone(saved):
+    before = torch.random.get_rng_state()
+    load(saved)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_checkpoint_is_replaced_and_other_files_in_its_folder_stay(saved):
+    (saved / "log.txt").write_text("mine")
+    (saved / "runs").mkdir()
+    other = tiny_model("region_bigru", seed=7)
+    other.save_pretrained(saved)
+    assert fingerprint(saved) == float(other.encode_texts(["a dog"]).sum())
+    assert sorted(path.name for path in saved.iterdir()) == sorted([*FILES, "log.txt", "runs"])
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_of_other_things_is_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(FileExistsError, match="holds files, but no checkpoint"):
+        tiny_model("region_bigru").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(FileExistsError, match="holds files, but no checkpoint"):
+        tiny_model("region_bigru").save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "thesis.tex"]
+
+
+def test_a_model_put_together_by_hand_says_why_it_cannot_be_saved(tmp_path):
+    model = SetEncoder(dict(tiny_model("region_bigru").towers))
+    with pytest.raises(ValueError, match="put together by hand"):
+        model.save_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize("step", ["_sync", "model_card", "_write"])
+def test_a_save_that_fails_leaves_the_old_checkpoint(saved, monkeypatch, step):
+    before = fingerprint(saved)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(checkpoint, step, full)
+    with pytest.raises(OSError, match="no space left"):
+        save(tiny_model("region_bigru", seed=7), saved)
+    monkeypatch.undo()
+    assert fingerprint(saved) == before
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_rename_that_fails_leaves_the_old_checkpoint(saved, monkeypatch, failing):
+    before, calls, rename = fingerprint(saved), [], os.rename
+
+    def sometimes(*paths):
+        calls.append(paths)
+        if len(calls) == failing:
+            raise OSError("busy")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "rename", sometimes)
+    with pytest.raises(OSError, match="busy"):
+        save(tiny_model("region_bigru", seed=7), saved)
+    monkeypatch.undo()
+    assert fingerprint(saved) == before
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_process_killed_at_any_step_of_a_save_leaves_a_whole_checkpoint(saved):
+    """Each child saves a new model over the old one, and is killed by SIGKILL at its n-th call of the system."""
+    (saved / "log.txt").write_text("mine")
+    new = float(tiny_model("region_bigru", seed=7).encode_texts(["a dog"]).sum())
+    old = fingerprint(saved)
+    code = """
+import os, shutil, signal, sys
+from tiny_models import tiny_model
+from maxmatch.checkpoint import save
+model = tiny_model("region_bigru", seed=7)
+for step in range(1, int(sys.argv[2]) + 1):
+    child = os.fork()
+    if not child:
+        left = [step]
+        def counted(call):
+            def wrapped(*args, **kwargs):
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+            return wrapped
+        for place, name in ((os, "rename"), (os, "fsync"), (os, "open"), (os, "mkdir"), (os, "unlink"), (os, "rmdir")):
+            setattr(place, name, counted(getattr(place, name)))
+        target = os.path.join(sys.argv[1], str(step), "model")
+        save(model, target)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print({-signal.SIGKILL: "killed", 0: "done"}.get(os.waitstatus_to_exitcode(status), "failed"))
+"""
+    steps = 26
+    root = saved.parent
+    for step in range(1, steps + 1):
+        (root / str(step)).mkdir()
+        subprocess.run(["cp", "-r", str(saved), str(root / str(step) / "model")], check=True)
+    done = run(code, root, steps)
+    outcomes = done.stdout.split()
+    assert set(outcomes) == {"killed", "done"}, done.stderr
+    assert outcomes == sorted(outcomes, reverse=True)  # every step was tried, up to the last of a whole save
+    assert outcomes.count("killed") >= 15
+    found = []
+    for step in range(1, steps + 1):
+        folder = root / str(step) / "model"
+        found.append(fingerprint(folder))
+        again = tiny_model("region_bigru", seed=7).save_pretrained(folder)
+        assert fingerprint(again) == new
+        assert [path.name for path in again.parent.iterdir()] == ["model"]
+        assert (again / "log.txt").read_text() == "mine"
+    switch = found.index(new)
+    assert found == [old] * switch + [new] * (steps - switch)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        load(saved)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_weights_cut_short_are_refused(saved, share):
+    data = (saved / "model.safetensors").read_bytes()
+    (saved / "model.safetensors").write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a whole safetensors file.*copy it again"):
+        load(saved)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", '{"model_type": "bert"}'])
+def test_a_config_that_is_not_ours_is_refused(saved, text):
+    (saved / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json: not (a checkpoint of MaxMatch|readable as JSON)"):
+        load(saved)
+
+
+def test_a_newer_schema_is_refused_with_the_cure(saved):
+    change(saved, schema_version=2, of_tomorrow=True)
+    with pytest.raises(CheckpointError, match=r"schema version 2.*pip install --upgrade maxmatch"):
+        load(saved)
+
+
+def test_an_unknown_key_is_refused_with_a_suggestion(saved):
+    change(saved, similarty="mil")
+    with pytest.raises(CheckpointError, match=r"config\.json: .*Did you mean 'similarity'"):
+        load(saved)
+
+
+def test_another_set_size_or_width_than_the_weights_is_refused(saved):
+    data = json.loads((saved / "config.json").read_text())
+    data["towers"]["image"]["set_size"] = 8
+    (saved / "config.json").write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match=r"towers\.image\.head\.slots: 4×16 in the file, 8×16 by the config"):
+        load(saved)
+    data["towers"]["image"]["set_size"] = 4
+    (saved / "config.json").write_text(json.dumps({**data, "width": 32}))
+    with pytest.raises(
+        CheckpointError, match=r"(?s)set size \(K\) or width \(D\).*fc\.bias: 16 in the file, 32 by the config"
+    ):
+        load(saved)
+
+
+def test_weights_of_another_model_are_refused(saved, tmp_path):
+    other = tiny_model("region_bert").save_pretrained(tmp_path / "other")
+    (other / "model.safetensors").rename(saved / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"(?s)does not fit config\.json.*missing in the file.*more"):
+        load(saved)
+
+
+def test_another_tokenizer_is_refused(saved, tmp_path):
+    other = tiny_model("region_bert").save_pretrained(tmp_path / "other")
+    (other / "tokenizer.json").rename(saved / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"or the tokenizer, are of different models"):
+        load(saved)
+
+
+def test_a_pickle_is_never_read(saved, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.kill, (os.getpid(), signal.SIGKILL))
+
+    (tmp_path / "model.pt").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(CheckpointError, match=r"a pickle .* is never read"):
+        load(tmp_path / "model.pt")
+    (saved / "model.safetensors").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        load(saved)
+
+
+def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_fetched", lambda name: pytest.fail(f"asked the hub for {name}"))
+    for name in (tmp_path / "nothing", "nothing", "./a/b", "a/b/c", "/a/b", "../b", "a/", "~/nothing"):
+        with pytest.raises(FileNotFoundError, match="no such folder"):
+            load(name)
+
+
+def test_the_hub_is_asked_for_organisation_and_name_and_that_is_said(saved, monkeypatch, caplog):
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot(name, allow_patterns, local_files_only):
+        asked.append((name, local_files_only))
+        return str(saved)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    for offline in (False, True):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        with caplog.at_level(logging.WARNING):
+            load("someone/model")
+    assert asked == [("someone/model", False), ("someone/model", True)]
+    assert "no such folder here; asking the hub" in caplog.text
+
+
+def test_what_the_hub_does_not_have_is_said(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"someone/model: .*not to be had.*HF_HUB_OFFLINE is set"):
+        load("someone/model")
+
+
+def test_a_model_is_pushed_whole_and_in_private_unless_told_otherwise(monkeypatch):
+    import huggingface_hub
+
+    calls = []
+
+    class Hub:
+        def create_repo(self, name, private, exist_ok):
+            calls.append((name, private))
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    model = tiny_model("region_bigru")
+    assert model.push_to_hub("someone/model") == "https://huggingface.co/someone/model"
+    assert calls == [("someone/model", True), ("someone/model", FILES)]
+    with pytest.raises(ValueError, match="expected 'organisation/name'"):
+        model.push_to_hub("model")
+
+
+def test_a_device_can_be_chosen(saved):
+    assert load(saved, device="cpu").device == torch.device("cpu")
+    assert load(saved, device="meta").device == torch.device("meta")

@@ -1,0 +1,124 @@
+import json
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from maxmatch.config import (
+    Conv,
+    HuggingFaceBackbone,
+    ModelConfig,
+    Region,
+    SetPrediction,
+    SimilarityName,
+    Tower,
+    problems,
+)
+from maxmatch.presets import PRESETS
+
+REGION = {"encoder": {"name": "region"}}
+
+
+def refusal(data, part=ModelConfig):
+    with pytest.raises(ValidationError) as refused:
+        part.model_validate(data)
+    return problems(refused.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_config_comes_back_from_json_as_it_was(name):
+    config = PRESETS[name]()
+    assert ModelConfig.model_validate(json.loads(config.model_dump_json())) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "head_width", "size", "resize", "directions"),
+    [
+        ("resnet152_bigru", 4, 256, 224, "crop", "concatenate"),
+        ("region_bigru", 4, 512, None, None, "mean"),
+        ("region_bert", 4, 512, None, None, None),
+        ("resnext101_bert", 8, 256, 512, "squash", None),
+        ("efficientnet_lite0_bigru", 4, 256, 224, "crop", "concatenate"),
+    ],
+)
+def test_the_named_models_are_those_of_the_paper(name, heads, head_width, size, resize, directions):
+    config = PRESETS[name]()
+    image, text = config.towers["image"], config.towers["text"]
+    assert (config.width, image.set_size, text.set_size, config.similarity) == (1024, 4, 4, "maxmatch")
+    assert image.head == text.head == SetPrediction(heads=heads, head_width=head_width, depth=4)
+    pixels = getattr(image.encoder, "pixels", None)
+    assert (pixels and pixels.size, pixels and pixels.resize) == (size, resize)
+    assert getattr(text.encoder, "directions", None) == directions
+
+
+def test_an_unknown_key_is_refused_with_a_suggestion():
+    message = refusal({"towers": {"image": {"encoder": {"name": "region", "feature_with": 7}}}})
+    assert "towers.image.encoder" in message
+    assert "unknown key 'feature_with'. Did you mean 'feature_width'?" in message
+    assert "Known are encoder, head, set_size" in refusal({"towers": {"image": {**REGION, "xyz": 1}}})
+
+
+def test_an_override_that_no_head_has_is_refused():
+    with pytest.raises(ValidationError, match="Did you mean 'heads'"):
+        PRESETS["region_bigru"](head=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "towers: Field required"),
+        ({"towers": {}}, "at least 1"),
+        ({"towers": {"image": {"encoder": {"name": "cnv"}}}}, "'conv', 'region', 'gru', 'transformer'"),
+        ({"towers": {"image": {**REGION, "set_size": 0}}}, "greater than or equal to 1, got 0"),
+        ({"towers": {"image": {**REGION, "set_size": 17}}}, "less than or equal to 16, got 17"),
+        ({"towers": {"a.b": REGION}}, "pattern"),
+        ({"towers": {"image": REGION}, "similarity": "maxmtch"}, "'maxmatch', 'top_k'"),
+        ({"towers": {"image": REGION}, "width": -3}, "greater than or equal to 1, got -3"),
+        ({"towers": {"image": REGION}, "schema_version": 2}, "Input should be 1, got 2"),
+        ({"towers": {"image": REGION}, "pairing": [0, 1, 2, 3]}, "one tower has nothing to pair"),
+        ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2]}, "expected 4 distinct slots"),
+        ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2, 2]}, "expected 4 distinct slots"),
+        ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2, 4]}, "slots 0 to 3"),
+        ({"towers": {"image": REGION, "text": REGION}, "pairing_stability": 0.5}, "no pairing"),
+    ],
+)
+def test_what_makes_no_model_is_refused_and_said_where(data, message):
+    assert message in refusal(data)
+
+
+def test_a_backbone_says_what_it_is():
+    assert "give the backbone's config" in refusal({}, HuggingFaceBackbone)
+    assert "'model_type' is missing" in refusal({"config": {"hidden_size": 3}}, HuggingFaceBackbone)
+
+
+def test_unequal_set_sizes_and_a_partial_pairing_are_allowed():
+    towers = {"image": Tower(encoder=Region(), set_size=3), "text": Tower(encoder=Region(), set_size=2)}
+    config = ModelConfig(towers=towers, pairing=[1, -1, 0], pairing_stability=0.9)
+    assert config.pairing == [1, -1, 0]
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        Region().dropout = 0.5
+
+
+def test_similarities_are_those_there_are():
+    from maxmatch.matching.similarity import SIMILARITIES
+
+    assert set(get_args(SimilarityName)) == set(SIMILARITIES)
+
+
+def test_pixels_of_efficientnet_lite_are_as_its_weights_want_them():
+    from maxmatch.encoders.efficientnet_lite import MEAN, STD
+
+    encoder = PRESETS["efficientnet_lite0_bigru"]().towers["image"].encoder
+    assert isinstance(encoder, Conv)
+    assert (encoder.pixels.mean, encoder.pixels.std) == (MEAN, STD)
+
+
+def test_configs_need_no_torch():
+    code = "import sys, maxmatch.config, maxmatch.presets; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,246 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+from PIL import Image, ImageOps
+
+from maxmatch.images import ImageError, ImageTransform, load_image
+
+PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+_SIZES = [(300, 200), (200, 300), (224, 224), (257, 1000), (30, 40), (1, 7), (640, 427)]
+
+
+@pytest.fixture
+def without_shape_checks():
+    """As a user has it: no import hook, so that wrong input reaches the package's own checks."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+def noise(width, height, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def photo(width, height):
+    """Smooth enough that JPEG keeps it nearly as it is; every quarter looks different."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([255 * x / width, 255 * y / height, 255 * (1 - x / width)], -1).astype(np.uint8)
+
+
+def encoded(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png_header(width, height):
+    """A whole PNG that claims a size, with next to nothing in it."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", _SIZES)
+def test_crop_is_a_resize_of_the_short_side_and_a_cut_from_the_middle(size):
+    image = Image.fromarray(noise(*size))
+    scale = 256 / min(size)
+    whole = image.resize((max(int(size[0] * scale), 256), max(int(size[1] * scale), 256)), Image.Resampling.BILINEAR)
+    left, top = round((whole.width - 224) / 2), round((whole.height - 224) / 2)
+    expected = np.asarray(whole.crop((left, top, left + 224, top + 224)), dtype=np.int64)
+    got = ImageTransform(224, "crop", *PLAIN)(image)
+    assert got.shape == (3, 224, 224)
+    assert int(np.abs((got * 255).round().long().movedim(0, 2).numpy() - expected).max()) <= 1
+
+
+def test_squash_keeps_the_whole_picture():
+    image = Image.fromarray(noise(300, 100))
+    expected = np.asarray(image.resize((64, 64), Image.Resampling.BILINEAR), dtype=np.float32) / 255
+    got = ImageTransform(64, "squash", *PLAIN)(image)
+    torch.testing.assert_close(got, torch.from_numpy(expected).movedim(2, 0))
+
+
+def test_mean_and_deviation_are_those_of_each_channel():
+    grey = np.full((8, 8, 3), 51, dtype=np.uint8)
+    got = ImageTransform(8, "squash", (0.1, 0.2, 0.3), (0.5, 1.0, 2.0))(grey)
+    torch.testing.assert_close(got[:, 0, 0], torch.tensor([0.2, 0.0, -0.05]))
+
+
+def test_a_long_strip_is_not_blown_up():
+    """Its short side scaled to 256, this picture would have 6.6 milliard pixels."""
+    strip = np.zeros((1, 100_000, 3), dtype=np.uint8)
+    assert ImageTransform(224, "crop", *PLAIN)(strip).shape == (3, 224, 224)
+
+
+def test_path_bytes_image_and_array_give_the_same(tmp_path):
+    pixels = noise(60, 50)
+    image = Image.fromarray(pixels)
+    (tmp_path / "a.png").write_bytes(encoded(image, "PNG"))
+    sources = [tmp_path / "a.png", str(tmp_path / "a.png"), encoded(image, "PNG"), image, pixels]
+    first, *others = [ImageTransform(32, "crop", *PLAIN)(source) for source in sources]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_honoured(orientation):
+    image = Image.fromarray(photo(48, 32))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(image, "JPEG", quality=95, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    assert np.array_equal(np.asarray(load_image(data)), np.asarray(expected))
+    assert load_image(data).size == ((48, 32) if orientation < 5 else (32, 48))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_broken_exif_does_not_matter():
+    data = encoded(Image.fromarray(photo(48, 32)), "JPEG", exif=b"Exif\x00\x00MM\x00*\x00\x00\xff\xff")
+    assert load_image(data).size == (48, 32)
+
+
+def test_a_large_jpeg_is_decoded_small_and_still_looks_the_same():
+    large = Image.fromarray(photo(1600, 1200))
+    data = encoded(large, "JPEG", quality=95)
+    assert load_image(data, at_least=64).size == (200, 150)
+    assert load_image(data).size == (1600, 1200)
+    transform = ImageTransform(56, "crop", *PLAIN)
+    assert float((transform(data) - transform(large)).abs().max()) < 0.02
+
+
+def test_what_the_user_holds_is_left_alone(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(encoded(Image.fromarray(photo(800, 600)), "JPEG"))
+    with Image.open(tmp_path / "a.jpg") as mine:
+        load_image(mine, at_least=32)
+        assert mine.size == (800, 600)
+        assert mine.getpixel((0, 0)) is not None
+
+
+def of_mode(mode):
+    grey = Image.fromarray(np.full((4, 4), 128, dtype=np.uint8))
+    if mode == "I;16":
+        return Image.fromarray(np.full((4, 4), 128 * 257, dtype=np.uint16))
+    if mode == "I":
+        return Image.fromarray(np.full((4, 4), 128 * 257, dtype=np.int32))
+    if mode == "F":
+        return Image.fromarray(np.full((4, 4), 128 / 255, dtype=np.float32))
+    between = {"La": "LA", "RGBa": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "RGBX": "RGB"}
+    return grey.convert(between.get(mode, "L")).convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])
+def test_every_mode_becomes_rgb(mode):
+    image = load_image(of_mode(mode))
+    assert image.mode == "RGB"
+    assert np.abs(np.asarray(image).astype(int) - 128).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_sixteen_bits_and_floats_are_scaled_not_cut_off(mode):
+    assert np.abs(np.asarray(load_image(of_mode(mode))).astype(int) - 128).max() <= 1
+
+
+def test_sixteen_bit_files_are_scaled():
+    steps = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    for kind in ("PNG", "TIFF"):
+        got = np.asarray(load_image(encoded(Image.fromarray(steps), kind)))[..., 0]
+        assert np.array_equal(got, steps // 257)
+
+
+def test_one_bit_is_black_and_white():
+    bits = Image.fromarray(np.array([[0, 255], [255, 0]], dtype=np.uint8)).convert("1")
+    for image in (bits, encoded(bits, "PNG")):
+        assert np.asarray(load_image(image))[..., 0].tolist() == [[0, 255], [255, 0]]
+
+
+def test_what_is_transparent_is_white():
+    clear = Image.new("RGBA", (4, 4), (200, 0, 0, 0))
+    half = Image.new("LA", (4, 4), (0, 128))
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30] * 256)
+    see_through = [clear, encoded(clear, "PNG"), encoded(clear, "WEBP", lossless=True)]
+    see_through += [encoded(palette, "GIF", transparency=0), encoded(palette, "PNG", transparency=b"\x00")]
+    see_through += [encoded(Image.new("RGB", (4, 4), (9, 9, 9)), "PNG", transparency=(9, 9, 9))]
+    for image in see_through:
+        assert load_image(image).getpixel((0, 0)) == (255, 255, 255)
+    assert load_image(half).getpixel((0, 0)) == (127, 127, 127)
+
+
+def test_of_an_animation_the_first_picture_is_taken():
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert load_image(data).getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_a_file_cut_short_is_named(kind, tmp_path):
+    data = encoded(Image.fromarray(noise(64, 64)), kind)
+    path = tmp_path / f"holiday.{kind.lower()}"
+    for length in (0, 3, 20, len(data) // 2):
+        path.write_bytes(data[:length])
+        with pytest.raises(ImageError, match=r"holiday\.\w+: not a readable picture"):
+            load_image(path, at_least=16)
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(ImageError, match=r"a\.jpg.*The file is empty: fetch it again"):
+        load_image(tmp_path / "a.jpg")
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    for path in (tmp_path / "nothing.jpg", tmp_path):
+        with pytest.raises(FileNotFoundError, match=path.name):
+            load_image(path)
+
+
+@pytest.mark.parametrize("side", [15_000, 30_000, 60_000])
+def test_a_giant_picture_is_refused_before_it_is_decoded(side, tmp_path):
+    path = tmp_path / "giant.png"
+    path.write_bytes(png_header(side, side))
+    with pytest.raises(ImageError, match=r"giant\.png: .*decompression bomb"):
+        load_image(path)
+
+
+def test_the_limit_can_be_lowered():
+    with pytest.raises(ImageError, match=r"60×50 pixels, more than the 2,999"):
+        load_image(noise(60, 50), max_pixels=2_999)
+    assert load_image(noise(60, 50), max_pixels=3_000).size == (60, 50)
+
+
+def test_arrays_of_other_types_are_scaled():
+    expected = np.full((2, 2, 3), 51)
+    for array in (
+        np.full((2, 2, 3), 0.2),
+        np.full((2, 2), 0.2, dtype=np.float32),
+        np.full((2, 2, 1), 51 * 257, dtype=np.uint16),
+        np.full((2, 2, 3), 51, dtype=np.uint8)[::-1, ::-1],
+    ):
+        assert np.array_equal(np.asarray(load_image(array)), expected)
+    assert load_image(np.ones((2, 2), dtype=bool)).getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((3, 8, 8), np.uint8), "expected .height, width"),
+        (np.zeros((0, 8, 3), np.uint8), "expected .height, width"),
+        (np.zeros(8, np.uint8), "expected .height, width"),
+        (np.full((8, 8, 3), 200.0), "from 0 to 1"),
+        (np.full((8, 8, 3), np.nan), "from 0 to 1"),
+        (np.zeros((8, 8, 3), np.int64), "expected pixels as uint8"),
+        (None, "expected a path, bytes"),
+        (7, "expected a path, bytes"),
+        (Image.new("RGB", (0, 4)), "no pixels"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_is_no_picture_is_refused(array, message):
+    with pytest.raises(ImageError, match=message):
+        load_image(array)

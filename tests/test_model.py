@@ -1,0 +1,248 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_images import encoded, noise, png_header, without_shape_checks  # noqa: F401
+from tiny_models import FEATURES, SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for, with_audio
+from tiny_models import with_statistics as trained
+
+from maxmatch.build import build_model
+from maxmatch.images import ImageError
+from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.model import SetEncoder
+from maxmatch.text import TextTruncated
+
+
+@pytest.fixture(scope="module")
+def regions():
+    return trained(tiny_model("region_bigru"))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return trained(tiny_model("resnet152_bigru"))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_an_item_does_not_depend_on_its_batch(name):
+    model = trained(tiny_model(name))
+    order = np.random.default_rng(1).permutation(64).tolist()
+    for modality, items in (("image", images_for(model, 64)), ("text", texts(64))):
+        alone = model.encode(modality, items, batch_size=1)
+        for size in (7, 64):
+            together = model.encode(modality, [items[i] for i in order], batch_size=size)
+            assert float((together - alone[order]).abs().max()) <= 1e-5
+
+
+def test_sets_are_unit_vectors_in_float32_on_the_cpu(regions):
+    sets = regions.encode_texts(texts(5))
+    assert (sets.shape, sets.dtype, sets.device.type, sets.requires_grad) == ((5, 4, D), torch.float32, "cpu", False)
+    torch.testing.assert_close(sets.norm(dim=-1), torch.ones(5, 4))
+    assert torch.equal(sets, regions.encode_texts(texts(5)))
+    sets.requires_grad_().sum().backward()  # not an inference tensor: a user may go on with it
+
+
+def test_every_module_is_afterwards_in_the_mode_it_was_in():
+    model = trained(tiny_model("resnet152_bigru"))
+    model.train()
+    model.tower("image").encoder.freeze()
+    before = {name: module.training for name, module in model.named_modules()}
+    statistics = {name: value.clone() for name, value in model.state_dict().items()}
+    sets = model.encode_images(images_for(model, 3))
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert all(torch.equal(value, statistics[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="item 0"):
+        model.encode_images([b"nothing"])
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert torch.equal(sets, model.eval().encode_images(images_for(model, 3)))
+
+
+def test_encode_is_what_forward_gives(regions):
+    items = images_for(regions, 5)
+    inputs, mask = torch.zeros(5, 9, FEATURES), torch.zeros(5, 9, dtype=torch.bool)
+    for row, item in enumerate(items):
+        inputs[row, : len(item)], mask[row, : len(item)] = torch.from_numpy(item), True
+    regions.eval()
+    with torch.no_grad():
+        sets = regions("image", inputs, mask)
+    torch.testing.assert_close(regions.encode_images(items), sets.vectors, rtol=0, atol=1e-6)
+    assert sets.residual.shape == (5, 4, D)
+
+
+def test_a_third_modality_needs_no_other_code(tmp_path):
+    base = tiny_config("region_bigru")
+    model = trained(build_model(with_audio(base), {"text": tokenizer_for(base)}, seed=0))
+    generator = np.random.default_rng(0)
+    clips = [generator.normal(size=(n, 5)).astype("float32") for n in (3, 40, 1, 17)]
+    sets = model.encode("audio", clips, batch_size=2)
+    assert sets.shape == (4, 3, D)
+    backwards = [np.ascontiguousarray(clip[::-1]) for clip in clips]
+    assert float((model.encode("audio", backwards) - sets).abs().amax((1, 2))[1]) > 1e-4  # a sequence has an order
+    assert model.similarity(sets, model.encode_texts(texts(6))).shape == (4, 6)
+    model.save_pretrained(tmp_path / "model")
+    assert torch.equal(SetEncoder.from_pretrained(tmp_path / "model").encode("audio", clips, batch_size=2), sets)
+
+
+def test_paths_bytes_images_and_arrays_mix(pictures, tmp_path):
+    pixels = noise(70, 50)
+    image = Image.fromarray(pixels)
+    image.save(tmp_path / "a.png")
+    sets = pictures.encode_images([tmp_path / "a.png", str(tmp_path / "a.png"), encoded(image, "PNG"), image, pixels])
+    assert torch.equal(sets, sets[:1].expand_as(sets))
+
+
+def test_region_features_come_as_one_array_a_list_or_tensors(regions):
+    block = np.random.default_rng(0).normal(size=(5, 6, FEATURES)).astype("float32")
+    sets = regions.encode_images(block)
+    assert torch.equal(regions.encode_images(list(block)), sets)
+    assert torch.equal(regions.encode_images(torch.from_numpy(block)), sets)
+    half = regions.encode_images(block.astype("float16"))
+    assert float((half - sets).abs().max()) < 0.02
+
+
+def test_similarity_is_the_configs():
+    for name in ("maxmatch", "smooth_chamfer", "mil"):
+        config = tiny_config("region_bigru").model_copy(update={"similarity": name})
+        model = build_model(config, {"text": tokenizer_for(config)})
+        a, b = model.encode_images(images_for(model, 3)), model.encode_texts(texts(4))
+        assert torch.equal(model.similarity(a, b), SIMILARITIES[name](a, b))
+        assert torch.equal(model.similarity(a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
+
+
+@pytest.mark.parametrize("name", ["region_bigru", "resnext101_bert"])
+def test_an_explanation_agrees_with_the_score(name):
+    model = trained(tiny_model(name))
+    image, text = images_for(model, 1)[0], "a dog runs"
+    why = model.explain(image, text)
+    a, b = model.encode_images([image]), model.encode_texts([text])
+    assert why.score == pytest.approx(float(model.similarity(a, b)), abs=1e-6)
+    torch.testing.assert_close(why.cosines, a[0] @ b[0].T, rtol=0, atol=1e-5)
+    assert np.mean([np.expm1(pair.cosine) for pair in why.pairs]) == pytest.approx(why.score, abs=1e-5)
+    for pair in why.pairs:
+        assert pair.cosine == float(why.cosines[pair.image_slot, pair.text_slot])
+    assert sorted(pair.text_slot for pair in why.pairs) == [0, 1, 2, 3]
+    assert [word for word in why.words if word[0] not in "<["] == ["a", "dog", "runs"]
+    assert why.text_attention.shape == (4, len(why.words))
+    assert why.image_attention.shape == ((4, len(image)) if name == "region_bigru" else (4, 8, 8))
+    for attention in (why.image_attention, why.text_attention):
+        torch.testing.assert_close(attention.flatten(1).sum(1), torch.ones(4), rtol=0, atol=1e-4)
+
+
+def test_no_items_give_no_sets(regions, pictures):
+    assert regions.encode_images([]).shape == regions.encode_texts([]).shape == (0, 4, D)
+    nothing = pictures.encode_images([], errors="skip")
+    assert (nothing.sets.shape, nothing.kept, nothing.skipped) == ((0, 4, D), [], [])
+    assert regions.similarity(regions.encode_images([]), regions.encode_texts(["a"])).shape == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["region_bigru", "region_bert"])
+def test_any_text_has_a_set(name):
+    model = tiny_model(name)
+    strange = ["", " ", "\U0001f436\u200d\U0001f9ba", "犬が走る", "مرحبا", "\ud83d", "\x00", "a\n\tdog"]
+    sets = model.encode_texts(strange)
+    assert sets.isfinite().all()
+    torch.testing.assert_close(sets.norm(dim=-1), torch.ones(len(strange), 4))
+
+
+def test_ten_thousand_words_are_cut_and_that_is_said_once(regions):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        sets = regions.encode_texts(["dog " * 10_000, "a cat", "cat " * 9_000], batch_size=1)
+    assert [warning.category for warning in said] == [TextTruncated]
+    assert sets.shape == (3, 4, D)
+
+
+def test_what_cannot_be_read_is_named(pictures, tmp_path):
+    good = noise(40, 40)
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "cut.jpg").write_bytes(encoded(Image.fromarray(good), "JPEG")[:300])
+    (tmp_path / "giant.png").write_bytes(png_header(30_000, 30_000))
+    for name, message in (("empty", "The file is empty"), ("cut", "cut short"), ("giant", "decompression bomb")):
+        path = next(tmp_path.glob(f"{name}.*"))
+        with pytest.raises(ImageError, match=rf"item 2: .*{path.name}.*{message}"):
+            pictures.encode_images([good, good, path, good])
+    with pytest.raises(FileNotFoundError, match=r"item 0: .*gone\.jpg: no such file"):
+        pictures.encode_images([tmp_path / "gone.jpg"])
+
+
+def test_what_cannot_be_read_is_skipped_and_reported(pictures, tmp_path):
+    items = [noise(40, 40, seed) for seed in range(5)]
+    (tmp_path / "empty.jpg").touch()
+    mixed = [items[0], tmp_path / "empty.jpg", *items[1:4], b"no picture", "gone.jpg", items[4]]
+    for size in (1, 3, 64):
+        got = pictures.encode_images(mixed, batch_size=size, errors="skip")
+        assert got.kept == [0, 2, 3, 4, 7]
+        assert [skipped.index for skipped in got.skipped] == [1, 5, 6]
+        assert "empty.jpg" in got.skipped[0].reason
+        torch.testing.assert_close(got.sets, pictures.encode_images(items), rtol=0, atol=1e-5)
+    nothing = pictures.encode_images([b""], errors="skip")
+    assert (nothing.sets.shape, nothing.kept) == ((0, 4, D), [])
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (
+            np.zeros((4, FEATURES + 1), "float32"),
+            rf"item 0: .*expected \(count, {FEATURES}\).*got \(4, {FEATURES + 1}\)",
+        ),
+        (np.zeros((0, FEATURES), "float32"), "at least one"),
+        (np.zeros(FEATURES, "float32"), "expected .count"),
+        (np.full((4, FEATURES), np.nan, "float32"), "NaN or infinite"),
+        ("a.jpg", r"a\.jpg: this model reads features extracted beforehand"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(regions, item, message):
+    with pytest.raises(ValueError, match=message):
+        regions.encode_images([item])
+
+
+def test_one_item_in_place_of_a_list_is_refused(regions):
+    with pytest.raises(ValueError, match=r"expected a list, got one str\. For one item use \[item\]"):
+        regions.encode_texts("a dog")
+    with pytest.raises(ValueError, match="item 1: expected a text, got int"):
+        regions.encode_texts(["a dog", 7])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_options_are_refused_with_the_choices(regions):
+    with pytest.raises(ValueError, match="this model has image, text, got 'audio'"):
+        regions.encode("audio", [])
+    with pytest.raises(ValueError, match="batch_size"):
+        regions.encode_texts(["a"], batch_size=0)
+    with pytest.raises(ValueError, match="'raise' or 'skip'"):
+        regions.encode_images([], errors="ignore")
+    with pytest.raises(ValueError, match="expected one of maxmatch"):
+        SetEncoder(dict(regions.towers), similarity="cosine")
+    with pytest.raises(ValueError, match="one width for all"):
+        SetEncoder({})
+
+
+def test_sets_of_another_model_are_refused(regions):
+    wider = tiny_model("region_bigru", width=24)
+    with pytest.raises(ValueError, match="different spaces"):
+        regions.similarity(regions.encode_texts(["a"]), wider.encode_texts(["a"]))
+
+
+def test_progress_is_shown_when_asked_for(regions, capsys):
+    regions.encode_texts(texts(3), show_progress=True)
+    assert "3/3" in capsys.readouterr().err
+    regions.encode_texts(texts(3))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pairing_is_noted_and_checked():
+    model = tiny_model("region_bigru")
+    model.record_pairing([2, 0, 1, 3], 0.97)
+    assert (model.config.pairing, model.config.pairing_stability) == ([2, 0, 1, 3], 0.97)
+    with pytest.raises(ValueError, match="distinct"):
+        model.record_pairing([0, 0, 1, 2], 0.9)
+
+
+def test_a_model_in_half_precision_still_gives_float32():
+    model = tiny_model("region_bigru").half()
+    sets = model.encode_images(images_for(model, 2))
+    assert sets.dtype == torch.float32
+    torch.testing.assert_close(sets.norm(dim=-1), torch.ones(2, 4))

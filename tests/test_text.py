@@ -1,0 +1,151 @@
+import json
+import warnings
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from maxmatch.text import (
+    TextTruncated,
+    encode,
+    load_tokenizer,
+    train_wordpiece_tokenizer,
+    word_tokenizer,
+    wordpiece_tokenizer,
+)
+
+CAPTIONS = ["A dog runs.", "The dog isn't a cat", "a Dog's t-shirt", "dog"]
+
+
+@pytest.fixture(params=["word", "wordpiece"])
+def tokenizer(request):
+    if request.param == "word":
+        return word_tokenizer(CAPTIONS, min_count=1, max_length=16)
+    return train_wordpiece_tokenizer(CAPTIONS, vocabulary_size=100, max_length=16)
+
+
+def test_special_words_come_first_and_frequent_words_next():
+    vocabulary = word_tokenizer(CAPTIONS, min_count=1).get_vocab()
+    assert [vocabulary[word] for word in ("<pad>", "<start>", "<end>", "<unk>", "<mask>")] == [0, 1, 2, 3, 4]
+    assert [vocabulary[word] for word in ("dog", "a")] == [5, 6]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(3, False), (4, True)])
+def test_a_word_is_kept_from_four_occurrences_on(count, kept):
+    assert ("dog" in word_tokenizer(["Dog"] * count).get_vocab()) is kept
+
+
+def test_words_are_lower_cased_and_divided_as_in_the_penn_treebank():
+    text = "A man\u2019s T-shirt: he DOESN'T care, 3.5 and/or more..."
+    tokens = word_tokenizer([text], min_count=1).encode(text).tokens
+    assert " ".join(tokens) == "<start> a man 's t-shirt : he does n't care , 3.5 and/or more . . . <end>"
+
+
+def test_an_unknown_word_becomes_unk():
+    ids, _ = encode(word_tokenizer(CAPTIONS, min_count=1), ["a zebra"])
+    assert ids.tolist() == [[1, 6, 3, 2]]
+
+
+def test_saved_and_loaded_tokenizers_encode_alike(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    again = load_tokenizer(path)
+    texts = [*CAPTIONS, "", "zebra \U0001f436 नमस्ते", "dog " * 10]
+    for mine, theirs in zip(encode(tokenizer, texts), encode(again, texts), strict=True):
+        assert torch.equal(mine, theirs)
+    assert again.truncation["max_length"] == 16
+
+
+def test_a_known_text_comes_back_from_its_ids(tokenizer):
+    ids, mask = encode(tokenizer, ["a dog runs", "the dog"])
+    assert tokenizer.decode(ids[1][mask[1]].tolist()) == "the dog"
+
+
+def test_texts_are_padded_on_the_right_to_the_longest(tokenizer):
+    ids, mask = encode(tokenizer, ["a dog", "dog", ""])
+    assert mask.sum(1).tolist() == [4, 3, 2]
+    assert mask[:, 0].all()
+    assert (ids[~mask] == 0).all()
+
+
+def test_an_empty_text_gives_a_token(tokenizer):
+    assert encode(tokenizer, [""]).mask.any()
+
+
+def test_an_empty_text_gives_a_token_even_without_special_tokens(tmp_path):
+    bare = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "dog": 2}, unk_token="<unk>"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    bare.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert encode(loaded, [""]).mask.tolist() == [[True]]
+    assert encode(loaded, ["", "dog dog"]).mask.tolist() == [[True, False], [True, True]]
+
+
+def test_no_texts_give_no_rows(tokenizer):
+    assert encode(tokenizer, []).ids.shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["\U0001f436\u200d\U0001f9ba!", "犬が走る", "नमस्ते दुनिया", "مرحبا", "\x00\ufffd", " \n\t "]
+)
+def test_any_text_can_be_encoded(tokenizer, text):
+    ids, mask = encode(tokenizer, [text, "dog"])
+    assert ids.shape == mask.shape
+    assert mask[:, :2].all()
+
+
+def test_words_of_any_script_enter_the_vocabulary():
+    vocabulary = word_tokenizer(["नमस्ते दुनिया Straße ЖУК \U0001f436"] * 4).get_vocab()
+    assert {"नमस्ते", "दुनिया", "straße", "жук", "\U0001f436"} <= set(vocabulary)
+
+
+def test_ten_thousand_words_are_cut_to_the_maximum_with_the_end_kept(tokenizer):
+    with pytest.warns(TextTruncated, match="more than 16 tokens"):
+        ids, _ = encode(tokenizer, ["dog " * 10_000, "dog"])
+    assert ids.shape == (2, 16)
+    assert ids[0, -1] == encode(tokenizer, ["dog"]).ids[0, -1]
+
+
+def test_the_cut_is_said_once(tokenizer):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for length in (100, 200, 300):
+            encode(tokenizer, ["dog " * length])
+    assert [warning.category for warning in said] == [TextTruncated]
+
+
+def test_wordpiece_takes_the_vocabulary_of_a_bert():
+    pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "##s", "a"]
+    tokenizer = wordpiece_tokenizer(pieces)
+    assert encode(tokenizer, ["A dogs zebra"]).ids.tolist() == [[3, 8, 6, 7, 2, 4]]
+
+
+def test_a_wordpiece_vocabulary_without_its_special_tokens_is_refused():
+    with pytest.raises(ValueError, match="special tokens"):
+        wordpiece_tokenizer(["a", "[UNK]"])
+
+
+def test_a_broken_file_is_named(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_tokenizer(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a readable"):
+        load_tokenizer(path)
+
+
+def test_a_file_without_a_padding_token_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(path))
+    with pytest.raises(ValueError, match="no padding token"):
+        load_tokenizer(path)
+
+
+def test_a_maximum_that_leaves_no_room_is_refused():
+    with pytest.raises(ValueError, match="leaves no room"):
+        word_tokenizer(CAPTIONS, max_length=2)
+
+
+def test_the_file_is_plain_json_with_the_length_in_it(tokenizer, tmp_path):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]["max_length"] == 16
