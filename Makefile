@@ -31,6 +31,7 @@ format: $(READY) ## Format the code and mend what the linter can
 
 bench: $(READY) ## Print the speed table (CPU, and GPU when there is one)
 	$(BIN)/python -m benchmarks.matching
+	$(BIN)/python -m benchmarks.encoding
 
 clean: ## Remove .venv and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,6 +13,13 @@ install_import_hook(
     [
         "maxmatch.checks",
         "maxmatch.types",
+        "maxmatch.layers",
+        "maxmatch.encoders",
+        "maxmatch.text",
+        "maxmatch.images",
+        "maxmatch.readers",
+        "maxmatch.model",
+        "maxmatch.build",
         "maxmatch.losses",
         "maxmatch.evaluation",
         "maxmatch.matching.assignment",

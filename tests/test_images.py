@@ -5,21 +5,12 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 from PIL import Image, ImageOps
 
 from maxmatch.images import ImageError, ImageTransform, load_image
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 _SIZES = [(300, 200), (200, 300), (224, 224), (257, 1000), (30, 40), (1, 7), (640, 427)]
-
-
-@pytest.fixture
-def without_shape_checks():
-    """As a user has it: no import hook, so that wrong input reaches the package's own checks."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 def noise(width, height, seed=0):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_images import encoded, noise, png_header, without_shape_checks  # noqa: F401
+from test_images import encoded, noise, png_header
 from tiny_models import FEATURES, SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for, with_audio
 from tiny_models import with_statistics as trained
 
@@ -199,6 +199,7 @@ def test_features_that_do_not_fit_are_refused(regions, item, message):
         regions.encode_images([item])
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_one_item_in_place_of_a_list_is_refused(regions):
     with pytest.raises(ValueError, match=r"expected a list, got one str\. For one item use \[item\]"):
         regions.encode_texts("a dog")
@@ -220,6 +221,7 @@ def test_wrong_options_are_refused_with_the_choices(regions):
         SetEncoder({})
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_sets_of_another_model_are_refused(regions):
     wider = tiny_model("region_bigru", width=24)
     with pytest.raises(ValueError, match="different spaces"):

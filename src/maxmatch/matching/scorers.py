@@ -50,18 +50,21 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Sc
 
     def pack_columns(sets: Tensor) -> Tensor:
         count, size, width = sets.shape
+        watch(_total(sets))
         return reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
+
+    def pack_rows(sets: Tensor) -> Tensor:
+        watch(_total(sets))
+        return _slot_major(sets.float())
 
     def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
         height, width = out.shape
         product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
         matched = reuse("matched", 4, height, width)
         compiled.matched_cosines(product.view(4, height, 4, width), matched, pool)
-        watch(matched.sum())  # every vector is in every matching
-        torch.mean(matched.exp_(), 0, out=out)
-        out.sub_(1)
+        watch(torch.mean(matched.exp_(), 0, out=out).sub_(1).sum())
 
-    return Scorer(lambda a: _slot_major(a.float()), pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 2048))
+    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024))
 
 
 def plane_scorer(kernels: Any, size: int, watch: Watch) -> Scorer:

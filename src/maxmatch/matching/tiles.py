@@ -106,7 +106,7 @@ class Job:
                         scorer.score(packed_rows, packed_columns, tile, rows, columns)
                     except NotFiniteError:  # it names an item of the tile
                         self._refuse_not_finite()
-                    if totals and self.device.type == "cpu" and not bool(torch.isfinite(totals.pop())):
+                    if self.device.type == "cpu" and not all(math.isfinite(totals.pop()) for _ in range(len(totals))):
                         self._refuse_not_finite()
                     yield Tile(rows, columns, tile)
         # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
@@ -145,8 +145,12 @@ class Job:
     def _item_bytes(self, sets: Array) -> int:
         """What the copies of one item take while its tile is at work."""
         resident = isinstance(sets, Tensor) and sets.device == self.device and not self.normalise
-        copies = 1 if resident and sets.dtype.itemsize == self.dtype.itemsize else 3
-        return copies * math.prod(sets.shape[1:]) * self.dtype.itemsize
+        if resident and self.device.type == "cuda":  # the kernels take every precision as it is
+            return math.prod(sets.shape[1:]) * sets.dtype.itemsize
+        as_it_is = resident and sets.dtype.itemsize == self.dtype.itemsize
+        few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
+        copies = 3 if not as_it_is else 0 if few else 1  # see similarity.cosine_planes for the few
+        return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
 
     def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
         """The fastest way there is. What a scorer gives to `watch` must be finite."""

@@ -1,0 +1,115 @@
+"""How fast the models of the paper encode, and what part of it is the backbone: `python -m benchmarks.encoding`.
+
+Random weights: the speed is the same. The *floor* of a training step is the operations of its matrix products over the
+rate this machine reaches on a large one.
+"""
+
+import statistics
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.timing import describe_machine, time_each
+from maxmatch.build import build_model
+from maxmatch.layers import SetHead
+from maxmatch.model import SetEncoder
+from maxmatch.presets import PRESETS
+from maxmatch.text import word_tokenizer, wordpiece_tokenizer
+from maxmatch.types import Features
+
+_WORDS = [f"word{i}" for i in range(8_481)]  # the size of Flickr30k's vocabulary
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_CAPTION_LENGTH = 14
+
+
+def _model(name: str) -> SetEncoder:
+    pieces = [*_SPECIAL, *(f"p{i}" for i in range(30_522 - len(_SPECIAL)))]
+    tokenizer = wordpiece_tokenizer(pieces) if name.endswith("bert") else word_tokenizer([" ".join(_WORDS)] * 4)
+    return build_model(PRESETS[name](), {"text": tokenizer}, pretrained=False, seed=0)
+
+
+def _batches(name: str, images: int, device: str) -> dict[str, Tensor]:
+    """A batch of each modality: random pixels or regions, five captions an image."""
+    if name.startswith("region"):
+        pictures = torch.rand(images, 36, 2048, device=device)
+    else:
+        side = 512 if name.startswith("resnext") else 224
+        pictures = torch.randn(images, 3, side, side, device=device)
+    return {"image": pictures, "text": torch.randint(5, 8_000, (5 * images, _CAPTION_LENGTH), device=device)}
+
+
+def _precision(device: str) -> AbstractContextManager[object]:
+    return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
+
+
+def _matmul_rate(device: str) -> float:
+    """Operations a millisecond of a large matrix product."""
+    size, dtype = (8192, torch.bfloat16) if device == "cuda" else (2048, torch.float32)
+    x = torch.randn(size, size, device=device, dtype=dtype)
+    (times,) = time_each([lambda: x @ x], 5)
+    return 2 * size**3 / statistics.median(times)
+
+
+def encode(names: list[str]) -> None:
+    """Items a second, the backbone's share, and a training step against its floor."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = 128 if device == "cuda" else 4
+    rate = _matmul_rate(device)
+    print(f"\n{device.upper()}, batches of {images} images and {5 * images} captions, "
+          f"matrix product {rate / 1e9:.1f} TFLOP/s")  # fmt: skip
+    for name in names:
+        model = _model(name).to(device)
+        size = sum(p.numel() for p in model.parameters())
+        print(f"  {name}: {size:,} parameters, {4 * size / 2**20:,.0f} MiB in float32", flush=True)
+        for modality, inputs in _batches(name, images, device).items():
+            tower = model.tower(modality).eval()
+            with torch.inference_mode(), _precision(device):
+                whole, encoder = time_each([lambda t=tower, x=inputs: t(x), lambda t=tower, x=inputs: t.encoder(x)], 5)  # type: ignore[misc]
+            tower.train()
+
+            def step(tower: torch.nn.Module = tower, inputs: Tensor = inputs) -> None:
+                tower.zero_grad()
+                with _precision(device):
+                    vectors = tower(inputs).vectors
+                vectors.square().sum().backward()
+
+            with FlopCounterMode(display=False) as counter:
+                step()
+            (training,) = time_each([step], 3)
+            share, floor = min(encoder) / min(whole), counter.get_total_flops() / rate
+            print(f"    {modality:<6}{len(inputs) / min(whole) * 1e3:12,.0f} items/s, before the head {share:4.0%}; "
+                  f"forward + backward {min(training):9.2f} ms = {min(training) / floor:5.1f} × its matrix products",
+                  flush=True)  # fmt: skip
+        del model
+
+
+def keys_once() -> None:
+    """The set head as it is, against one that makes keys and values anew in each of its four blocks."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = 200 if device == "cuda" else 16
+    head = SetHead(1024).to(device).eval()
+    local = torch.randn(images, 36, 1024, device=device)
+    features = Features(local, torch.ones(images, 36, dtype=torch.bool, device=device), local.amax(1))
+
+    def per_block() -> Tensor:
+        slots = head.slots.expand(images, -1, -1)
+        for _ in range(head.depth):
+            slots, _ = head.block(slots, head.block.context(features))
+        residual: Tensor = head.residual_norm(slots)
+        return residual
+
+    with torch.inference_mode():
+        torch.testing.assert_close(head(features).residual, per_block(), rtol=1e-4, atol=1e-4)
+        once, each = time_each([lambda: head(features), per_block], 7)
+    ratio = statistics.median(e / o for e, o in zip(each, once, strict=True))
+    print(f"\n{device.upper()}, set head on {images} × 36 regions: {statistics.median(once):.2f} ms, "
+          f"{ratio:.2f} × that with keys and values made in every block")  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(describe_machine())
+    encode(sys.argv[1:] or list(PRESETS))
+    keys_once()
