@@ -298,6 +298,8 @@ def test_a_pickle_is_never_read(saved, tmp_path):
 
 def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_fetched", lambda name: pytest.fail(f"asked the hub for {name}"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # what lies beside the folder of the tests is not ours
     for name in (tmp_path / "nothing", "nothing", "./a/b", "a/b/c", "/a/b", "../b", "a/", "~/nothing"):
         with pytest.raises(FileNotFoundError, match="no such folder"):
             load(name)
