@@ -17,6 +17,7 @@ install_import_hook(
         "maxmatch.encoders",
         "maxmatch.text",
         "maxmatch.images",
+        "maxmatch.read_ahead",
         "maxmatch.readers",
         "maxmatch.model",
         "maxmatch.build",

@@ -1,10 +1,6 @@
 """SetEncoder: the object a user holds. Towers by name, one per modality; each makes a set of K vectors of an item."""
 
-import os
-import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +14,11 @@ from torch import Tensor, nn
 from maxmatch.checks import as_tensor
 from maxmatch.config import ModelConfig
 from maxmatch.encoders import Encoder
-from maxmatch.images import ImageError
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.read_ahead import Skipped, progress, read_ahead
 from maxmatch.readers import Inputs, Reader, TextReader
 from maxmatch.types import Features, Sets
-
-_LONG_WORK = 1_000  # items, from which on a progress bar is shown
-_PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
-_READERS = 4  # batches read at once while the model works
 
 
 @runtime_checkable
@@ -53,14 +45,6 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
         """The sets of B items."""
         return self.head(self.encoder(inputs, mask))
-
-
-@dataclass(frozen=True, order=True)
-class Skipped:
-    """An item that could not be read."""
-
-    index: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -189,8 +173,8 @@ class SetEncoder(nn.Module):
         places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         sets = torch.empty(len(items), tower.head.set_size, self.dim)
         skipped: list[Skipped] = []
-        with _progress(len(items), modality, show_progress) as advance, self._evaluating():
-            for batch in _read_ahead(tower.reader, items, places, errors == "skip"):
+        with progress(len(items), modality, show_progress) as advance, self._evaluating():
+            for batch in read_ahead(tower.reader, items, places, errors == "skip"):
                 if batch.inputs is not None:
                     values, mask = self._moved(batch.inputs)
                     sets[batch.places] = tower(values, mask).vectors.float().cpu()
@@ -325,51 +309,3 @@ class SetEncoder(nn.Module):
 class _Look(NamedTuple):
     vectors: Tensor
     attention: Tensor
-
-
-class _Batch(NamedTuple):
-    places: list[int]
-    inputs: Inputs | None
-    skipped: list[Skipped]
-
-
-def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: bool) -> _Batch:
-    """A batch of items; those that cannot be read are named."""
-    good, skipped = {}, []
-    for place in places:
-        try:
-            good[place] = reader.read(items[place])
-        except (ValueError, OSError) as error:
-            if not skip:
-                kind = type(error) if type(error) in _PLAIN else ValueError
-                raise kind(f"item {place}: {error}") from error
-            skipped.append(Skipped(place, str(error)))
-    return _Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
-
-
-def _read_ahead(reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool) -> Iterator[_Batch]:
-    """The batches in order, the next few being read while the model works on one."""
-    workers = min(_READERS, os.cpu_count() or 1)
-    pool = ThreadPoolExecutor(workers)
-    try:
-        ahead: deque[Future[_Batch]] = deque()
-        for places in batches:
-            ahead.append(pool.submit(_read, reader, items, places, skip))
-            if len(ahead) > workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[[int], object]]:
-    """What to call with the number of items done."""
-    if not (total > _LONG_WORK and sys.stderr.isatty() if show is None else show):
-        yield lambda count: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=modality, unit="item") as bar:
-        yield bar.update

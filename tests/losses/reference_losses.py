@@ -5,12 +5,11 @@ Nothing here comes from the package under test.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
+from cost import Cost
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 Matrix = Sequence[Sequence[float]]
 Truth = Sequence[Sequence[bool]]
@@ -217,30 +216,6 @@ def batches(draw: st.DrawFn, min_images: int = 1) -> tuple[Tensor, Tensor]:
 def many_sets(draw: st.DrawFn, min_size: int = 1) -> Tensor:
     items, size, width = draw(st.integers(1, 4)), draw(st.integers(min_size, 5)), draw(st.integers(2, 6))
     return normal(items, size, width, seed=draw(st.integers(0, 2**16)))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a computation costs
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class Cost(TorchDispatchMode):
-    """Counts the operations that torch carries out and the entries of the largest tensor they make."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
-        self.largest = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.operations += 1
-        for made in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(made, Tensor):
-                self.largest = max(self.largest, made.numel())
-        return out
 
 
 def cost_of(loss: Callable[..., Tensor], *inputs: Tensor) -> Cost:

@@ -1,0 +1,75 @@
+"""Reading many items: the next batches are read in threads while the model works, and a bar shows how far it is."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from maxmatch.images import ImageError
+from maxmatch.readers import Inputs, Reader
+
+_LONG_WORK = 1_000  # items, from which on a progress bar is shown
+_PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
+_READERS = 4  # batches read at once while the model works
+
+
+@dataclass(frozen=True, order=True)
+class Skipped:
+    """An item that could not be read."""
+
+    index: int
+    reason: str
+
+
+class Batch(NamedTuple):
+    """What was read of some items: where they stand in the input, the encoder's inputs, and what could not be read."""
+
+    places: list[int]
+    inputs: Inputs | None
+    skipped: list[Skipped]
+
+
+def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: bool) -> Batch:
+    """A batch of items; those that cannot be read are named."""
+    good, skipped = {}, []
+    for place in places:
+        try:
+            good[place] = reader.read(items[place])
+        except (ValueError, OSError) as error:
+            if not skip:
+                kind = type(error) if type(error) in _PLAIN else ValueError
+                raise kind(f"item {place}: {error}") from error
+            skipped.append(Skipped(place, str(error)))
+    return Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
+
+
+def read_ahead(reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool) -> Iterator[Batch]:
+    """The batches in order, the next few being read while the model works on one."""
+    workers = min(_READERS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        ahead: deque[Future[Batch]] = deque()
+        for places in batches:
+            ahead.append(pool.submit(_read, reader, items, places, skip))
+            if len(ahead) > workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[[int], object]]:
+    """What to call with the number of items done."""
+    if not (total > _LONG_WORK and sys.stderr.isatty() if show is None else show):
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=modality, unit="item") as bar:
+        yield bar.update
