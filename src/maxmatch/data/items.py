@@ -1,0 +1,83 @@
+"""What every format is read into: the items of each modality, and the group each belongs to.
+
+A *group* is what belongs together: a picture and its captions, and whatever other modality describes the same thing.
+Between any two modalities, items of one group are true pairs and all others are not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+IMAGE, TEXT = "image", "text"
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of one modality, those of a group side by side.
+
+    values: the raw items as `SetEncoder.encode` takes them: the `Path` or the bytes of a picture, a text, an array of
+    features. Indexing reads one item from the disk, where that is where it is; nothing is read before.
+    groups: the group of each item, ascending from 0, none left out.
+    ids: the name of each item in its source (COCO's image and caption ids, file names); no two are the same.
+    metadata: whatever else the source says about each item.
+    """
+
+    values: Sequence[Any]
+    groups: np.ndarray
+    ids: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.values) == len(self.groups) == len(self.ids)
+        assert self.metadata is None or len(self.metadata) == len(self.values)
+        steps = np.diff(self.groups, prepend=0)
+        assert not len(steps) or (self.groups[0] == 0 and steps.min() >= 0 and steps.max() <= 1), "groups have gaps"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each group begins, and at the end how many items there are: group g is starts[g]:starts[g + 1]."""
+        counts = np.bincount(self.groups) if len(self.groups) else np.zeros(0, np.int64)
+        return np.concatenate([[0], np.cumsum(counts)])
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a data set. Every modality has the same groups."""
+
+    items: Mapping[str, Items]
+
+    def __post_init__(self) -> None:
+        counts = {name: int(items.groups[-1]) + 1 if len(items) else 0 for name, items in self.items.items()}
+        assert len(set(counts.values())) == 1, f"the modalities have different groups: {counts}"
+
+    def __getitem__(self, modality: str) -> Items:
+        if modality not in self.items:
+            raise ValueError(f"modality: this data has {', '.join(self.items)}, got {modality!r}.")
+        return self.items[modality]
+
+    @property
+    def size(self) -> int:
+        """How many groups there are."""
+        items = next(iter(self.items.values()))
+        return int(items.groups[-1]) + 1 if len(items) else 0
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as it was found on the disk: splits by name ("train", "val", "test", …)."""
+
+    path: Path
+    format: str
+    splits: Mapping[str, Split] = field(default_factory=dict)
+
+    def split(self, name: str) -> Split:
+        """A split by its name."""
+        if name not in self.splits:
+            raise ValueError(f"{self.path}: has the splits {', '.join(self.splits)}, not {name!r}.")
+        return self.splits[name]

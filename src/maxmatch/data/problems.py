@@ -1,0 +1,42 @@
+"""What is wrong with data: where, what, and what to do about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a data set. Its text is "file:line: what. cure"."""
+
+    file: Path
+    what: str
+    """What was found, and what was expected; without a full stop."""
+    cure: str
+    """What to do, as a whole sentence."""
+    line: int | None = None
+    """Counted from 1: the line of a text file, the row of a table or an array."""
+    fatal: bool = False
+    """Whether nothing can be read because of it. Otherwise one item is left out, or is merely worth a look."""
+
+    def __str__(self) -> str:
+        where = str(self.file) if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {self.what}. {self.cure}"
+
+
+class DataError(ValueError):
+    """Data that cannot be used as it is."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+Report = Callable[[Problem], None]
+"""What a reader does with a problem. After a call that returns, it leaves the bad item out and goes on; after a fatal
+problem a reader cannot go on and raises DataError by itself."""
+
+
+def refuse(problem: Problem) -> None:
+    """The strictest report: the first problem ends the reading."""
+    raise DataError(problem)
