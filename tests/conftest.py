@@ -20,6 +20,7 @@ install_import_hook(
         "maxmatch.read_ahead",
         "maxmatch.readers",
         "maxmatch.model",
+        "maxmatch.tower",
         "maxmatch.build",
         "maxmatch.losses",
         "maxmatch.evaluation",

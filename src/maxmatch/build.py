@@ -24,7 +24,7 @@ from maxmatch.encoders import (
 )
 from maxmatch.images import ImageTransform
 from maxmatch.layers import PIEHead, SetHead
-from maxmatch.model import Head, SetEncoder, Tower
+from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader, Reader, TextReader
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class

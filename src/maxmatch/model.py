@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -13,38 +13,12 @@ from torch import Tensor, nn
 
 from maxmatch.checks import as_tensor
 from maxmatch.config import ModelConfig
-from maxmatch.encoders import Encoder
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.read_ahead import Skipped, progress, read_ahead
-from maxmatch.readers import Inputs, Reader, TextReader
-from maxmatch.types import Features, Sets
-
-
-@runtime_checkable
-class Head(Protocol):
-    """A module that turns the features of B items into B sets."""
-
-    width: int
-    set_size: int
-
-    def __call__(self, features: Features, /) -> Sets:
-        """The sets."""
-        ...
-
-
-class Tower(nn.Module):
-    """One modality: a reader of raw items, an encoder and a head."""
-
-    def __init__(self, encoder: Encoder, head: Head, reader: Reader) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
-        self.reader = reader
-
-    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
-        """The sets of B items."""
-        return self.head(self.encoder(inputs, mask))
+from maxmatch.readers import Inputs, TextReader
+from maxmatch.tower import Tower
+from maxmatch.types import Sets
 
 
 @dataclass(frozen=True)
