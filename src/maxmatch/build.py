@@ -26,6 +26,7 @@ from maxmatch.images import ImageTransform
 from maxmatch.layers import PIEHead, SetHead
 from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader, Reader, TextReader
+from maxmatch.tower import Head, Tower
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
 
