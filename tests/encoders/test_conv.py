@@ -135,3 +135,21 @@ def test_an_encoder_built_around_a_backbone_in_inference_mode_can_still_be_train
     with torch.inference_mode():
         ConvEncoder(backbone, width=6)
     assert all(p.requires_grad for p in backbone.parameters())
+
+
+def test_cells_made_before_give_the_same_features_as_the_pixels_they_were_made_of():
+    encoder = ConvEncoder(vision_backbone("resnet"), width=6).eval()
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    cells, grid = encoder.cells(images)
+    from_pixels, from_cells = encoder(images), encoder(cells)
+    assert from_cells.grid == from_pixels.grid == grid
+    torch.testing.assert_close(from_cells.local, from_pixels.local, rtol=0, atol=0)
+    torch.testing.assert_close(from_cells.pooled, from_pixels.pooled, rtol=0, atol=0)
+    torch.testing.assert_close(from_cells.positions, from_pixels.positions, rtol=0, atol=0)
+
+
+def test_cells_that_are_no_square_are_refused():
+    encoder = ConvEncoder(vision_backbone("resnet"), width=6)
+    cells, _ = encoder.cells(torch.randn(1, 3, 64, 64))
+    with pytest.raises(ValueError, match="square grid, got 5"):
+        encoder(cells[:, :5])

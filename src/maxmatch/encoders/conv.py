@@ -1,5 +1,6 @@
 """Pixels: any vision backbone that yields a grid (CNNs) or tokens (transformers)."""
 
+import math
 from typing import Literal
 
 from jaxtyping import Bool, Float
@@ -41,10 +42,16 @@ class ConvEncoder(Freezable):
         self.local_projection = nn.Linear(channels, width)
         self.pooled_projection = nn.Linear(channels, width)
 
-    def forward(self, images: Float[Tensor, "B c H W"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
-        """The features of B images of one size. The mask says which cells of the grid count, row by row (all)."""
-        check_images(images)
-        cells, (rows, columns) = grid_cells(self.backbone, images, self.stride)
+    def forward(
+        self, images: Float[Tensor, "B c H W"] | Float[Tensor, "B N w"], mask: Bool[Tensor, "B N"] | None = None
+    ) -> Features:
+        """The features of B images of one size. The mask says which cells of the grid count, row by row (all).
+
+        In place of pixels the cells of a square grid may come, that the backbone made of them before: a frozen one
+        need see a picture only once.
+        """
+        made_before = images.ndim == 3 and images.shape[2] == self.local_projection.in_features
+        cells, (rows, columns) = self.square(images) if made_before else self.cells(images)
         mask = mask_for(cells, mask)
         positions = grid_positions(rows, columns, self.width, cells.device, cells.dtype)
         return Features(
@@ -54,3 +61,15 @@ class ConvEncoder(Freezable):
             positions=positions.expand(len(cells), -1, -1),
             grid=(rows, columns),
         )
+
+    def cells(self, images: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
+        """What the backbone makes of images: the cells of a grid, row by row, and its rows and columns."""
+        check_images(images)
+        return grid_cells(self.backbone, images, self.stride)
+
+    def square(self, cells: Float[Tensor, "B N w"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
+        """Cells made before, as they are, and the rows and columns of their grid."""
+        side = math.isqrt(cells.shape[1])
+        if side * side != cells.shape[1]:
+            raise ValueError(f"cells: expected those of a square grid, got {cells.shape[1]} of them.")
+        return cells, (side, side)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from maxmatch.checks import check_width
 from maxmatch.encoders.protocol import mask_for
+from maxmatch.layers.norm import MaskedBatchNorm
 from maxmatch.layers.pooling import masked_max
 from maxmatch.layers.positions import sine_positions
 from maxmatch.types import Features
@@ -26,7 +27,7 @@ class RegionEncoder(nn.Module):
         self.local_width = self.width = width
         self.fc = nn.Linear(feature_width, width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, width // 2), nn.BatchNorm1d(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
+            nn.Linear(width, width // 2), MaskedBatchNorm(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
         )
         self.dropout = nn.Dropout(dropout)
 
@@ -34,8 +35,8 @@ class RegionEncoder(nn.Module):
         """The features of B items of up to N regions."""
         check_width("regions", regions, ("items", "regions"), self.feature_width)
         mask = mask_for(regions, mask)
-        projected = self.fc(regions[mask])
-        projected = self.dropout(self.mlp(projected) + projected)
-        local = projected.new_zeros(*mask.shape, self.width).index_put((mask,), projected)
+        projected = self.fc(regions).masked_fill(~mask[..., None], 0.0)
+        narrow, norm, relu, wide = self.mlp
+        local = self.dropout(wide(relu(norm(narrow(projected), mask))) + projected)
         positions = sine_positions(mask, self.width, local.dtype) if self.ordered else None
         return Features(local, mask, masked_max(local, mask), positions)
