@@ -29,6 +29,7 @@ from maxmatch import __version__
 from maxmatch.build import build_model
 from maxmatch.card import model_card
 from maxmatch.config import SCHEMA_VERSION, ModelConfig, problems
+from maxmatch.files import sync
 from maxmatch.model import SetEncoder
 from maxmatch.readers import TextReader
 from maxmatch.text import load_tokenizer
@@ -73,7 +74,7 @@ def save(model: SetEncoder, folder: str | Path) -> Path:
             os.rename(previous, folder)
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    _sync(folder.parent)
+    sync(folder.parent)
     _discard(previous, folder)
     return folder
 
@@ -147,19 +148,8 @@ def _write(model: SetEncoder, draft: Path) -> None:
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
     for path in draft.iterdir():
-        _sync(path)
-    _sync(draft)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
+    sync(draft)
 
 
 def _previous(folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """One modality of a model: how its items are read, what they become, and the set made of it."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -18,6 +19,10 @@ class Head(Protocol):
 
     def __call__(self, features: Features, /) -> Sets:
         """The sets."""
+        ...
+
+    def reorder(self, order: Sequence[int], /) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
         ...
 
 

@@ -88,3 +88,18 @@ def test_a_wrong_input_is_refused(ids, mask, message):
     encoder = GRUEncoder(11, word_width=4, width=6)
     with pytest.raises(ValueError, match=message):
         encoder(torch.tensor(ids, dtype=torch.long), None if mask is None else torch.tensor(mask))
+
+
+def test_the_way_without_a_look_at_the_lengths_gives_the_same_states():
+    encoder = GRUEncoder(20, word_width=5, width=6).double()
+    local = torch.randn(7, 9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    mask = torch.arange(9) < torch.tensor([1, 9, 3, 5, 2, 9, 4])[:, None]
+    ours, packed = encoder.last_states_on_device(local, mask), encoder.last_states(local, mask)
+    torch.testing.assert_close(ours, packed, rtol=1e-12, atol=1e-12)
+    parameters = [local, *encoder.gru.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(ours.square().sum(), parameters),
+        torch.autograd.grad(packed.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

@@ -1,5 +1,6 @@
 """Word vectors and a bidirectional GRU."""
 
+import warnings
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from maxmatch.checks import check_ids, check_right_padded
 from maxmatch.encoders.protocol import mask_for
+from maxmatch.layers.aligned import widened
 from maxmatch.layers.positions import sine_positions
 from maxmatch.types import Features
 
@@ -57,9 +59,41 @@ class GRUEncoder(nn.Module):
         """The features of B texts of up to N words, padded on the right."""
         check_ids(ids, self.words.num_embeddings)
         mask = mask_for(ids, mask)
-        lengths = check_right_padded(mask)
         local = self.dropout(self.words(ids))
-        packed = pack_padded_sequence(local, lengths, batch_first=True, enforce_sorted=False)
-        _, last = self.gru(packed)
+        last = self.last_states_on_device(local, mask) if local.is_cuda else self.last_states(local, mask)
         state = last.mean(0) if self.directions == "mean" else last.transpose(0, 1).flatten(1)
         return Features(local, mask, self.dropout(state), sine_positions(mask, self.local_width, local.dtype))
+
+    def last_states(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
+        """The state of each direction after its last word. The lengths are needed on the host."""
+        packed = pack_padded_sequence(local, check_right_padded(mask), batch_first=True, enforce_sorted=False)
+        last: Tensor = self.gru(packed)[1]
+        return last
+
+    def last_states_on_device(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
+        """The same without a look at the mask, which would stop the device's queue: each direction runs over the
+        padding too, and its state is taken where the words end. In mixed precision it runs in that precision; left to
+        itself, autocast would take float16, in which gradients as small as these vanish.
+        """
+        device = local.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else local.dtype
+        length = mask.sum(1)
+        place = torch.arange(mask.shape[1], device=mask.device)
+        backwards = (length[:, None] - 1 - place).clamp(min=0)[..., None]
+        with torch.autocast(device, enabled=False):
+            words = widened(local.to(dtype))
+            turned = words.gather(1, backwards.expand_as(words))
+            states = [self._run(words, "", length), self._run(turned, "_reverse", length)]
+        return torch.stack(states)
+
+    def _run(self, words: Tensor, direction: str, length: Tensor) -> Tensor:
+        """One direction over padded words; its state at each text's last word."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        weights = [getattr(self.gru, f"{name}_l0{direction}").to(words.dtype) for name in names]
+        weights[0] = widened(weights[0])
+        start = words.new_zeros(1, len(words), self.gru.hidden_size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single")  # they were just cast
+            states, _ = torch.gru(words, start, weights, True, 1, 0.0, self.training, False, True)
+        last: Tensor = states.gather(1, (length - 1)[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        return last

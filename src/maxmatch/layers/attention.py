@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from maxmatch.layers.aligned import aligned_linear
+
 _EPSILON = 1e-7
 
 
@@ -43,7 +45,8 @@ class SlotAttention(nn.Module):
     ) -> Context:
         """Keys and values of the inputs; positions are added to what the keys are made of, not to the values."""
         placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
-        return Context(self._split(self.to_keys(placed)), self._split(self.to_values(inputs)), mask)
+        keys, values = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
+        return Context(self._split(keys), self._split(values), mask)
 
     def forward(
         self, slots: Float[Tensor, "B K D"], context: Context

@@ -1,5 +1,7 @@
 """PIE-Net, the head of PVSE: K attention heads over the local features, each added to the global feature."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -35,3 +37,9 @@ class PIEHead(nn.Module):
         residual = self.dropout(self.fc(weights @ features.local).sigmoid())
         fused = self.norm(features.pooled[:, None] + residual)
         return Sets(unit_vectors(fused), residual, features.pooled, weights)
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        weight = self.attention[2].weight
+        weight.copy_(weight[list(order)].clone())

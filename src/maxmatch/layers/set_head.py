@@ -1,5 +1,7 @@
 """The set prediction module: K learned slots gather a set of vectors from an item's local features."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -73,3 +75,8 @@ class SetHead(nn.Module):
         residual = self.residual_norm(slots)
         fused = residual + self.pooled_norm(features.pooled)[:, None]
         return Sets(unit_vectors(fused), residual, features.pooled, weights.mean(1))
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        self.slots.copy_(self.slots[list(order)].clone())

@@ -1,0 +1,1 @@
+"""Training: one loop that reads as prose, and its parts."""

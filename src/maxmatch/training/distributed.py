@@ -1,0 +1,104 @@
+"""Several processes, one batch: each encodes its share, all see all sets, gradients are added up.
+
+Every process computes the loss of the whole batch, with gradient through its own sets only. The sum of their gradients is
+then that of the whole loss, whatever the loss is: exactly what one process would have computed.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+
+from maxmatch.types import Sets
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of how many processes this is, and the device it works on."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+
+@contextmanager
+def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started, or be the only one. device: None takes a GPU where there is one."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if device is None:
+        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield Processes(0, 1, device)
+        return
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(distributed.get_rank(), distributed.get_world_size(), device)
+    finally:
+        distributed.destroy_process_group()
+
+
+def several() -> bool:
+    """Whether there are other processes."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def gather(mine: Tensor) -> Tensor:
+    """The rows of all processes, one after the other; gradient flows to one's own."""
+    if not several():
+        return mine
+    count = torch.tensor([len(mine)], device=mine.device)
+    counts = [torch.empty_like(count) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(counts, count)
+    lengths = [int(n) for n in counts]
+    padded = mine.detach().new_zeros(max(lengths), *mine.shape[1:])
+    padded[: len(mine)] = mine.detach()
+    parts = [torch.empty_like(padded) for _ in lengths]
+    distributed.all_gather(parts, padded)
+    rows = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    rows[distributed.get_rank()] = mine
+    return torch.cat(rows)
+
+
+def gather_sets(mine: Sets) -> Sets:
+    """The sets of all processes."""
+    return Sets(gather(mine.vectors), gather(mine.residual), gather(mine.pooled)) if several() else mine
+
+
+def add_gradients(model: nn.Module) -> None:
+    """Make every process's gradient the sum of all."""
+    if not several():
+        return
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten().float() for gradient in gradients])
+    distributed.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def same_everywhere(value: float, device: torch.device) -> float:
+    """The first process's value, in all of them."""
+    if not several():
+        return value
+    told = torch.tensor([value], dtype=torch.float64, device=device)
+    distributed.broadcast(told, 0)
+    return float(told)
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether it is so in any process."""
+    if not several():
+        return flag
+    votes = torch.tensor([float(flag)], device=device)
+    distributed.all_reduce(votes)
+    return bool(votes > 0)

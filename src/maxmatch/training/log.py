@@ -1,0 +1,194 @@
+"""What a run says while it works: metrics.jsonl for machines, one line for people, trackers where asked for."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from maxmatch.files import sync
+from maxmatch.recipe import Recipe
+from maxmatch.types import LossTerms
+
+METRICS = "metrics.jsonl"
+
+
+class RunLog:
+    """The records of a run. On resuming, those of steps that will be done again are cut off."""
+
+    def __init__(self, folder: Path, recipe: Recipe, speaks: bool, show_progress: bool | None) -> None:
+        self.folder, self.recipe, self.speaks = folder, recipe, speaks
+        self._shown = speaks and (sys.stderr.isatty() if show_progress is None else show_progress)
+        self._file: TextIO | None = None
+        self._bar: Any = None
+        self._board: Any = None
+        self._tracker: Any = None
+
+    def begin(self, from_step: int, total_steps: int) -> None:
+        """Open everything. Of what was written before, the records up to `from_step` stay."""
+        self._bar = tqdm(
+            total=total_steps, initial=from_step, unit="step", disable=not self._shown, file=sys.stderr,
+            dynamic_ncols=True,
+        )  # fmt: skip
+        if not self.speaks:
+            return
+        path = self.folder / METRICS
+        if path.exists():
+            _cut(path, from_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = _tensorboard(self.folder, from_step) if self.recipe.train.tensorboard else None
+        self._tracker = _tracker(self.recipe, self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for thing in (self._bar, self._file, self._board):
+            if thing is not None:
+                thing.close()
+        if self._tracker is not None:
+            self._tracker.finish()
+
+    def back_to(self, step: int) -> None:
+        """The run goes back to an earlier step; its records stay, since they say what went wrong."""
+        self._bar.n = step
+        self._bar.refresh()
+
+    def step(self) -> None:
+        """One more step is done."""
+        self._bar.update()
+
+    def record(self, kind: str, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Write down some figures, everywhere."""
+        if self._file is None:
+            return
+        rounded = {name: float(f"{value:.6g}") for name, value in values.items()}
+        self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **rounded}) + "\n")
+        self._file.flush()
+        named = {f"{kind}/{name}": value for name, value in rounded.items()}
+        if self._board is not None:
+            for name, value in named.items():
+                self._board.add_scalar(name, value, step)
+        if self._tracker is not None:
+            self._tracker.log({**named, "epoch": epoch, "step": step})
+
+    def show(self, epoch: int, values: Mapping[str, float]) -> None:
+        """The latest figures beside the bar."""
+        self._bar.set_description(f"epoch {epoch + 1}")
+        self._bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in values.items()))
+
+    def say(self, line: str) -> None:
+        """A line for people, above the bar."""
+        if self.speaks:
+            tqdm.write(line, file=sys.stderr)
+
+
+class LossWindow:
+    """The loss terms of the last steps. They stay on the device until someone looks."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._terms: list[Tensor] = []
+        self._items = 0
+        self._since = time.monotonic()
+
+    def add(self, terms: LossTerms, items: int) -> None:
+        """One more step."""
+        named = {field.name: getattr(terms, field.name) for field in fields(terms)}
+        self._names = [name for name, term in named.items() if term is not None]
+        self._terms.append(torch.stack([named[name].detach() for name in self._names]))
+        self._items += items
+
+    def flush(self, losses: list[float], keep: int) -> dict[str, float]:
+        """The mean of each term since the last time, and items a second; the triplet losses are added to `losses`,
+        of which the last `keep` stay.
+        """
+        rows = torch.stack(self._terms).tolist()
+        ranked = self._names.index("triplet") if "triplet" in self._names else 0
+        losses[:] = [*losses, *(row[ranked] for row in rows)][-keep:]
+        means = dict(zip(self._names, (sum(column) / len(rows) for column in zip(*rows, strict=True)), strict=True))
+        now = time.monotonic()
+        means = {"loss": means.pop("total"), **means, "items_per_second": self._items / max(now - self._since, 1e-9)}
+        self._terms, self._items, self._since = [], 0, now
+        return means
+
+
+def epoch_line(epoch: int, epochs: int, values: Mapping[str, float]) -> str:
+    """One epoch in one line: loss, retrieval, collapse."""
+    names = {
+        "loss": "loss",
+        "rsum": "RSUM",
+        "i2t_r1": "i→t R@1",
+        "t2i_r1": "t→i R@1",
+        "image_log_variance": "log var image",
+        "text_log_variance": "text",
+        "slots_used": "slots used",
+        "pairing_stability": "pairing",
+        "items_per_second": "items/s",
+    }
+    return f"epoch {epoch + 1}/{epochs}  " + "  ".join(
+        f"{label} {values[name]:.4g}" for name, label in names.items() if name in values
+    )
+
+
+def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of a run, of one kind or all."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    records = [record for record in map(_parsed, lines) if record is not None]
+    return [record for record in records if kind in (None, record["kind"])]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A record; None for a line that a crash cut short."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "step" in record else None
+
+
+def _cut(path: Path, step: int) -> None:
+    """Keep what was written up to a step."""
+    kept = [
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if (record := _parsed(line)) is not None and record["step"] <= step
+    ]
+    draft = path.with_suffix(".writing")
+    draft.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    sync(draft)
+    os.replace(draft, path)
+
+
+def _tensorboard(folder: Path, from_step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("train.tensorboard: pip install tensorboard, or set it to false.") from error
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)  # type: ignore[no-untyped-call]
+
+
+def _tracker(recipe: Recipe, folder: Path) -> Any:
+    """wandb and trackio have the same three functions. Neither is ever used unless the recipe asks for it."""
+    name = recipe.train.tracker
+    if name is None:
+        return None
+    import importlib
+
+    try:
+        tracker = importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"train.tracker: pip install {name}, or leave it out.") from error
+    tracker.init(project="maxmatch", name=folder.name, config=recipe.model_dump(mode="json"))
+    return tracker

@@ -1,0 +1,110 @@
+"""AdamW with the parameter groups of the paper's recipes, and how the learning rate goes (SPEC §6)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from maxmatch.encoders.freezing import Freezable
+from maxmatch.model import SetEncoder
+from maxmatch.recipe_train import Cosine as CosineSchedule
+from maxmatch.recipe_train import Schedule, Step, Train
+from maxmatch.tower import Tower
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters with one learning rate."""
+
+    name: str
+    """"<tower>.backbone", "<tower>.set_module" or "<tower>.encoder"."""
+    factor: float
+    parameters: dict[str, nn.Parameter]
+
+
+def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
+    """Who learns how fast. A backbone that stays frozen for good is left out.
+
+    The set module of a tower of pictures or features is its head and what projects into it; that of texts its head.
+    """
+    groups: dict[str, Group] = {}
+    for tower in model.towers:
+        part = model.tower(tower)
+        for name, parameter in part.named_parameters():
+            kind = _kind(part, name)
+            if kind == "backbone" and (_for_good(train, tower) or not parameter.requires_grad):
+                continue
+            factor = (
+                1.0 if kind == "encoder" else train.lr_factor(tower, "backbone" if kind == "backbone" else "set_module")
+            )
+            group = groups.setdefault(f"{tower}.{kind}", Group(f"{tower}.{kind}", factor, {}))
+            group.parameters[f"towers.{tower}.{name}"] = parameter
+    return list(groups.values())
+
+
+def _kind(tower: Tower, name: str) -> str:
+    if name.startswith("encoder.backbone."):
+        return "backbone"
+    visual = not hasattr(tower.reader, "tokenizer")
+    return "set_module" if visual or name.startswith("head.") else "encoder"
+
+
+def _for_good(train: Train, tower: str) -> bool:
+    return train.frozen(tower, train.epochs)
+
+
+def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
+    """AdamW over the groups. Learning rates are set before each step."""
+    device = next(iter(groups[0].parameters.values())).device
+    return torch.optim.AdamW(
+        [
+            {"params": list(group.parameters.values()), "lr": train.lr * group.factor, "factor": group.factor}
+            for group in groups
+        ],
+        weight_decay=train.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, steps_per_epoch: int) -> float:
+    """Put the learning rate of a step into the optimiser; returns that of a group with factor 1."""
+    rate = train.lr * course(train, step, steps_per_epoch)
+    for group in adam.param_groups:
+        group["lr"] = rate * group["factor"]
+    return rate
+
+
+def course(train: Train, step: int, steps_per_epoch: int) -> float:
+    """What the learning rate is multiplied by at a step, counted from 0."""
+    total, warmup = train.epochs * steps_per_epoch, train.warmup(steps_per_epoch)
+    risen = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return risen * _decay(train.schedule, step, steps_per_epoch, total)
+
+
+def _decay(schedule: Schedule, step: int, steps_per_epoch: int, total: int) -> float:
+    if isinstance(schedule, Step):
+        return float(schedule.factor ** (step // steps_per_epoch // schedule.every))
+    if isinstance(schedule, CosineSchedule):
+        return 0.5 * (1 + math.cos(math.pi * step / total))
+    return 1.0
+
+
+def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:
+    """Freeze and unfreeze backbones as the recipe says for an epoch; the names of the towers that are now frozen."""
+    for name in model.towers:
+        encoder = model.tower(name).encoder
+        if isinstance(encoder, Freezable):
+            if train.frozen(name, epoch):
+                encoder.freeze()
+                yield name
+            else:
+                encoder.unfreeze()
+
+
+def clip_gradients(groups: list[Group], most: float | None) -> torch.Tensor | None:
+    """Scale the gradient down to a norm of `most`; its norm before."""
+    if most is None:
+        return None
+    return nn.utils.clip_grad_norm_([p for group in groups for p in group.parameters.values()], most)

@@ -1,0 +1,168 @@
+"""From a recipe to what the loop works with: data, tokenizer, model, feeds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from maxmatch.build import build_model
+from maxmatch.data.features import FeatureStore, with_features
+from maxmatch.data.feed import Feed, choose_feed
+from maxmatch.data.formats import read_dataset
+from maxmatch.data.items import Dataset, Split
+from maxmatch.data.problems import Problem, Report
+from maxmatch.data.transforms import RandomCrop
+from maxmatch.encoders.glove import read_glove
+from maxmatch.model import SetEncoder
+from maxmatch.readers import FeatureReader, PixelReader, Reader
+from maxmatch.recipe import Data, Recipe
+from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, word_tokenizer
+from maxmatch.training.distributed import Processes
+
+Say = Callable[[str], object]
+_SHOWN = 5  # problems of the data that are said; the rest is counted
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that training needs beside the recipe."""
+
+    model: SetEncoder
+    train: Split
+    val: Split | None
+    feed: Feed
+    val_feed: Feed | None
+
+
+def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
+    """Read the data, build the model on the device, and choose how it is fed."""
+    dataset = load_data(recipe.data, say)
+    train = dataset.split(recipe.data.train_split)
+    val = dataset.splits.get(recipe.data.val_split)
+    if val is None:
+        say(f"no split {recipe.data.val_split!r} in {dataset.path}: training goes on without validation")
+    model = new_model(recipe, train, say).to(processes.device)
+    readers = readers_for(model, train)
+    options = recipe.train
+    crops = {
+        name: RandomCrop(
+            reader.transform.size,
+            scale=options.crop_scale,
+            flip=0.5 if options.flip else 0.0,
+            mean=reader.transform.mean,
+            std=reader.transform.std,
+        )
+        for name, reader in readers.items()
+        if isinstance(reader, PixelReader) and options.crop_scale is not None
+    }
+    share = options.size_augmentation
+    drop = {name: share for name, reader in readers.items() if share and not isinstance(reader, PixelReader)}
+    feed = choose_feed(
+        train, readers, processes.device, feed=options.feed, workers=options.workers, captions=options.batch_captions,
+        drop=drop, crops=crops, say=say,
+    )  # fmt: skip
+    val_feed = None
+    if val is not None and processes.first:
+        val_feed = choose_feed(
+            val, readers, processes.device, feed=options.feed, workers=options.workers, say=lambda _: None
+        )
+    return Prepared(model, train, val, feed, val_feed)
+
+
+def load_data(data: Data, say: Say) -> Dataset:
+    """The data set of a recipe. Problems of single items are said; the items are left out."""
+    if data.path is None:
+        raise ValueError("data.path: the recipe does not say where the data is. Give it: data.path=FOLDER")
+    path = Path(data.path).expanduser()
+    if data.scenes is not None and not (path / "metadata.jsonl").exists():
+        from maxmatch.data.scenes import generate
+
+        say(f"generating {data.scenes.images} scenes in {path}")
+        generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
+    report, conclude = _reporting(say)
+    options: dict[str, Any] = {"images": None if data.images is None else Path(data.images).expanduser()}
+    options |= {"captions_per_image": data.captions_per_image}
+    given = {name: value for name, value in options.items() if value is not None}
+    dataset = read_dataset(path, data.format, report, **given)
+    if data.features is not None:
+        dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
+    conclude()
+    return dataset
+
+
+def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
+    """The model of a recipe with its first weights; the words are those of the training captions."""
+    config = recipe.model.resolved()
+    tokenizers, vectors = {}, {}
+    for name, tower in config.towers.items():
+        if tower.encoder.name in ("gru", "transformer"):
+            tokenizers[name] = tokenizer_for(recipe.data, tower.encoder, train[name].values)
+            if recipe.data.word_vectors is not None and tower.encoder.name == "gru":
+                vectors[name] = _word_vectors(recipe.data.word_vectors, tokenizers[name], recipe.seed, say)
+    return build_model(config, tokenizers, vectors, seed=recipe.seed)
+
+
+def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
+    """The tokenizer that a recipe asks for."""
+    if data.tokenizer == "words":
+        return word_tokenizer(captions, data.min_count, data.max_length)
+    if data.tokenizer == "wordpiece":
+        return train_wordpiece_tokenizer(captions, data.vocabulary_size, data.max_length)
+    if data.tokenizer == "pretrained":
+        return load_tokenizer(_fetched_tokenizer(encoder.backbone.pretrained), data.max_length)
+    return load_tokenizer(data.tokenizer, data.max_length)
+
+
+def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
+    """How each modality is read: as its tower says, or, where the split holds what a backbone made of the pictures
+    before, as features.
+    """
+    readers: dict[str, Reader] = {}
+    for name in model.towers:
+        reader: Reader = model.tower(name).reader
+        width = getattr(split[name].values, "width", None)
+        readers[name] = FeatureReader(width) if isinstance(reader, PixelReader) and width is not None else reader
+    return readers
+
+
+def _word_vectors(path: str, tokenizer: Tokenizer, seed: int, say: Say) -> Tensor:
+    vocabulary = tokenizer.get_vocab()
+    words = sorted(vocabulary, key=lambda word: vocabulary[word])
+    table, missing = read_glove(Path(path).expanduser(), words, torch.Generator().manual_seed(seed))
+    say(f"word vectors: {len(words) - len(missing)} of {len(words)} words found in {path}, the others start at random")
+    return table
+
+
+def _fetched_tokenizer(name: str | None) -> Path:
+    """The tokenizer.json of a backbone: in its folder, or on the hub."""
+    if name is None:
+        raise ValueError(
+            "data.tokenizer: 'pretrained' is the backbone's own, but the model names no pretrained backbone. "
+            "Take 'wordpiece', or give the path of a tokenizer.json."
+        )
+    if Path(name).is_dir():
+        return Path(name) / "tokenizer.json"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, "tokenizer.json"))
+
+
+def _reporting(say: Say) -> tuple[Report, Callable[[], None]]:
+    """A report that says the first problems and counts the others, and what to call in the end."""
+    count = 0
+
+    def report(problem: Problem) -> None:
+        nonlocal count
+        count += 1
+        if count <= _SHOWN:
+            say(str(problem))
+
+    def conclude() -> None:
+        if count > _SHOWN:
+            say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")
+
+    return report, conclude

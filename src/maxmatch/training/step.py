@@ -1,0 +1,152 @@
+"""One step: a batch becomes sets, sets become scores, scores a loss, and the loss gradients.
+
+A batch too large for the memory is taken in chunks without losing negatives: first all sets are made without gradient,
+then the loss and its gradient with respect to them, then each chunk is encoded again and the gradient goes on from its
+sets. Dropout is drawn from the batch's seed, so that a chunk is encoded the same way both times.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from maxmatch.losses.objective import objective
+from maxmatch.model import SetEncoder
+from maxmatch.training.distributed import gather, gather_sets
+from maxmatch.types import Batch, Inputs, LossTerms, Sets
+
+Similarity = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What is minimised: the objective between each of the pairs of modalities, added up."""
+
+    similarity: Similarity
+    pairs: Sequence[tuple[str, str]]
+    options: Mapping[str, Any]
+
+    def __call__(self, sets: Mapping[str, Sets], groups: Mapping[str, Tensor]) -> LossTerms:
+        """The loss of a batch."""
+        terms = [
+            objective(
+                self.similarity(sets[rows].vectors, sets[columns].vectors),
+                groups[rows][:, None] == groups[columns],
+                sets[rows],
+                sets[columns],
+                **self.options,
+            )
+            for rows, columns in self.pairs
+        ]
+        return terms[0] if len(terms) == 1 else LossTerms(**_summed(terms))
+
+
+def gradients(
+    model: SetEncoder, batch: Batch, criterion: Criterion, seed: int, precision: torch.dtype | None = None,
+    chunks: int = 1, scale: Callable[[Tensor], Tensor] = lambda loss: loss,
+) -> LossTerms:  # fmt: skip
+    """The loss of a batch, and its gradient in the parameters. precision: of the encoders' work; the loss is float32.
+
+    scale: what the loss is passed through before the gradient is taken (fp16's loss scaling).
+    """
+    device = batch.groups[next(iter(batch.groups))].device
+    mixed = torch.autocast(device.type, precision) if precision is not None else nullcontext()
+    if chunks == 1:
+        torch.manual_seed(seed)
+        with mixed:
+            sets = _sets(model, batch)
+        terms = criterion({name: gather_sets(side) for name, side in sets.items()}, _gathered(batch.groups))
+        scale(terms.total).backward()
+        return terms
+    return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
+
+
+def _in_chunks(
+    model: SetEncoder, batch: Batch, criterion: Criterion, seed: int, mixed: AbstractContextManager[object], chunks: int,
+    scale: Callable[[Tensor], Tensor],
+) -> LossTerms:  # fmt: skip
+    parts = split(batch, chunks)
+    first = []
+    with torch.no_grad(), _norms_unmoved(model), mixed:
+        for place, part in enumerate(parts):
+            torch.manual_seed(seed + place)
+            first.append(_sets(model, part))
+    whole = {name: _leaves([sets[name] for sets in first]) for name in batch.inputs}
+    groups = {name: torch.cat([part.groups[name] for part in parts]) for name in batch.groups}
+    terms = criterion({name: gather_sets(side) for name, side in whole.items()}, _gathered(groups))
+    scale(terms.total).backward()
+    taken = dict.fromkeys(whole, 0)
+    for place, part in enumerate(parts):
+        torch.manual_seed(seed + place)
+        with mixed:
+            sets = _sets(model, part)
+        outputs, arriving = [], []
+        for name, side in sets.items():
+            rows = slice(taken[name], taken[name] + len(side.vectors))
+            taken[name] = rows.stop
+            for output, leaf in zip(_tensors(side), _tensors(whole[name]), strict=True):
+                if leaf.grad is not None:
+                    outputs.append(output)
+                    arriving.append(leaf.grad[rows].to(output.dtype))
+        torch.autograd.backward(outputs, arriving)
+    return terms
+
+
+def split(batch: Batch, chunks: int) -> list[Batch]:
+    """The batch in chunks of whole groups."""
+    order = next(iter(batch.groups.values())).unique()
+    parts = []
+    for groups in order.tensor_split(min(chunks, len(order))):
+        kept = {name: torch.isin(mine, groups) for name, mine in batch.groups.items()}
+        inputs = {
+            name: Inputs(values[kept[name]], None if mask is None else mask[kept[name]])
+            for name, (values, mask) in batch.inputs.items()
+        }
+        parts.append(Batch(inputs, {name: mine[kept[name]] for name, mine in batch.groups.items()}))
+    return parts
+
+
+def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
+    return {name: model(name, *inputs) for name, inputs in batch.inputs.items()}
+
+
+def _gathered(groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gather(mine) for name, mine in groups.items()}
+
+
+def _tensors(sets: Sets) -> tuple[Tensor, Tensor, Tensor]:
+    return sets.vectors, sets.residual, sets.pooled
+
+
+def _leaves(parts: Sequence[Sets]) -> Sets:
+    """The sets of all chunks, as what the gradient is taken with respect to."""
+    joined = (torch.cat(tensors).detach().requires_grad_() for tensors in zip(*map(_tensors, parts), strict=True))
+    return Sets(*joined)
+
+
+@contextmanager
+def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
+    """BatchNorm learns its statistics when a chunk is encoded with gradient, not twice."""
+    momenta = [(norm, norm.momentum) for norm in model.modules() if isinstance(norm, _BatchNorm)]
+    counted = [norm.num_batches_tracked.clone() for norm, _ in momenta if norm.num_batches_tracked is not None]
+    for norm, _ in momenta:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for (norm, momentum), count in zip(momenta, counted, strict=True):
+            norm.momentum = momentum
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.copy_(count)
+
+
+def _summed(terms: Sequence[LossTerms]) -> dict[str, Tensor | None]:
+    names = [field.name for field in fields(LossTerms)]
+    return {
+        name: None if getattr(terms[0], name) is None else torch.stack([getattr(t, name) for t in terms]).sum()
+        for name in names
+    }
