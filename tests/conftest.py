@@ -21,6 +21,8 @@ install_import_hook(
         "maxmatch.readers",
         "maxmatch.model",
         "maxmatch.build",
+        "maxmatch.recipe_files",
+        "maxmatch.recipe_yaml",
         "maxmatch.losses",
         "maxmatch.evaluation",
         "maxmatch.matching.assignment",

@@ -78,7 +78,7 @@ def test_every_named_model_can_have_the_head_of_pvse_and_sets_of_one(name):
 
 def test_a_list_where_keys_are_expected_is_refused_with_the_keys():
     message = refusal({"towers": {"image": [1, 2]}})
-    assert message == "towers.image: expected keys with values (encoder, head, set_size), got [1, 2]"
+    assert message == "towers.image: expected keys with values, such as 'encoder', got [1, 2]"
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,17 @@ class Part(BaseModel):
     @classmethod
     def _no_unknown_key(cls, data: Any) -> Any:
         if not isinstance(data, dict | cls):
-            raise ValueError(f"expected keys with values ({', '.join(cls.model_fields)}), got {data!r}"[:200])
+            first = next(iter(cls.model_fields))
+            raise ValueError(f"expected keys with values, such as {first!r}, got {repr(data)[:80]}")
         for key in data if isinstance(data, dict) else ():
             if key not in cls.model_fields:
                 raise unknown_key(str(key), cls.model_fields)
         return data
+
+
+def refusal(text: str, *keys: str) -> PydanticCustomError:
+    """A value refused by a check that looks at several: keys lead from the checked part to the one to change."""
+    return PydanticCustomError("refusal", "{text}", {"text": text, "keys": keys})
 
 
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
@@ -46,7 +52,7 @@ def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
     known = list(known)
     near = get_close_matches(key, known, n=1)
     advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
-    return PydanticCustomError("unknown_key", "unknown key '{key}'. {advice}", {"key": key, "advice": advice})
+    return refusal(f"unknown key {key!r}. {advice}", key)
 
 
 class Pixels(Part):
@@ -210,11 +216,11 @@ def describe(problem: ErrorDetails) -> str:
     """One problem in one line."""
     where = ".".join(map(str, location(problem))) or "config"
     text = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] not in ("value_error", "missing", "unknown_key"):
+    if problem["type"] not in ("value_error", "missing", "refusal"):
         text += f", got {problem['input']!r}"[:200]
     return f"{where}: {text}"
 
 
 def location(problem: ErrorDetails) -> tuple[int | str, ...]:
-    """Where a problem is: the keys from the outside in, that of an unknown key included."""
-    return (*problem["loc"], problem["ctx"]["key"]) if problem["type"] == "unknown_key" else problem["loc"]
+    """Where a problem is: the keys from the outside in."""
+    return (*problem["loc"], *problem["ctx"]["keys"]) if problem["type"] == "refusal" else problem["loc"]

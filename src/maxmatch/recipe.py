@@ -19,7 +19,17 @@ from pydantic import (
     model_validator,
 )
 
-from maxmatch.config import PIE, Count, ModelConfig, SetPrediction, SimilarityName, problems, unknown_key
+from maxmatch.config import (
+    PIE,
+    Count,
+    ModelConfig,
+    SetPrediction,
+    SimilarityName,
+    Tower,
+    describe,
+    refusal,
+    unknown_key,
+)
 from maxmatch.presets import PRESETS
 from maxmatch.recipe_train import Objective, Positive, Section, Train, Whole, without_null
 
@@ -77,16 +87,33 @@ class Data(Section):
 
 
 class Model(Section):
-    """A preset of `maxmatch.presets` with `options`, or a whole `config`; and the similarity it is trained with."""
+    """A preset of `maxmatch.presets` with `options`, or a whole `config`; and the similarity it is trained with, which
+    counts before that of the config.
+    """
 
     preset: str | None = None
     options: Annotated[dict[str, JsonValue], BeforeValidator(without_null)] = Field(default_factory=dict)
-    config: ModelConfig | None = None
     similarity: SimilarityName = "maxmatch"
     similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
         default_factory=dict
     )
     """alpha of smooth_chamfer, k of top_k; where not given, the function's own."""
+    config: ModelConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _similarity_of_the_config(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("similarity") is not None:
+            return data
+        config = data.get("config")
+        return data | {
+            "similarity": config.get("similarity") if isinstance(config, dict) else config and config.similarity
+        }
+
+    @field_validator("config")
+    @classmethod
+    def _with_the_similarity(cls, config: ModelConfig | None, info: ValidationInfo) -> ModelConfig | None:
+        return config and config.model_copy(update={"similarity": info.data.get("similarity", config.similarity)})
 
     @field_validator("preset")
     @classmethod
@@ -103,31 +130,29 @@ class Model(Section):
             head = PIE if options.get("head") == "pie" else SetPrediction
             known = [one.name for one in taken if one.kind == one.KEYWORD_ONLY]
             known += ["head", *(field for field in head.model_fields if field != "name")]
-            for option in options:
+            for option, value in options.items():
                 if option not in known:
                     raise unknown_key(option, known)
+                if option in ("backbone", "bert") and not isinstance(value, dict):
+                    raise refusal(f"expected what differs in its configuration, by name, got {value!r}", option)
         return options
 
     @model_validator(mode="after")
     def _can_be_resolved(self) -> Self:
+        takes = _SIMILARITY_OPTIONS.get(self.similarity, ())
         for option in self.similarity_options:
-            if option not in _SIMILARITY_OPTIONS.get(self.similarity, ()):
-                takes = ", ".join(_SIMILARITY_OPTIONS.get(self.similarity, ())) or "none"
-                raise ValueError(f"similarity_options: {self.similarity} takes {takes}, got {option!r}")
+            if option not in takes:
+                text = f"{self.similarity} takes {', '.join(takes) or 'no options'}"
+                raise refusal(text, "similarity_options", option)
         if (self.preset is None) == (self.config is None):
-            raise ValueError(f"give either a preset ({', '.join(PRESETS)}) or a whole config")
-        if self.config is not None:
-            if self.options:
-                raise ValueError("options belong to a preset; change the config itself")
-            if "similarity" in self.config.model_fields_set and self.config.similarity != self.similarity:
-                raise ValueError("config.similarity: say it once, as model.similarity")
-            return self
+            raise refusal(f"give either a preset ({', '.join(PRESETS)}) or a whole config", "preset")
+        if self.config is not None and self.options:
+            raise refusal("they belong to a preset; change the config itself", "options")
         try:
             self.resolved()
         except ValidationError as error:
-            raise ValueError(f"options: {problems(error)}") from error
-        except TypeError as error:
-            raise ValueError(f"options: {error}") from error
+            where, _, text = describe(error.errors()[0]).partition(": ")
+            raise refusal(text, "options", *where.split(".")) from error
         return self
 
     def resolved(self) -> ModelConfig:
@@ -175,34 +200,29 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         towers = self.model.resolved().towers
-        _check_pairs(self.objective.pairs, towers)
+        for pair in self.objective.pairs:
+            if pair[0] == pair[1] or not set(pair) <= set(towers):
+                raise refusal(f"expected two of the towers {', '.join(towers)}, got {list(pair)}", "objective", "pairs")
         for option, groups in (("lr_factors", self.train.lr_factors), ("freeze", self.train.freeze)):
             for key in groups:
-                _check_group(f"train.{option}: {key}", key, towers)
-        text = towers.get("text")
-        transformer = text is not None and text.encoder.name == "transformer"
+                misfit = _misfit(key, towers)
+                if misfit:
+                    raise refusal(misfit, "train", option, key)
+        transformer = "text" in towers and towers["text"].encoder.name == "transformer"
         if transformer and self.data.tokenizer == "words":
-            raise ValueError(
-                "data.tokenizer: a transformer does not read words; take 'pretrained', its own, or 'wordpiece'"
-            )
+            text = "a transformer does not read whole words: take 'pretrained', its own, or 'wordpiece'"
+            raise refusal(text, "data", "tokenizer")
         if self.data.tokenizer == "pretrained" and not transformer:
-            raise ValueError(
-                "data.tokenizer: 'pretrained' is the tokenizer of a transformer; take 'words' for a Bi-GRU"
-            )
+            raise refusal("'pretrained' is a transformer's; take 'words' for a Bi-GRU", "data", "tokenizer")
         return self
 
 
-def _check_pairs(pairs: Sequence[tuple[str, str]], towers: Mapping[str, Any]) -> None:
-    for pair in pairs:
-        absent = [name for name in pair if name not in towers]
-        if absent or pair[0] == pair[1]:
-            raise ValueError(f"objective.pairs: expected two of the towers {', '.join(towers)}, got {list(pair)}")
-
-
-def _check_group(where: str, key: str, towers: Mapping[str, Any]) -> None:
+def _misfit(key: str, towers: Mapping[str, Tower]) -> str | None:
+    """Why a group of parameters (`backbone`, `image.backbone`, …) is none of the model's."""
     tower, _, group = key.rpartition(".")
     if tower and tower not in towers:
-        raise ValueError(f"{where}: the model has the towers {', '.join(towers)}, not {tower!r}")
+        return f"the model has the towers {', '.join(towers)}, not {tower!r}"
     meant = [towers[tower]] if tower else list(towers.values())
     if group == "backbone" and not any(hasattr(part.encoder, "backbone") for part in meant):
-        raise ValueError(f"{where}: {f'the tower {tower!r}' if tower else 'the model'} has no backbone")
+        return f"{f'the tower {tower!r}' if tower else 'the model'} has no backbone"
+    return None

@@ -12,7 +12,9 @@ from maxmatch.config import describe, location
 from maxmatch.recipe import Recipe
 from maxmatch.recipe_yaml import Key, RecipeError, Said, dump, parse
 
-SHIPPED = Path(__file__).parent / "recipes"
+__all__ = ["SHIPPED", "RecipeError", "dump_recipe", "list_recipes", "load_recipe"]
+
+SHIPPED = Path(__file__).resolve().parent / "recipes"
 # In these the dots of a key belong to it: `train.freeze.image.backbone=3`.
 _DOTTED = (("train", "lr_factors"), ("train", "freeze"))
 
@@ -22,14 +24,15 @@ def load_recipe(path_or_name: str | PathLike[str], overrides: Sequence[str] = ()
 
     `extends:` in a file names another, relative to the file, or one that ships. Mappings are merged; lists and values
     are replaced, and so is a part whose `name` or `source` changes; `null` takes back what was said. Name and
-    description are not inherited; without a name a recipe has that of its file. overrides: "train.lr=2e-4", values as in
-    YAML.
+    description are not inherited; without a name a recipe has that of its file. overrides: "train.lr=2e-4", the value
+    in YAML.
     """
     path = _find(str(path_or_name), Path())
     said = _read(path, ())
     for override in overrides:
         said = _merge(said, _override(override))
-    values = {"name": _name(path) if path.is_relative_to(SHIPPED) else path.stem, **said.values}
+    own_name = _name(path) if path.is_relative_to(SHIPPED) else path.stem
+    values = said.values | {"name": own_name if said.values.get("name") is None else said.values["name"]}
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -122,16 +125,24 @@ def _override(text: str) -> Said:
 
 
 def _merge(base: Said, over: Said) -> Said:
-    return Said(_merged(base.values, over.values), base.places | over.places)
+    places = dict(base.places)
+    values = _merged(base.values, over.values, (), places)
+    return Said(values, places | over.places)
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merged(
+    base: dict[str, Any], over: dict[str, Any], path: tuple[Key, ...], places: dict[tuple[Key, ...], str]
+) -> dict[str, Any]:
+    """Both together. The places of what is replaced are forgotten."""
     merged = dict(base)
     for key, new in over.items():
-        old = merged.get(key)
+        old, here = merged.get(key), (*path, key)
         if isinstance(old, dict) and isinstance(new, dict) and not _another_part(old, new):
-            new = _merged(old, new)
+            merged[key] = _merged(old, new, here, places)
+            continue
         merged[key] = new
+        for inner in [inner for inner in places if inner[: len(here)] == here]:
+            del places[inner]
     return merged
 
 
@@ -147,5 +158,7 @@ def _place(said: Said, keys: tuple[Key, ...]) -> str:
         known = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
         if key in known:
             path, value = (*path, key), value[key]
-            place = said.places.get(path, place)
+            # Of "train" in the override `train.lr=3` there is no place of its own: that of something in it will do.
+            inside = (at for inner, at in said.places.items() if inner[: len(path)] == path)
+            place = said.places.get(path) or next(inside, place)
     return place

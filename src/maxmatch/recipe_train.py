@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from maxmatch.config import Count, Part, Share, unknown_key
+from maxmatch.config import Count, Part, Share, refusal, unknown_key
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -60,7 +60,7 @@ class Objective(Section):
     @model_validator(mode="after")
     def _ranks(self) -> Self:
         if not (self.triplet_weight or self.con_weight):
-            raise ValueError("nothing ranks the pairs: triplet_weight and con_weight are both 0")
+            raise refusal("nothing ranks the pairs: con_weight is 0 too", "triplet_weight")
         return self
 
     def keywords(self, epoch: int) -> dict[str, Any]:
@@ -163,13 +163,13 @@ class Train(Section):
     def _makes_sense(self) -> Self:
         for key in self.freeze:
             if key.rpartition(".")[2] != "backbone":
-                raise ValueError(f"freeze: only a backbone can be frozen, got {key!r}")
+                raise refusal("only a backbone can be frozen", "freeze", key)
         if self.warmup_steps and self.warmup_epochs:
-            raise ValueError("give warmup_steps or warmup_epochs, not both")
+            raise refusal("give warmup_steps or warmup_epochs, not both", "warmup_epochs")
         if self.accumulate > self.batch_size:
-            raise ValueError(f"accumulate: a batch of {self.batch_size} images has no {self.accumulate} chunks")
+            raise refusal(f"a batch of {self.batch_size} images has no {self.accumulate} chunks", "accumulate")
         if self.crop_scale is not None and self.crop_scale[0] > self.crop_scale[1]:
-            raise ValueError(f"crop_scale: expected the smaller share first, got {list(self.crop_scale)}")
+            raise refusal(f"expected the smaller share first, got {list(self.crop_scale)}", "crop_scale")
         return self
 
     def lr_factor(self, tower: str, group: Literal["backbone", "set_module"]) -> float:

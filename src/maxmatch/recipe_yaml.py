@@ -52,6 +52,10 @@ class _Dumper(yaml.SafeDumper):
         """Everything is written out."""
         return True
 
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        """A list stands on one line."""
+        return super().represent_sequence(tag, sequence, flow_style=True)
+
 
 for _tag, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(_CORE + _tag, _pattern, _first)
@@ -81,9 +85,9 @@ def parse(text: str, source: str) -> Said:
 
 
 def dump(values: dict[str, Any]) -> str:
-    """Plain data as YAML; the innermost collections on one line."""
+    """Plain data as YAML."""
     text: str = yaml.dump(
-        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
     )
     return text
 
