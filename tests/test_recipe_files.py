@@ -1,16 +1,11 @@
 """Recipes as YAML: extending, overriding, coming back as they were, and errors with file and line."""
 
-import json
-
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 import maxmatch
 from maxmatch.recipe import Recipe
-from maxmatch.recipe_files import dump_recipe, list_recipes, load_recipe
-from maxmatch.recipe_yaml import RecipeError, dump, parse
+from maxmatch.recipe_files import RecipeError, dump_recipe, list_recipes, load_recipe
 
 BASE = """\
 description: the base
@@ -280,62 +275,6 @@ def test_a_file_that_is_not_utf8_or_empty_is_refused(write, tmp_path):
     (tmp_path / "latin.yaml").write_bytes("description: café".encode("latin-1"))
     assert "latin.yaml: not UTF-8" in refusal(tmp_path / "latin.yaml")
     assert "mine.yaml: model: Field required" in refusal(write(""))
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-3", 0.001),
-        ("2E5", 2e5),
-        ("1.", 1.0),
-        (".5", 0.5),
-        ("-1.5e+2", -150.0),
-        ("10", 10),
-        ("-3", -3),
-        ("007", 7),
-        ("true", True),
-        ("False", False),
-        ("~", None),
-        ("", None),
-        ("no", "no"),
-        ("on", "on"),
-        ("12:30", "12:30"),
-        ("2020-01-01", "2020-01-01"),
-        ("1_000", "1_000"),
-        ("'1e-3'", "1e-3"),
-        ("<<", "<<"),
-        ("[1e-3, {a: 1e2}]", [0.001, {"a": 100.0}]),
-    ],
-)
-def test_scalars_are_those_of_yaml_1_2(text, value):
-    parsed = parse(text, "text").values
-    assert parsed == value
-    assert type(parsed) is type(value)
-
-
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**12), 10**12)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"]))
-    | st.sampled_from(["1e-3", "no", "~", "null", "12:30", "0x1", "1_0", "=", "<<", "- a", "a: b", "#", "1.", ".inf"])
-)
-
-
-@given(
-    st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["1e3", "on"]), SCALARS | st.lists(SCALARS)
-    )
-)
-def test_whatever_is_written_reads_back(values):
-    assert parse(dump(values), "text").values == values
-
-
-@given(SCALARS.filter(lambda value: str(value).isascii()))
-def test_json_is_read_as_json_reads_it(value):
-    text = json.dumps({"a": [value]})
-    assert parse(text, "text").values == json.loads(text)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in list_recipes()])
