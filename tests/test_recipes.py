@@ -5,7 +5,8 @@ import pytest
 from maxmatch.config import PIE
 from maxmatch.recipe_files import SHIPPED, list_recipes, load_recipe
 
-NAMES = [name for name, _ in list_recipes()]
+DESCRIPTIONS = dict(list_recipes())
+NAMES = list(DESCRIPTIONS)
 STEP = {"name": "step", "every": 20, "factor": 0.1}
 COSINE = {"name": "cosine"}
 
@@ -282,7 +283,7 @@ def test_every_recipe_says_what_it_is_and_where_its_values_come_from(name):
     first, *rest = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert first.startswith("# ")
     assert all(len(line) <= 120 for line in (first, *rest))
-    assert dict(list_recipes())[name] == load_recipe(name).description
+    assert DESCRIPTIONS[name] == load_recipe(name).description
     assert len(load_recipe(name).description) > 20
     if not name.startswith(("scenes", "flickr8k")):
         assert any(
