@@ -22,6 +22,8 @@ install_import_hook(
         "maxmatch.model",
         "maxmatch.tower",
         "maxmatch.build",
+        "maxmatch.recipe_files",
+        "maxmatch.recipe_yaml",
         "maxmatch.losses",
         "maxmatch.evaluation",
         "maxmatch.matching.assignment",

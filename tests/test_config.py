@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from maxmatch.config import (
+    PIE,
     Conv,
     HuggingFaceBackbone,
     ModelConfig,
@@ -55,14 +56,29 @@ def test_the_named_models_are_those_of_the_paper(name, heads, head_width, size, 
 
 def test_an_unknown_key_is_refused_with_a_suggestion():
     message = refusal({"towers": {"image": {"encoder": {"name": "region", "feature_with": 7}}}})
-    assert "towers.image.encoder" in message
+    assert message.startswith("towers.image.encoder.region.feature_with: ")
     assert "unknown key 'feature_with'. Did you mean 'feature_width'?" in message
     assert "Known are encoder, head, set_size" in refusal({"towers": {"image": {**REGION, "xyz": 1}}})
 
 
 def test_an_override_that_no_head_has_is_refused():
     with pytest.raises(ValidationError, match="Did you mean 'heads'"):
-        PRESETS["region_bigru"](head=3)
+        PRESETS["region_bigru"](head_s=3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_named_model_can_have_the_head_of_pvse_and_sets_of_one(name):
+    config = PRESETS[name](head="pie", dropout=0.0, set_size=1)
+    assert [(tower.head, tower.set_size) for tower in config.towers.values()] == [(PIE(dropout=0.0), 1)] * 2
+    with pytest.raises(ValidationError, match="unknown key 'heads'"):
+        PRESETS[name](head="pie", heads=4)
+    with pytest.raises(ValueError, match="head: expected 'set' or 'pie', got 3"):
+        PRESETS[name](head=3)
+
+
+def test_a_list_where_keys_are_expected_is_refused_with_the_keys():
+    message = refusal({"towers": {"image": [1, 2]}})
+    assert message == "towers.image: expected keys with values, such as 'encoder', got [1, 2]"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _BERT = {
     "vocab_size": 120,
     "max_position_embeddings": 40,
 }
-_HEAD = {"width": D, "heads": 2, "head_width": 8}
+HEAD = {"width": D, "heads": 2, "head_width": 8}
 SIZES = {
     "resnet152_bigru": {
         "word_width": 10,
@@ -42,7 +42,7 @@ SIZES = {
 
 
 def tiny_config(name, **more):
-    return PRESETS[name](**{**_HEAD, **SIZES[name], **more})
+    return PRESETS[name](**{**HEAD, **SIZES[name], **more})
 
 
 def tokenizer_for(config):

@@ -12,13 +12,24 @@ if TYPE_CHECKING:
     from maxmatch.matching.assignment import maximal_assignment
     from maxmatch.matching.scoring import score_matrix, top_hits, top_hits_both
     from maxmatch.model import SetEncoder
+    from maxmatch.recipe import Recipe
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["SetEncoder", "losses", "maximal_assignment", "score_matrix", "similarity", "top_hits", "top_hits_both"]
+__all__ = [
+    "Recipe",
+    "SetEncoder",
+    "losses",
+    "maximal_assignment",
+    "score_matrix",
+    "similarity",
+    "top_hits",
+    "top_hits_both",
+]
 
 # public name -> (module, attribute in it; None for the module itself)
 _HOMES: dict[str, tuple[str, str | None]] = {
+    "Recipe": ("maxmatch.recipe", "Recipe"),
     "SetEncoder": ("maxmatch.model", "SetEncoder"),
     "losses": ("maxmatch.losses", None),
     "similarity": ("maxmatch.matching.similarity", None),

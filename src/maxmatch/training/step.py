@@ -66,8 +66,8 @@ def gradients(
 
 
 def _in_chunks(
-    model: SetEncoder, batch: Batch, criterion: Criterion, seed: int, mixed: AbstractContextManager[object], chunks: int,
-    scale: Callable[[Tensor], Tensor],
+    model: SetEncoder, batch: Batch, criterion: Criterion, seed: int, mixed: AbstractContextManager[object],
+    chunks: int, scale: Callable[[Tensor], Tensor],
 ) -> LossTerms:  # fmt: skip
     parts = split(batch, chunks)
     first = []

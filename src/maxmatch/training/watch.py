@@ -58,8 +58,8 @@ def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: 
         return None
     return Trouble(
         "stuck",
-        f"The triplet loss has stood at {fmean(window):.4f} for {len(window)} steps: 2 × margin = {level:g} is what it is "
-        "when every caption scores alike with every image. With hardest negatives from the start, training often falls "
+        f"The triplet loss has stood at {fmean(window):.4f} for {len(window)} steps: 2 × margin = {level:g} is what it "
+        "is when every caption scores alike with every image. With hardest negatives from the start, training often falls "
         "into this state and stays.",
         "Start with the contrastive term (objective.con_weight=0.1 objective.temperature=0.05), or with the mean over "
         f"all negatives (objective.mean_negatives_epochs={epoch + 3}).",
@@ -79,8 +79,8 @@ def collapsed(recipe: Recipe, log_variance: float, set_size: int, modality: str)
     gd, isd = max(0.1, 2 * goal.gd_weight), max(0.1, 2 * goal.isd_weight)
     return Trouble(
         "collapsed",
-        f"The vectors of a set have become one (log circular variance of {modality}s {log_variance:.1f}): a set then says "
-        "no more than a single vector.",
+        f"The vectors of a set have become one (log circular variance of {modality}s {log_variance:.1f}): a set then "
+        "says no more than a single vector.",
         f"Give the terms that hold them apart more weight: objective.gd_weight={gd:g} objective.isd_weight={isd:g}.",
         (f"objective.gd_weight={gd:g}", f"objective.isd_weight={isd:g}"),
     )
@@ -93,5 +93,5 @@ def unused(recipe: Recipe, used: float) -> Trouble | None:
     return Trouble(
         "unused",
         f"{100 * (1 - used):.0f} % of the slots never decide the score of a true pair: they learn nothing.",
-        f"The similarity {recipe.model.similarity!r} allows it; 'maxmatch' uses every vector (model.similarity=maxmatch).",
+        f"The similarity {recipe.model.similarity!r} allows it; model.similarity=maxmatch uses every vector.",
     )

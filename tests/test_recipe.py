@@ -1,0 +1,217 @@
+"""What a recipe is: checked values, each refusal with its place, and the few questions a training loop asks of it."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from maxmatch.config import ModelConfig, Region, Tower, problems
+from maxmatch.losses import objective
+from maxmatch.presets import PRESETS
+from maxmatch.recipe import Data, Model, Objective, Recipe, Train
+
+TRAIN = {"epochs": 2, "batch_size": 8, "lr": 1e-3}
+BERT = {"model": {"preset": "region_bert"}, "data": {"tokenizer": "pretrained"}}
+
+
+def recipe(**parts):
+    return Recipe.model_validate({"name": "x", "model": {"preset": "region_bigru"}, "train": TRAIN, **parts})
+
+
+def refusal(**parts):
+    with pytest.raises(ValidationError) as refused:
+        recipe(**parts)
+    return problems(refused.value)
+
+
+def test_the_objective_has_the_options_of_the_loss_and_its_defaults():
+    parameters = inspect.signature(objective).parameters.values()
+    expected = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+    assert Objective().keywords(epoch=0) == expected
+
+
+def test_negatives_are_all_in_the_first_epochs_and_then_what_was_chosen():
+    terms = Objective(mean_negatives_epochs=2, negatives="semi_hard")
+    assert [terms.keywords(epoch)["negatives"] for epoch in range(4)] == ["mean", "mean", "semi_hard", "semi_hard"]
+
+
+def test_what_is_said_of_a_tower_counts_before_what_is_said_of_all():
+    train = Train(**TRAIN, lr_factors={"backbone": 0.1, "image.backbone": 0.2, "text.set_module": 0.5})
+    assert [train.lr_factor(tower, "backbone") for tower in ("image", "text")] == [0.2, 0.1]
+    assert [train.lr_factor(tower, "set_module") for tower in ("image", "text")] == [1.0, 0.5]
+
+
+def test_a_backbone_is_frozen_for_its_epochs_or_always():
+    train = Train(**TRAIN, freeze={"backbone": "always", "text.backbone": 2})
+    assert [train.frozen("text", epoch) for epoch in range(4)] == [True, True, False, False]
+    assert train.frozen("image", 10**6)
+    assert not Train(**TRAIN).frozen("image", 0)
+
+
+def test_warm_up_is_in_steps_or_in_epochs():
+    assert Train(**TRAIN, warmup_steps=7).warmup(steps_per_epoch=100) == 7
+    assert Train(**TRAIN, warmup_epochs=0.5).warmup(steps_per_epoch=100) == 50
+    assert Train(**TRAIN).warmup(steps_per_epoch=100) == 0
+
+
+def test_inference_is_by_the_similarity_of_training_unless_said_otherwise():
+    assert recipe(model={"preset": "region_bigru", "similarity": "mil"}).similarities == ("mil",)
+    assert recipe(evaluate={"similarities": ["top_k", "maxmatch"]}).similarities == ("top_k", "maxmatch")
+
+
+def test_a_preset_resolves_with_its_options_and_the_similarity():
+    model = Model(preset="region_bigru", options={"set_size": 2, "head": "pie"}, similarity="chamfer")
+    expected = PRESETS["region_bigru"](set_size=2, head="pie").model_copy(update={"similarity": "chamfer"})
+    assert model.resolved() == expected
+
+
+def test_a_whole_config_resolves_to_itself():
+    config = ModelConfig(width=8, towers={"image": Tower(encoder=Region()), "audio": Tower(encoder=Region())})
+    whole = recipe(model={"config": config.model_dump()}, objective={"pairs": [["image", "audio"]]})
+    assert whole.model.resolved() == config
+    assert whole.objective.pairs == (("image", "audio"),)
+
+
+def test_a_schedule_can_be_named_alone():
+    assert recipe(train={**TRAIN, "schedule": "constant"}).train.schedule.name == "constant"
+    assert recipe().train.schedule.name == "cosine"
+
+
+def test_null_is_none_where_that_is_a_value_and_the_default_elsewhere():
+    train = {**TRAIN, "clip": None, "workers": None, "keep_checkpoints": None, "lr_factors": {"set_module": None}}
+    whole = recipe(train=train, objective=None, seed=None)
+    assert (whole.train.clip, whole.train.workers, whole.train.keep_checkpoints) == (None, None, 2)
+    assert (whole.train.lr_factors, whole.objective, whole.seed) == ({}, Objective(), 0)
+    assert refusal(train={**TRAIN, "lr": None}) == "train.lr: Field required"
+
+
+@pytest.mark.parametrize("key", ["epochs", "batch_size", "lr"])
+def test_what_decides_a_training_has_no_silent_default(key):
+    assert f"train.{key}: Field required" in refusal(train={k: v for k, v in TRAIN.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"trian": {}}, "trian: unknown key 'trian'. Did you mean 'train'?"),
+        ({"objective": {"margn": 1}}, "objective.margn: unknown key 'margn'. Did you mean 'margin'?"),
+        (
+            {"train": {**TRAIN, "lr_factors": {"backbon": 1}}},
+            "train.lr_factors.backbon: unknown key 'backbon'. Did you",
+        ),
+        ({"train": [1, 2]}, "train: expected keys with values, such as 'epochs', got [1, 2]"),
+        ({"train": {**TRAIN, "lr": 0}}, "train.lr: Input should be greater than 0, got 0"),
+        ({"train": {**TRAIN, "lr": float("nan")}}, "train.lr: Input should be "),
+        ({"train": {**TRAIN, "lr": float("inf")}}, "train.lr: Input should be a finite number"),
+        ({"train": {**TRAIN, "epochs": 0}}, "train.epochs: Input should be greater than or equal to 1, got 0"),
+        ({"train": {**TRAIN, "batch_size": 1}}, "train.batch_size: Input should be greater than or equal to 2, got 1"),
+        (
+            {"train": {**TRAIN, "precision": "int8"}},
+            "train.precision: Input should be 'auto', 'fp32', 'bf16' or 'fp16'",
+        ),
+        ({"train": {**TRAIN, "ema": 1.0}}, "train.ema: Input should be less than 1, got 1.0"),
+        ({"train": {**TRAIN, "accumulate": 9}}, "train.accumulate: a batch of 8 images has no 9 chunks"),
+        ({"train": {**TRAIN, "warmup_steps": 1, "warmup_epochs": 1}}, "train.warmup_epochs: give warmup_steps or"),
+        ({"train": {**TRAIN, "crop_scale": [0.5, 0.4]}}, "train.crop_scale: expected the smaller share first"),
+        ({"train": {**TRAIN, "schedule": "linear"}}, "'step', 'cosine', 'constant'"),
+        ({"train": {**TRAIN, "schedule": {"name": "step"}}}, "train.schedule.step.every: Field required"),
+        (
+            {"train": {**TRAIN, "freeze": {"image.backbone": 1}}},
+            "train.freeze.image.backbone: the tower 'image' has no",
+        ),
+        ({"train": {**TRAIN, "freeze": {"backbone": 1}}}, "train.freeze.backbone: the model has no backbone"),
+        ({**BERT, "train": {**TRAIN, "freeze": {"set_module": 1}}}, "train.freeze.set_module: only a backbone"),
+        ({**BERT, "train": {**TRAIN, "freeze": {"text.backbone": "never"}}}, "'always'"),
+        (
+            {"train": {**TRAIN, "lr_factors": {"audio.set_module": 1}}},
+            "train.lr_factors.audio.set_module: the model has",
+        ),
+        (
+            {"objective": {"pairs": [["image", "audio"]]}},
+            "objective.pairs: expected two of the towers image, text, got",
+        ),
+        ({"objective": {"pairs": [["text", "text"]]}}, "objective.pairs: expected two of the towers image, text, got"),
+        ({"objective": {"pairs": []}}, "objective.pairs: Tuple should have at least 1 item"),
+        ({"objective": {"triplet_weight": 0}}, "objective.triplet_weight: nothing ranks the pairs"),
+        ({"objective": {"gd_weight": -1}}, "objective.gd_weight: Input should be greater than or equal to 0, got -1"),
+        ({"model": {}}, "model.preset: give either a preset (resnet152_bigru,"),
+        ({"model": {"preset": "region_gru"}}, "model.preset: expected one of resnet152_bigru, region_bigru"),
+        ({"model": {"preset": "region_bigru", "options": {"wrod_width": 3}}}, "Did you mean 'word_width'?"),
+        (
+            {"model": {"preset": "region_bigru", "options": {"width": 0}}},
+            "model.options.width: Input should be greater",
+        ),
+        (
+            {"model": {"preset": "region_bigru", "options": {"heads": "x"}}},
+            "model.options.heads: Input should be a valid",
+        ),
+        ({"model": {"preset": "region_bert", "options": {"bert": 3}}}, "model.options.bert: expected what differs"),
+        ({"model": {"preset": "region_bigru", "options": {"head": "pie", "heads": 2}}}, "unknown key 'heads'"),
+        ({"model": {"preset": "region_bigru", "similarity": "max"}}, "'maxmatch', 'top_k'"),
+        ({"model": {"preset": "region_bigru", "similarity_options": {"alpha": 3}}}, "alpha: maxmatch takes no options"),
+        ({"data": {"tokenizer": "bytes"}}, "data.tokenizer: expected words, wordpiece, pretrained or a path"),
+        ({"data": {"tokenizer": "pretrained"}}, "data.tokenizer: 'pretrained' is a transformer's"),
+        ({"model": {"preset": "region_bert"}}, "data.tokenizer: a transformer does not read whole words"),
+        ({"evaluate": {"similarities": []}}, "evaluate.similarities: Tuple should have at least 1 item"),
+        ({"name": ""}, "name: String should have at least 1 character"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_said_where(parts, message):
+    assert message in refusal(**parts)
+
+
+def test_a_config_and_a_preset_exclude_each_other():
+    config = PRESETS["region_bigru"]().model_dump()
+    assert "model.preset: give either" in refusal(model={"preset": "region_bigru", "config": config})
+    assert "model.options: they belong to a preset" in refusal(model={"config": config, "options": {"width": 8}})
+
+
+def test_the_similarity_of_a_config_counts_unless_the_recipe_says_another():
+    config = {**PRESETS["region_bigru"]().model_dump(), "similarity": "mil"}
+    for given in (config, ModelConfig.model_validate(config)):
+        inherited = Model(config=given)
+        assert (inherited.similarity, inherited.resolved().similarity) == ("mil", "mil")
+    own = Model(config=config, similarity="chamfer")
+    assert (own.similarity, own.config.similarity, own.resolved().similarity) == ("chamfer",) * 3
+
+
+def test_options_of_a_similarity_are_those_of_its_function():
+    from maxmatch.matching.similarity import SIMILARITIES
+
+    for name, function in SIMILARITIES.items():
+        theirs = set(inspect.signature(function).parameters) - {"a", "b", "a_mask", "b_mask"}
+        for option in ("alpha", "k"):
+            model = {"preset": "region_bigru", "similarity": name, "similarity_options": {option: 3}}
+            if option in theirs:
+                assert Model.model_validate(model).similarity_options == {option: 3}
+            else:
+                with pytest.raises(ValidationError, match="takes"):
+                    Model.model_validate(model)
+        assert theirs <= {"alpha", "k"}
+
+
+def test_the_count_of_top_k_stays_a_whole_number():
+    options = Model(preset="region_bigru", similarity="top_k", similarity_options={"k": 3}).similarity_options
+    assert isinstance(options["k"], int)
+
+
+def test_a_tokenizer_can_be_a_file():
+    assert Data(tokenizer="bert/tokenizer.json").tokenizer == "bert/tokenizer.json"
+
+
+def test_a_recipe_cannot_be_changed():
+    whole = recipe()
+    with pytest.raises(ValidationError, match="frozen"):
+        whole.seed = 3
+    with pytest.raises(ValidationError, match="frozen"):
+        whole.train.lr = 3.0
+
+
+def test_recipes_need_no_torch():
+    code = (
+        "import sys; from maxmatch import Recipe; Recipe.load('scenes'); print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
