@@ -41,5 +41,7 @@ class PIEHead(nn.Module):
     @torch.no_grad()
     def reorder(self, order: Sequence[int]) -> None:
         """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
-        weight = self.attention[2].weight
+        per_slot = self.attention[2]
+        assert isinstance(per_slot, nn.Linear)
+        weight = per_slot.weight
         weight.copy_(weight[list(order)].clone())

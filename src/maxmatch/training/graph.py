@@ -5,10 +5,16 @@ record is made for each shape of batch. Dropout stays random: its seed is read w
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from maxmatch.encoders import RegionEncoder
+from maxmatch.layers import PIEHead, SetHead
+from maxmatch.model import SetEncoder
+from maxmatch.recipe_train import Train
+from maxmatch.training.distributed import several
 from maxmatch.types import Batch, Inputs, LossTerms
 
 Step = Callable[[Batch, int], LossTerms]
@@ -26,12 +32,13 @@ class RecordedSteps:
         self.step, self.most = step, most
         self._records: dict[tuple[object, ...], _Record] = {}
         self._seen: dict[tuple[object, ...], int] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         # Gradients are collected on the stream where a parameter was first used: it must be the recording one.
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Batch, seed: int) -> LossTerms:
         """One step."""
+        batch = padded(batch)
         shape = _shape(batch)
         record = self._records.get(shape)
         if record is not None:
@@ -57,9 +64,7 @@ class RecordedSteps:
 class _Record:
     """A recorded step, the batch it reads and the losses it writes."""
 
-    def __init__(
-        self, step: Step, batch: Batch, seed: int, stream: torch.cuda.Stream, pool: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, step: Step, batch: Batch, seed: int, stream: torch.cuda.Stream, pool: Any) -> None:
         self.batch = batch.map(Tensor.clone)
         self.graph = torch.cuda.CUDAGraph()
         torch.manual_seed(seed)  # the step does so too; while recording it may only be the seed that is set already
@@ -95,3 +100,18 @@ def padded(batch: Batch, multiple: int = 8) -> Batch:
         return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
 
     return Batch({name: pad(inputs) for name, inputs in batch.inputs.items()}, batch.groups)
+
+
+def can_record(train: Train, negatives: str, device: torch.device) -> bool:
+    """Whether steps can be recorded: on one GPU, where nothing looks at values. Mean negatives do, since their number
+    varies, and so do fp16's loss scaling and chunks.
+    """
+    plain = train.precision != "fp16" and train.accumulate == 1 and negatives == "hardest"
+    return plain and device.type == "cuda" and not several()
+
+
+def compile_layers(model: SetEncoder) -> None:
+    """Let the compiler fuse the small operations of our own layers."""
+    for module in model.modules():
+        if isinstance(module, SetHead | PIEHead | RegionEncoder):
+            module.compile()

@@ -176,7 +176,7 @@ def _tensorboard(folder: Path, from_step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("train.tensorboard: pip install tensorboard, or set it to false.") from error
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)
 
 
 def _tracker(recipe: Recipe, folder: Path) -> Any:

@@ -17,6 +17,7 @@ from maxmatch.recipe_files import load_recipe
 from maxmatch.training import watch
 from maxmatch.training.average import Average, with_average
 from maxmatch.training.distributed import Processes, add_gradients, any_process, processes, same_everywhere
+from maxmatch.training.graph import RecordedSteps, Step, can_record, compile_layers
 from maxmatch.training.log import LossWindow, RunLog, epoch_line
 from maxmatch.training.optim import Group, clip_gradients, freeze_for, optimiser, parameter_groups, set_learning_rates
 from maxmatch.training.pairing import align_slots
@@ -27,6 +28,7 @@ from maxmatch.training.state import Progress, States, restore
 from maxmatch.training.step import Criterion, gradients
 from maxmatch.training.validation import encode_split, measures
 from maxmatch.training.watch import Trouble
+from maxmatch.types import Batch, LossTerms
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_RECOVERIES = 3
@@ -58,6 +60,8 @@ class _Run:
     states: States
     progress: Progress
     log: RunLog
+    recorded: tuple[object, RecordedSteps] | None = None
+    """Steps recorded on the GPU, and what they were recorded for."""
 
     @property
     def precision(self) -> torch.dtype | None:
@@ -114,9 +118,8 @@ def _begin(recipe: Recipe, folder: RunFolder, here: Processes, show_progress: bo
     scaler = torch.amp.GradScaler(here.device.type, enabled=recipe.train.precision == "fp16")
     adam = optimiser(groups, recipe.train)
     run = _Run(recipe, folder, here, parts, sampler, groups, adam, scaler, average, states, Progress(), log)
-    if recipe.train.compile:
-        for name in parts.model.towers:
-            parts.model.tower(name).compile()
+    if recipe.train.compile and here.device.type == "cuda":
+        compile_layers(parts.model)
     newest = states.newest()
     if newest is not None:
         _restore(run, newest)
@@ -130,25 +133,15 @@ def _train_epoch(run: _Run, stop: StopFlag) -> Trouble | None:
     """The rest of an epoch, step by step."""
     recipe, progress, model = run.recipe, run.progress, run.parts.model
     frozen = list(freeze_for(model.train(), recipe.train, progress.epoch))
-    criterion = _criterion(recipe, progress.epoch)
     window = LossWindow()
     plans = list(run.sampler.plans(progress.epoch, progress.position))
     if not progress.position and frozen:
         run.log.say(f"epoch {progress.epoch + 1}: frozen backbones: {', '.join(frozen)}")
+    step = _step(run, frozen)
     for plan, batch in zip(plans, run.parts.feed.batches(plans), strict=True):
         started = time.monotonic()
         rate = set_learning_rates(run.adam, recipe.train, progress.step, len(run.sampler))
-        run.adam.zero_grad(set_to_none=True)
-        terms = gradients(
-            model, batch, criterion, plan.seed, run.precision, recipe.train.accumulate, run.scaler.scale
-        )  # fmt: skip
-        add_gradients(model)
-        run.scaler.unscale_(run.adam)
-        clip_gradients(run.groups, recipe.train.clip)
-        run.scaler.step(run.adam)
-        run.scaler.update()
-        if run.average is not None:
-            run.average.update(model)
+        terms = step(batch, plan.seed)
         progress.step += 1
         progress.position += 1
         progress.seconds += time.monotonic() - started
@@ -169,6 +162,32 @@ def _train_epoch(run: _Run, stop: StopFlag) -> Trouble | None:
         if saving:
             _save(run)
     return watch.stuck(recipe, progress.epoch, progress.losses, len(run.sampler))
+
+
+def _step(run: _Run, frozen: list[str]) -> Step:
+    """What a batch does to the model in this epoch; recorded and played back where that can be done and pays."""
+    recipe, model = run.recipe, run.parts.model
+    criterion = _criterion(recipe, run.progress.epoch)
+
+    def step(batch: Batch, seed: int) -> LossTerms:
+        run.adam.zero_grad(set_to_none=True)
+        terms = gradients(model, batch, criterion, seed, run.precision, recipe.train.accumulate, run.scaler.scale)
+        add_gradients(model)
+        run.scaler.unscale_(run.adam)
+        clip_gradients(run.groups, recipe.train.clip)
+        run.scaler.step(run.adam)
+        run.scaler.update()
+        if run.average is not None:
+            run.average.update(model)
+        return terms
+
+    negatives = criterion.options["negatives"]
+    if run.parts.runs_backbones or not can_record(recipe.train, negatives, run.here.device):
+        return step
+    what = (tuple(frozen), criterion)
+    if run.recorded is None or run.recorded[0] != what:
+        run.recorded = (what, RecordedSteps(step))
+    return run.recorded[1]
 
 
 def _after_epoch(run: _Run) -> Trouble | None:

@@ -58,13 +58,19 @@ def _for_good(train: Train, tower: str) -> bool:
 def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
     """AdamW over the groups. Learning rates are set before each step."""
     device = next(iter(groups[0].parameters.values())).device
+    gpu = device.type == "cuda"
+    # On a GPU the rate lies there too, so that a recorded step reads it anew.
+    rates = [
+        torch.tensor(train.lr * group.factor, device=device) if gpu else train.lr * group.factor for group in groups
+    ]
     return torch.optim.AdamW(
         [
-            {"params": list(group.parameters.values()), "lr": train.lr * group.factor, "factor": group.factor}
-            for group in groups
+            {"params": list(group.parameters.values()), "lr": rate, "factor": group.factor}
+            for group, rate in zip(groups, rates, strict=True)
         ],
         weight_decay=train.weight_decay,
-        fused=device.type == "cuda",
+        fused=gpu,
+        capturable=gpu,
     )
 
 
@@ -72,7 +78,10 @@ def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, ste
     """Put the learning rate of a step into the optimiser; returns that of a group with factor 1."""
     rate = train.lr * course(train, step, steps_per_epoch)
     for group in adam.param_groups:
-        group["lr"] = rate * group["factor"]
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate * group["factor"])
+        else:
+            group["lr"] = rate * group["factor"]
     return rate
 
 

@@ -36,6 +36,8 @@ class Prepared:
     val: Split | None
     feed: Feed
     val_feed: Feed | None
+    runs_backbones: bool
+    """Whether a step goes through the backbone of another library; not so where its output was stored before."""
 
 
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
@@ -70,7 +72,11 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
         val_feed = choose_feed(
             val, readers, processes.device, feed=options.feed, workers=options.workers, say=lambda _: None
         )
-    return Prepared(model, train, val, feed, val_feed)
+    backbones = any(
+        hasattr(model.tower(name).encoder, "backbone") and not isinstance(reader, FeatureReader)
+        for name, reader in readers.items()
+    )
+    return Prepared(model, train, val, feed, val_feed, backbones)
 
 
 def load_data(data: Data, say: Say) -> Dataset:
@@ -103,7 +109,7 @@ def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
             tokenizers[name] = tokenizer_for(recipe.data, tower.encoder, train[name].values)
             if recipe.data.word_vectors is not None and tower.encoder.name == "gru":
                 vectors[name] = _word_vectors(recipe.data.word_vectors, tokenizers[name], recipe.seed, say)
-    return build_model(config, tokenizers, vectors, seed=recipe.seed)
+    return build_model(config, tokenizers, word_vectors=vectors, seed=recipe.seed)
 
 
 def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:

@@ -102,7 +102,8 @@ class States:
 
     def newest(self) -> Path | None:
         """The state to go on from."""
-        return (self.all() or [None])[-1]
+        states = self.all()
+        return states[-1] if states else None
 
     def all(self) -> list[Path]:
         """The states that are there, oldest first."""

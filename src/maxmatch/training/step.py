@@ -42,7 +42,7 @@ class Criterion:
             )
             for rows, columns in self.pairs
         ]
-        return terms[0] if len(terms) == 1 else LossTerms(**_summed(terms))
+        return terms[0] if len(terms) == 1 else _added(terms)
 
 
 def gradients(
@@ -60,7 +60,7 @@ def gradients(
         with mixed:
             sets = _sets(model, batch)
         terms = criterion({name: gather_sets(side) for name, side in sets.items()}, _gathered(batch.groups))
-        scale(terms.total).backward()
+        torch.autograd.backward(scale(terms.total))
         return terms
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
 
@@ -78,7 +78,7 @@ def _in_chunks(
     whole = {name: _leaves([sets[name] for sets in first]) for name in batch.inputs}
     groups = {name: torch.cat([part.groups[name] for part in parts]) for name in batch.groups}
     terms = criterion({name: gather_sets(side) for name, side in whole.items()}, _gathered(groups))
-    scale(terms.total).backward()
+    torch.autograd.backward(scale(terms.total))
     taken = dict.fromkeys(whole, 0)
     for place, part in enumerate(parts):
         torch.manual_seed(seed + place)
@@ -98,7 +98,7 @@ def _in_chunks(
 
 def split(batch: Batch, chunks: int) -> list[Batch]:
     """The batch in chunks of whole groups."""
-    order = next(iter(batch.groups.values())).unique()
+    order = torch.unique(next(iter(batch.groups.values())))
     parts = []
     for groups in order.tensor_split(min(chunks, len(order))):
         kept = {name: torch.isin(mine, groups) for name, mine in batch.groups.items()}
@@ -144,9 +144,7 @@ def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
             norm.num_batches_tracked.copy_(count)
 
 
-def _summed(terms: Sequence[LossTerms]) -> dict[str, Tensor | None]:
-    names = [field.name for field in fields(LossTerms)]
-    return {
-        name: None if getattr(terms[0], name) is None else torch.stack([getattr(t, name) for t in terms]).sum()
-        for name in names
-    }
+def _added(terms: Sequence[LossTerms]) -> LossTerms:
+    """The sum of several losses, term by term. They have the same weights, and so the same terms."""
+    names = [field.name for field in fields(LossTerms) if getattr(terms[0], field.name) is not None]
+    return LossTerms(**{name: torch.stack([getattr(each, name) for each in terms]).sum() for name in names})

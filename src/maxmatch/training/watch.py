@@ -59,8 +59,8 @@ def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: 
     return Trouble(
         "stuck",
         f"The triplet loss has stood at {fmean(window):.4f} for {len(window)} steps: 2 × margin = {level:g} is what it "
-        "is when every caption scores alike with every image. With hardest negatives from the start, training often falls "
-        "into this state and stays.",
+        "is when every caption scores alike with every image. With hardest negatives from the start, training often "
+        "falls into this state and stays.",
         "Start with the contrastive term (objective.con_weight=0.1 objective.temperature=0.05), or with the mean over "
         f"all negatives (objective.mean_negatives_epochs={epoch + 3}).",
         (
