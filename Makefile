@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help test check format bench clean
+.PHONY: help demo test check format bench clean
 
 help: ## Print this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ check: $(READY) ## Lint, format, types (mypy --strict), direction of imports
 format: $(READY) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+demo: $(READY) ## Train three small models on generated scenes and compare them (minutes on two CPU cores)
+	$(BIN)/maxmatch demo
 
 bench: $(READY) ## Print the speed table (CPU, and GPU when there is one)
 	$(BIN)/python -m benchmarks.matching

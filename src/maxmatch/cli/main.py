@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import typer
 
+from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
+from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
 app = typer.Typer(
@@ -20,6 +22,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(demo)
+app.command()(train)
 app.command()(doctor)
 
 
@@ -32,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; whatever goes wrong becomes one clear line. MAXMATCH_DEBUG=1 shows where it came from."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="maxmatch")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            print(f"maxmatch: {interrupt}", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
         if os.environ.get("MAXMATCH_DEBUG"):

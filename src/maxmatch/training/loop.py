@@ -184,7 +184,7 @@ def _step(run: _Run, frozen: list[str]) -> Step:
     negatives = criterion.options["negatives"]
     if run.parts.runs_backbones or not can_record(recipe.train, negatives, run.here.device):
         return step
-    what = (tuple(frozen), criterion)
+    what = (tuple(frozen), criterion.options)
     if run.recorded is None or run.recorded[0] != what:
         run.recorded = (what, RecordedSteps(step))
     return run.recorded[1]

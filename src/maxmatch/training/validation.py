@@ -56,10 +56,11 @@ def measures(encoded: EncodedSplit, pair: tuple[str, str], similarity: str) -> d
     rows, columns = pair
     images, texts = encoded.sets[rows], encoded.sets[columns]
     found = retrieval(images, texts, encoded.groups[rows], encoded.groups[columns], similarity)
+    by_chance = chance(encoded.groups[rows].cpu(), encoded.groups[columns].cpu())
     pairing = slot_pairing(images, texts, partners(encoded, pair), similarity)
     return {
         **found,
-        "chance_rsum": chance(encoded.groups[rows].cpu(), encoded.groups[columns].cpu())["rsum"],
+        **{f"chance_{name}": value for name, value in by_chance.items()},
         f"{rows}_log_variance": log_circular_variance(images),
         f"{columns}_log_variance": log_circular_variance(texts),
         "slots_used": pairing.used,

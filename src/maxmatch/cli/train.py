@@ -1,0 +1,72 @@
+"""`maxmatch train`: from a recipe to a model."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe that ships, by its name, or a YAML file.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it: train.lr=2e-4 data.path=FOLDER …", metavar="[KEY=VALUE]…")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<name of the recipe>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, to the bit.")] = False,
+    auto_recover: Annotated[
+        bool, typer.Option("--auto-recover", help="Where training fails in a known way, apply the cure and go on.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be trained, how fast each part learns, and stop.")
+    ] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model by a recipe.
+
+    The run's folder gets the resolved recipe, metrics.jsonl, and the checkpoints best/ and last/. A run that was
+    interrupted goes on with --resume where it was. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch.cli.main
+    train …
+
+    Examples:
+
+      maxmatch train --list
+
+      maxmatch train scenes data.path=scenes
+
+      maxmatch train f30k_region_bigru data.path=f30k_precomp data.word_vectors=glove.840B.300d.txt --out runs/first
+    """
+    from maxmatch.recipe_files import list_recipes, load_recipe
+
+    if list_them or recipe is None:
+        for name, description in list_recipes():
+            print(f"{name:<34} {description}")
+        raise typer.Exit(0 if list_them else 2)
+    resolved = load_recipe(recipe, changes or [])
+    if dry_run:
+        from maxmatch.training.plan import describe
+
+        print(describe(resolved))
+        return
+    from maxmatch.training.loop import train as run
+
+    folder = out if out is not None else Path("runs") / resolved.name
+    result = run(resolved, folder, resume=resume, auto_recover=auto_recover, device=device)
+    if not result:  # a process that is not the first one
+        return
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{folder / 'best'}: epoch {result['best_epoch'] + 1:.0f}", end="")
+    if "rsum" in result:
+        print(
+            f", RSUM {result['rsum']:.1f}"
+            f" (image to text R@1 {result['i2t_r1']:.1f}, text to image R@1 {result['t2i_r1']:.1f}),"
+            f" pairing stable in {result['stability']:.1%} of true pairs",
+            end="",
+        )
+    print()
+    sys.stdout.flush()
