@@ -17,8 +17,8 @@ from maxmatch.encoders import Encoder
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.read_ahead import Skipped, progress, read_ahead
-from maxmatch.readers import Inputs, Reader, TextReader
-from maxmatch.types import Features, Sets
+from maxmatch.readers import Reader, TextReader
+from maxmatch.types import Features, Inputs, Sets
 
 
 @runtime_checkable

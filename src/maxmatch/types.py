@@ -7,11 +7,51 @@ N  local features of an item        W  their width, which may differ from D
 A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+
+class Inputs(NamedTuple):
+    """What an encoder is called with: pixels, features or token ids, and which of them are real (None: all)."""
+
+    values: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step sees: of each modality the inputs, and the group that each item belongs to.
+
+    A group is what belongs together, a picture and its captions; its number is the same wherever it turns up, in
+    another batch or on another machine. `model("image", *batch.inputs["image"])` makes the sets.
+    """
+
+    inputs: dict[str, Inputs]
+    groups: dict[str, Int[Tensor, "_"]]
+
+    def positive(self, rows: str, columns: str) -> Bool[Tensor, "B C"]:
+        """Which items of one modality are true pairs with which of another: those of the same group."""
+        return self.groups[rows][:, None] == self.groups[columns]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory that a GPU copies from by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        inputs = {
+            name: Inputs(change(values), None if mask is None else change(mask))
+            for name, (values, mask) in self.inputs.items()
+        }
+        return Batch(inputs, {name: change(groups) for name, groups in self.groups.items()})
 
 
 @dataclass(frozen=True)
