@@ -18,6 +18,7 @@ from feeding import (
     plans,
     texts,
 )
+from tiny_models import tiny_model
 
 from maxmatch.data import feed as feed_module
 from maxmatch.data.feed import choose_feed, free_memory
@@ -26,6 +27,8 @@ from maxmatch.data.mapped import MappedFeed
 from maxmatch.data.resident import ResidentFeed
 from maxmatch.data.transforms import RandomCrop
 from maxmatch.images import ImageTransform
+from maxmatch.losses import triplet
+from maxmatch.matching.similarity import maxmatch
 from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.text import TextTruncated
 
@@ -90,6 +93,17 @@ def test_a_modality_may_have_several_items_a_group_and_there_may_be_three(make):
     got = list(make(split, readers).batches(wanted))
     assert_all_same(got, [by_hand(split, readers, plan.groups) for plan in wanted])
     assert got[0].positive("image", "audio").any(1).all()
+
+
+@FEEDS
+def test_a_batch_is_what_the_model_takes(make):
+    model = tiny_model("region_bigru", feature_width=WIDTH)
+    readers = {name: model.tower(name).reader for name in ("image", "text")}
+    split = feature_split("store")
+    for batch in make(split, readers, captions=3, drop={"image": 0.2, "text": 0.2}).batches(plans(split)):
+        images, captions = (model(name, *batch.inputs[name]).vectors for name in ("image", "text"))
+        loss = triplet(maxmatch(images, captions), batch.positive("image", "text"))
+        assert torch.isfinite(loss)
 
 
 @FEEDS

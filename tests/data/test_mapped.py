@@ -1,5 +1,8 @@
 """Feeding with worker processes, and pictures that cannot be read."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -134,3 +137,32 @@ def test_workers_leave_the_global_generator_alone(photos, readers):
     before = torch.get_rng_state()
     batches(photos, readers, workers=1, crops=CROPS)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much memory a process took, in /proc")
+def test_an_array_of_the_size_of_coco_is_fed_in_little_memory(tmp_path):
+    """31 GiB, all of it holes. What Python and torch take by themselves is not counted."""
+    shape = (113_287, 36, 2048)
+    with open(tmp_path / "train_ims.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        file.truncate(file.tell() + 4 * int(np.prod(shape)))
+    program = f"""
+import numpy as np
+from maxmatch.data.items import Items, Split
+from maxmatch.data.mapped import MappedFeed
+from maxmatch.data.sampler import GroupSampler
+from maxmatch.readers import FeatureReader
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
+
+before = peak()
+array = np.load({str(tmp_path / "train_ims.npy")!r}, mmap_mode="r")
+split = Split({{"image": Items(array, np.arange(len(array)), range(len(array)))}})
+feed = MappedFeed(split, {{"image": FeatureReader(2048)}}, "cpu", workers=0)
+for _ in zip(range(3), feed.batches(GroupSampler(len(array), 128, seed=0).plans(0))):
+    pass
+print(peak() - before)
+"""
+    grown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert float(grown) < 500
