@@ -116,8 +116,9 @@ def test_features_in_half_precision_come_in_single(make, way):
 
 
 @FEEDS
-def test_features_of_the_other_byte_order_are_read(make):
-    split, readers = feature_split("array", dtype=np.dtype(">f4")), feature_readers()
+@pytest.mark.parametrize("dtype", [">f4", "f8", "i2"])
+def test_features_of_other_types_and_byte_orders_are_read(make, dtype):
+    split, readers = feature_split("array", dtype=np.dtype(dtype)), feature_readers()
     wanted = plans(split)
     expected = [by_hand(split, readers, plan.groups) for plan in wanted]
     assert_all_same(make(split, readers).batches(wanted), expected)

@@ -42,11 +42,13 @@ def test_features_kept_in_half_precision_are_rounded_once(dtype):
 
 def test_features_too_large_for_half_precision_are_refused():
     features = arrays(12)
-    features[2][0, 0] = 1e6
-    split = Split({"image": items(features, range(12), "image"), "text": texts()})
-    with pytest.raises(ValueError, match=r"too large for torch\.float16\. Take torch\.bfloat16"):
-        ResidentFeed(split, feature_readers(), "cpu", dtype=torch.float16)
-    ResidentFeed(split, feature_readers(), "cpu", dtype=torch.bfloat16)
+    features[2][0, 0], features[5][0, 0] = 1e6, np.nan
+    for kind in (list, Store):
+        split = Split({"image": items(kind(features), range(12), "image"), "text": texts()})
+        options = {"report": lambda item: None}
+        with pytest.raises(ValueError, match=r"image2 are too large for torch\.float16\. Take torch\.bfloat16"):
+            ResidentFeed(split, feature_readers(), "cpu", dtype=torch.float16, **options)
+        ResidentFeed(split, feature_readers(), "cpu", dtype=torch.bfloat16, **options)
 
 
 def test_features_take_no_more_memory_than_they_have():

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.data.augment import SizeAugmentation
@@ -146,12 +145,11 @@ def _rows(inputs: Inputs, keep: np.ndarray) -> Inputs:
 
 def _single(batch: Batch) -> Batch:
     """Features in single precision. They travel as they are stored."""
-    inputs = {name: Inputs(_as_float32(values), mask) for name, (values, mask) in batch.inputs.items()}
+    inputs = {
+        name: Inputs(values.float() if values.is_floating_point() else values, mask)
+        for name, (values, mask) in batch.inputs.items()
+    }
     return Batch(inputs, batch.groups)
-
-
-def _as_float32(values: Tensor) -> Tensor:
-    return values.float() if values.is_floating_point() else values
 
 
 def _as_it_is(made: Any) -> Any:

@@ -129,17 +129,16 @@ def _copied(
         begin = int(ends[first] - counts[first])
         assert len(kept) == int(here.sum()), f"items {first} to {places[-1]} have other counts than their source says"
         rows[begin : begin + len(kept)] = kept
-        if not bad and not bool(torch.isfinite(kept.sum(dtype=torch.float32))):
-            _refuse_overflow(kept, dtype)
+        if not bool(torch.isfinite(kept.sum(dtype=torch.float32))):
+            finite = torch.isfinite(kept).all(1).cpu().numpy()
+            overflown = set(np.repeat(places, counts[places])[~finite].tolist()) - set(bad)
+            if overflown:
+                raise ValueError(
+                    f"dtype: features of {side.items.ids[min(overflown)]} are too large for {dtype}. "
+                    "Take torch.bfloat16, or None to keep them as they are."
+                )
         if progress is not None:
             progress(int(places[-1]) + 1, len(counts))
     if rows is None:
         rows = torch.zeros(0, width, dtype=dtype or torch.float32, device=device)
     return _Features(rows, counts), failed
-
-
-def _refuse_overflow(kept: Tensor, dtype: torch.dtype | None) -> None:
-    if not bool(torch.isfinite(kept).all()):
-        raise ValueError(
-            f"dtype: some features are too large for {dtype}. Take torch.bfloat16, or None to keep them as they are."
-        )

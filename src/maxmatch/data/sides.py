@@ -109,6 +109,7 @@ class FeatureSide:
         assert values.ndim == 3
         assert values.shape[2] == self.reader.feature_width
         tensor = as_tensor(values.astype(values.dtype.newbyteorder("="), copy=False))
+        tensor = tensor if tensor.is_floating_point() else tensor.float()
         real = torch.ones(values.shape[:2], dtype=torch.bool) if mask is None else as_tensor(mask)
         longest = int(real.sum(1).max()) if len(real) else 0
         tensor, real = tensor[:, :longest], real[:, :longest]
