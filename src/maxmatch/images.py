@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 Source = str | Path | bytes | Image.Image | np.ndarray
+Channels = tuple[float, float, float]
 
 MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
-_DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
+DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -44,15 +45,14 @@ class ImageTransform:
 
     size: int
     resize: Literal["crop", "squash"]
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Channels
+    std: Channels
 
     def __call__(self, source: Source) -> Float[Tensor, "3 {self.size} {self.size}"]:
         """The picture as the model takes it."""
         image = load_image(source, at_least=round(self.size / _CROP))
         image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self._box(image))
-        pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).movedim(2, 0)
-        return ((pixels - torch.tensor(self.mean)[:, None, None]) / torch.tensor(self.std)[:, None, None]).contiguous()
+        return normalised(image, self.mean, self.std)
 
     def _box(self, image: Image.Image) -> tuple[float, float, float, float]:
         """The part of the picture that is kept. The rest is never resized, however long the picture is."""
@@ -66,11 +66,18 @@ class ImageTransform:
         return (left * x, top * y, (left + self.size) * x, (top + self.size) * y)
 
 
+def normalised(image: Image.Image, mean: Channels, std: Channels) -> Float[Tensor, "3 height width"]:
+    """(pixel − mean)/std for each channel, pixels from 0 to 1."""
+    pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).movedim(2, 0)
+    return ((pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]).contiguous()
+
+
 def load_image(source: Source, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The picture upright and in RGB; what is transparent is white.
 
     at_least: the short side that will be needed. A larger JPEG is then decoded at a half, a quarter or an eighth of its
-    size. A picture of more than `max_pixels` is refused before it is decoded.
+    size, with no less than `DRAFT` times `at_least` left of its short side. A picture of more than `max_pixels` is
+    refused before it is decoded.
     """
     name = describe(source)
     if isinstance(source, str | Path) and not Path(source).is_file():
@@ -80,7 +87,7 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
             if at_least is not None and image is not source:
-                image.draft(None, (at_least * _DRAFT, at_least * _DRAFT))
+                image.draft(None, (at_least * DRAFT, at_least * DRAFT))
             turn = _UPRIGHT.get(_orientation(image))
             upright = _rgb(image)
     except (ImageError, MemoryError):

@@ -16,9 +16,9 @@ from maxmatch.config import ModelConfig
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.read_ahead import Skipped, progress, read_ahead
-from maxmatch.readers import Inputs, TextReader
+from maxmatch.readers import TextReader
 from maxmatch.tower import Tower
-from maxmatch.types import Sets
+from maxmatch.types import Inputs, Sets
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from maxmatch.images import ImageError
-from maxmatch.readers import Inputs, Reader
+from maxmatch.readers import Reader
+from maxmatch.types import Inputs
 
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
 _PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone

@@ -1,7 +1,7 @@
 """From what a user holds to what an encoder takes: pictures, arrays of features and texts, in batches."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,13 +10,7 @@ from torch import Tensor
 
 from maxmatch.images import ImageTransform, describe
 from maxmatch.text import encode
-
-
-class Inputs(NamedTuple):
-    """What an encoder is called with."""
-
-    values: Tensor
-    mask: Tensor | None
+from maxmatch.types import Inputs
 
 
 @runtime_checkable

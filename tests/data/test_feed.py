@@ -1,0 +1,303 @@
+"""Both feeds: the same batches, those put together by hand; and the choice between them."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from feeding import (
+    WAYS,
+    WIDTH,
+    arrays,
+    assert_all_same,
+    by_hand,
+    feature_readers,
+    feature_split,
+    items,
+    kept,
+    plans,
+    texts,
+)
+from tiny_models import tiny_model
+
+from maxmatch.data import feed as feed_module
+from maxmatch.data.feed import choose_feed, free_memory
+from maxmatch.data.items import Split
+from maxmatch.data.mapped import MappedFeed
+from maxmatch.data.resident import ResidentFeed
+from maxmatch.data.transforms import RandomCrop
+from maxmatch.images import ImageTransform
+from maxmatch.losses import triplet
+from maxmatch.matching.similarity import maxmatch
+from maxmatch.readers import FeatureReader, PixelReader
+from maxmatch.text import TextTruncated
+
+CPU = torch.device("cpu")
+PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def mapped(split, readers, **options):
+    return MappedFeed(split, readers, CPU, workers=0, **options)
+
+
+def resident(split, readers, **options):
+    return ResidentFeed(split, readers, CPU, **options)
+
+
+FEEDS = pytest.mark.parametrize("make", [mapped, resident])
+
+
+@FEEDS
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_those_put_together_by_hand(make, way):
+    split, readers = feature_split(way), feature_readers()
+    wanted = plans(split)
+    expected = [by_hand(split, readers, plan.groups) for plan in wanted]
+    assert_all_same(make(split, readers).batches(wanted), expected)
+
+
+@pytest.mark.parametrize("captions", [None, 1, 2, 5])
+@pytest.mark.parametrize("drop", [{}, {"image": 0.4, "text": 0.4}])
+def test_both_feeds_give_the_same_batches(captions, drop):
+    split, readers = feature_split("store"), feature_readers()
+    options = {"captions": captions, "drop": drop}
+    for epoch in range(2):
+        wanted = plans(split, epoch=epoch)
+        first = mapped(split, readers, **options).batches(wanted)
+        assert_all_same(first, resident(split, readers, **options).batches(wanted))
+
+
+@FEEDS
+def test_some_captions_are_as_many_as_asked_for_and_others_the_next_time(make):
+    split, readers = feature_split(), feature_readers()
+    feed = make(split, readers, captions=2)
+    first, again, later = (list(feed.batches(plans(split, epoch=epoch))) for epoch in (0, 0, 1))
+    counts = np.bincount(split["text"].groups)
+    for batch in first:
+        for group in batch.groups["image"].tolist():
+            assert int((batch.groups["text"] == group).sum()) == min(int(counts[group]), 2)
+    assert_all_same(first, again)
+
+    def chosen(batches):
+        return {tuple(ids.tolist()) for batch in batches for ids in batch.inputs["text"].values.unbind()}
+
+    assert chosen(first) != chosen(later)
+
+
+@FEEDS
+def test_a_modality_may_have_several_items_a_group_and_there_may_be_three(make):
+    readers = {**feature_readers(), "audio": FeatureReader(WIDTH)}
+    images = items(kept("store", arrays(10)), [0, 0, 1, 2, 3, 4, 4, 4, 5, 6], "image")
+    split = Split({"audio": items(arrays(7, seed=1), range(7), "audio"), "image": images, "text": texts(7)})
+    wanted = plans(split, 3)
+    got = list(make(split, readers).batches(wanted))
+    assert_all_same(got, [by_hand(split, readers, plan.groups) for plan in wanted])
+    assert got[0].positive("image", "audio").any(1).all()
+
+
+@FEEDS
+def test_a_batch_is_what_the_model_takes(make):
+    model = tiny_model("region_bigru", feature_width=WIDTH)
+    readers = {name: model.tower(name).reader for name in ("image", "text")}
+    split = feature_split("store")
+    for batch in make(split, readers, captions=3, drop={"image": 0.2, "text": 0.2}).batches(plans(split)):
+        images, captions = (model(name, *batch.inputs[name]).vectors for name in ("image", "text"))
+        loss = triplet(maxmatch(images, captions), batch.positive("image", "text"))
+        assert torch.isfinite(loss)
+
+
+@FEEDS
+@pytest.mark.parametrize("way", ["array", "store"])
+def test_features_in_half_precision_come_in_single(make, way):
+    split, readers = feature_split(way, dtype=np.float16), feature_readers()
+    wanted = plans(split)
+    expected = [by_hand(split, readers, plan.groups) for plan in wanted]
+    assert_all_same(make(split, readers).batches(wanted), expected)
+
+
+@FEEDS
+@pytest.mark.parametrize("dtype", [">f4", "f8", "i2"])
+def test_features_of_other_types_and_byte_orders_are_read(make, dtype):
+    split, readers = feature_split("array", dtype=np.dtype(dtype)), feature_readers()
+    wanted = plans(split)
+    expected = [by_hand(split, readers, plan.groups) for plan in wanted]
+    assert_all_same(make(split, readers).batches(wanted), expected)
+
+
+@FEEDS
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_with_a_bad_feature_is_left_out_and_said_once(make, way):
+    whole, readers = feature_split(way), feature_readers()
+    features = [np.array(features) for features in whole["image"].values]
+    features[4][0, 2], features[7][-1, 0] = np.nan, np.inf
+    split = Split({"image": items(kept(way, features), range(12), "image"), "text": whole["text"]})
+    said = []
+    feed = make(split, readers, report=said.append)
+    for epoch in range(2):
+        wanted = plans(split, epoch=epoch)
+        good = [[group for group in plan.groups if group not in (4, 7)] for plan in wanted]
+        assert_all_same(feed.batches(wanted), [by_hand(split, readers, groups) for groups in good])
+    assert sorted((item.modality, item.id) for item in said) == [("image", "image4"), ("image", "image7")]
+    assert "NaN or infinite" in str(said[0])
+    assert len(feed.unreadable) == 2
+
+
+@FEEDS
+def test_both_feeds_leave_out_the_same_captions_with_a_bad_feature(make):
+    features = arrays(12)
+    features[4][0, 2] = np.nan
+    split = Split({"image": items(kept("store", features), range(12), "image"), "text": texts()})
+    options = {"captions": 2, "drop": {"image": 0.3, "text": 0.3}, "report": lambda item: None}
+    wanted = plans(split)
+    first = mapped(split, feature_readers(), **options).batches(wanted)
+    assert_all_same(first, make(split, feature_readers(), **options).batches(wanted))
+
+
+@FEEDS
+def test_an_item_without_features_is_left_out(make):
+    features = arrays(12)
+    features[3] = features[3][:0]
+    for way in ("store", "list"):
+        split = Split({"image": items(kept(way, features), range(12), "image"), "text": texts()})
+        said = []
+        batches = list(make(split, feature_readers(), report=said.append).batches(plans(split)))
+        assert all(3 not in batch.groups["text"] for batch in batches)
+        assert [item.id for item in said] == ["image3"]
+
+
+@FEEDS
+def test_a_batch_of_which_nothing_can_be_read_is_refused(make):
+    split = Split({"image": items(np.full((4, 7, WIDTH), np.nan), range(4), "image"), "text": texts(4)})
+    feed = make(split, feature_readers(), report=lambda item: None)
+    with pytest.raises(ValueError, match=r"no group of a batch could be read\. The first reason: image image\d: NaN"):
+        list(feed.batches(plans(split)))
+
+
+@FEEDS
+@pytest.mark.parametrize("way", ["array", "list"])
+def test_features_of_another_width_are_refused_at_once(make, way):
+    readers = {**feature_readers(), "image": FeatureReader(WIDTH + 1)}
+    with pytest.raises(ValueError, match=f"image0: expected features of width {WIDTH + 1}, got {WIDTH}"):
+        make(feature_split(way), readers)
+
+
+@FEEDS
+def test_texts_beyond_the_limit_are_cut_and_it_is_said(make):
+    split, readers = feature_split(), feature_readers(max_length=5)
+    with pytest.warns(TextTruncated, match="more than 5 tokens"):
+        feed = make(split, readers)
+    wanted = plans(split)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = [by_hand(split, readers, plan.groups) for plan in wanted]
+    assert_all_same(feed.batches(wanted), expected)
+    assert max(batch.inputs["text"].values.shape[1] for batch in expected) == 5
+
+
+@FEEDS
+def test_many_texts_are_tokenised_in_pieces(make, monkeypatch):
+    monkeypatch.setattr("maxmatch.data.sides._TEXTS_AT_ONCE", 3)
+    split, readers = feature_split(), feature_readers()
+    wanted = plans(split)
+    assert_all_same(make(split, readers).batches(wanted), [by_hand(split, readers, plan.groups) for plan in wanted])
+
+
+@FEEDS
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"captions": 0}, "captions: expected at least 1"), ({"drop": {"image": 2.0}}, "drop: expected a share")],
+)
+def test_wrong_options_are_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(feature_split(), feature_readers(), **options)
+
+
+@FEEDS
+def test_a_reader_without_data_is_refused(make):
+    with pytest.raises(ValueError, match="this data has image, text, not audio"):
+        make(feature_split(), {**feature_readers(), "audio": FeatureReader(3)})
+
+
+@FEEDS
+def test_global_random_numbers_are_left_alone(make):
+    split = feature_split()
+    torch.manual_seed(0)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    feed = make(split, feature_readers(), captions=2, drop={"image": 0.2, "text": 0.2})
+    list(feed.batches(plans(split)))
+    assert torch.equal(before, torch.get_rng_state())
+    assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def pictures(split):
+    readers = {**feature_readers(), "image": PixelReader(ImageTransform(8, "crop", *PLAIN))}
+    images = items([np.zeros((9, 9, 3), np.uint8)] * split.size, range(split.size), "image")
+    return Split({"image": images, "text": split["text"]}), readers
+
+
+def test_features_that_fit_stay_on_the_device_and_it_is_said_why(monkeypatch):
+    monkeypatch.setattr(feed_module, "free_memory", lambda device: 2**40)
+    said = []
+    assert isinstance(choose_feed(feature_split(), feature_readers(), CPU, say=said.append), ResidentFeed)
+    assert said == ["feed: 0.0 GiB fit into 1024.0 GiB of free memory: kept on the device"]
+
+
+def test_features_that_do_not_fit_are_read_from_disk(monkeypatch):
+    values = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2_000, 10_000, WIDTH), (0, 0, 0))
+    split = Split({"image": items(values, range(2_000), "image"), "text": texts(2_000)})
+    size = values.size * 4 + len(split["text"]) * 512
+    said = []
+    monkeypatch.setattr(feed_module, "free_memory", lambda device: 2 * size - 4)
+    assert isinstance(choose_feed(split, feature_readers(), CPU, workers=0, say=said.append), MappedFeed)
+    assert said == ["feed: 0.5 GiB do not fit into 50% of 0.9 GiB of free memory: read from disk by this process"]
+    monkeypatch.setattr(feed_module, "ResidentFeed", lambda *args, **options: resident(feature_split(), args[1]))
+    for options in ({"fraction": 0.51}, {"dtype": torch.float16}):
+        assert isinstance(choose_feed(split, feature_readers(), CPU, **options), ResidentFeed)
+
+
+def test_pictures_are_decoded_by_workers():
+    said = []
+    split, readers = pictures(feature_split())
+    crops = {"image": RandomCrop(8, *PLAIN)}
+    assert isinstance(choose_feed(split, readers, CPU, crops=crops, workers=1, say=said.append), MappedFeed)
+    assert said == ["feed: pixels are decoded by 1 worker"]
+
+
+def test_pictures_cannot_stay_on_the_device():
+    with pytest.raises(ValueError, match=r"image are pictures.*feed='mapped'"):
+        choose_feed(*pictures(feature_split()), CPU, feed="resident")
+
+
+def test_only_pictures_are_cropped():
+    with pytest.raises(ValueError, match="only pictures can be cropped, but 'image' is read by a FeatureReader"):
+        mapped(feature_split(), feature_readers(), crops={"image": RandomCrop(8, *PLAIN)})
+
+
+def test_the_choice_can_be_forced(monkeypatch):
+    monkeypatch.setattr(feed_module, "free_memory", lambda device: 1)
+    said = []
+    options = {"say": said.append, "workers": 0}
+    assert isinstance(choose_feed(feature_split(), feature_readers(), CPU, feed="resident", **options), ResidentFeed)
+    monkeypatch.setattr(feed_module, "free_memory", lambda device: 2**40)
+    assert isinstance(choose_feed(feature_split(), feature_readers(), CPU, feed="mapped", **options), MappedFeed)
+    assert said == ["feed: kept on the device, as asked for", "feed: read from disk by this process, as asked for"]
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_an_unknown_feed_is_refused():
+    with pytest.raises(ValueError, match="feed: expected 'auto', 'resident' or 'mapped', got 'gpu'"):
+        choose_feed(feature_split(), feature_readers(), CPU, feed="gpu")
+
+
+def test_where_free_memory_is_not_known_nothing_is_kept_there(monkeypatch):
+    monkeypatch.setattr(feed_module, "free_memory", lambda device: None)
+    said = []
+    feed = choose_feed(feature_split(), feature_readers(), CPU, workers=2, say=said.append)
+    assert isinstance(feed, MappedFeed)
+    assert said == ["feed: how much memory is free on cpu is not known: read from disk by 2 workers"]
+
+
+def test_some_memory_is_free():
+    free = free_memory(CPU)
+    assert free is None or 2**20 < free < 2**50
+    assert free_memory(torch.device("meta")) is None

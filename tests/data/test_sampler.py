@@ -1,0 +1,143 @@
+import json
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maxmatch.data.sampler import GroupSampler
+
+sizes, batch_sizes, seeds = st.integers(2, 120), st.integers(2, 40), st.integers(0, 2**70)
+
+
+def batches(sampler, epoch=0, start=0):
+    return [plan.groups.tolist() for plan in sampler.plans(epoch, start)]
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
+
+
+def identical(plans, others):
+    pairs = list(zip(plans, others, strict=True))
+    return all(a.seed == b.seed and a.groups.tolist() == b.groups.tolist() for a, b in pairs)
+
+
+@given(sizes, batch_sizes, seeds, st.integers(0, 5))
+def test_an_epoch_has_every_group_once(size, batch_size, seed, epoch):
+    sampler = GroupSampler(size, batch_size, seed)
+    got = batches(sampler, epoch)
+    assert len(got) == len(sampler)
+    assert all(len(batch) == batch_size for batch in got[:-1])
+    left_out = size % batch_size if size % batch_size == 1 else 0  # a batch of one has no negatives
+    seen = joined(got)
+    assert len(set(seen)) == len(seen) == size - left_out
+    assert set(seen) <= set(range(size))
+
+
+@given(sizes, batch_sizes, seeds)
+def test_with_drop_last_all_batches_are_full(size, batch_size, seed):
+    if size < batch_size:
+        with pytest.raises(ValueError, match="do not make one batch"):
+            GroupSampler(size, batch_size, seed, drop_last=True)
+        return
+    got = batches(GroupSampler(size, batch_size, seed, drop_last=True))
+    assert {len(batch) for batch in got} == {batch_size}
+    assert len(got) == size // batch_size
+
+
+@given(st.integers(5, 120), st.integers(5, 40), seeds, st.integers(2, 5))
+def test_ranks_share_the_batches_that_one_rank_sees(size, batch_size, seed, world):
+    alone = batches(GroupSampler(size, batch_size, seed))
+    ranks = [batches(GroupSampler(size, batch_size, seed, rank=rank, world=world)) for rank in range(world)]
+    lengths = {len(of_rank) for of_rank in ranks}
+    assert lengths == {len([batch for batch in alone if len(batch) >= world])}
+    for whole, *slices in zip(alone, *ranks, strict=False):
+        assert joined(slices) == whole
+        assert min(map(len, slices)) >= max(1, max(map(len, slices)) - 1)
+
+
+def test_ranks_do_not_share_their_random_numbers():
+    seeds = [[plan.seed for plan in GroupSampler(40, 8, 0, rank=rank, world=2).plans(0)] for rank in range(2)]
+    assert len(set(joined(seeds))) == 10
+
+
+def test_order_changes_with_epoch_and_seed_and_with_nothing_else():
+    sampler = GroupSampler(100, 10, seed=3)
+    first = joined(batches(sampler, 0))
+    assert first == joined(batches(GroupSampler(100, 10, seed=3), 0))
+    others = [joined(batches(sampler, 1)), joined(batches(GroupSampler(100, 10, seed=4), 0))]
+    assert all(np.mean(np.array(first) == other) < 0.2 for other in others)
+    assert first != sorted(first)
+    assert len({plan.seed for epoch in range(3) for plan in sampler.plans(epoch)}) == 30
+
+
+def test_a_seed_means_the_same_batches_in_every_version():
+    plan = next(GroupSampler(10, 5, seed=1).plans(2))
+    assert plan.groups.tolist() == [5, 6, 9, 3, 2]
+    assert plan.seed == 4135899693913103841
+
+
+@given(sizes, batch_sizes, st.integers(0, 1000), st.data())
+def test_a_restored_sampler_yields_exactly_the_remaining_batches(size, batch_size, seed, data):
+    sampler = GroupSampler(size, batch_size, seed)
+    for _ in range(data.draw(st.integers(0, 2 * len(sampler) + 1))):
+        sampler.advance()
+    remaining = list(sampler.plans(sampler.epoch, sampler.position))
+    again = GroupSampler(size, batch_size, seed)
+    again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert (again.epoch, again.position) == (sampler.epoch, sampler.position)
+    assert identical(again.plans(again.epoch, again.position), remaining)
+    assert identical(remaining, list(GroupSampler(size, batch_size, seed).plans(sampler.epoch))[sampler.position :])
+    assert remaining
+
+
+def test_drawing_ahead_is_not_progress():
+    sampler = GroupSampler(10, 2, seed=0)
+    list(sampler.plans(0))
+    assert (sampler.epoch, sampler.position) == (0, 0)
+    for _ in range(7):
+        sampler.advance()
+    assert (sampler.epoch, sampler.position) == (1, 2)
+
+
+@pytest.mark.parametrize("other", [{"size": 11}, {"batch_size": 3}, {"seed": 1}, {"drop_last": True}])
+def test_a_state_of_other_batches_is_refused(other):
+    saved = GroupSampler(10, 2, seed=0).state_dict()
+    (name,) = other
+    with pytest.raises(ValueError, match=f"{name}: the saved state.*Resume with the saved {name}"):
+        GroupSampler(**{"size": 10, "batch_size": 2, "seed": 0, **other}).load_state_dict(saved)
+
+
+def test_a_broken_state_is_refused():
+    sampler = GroupSampler(10, 2, seed=0)
+    for broken in ({"epoch": -1}, {"position": None}):
+        with pytest.raises(ValueError, match="expected an epoch and a position"):
+            sampler.load_state_dict({**sampler.state_dict(), **broken})
+    with pytest.raises(ValueError, match="size: the saved state"):
+        sampler.load_state_dict({})
+
+
+def test_a_run_may_go_on_with_more_ranks():
+    alone, rank = GroupSampler(12, 5, seed=0), GroupSampler(12, 5, seed=0, rank=2, world=4)
+    for _ in range(2):
+        alone.advance()
+    rank.load_state_dict(alone.state_dict())  # the batch of two that is left is too small for four ranks
+    assert (rank.epoch, rank.position) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 1}, "size: 1 groups do not make one batch"),
+        ({"batch_size": 1}, "batch_size: expected at least 2"),
+        ({"batch_size": 3, "world": 4}, "batch_size: expected at least 4"),
+        ({"size": 3, "world": 4}, "size: 3 groups"),
+        ({"rank": 2, "world": 2}, "rank: expected 0 to 1"),
+        ({"seed": -1}, "seed: expected 0 or more"),
+    ],
+)
+def test_what_makes_no_batch_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GroupSampler(**{"size": 10, "batch_size": 4, "seed": 0, **options})
