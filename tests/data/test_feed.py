@@ -301,3 +301,13 @@ def test_some_memory_is_free():
     free = free_memory(CPU)
     assert free is None or 2**20 < free < 2**50
     assert free_memory(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize("way", FEEDS)
+def test_a_plan_without_a_seed_has_all_captions_and_leaves_nothing_out(make, way):
+    data = make()
+    plain = FEEDS[way](data.split, data.readers, "cpu")
+    augmented = FEEDS[way](data.split, data.readers, "cpu", captions=1, drop={"image": 0.5, "text": 0.5})
+    plans = [Plan(np.array([2, 0, 3]), None)]
+    (expected,), (batch,) = plain.batches(plans), augmented.batches(plans)
+    assert_same(batch, expected)

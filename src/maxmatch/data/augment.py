@@ -115,9 +115,9 @@ class SizeAugmentation:
                     f"drop: only features and texts can be left out in part, but {modality!r} is read by: {kind}."
                 )
 
-    def __call__(self, batch: Batch, seed: int) -> Batch:
-        """The batch with less in it."""
-        if not self._drop:
+    def __call__(self, batch: Batch, seed: int | None) -> Batch:
+        """The batch with less in it; as it is without a seed."""
+        if not self._drop or seed is None:
             return batch
         generator = torch.Generator(self._device).manual_seed(seed)
         inputs = dict(batch.inputs)

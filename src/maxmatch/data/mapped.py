@@ -84,7 +84,7 @@ class _Made(NamedTuple):
     """What a worker makes of a plan."""
 
     batch: Batch | None
-    seed: int
+    seed: int | None
     unreadable: list[Unreadable]
     fault: str = ""
     """Why the program cannot go on."""

@@ -92,7 +92,7 @@ class _Features:
         self.rows, self.counts = rows, counts
         self.starts = np.cumsum(counts) - counts
 
-    def read(self, places: np.ndarray, seed: int = 0) -> tuple[Inputs, dict[int, str]]:
+    def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
         """Features (items, count, width), padded to the item that has most."""
         counts, device = self.counts[places], self.rows.device
         longest = int(counts.max(initial=1))

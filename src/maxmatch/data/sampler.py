@@ -9,10 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What one batch is: the numbers of its groups, in order, and a seed for everything random about it."""
+    """What one batch is: the numbers of its groups, in order, and a seed for everything random about it.
+
+    Without a seed nothing is: all captions, nothing left out, pictures as for evaluation.
+    """
 
     groups: np.ndarray
-    seed: int
+    seed: int | None
 
 
 class GroupSampler:

@@ -24,6 +24,8 @@ class Selection:
 
     def __call__(self, plan: Plan) -> dict[str, np.ndarray]:
         """The places of a batch's items, by modality; those of a group side by side, groups in the plan's order."""
+        if plan.seed is None:
+            return {modality: places_of(starts, plan.groups, None, 0) for modality, starts in self._starts.items()}
         return {
             modality: places_of(starts, plan.groups, self._most[modality], plan.seed + number)
             for number, (modality, starts) in enumerate(self._starts.items())

@@ -40,7 +40,7 @@ def log_unreadable(item: Unreadable) -> None:
 class Side(Protocol):
     """How the items of one modality are read."""
 
-    def read(self, places: np.ndarray, seed: int) -> tuple[Inputs, dict[int, str]]:
+    def read(self, places: np.ndarray, seed: int | None) -> tuple[Inputs, dict[int, str]]:
         """Those at some places, in that order; and of those that could not be read the place and the reason. What
         stands for them in the inputs means nothing.
         """
@@ -53,15 +53,15 @@ class PictureSide:
     def __init__(self, items: Items, reader: PixelReader, crop: RandomCrop | None) -> None:
         self.items, self.reader, self.crop = items, reader, crop
 
-    def read(self, places: np.ndarray, seed: int) -> tuple[Inputs, dict[int, str]]:
+    def read(self, places: np.ndarray, seed: int | None) -> tuple[Inputs, dict[int, str]]:
         """Pixels (items, 3, size, size)."""
         size = self.crop.size if self.crop is not None else self.reader.transform.size
         pixels, failed = _each(self.items, places, lambda place: self._one(place, seed), torch.zeros(3, size, size))
         return self.reader.collate(pixels), failed
 
-    def _one(self, place: int, seed: int) -> Tensor:
+    def _one(self, place: int, seed: int | None) -> Tensor:
         source = self.items.values[place]
-        if self.crop is None:
+        if self.crop is None or seed is None:
             return self.reader.read(source)
         return self.crop(source, np.random.default_rng([seed, place]))
 
@@ -83,7 +83,7 @@ class FeatureSide:
                 "Take the features that the model was made for, or set feature_width."
             )
 
-    def read(self, places: np.ndarray, seed: int = 0) -> tuple[Inputs, dict[int, str]]:
+    def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
         """Features (items, count, width)."""
         try:
             bulk = _take(self.items.values, places)
@@ -137,7 +137,7 @@ class TextSide:
         self.ids, self.lengths = ids, lengths
         self._lengths = torch.from_numpy(lengths).to(ids.device)
 
-    def read(self, places: np.ndarray, seed: int = 0) -> tuple[Inputs, dict[int, str]]:
+    def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
         """Token ids (items, tokens), no wider than the longest text among them."""
         longest = int(self.lengths[places].max(initial=1))
         index = on_device(places, self.ids.device)

@@ -140,6 +140,7 @@ def _train_epoch(run: _Run, stop: StopFlag) -> Trouble | None:
     step = _step(run, frozen)
     for plan, batch in zip(plans, run.parts.feed.batches(plans), strict=True):
         started = time.monotonic()
+        assert plan.seed is not None
         rate = set_learning_rates(run.adam, recipe.train, progress.step, len(run.sampler))
         terms = step(batch, plan.seed)
         progress.step += 1

@@ -25,7 +25,7 @@ class EncodedSplit:
 
 def in_order(size: int, batch_size: int) -> list[Plan]:
     """All groups, one after the other."""
-    return [Plan(np.arange(start, min(start + batch_size, size)), 0) for start in range(0, size, batch_size)]
+    return [Plan(np.arange(start, min(start + batch_size, size)), None) for start in range(0, size, batch_size)]
 
 
 def encode_split(
