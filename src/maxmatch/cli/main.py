@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
+from maxmatch.cli import data
 from maxmatch.cli.doctor import doctor
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(doctor)
+app.add_typer(data.app, name="data")
 
 
 @app.callback()
