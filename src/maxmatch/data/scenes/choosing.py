@@ -68,10 +68,14 @@ def _count(scene: Scene, rng: np.random.Generator, used: Used) -> Facet | None:
         return None
     members = _least_used(rng, list(groups), used)
     common, members = groups[members], tuple(shuffled(rng, members))
-    told = members[: 2 if common.shape is None or common.colour is None or chance(rng, 0.3) else 1]
-    about = tuple(_described(scene, thing, rng, {"texture": 0.6, "size": 0.25}, common) for thing in told)
-    about = tuple(description for description in about if description != common)
-    return Facet("count", members, about, count=len(members), counted=common)
+    several = common.shape is None or common.colour is None or chance(rng, 0.3)
+    described = {
+        thing: _described(scene, thing, rng, {"texture": 0.6, "size": 0.25}, common)
+        for thing in members[: 2 if several else 1]
+    }
+    told = {thing: description for thing, description in described.items() if description != common}
+    objects = (*told, *(thing for thing in members if thing not in told))
+    return Facet("count", objects, tuple(told.values()), count=len(members), counted=common)
 
 
 def _alike(scene: Scene, rng: np.random.Generator, used: Used) -> Facet | None:

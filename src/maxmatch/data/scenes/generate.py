@@ -10,8 +10,9 @@ Every file is whole or not there.
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
@@ -63,8 +64,9 @@ def generate(
     make_scene(seed, 0)  # refuses a seed that is out of range before anything is written
     _claim(folder, images, {"version": VERSION, "seed": seed, "size": size, "splits": dict(splits)})
     draft = folder / f".{METADATA}.part"
-    with draft.open("w", encoding="utf-8", newline="\n") as file:
-        for row, split in zip(_rows(folder, images, seed, size, workers), _assigned(splits), strict=False):
+    rows = closing(_rows(folder, images, seed, size, workers))
+    with rows as made, draft.open("w", encoding="utf-8", newline="\n") as file:
+        for row, split in zip(made, _assigned(splits), strict=False):
             file.write(json.dumps({**row, "split": split}, ensure_ascii=False) + "\n")
             if advance is not None:
                 advance(1)
@@ -86,7 +88,9 @@ def describe(scene: Scene, seed: int, index: int) -> dict[str, Any]:
     }
 
 
-def _rows(folder: Path, images: int, seed: int, size: int, workers: int | None) -> Iterator[dict[str, Any]]:
+def _rows(
+    folder: Path, images: int, seed: int, size: int, workers: int | None
+) -> Generator[dict[str, Any], None, None]:
     """All rows in order, each after its picture is there."""
     make = partial(_make, folder, seed, size)
     if workers is None or workers < 2:
@@ -127,10 +131,10 @@ def _is_whole(path: Path) -> bool:
 
 def _assigned(splits: Mapping[str, float]) -> Iterator[str]:
     """The split of scene 0, 1, 2, …: each time the one that lacks most to its share so far."""
-    counts, total = dict.fromkeys(splits, 0), 0
+    names, counts, total = sorted(splits), dict.fromkeys(splits, 0), 0
     while True:
         total += 1
-        split = max(splits, key=lambda name: splits[name] * total - counts[name])
+        split = max(names, key=lambda name: splits[name] * total - counts[name])
         counts[split] += 1
         yield split
 

@@ -118,7 +118,7 @@ def _group(description: Description, rng: np.random.Generator) -> str:
 def _around(description: Description, noun: str, rng: np.random.Generator, silent: Collection[str] = ()) -> str:
     adjectives = {name: word for name, word in _adjectives(description, rng).items() if name not in silent}
     after = ""
-    if adjectives.get("texture") and chance(rng, 0.3):
+    if adjectives.get("texture") and noun != "one" and chance(rng, 0.3):  # not "a one with stripes"
         assert description.texture is not None
         after = choose(rng, lexicon.TEXTURE_PHRASES[description.texture])
         adjectives["texture"] = ""

@@ -104,7 +104,7 @@ COLLECTIVES: Mapping[int, tuple[str, ...]] = {
 
 OBJECT_FRAMES = (
     *("{a}", "there is {a}", "we see {a}", "the picture shows {a}", "here is {a}", "one can make out {a}"),
-    *("the {noun} is {looks}", "a {noun} that is {looks}", "one {noun} is {looks}"),
+    *("the {noun} is {looks}", "we see one {noun} that is {looks}", "one {noun} is {looks}"),
 )
 PLACE_FRAMES = (
     *("{a} {where}", "{a} is {where}", "{where} there is {a}", "{where} is {a}", "{a} has its place {where}"),
