@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from maxmatch.cli.demo import demo
+from maxmatch.cli import data
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(doctor)
+app.add_typer(data.app, name="data")
 
 
 @app.callback()

@@ -1,0 +1,12 @@
+"""Generated pictures of several things each, with five captions about different parts of them, and what these mean.
+
+One picture has many true descriptions, which is what sets of vectors are for; and because the truth is known, one can
+measure how well any model could do, and whether its vectors specialise.
+"""
+
+from maxmatch.data.scenes.facets import Facet, caption_is_true
+from maxmatch.data.scenes.generate import generate, split_sizes
+from maxmatch.data.scenes.layout import make_scene
+from maxmatch.data.scenes.world import Scene, Thing
+
+__all__ = ["Facet", "Scene", "Thing", "caption_is_true", "generate", "make_scene", "split_sizes"]
