@@ -49,3 +49,13 @@ def run(code, *arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def peak_megabytes():
+    """The most memory that this process has had in use at once. Not what its parent had, as `ru_maxrss` may say."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**20  # bytes on macOS

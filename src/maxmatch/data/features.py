@@ -185,8 +185,7 @@ def _by_item(array: np.ndarray, counts: np.ndarray) -> Rows | RaggedRows:
 
 def _array(file: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+        return np.lib.format.open_memmap(file, mode="r")  # of a .npy and nothing else, never of a pickle
     except (ValueError, OSError, EOFError) as error:
         what = f"not a whole .npy array ({error})"
         raise DataError(Problem(file, what, "Copy the whole folder again.", fatal=True)) from error
-    return array

@@ -81,7 +81,7 @@ def write_rows(
     """
     first = _features(values[int(positions[0])], ids[int(positions[0])], None)
     if file.exists():
-        there = np.load(file, mmap_mode="r", allow_pickle=False)
+        there = np.lib.format.open_memmap(file, mode="r")
         if (
             there.dtype != first.dtype
             or there.shape != (len(positions), *first.shape)
@@ -91,17 +91,20 @@ def write_rows(
         advance(len(positions))
         return
     array = GrowingArray(file, first.dtype, first.shape)
-    if array.rows > len(positions) or not _same(array.written(), values, positions):
-        array.truncate(0)
-    advance(array.rows)
-    for begin in range(array.rows, len(positions), _BLOCK):
-        part = positions[begin : begin + _BLOCK]
-        if isinstance(values, Rows):
-            array.append(values.take(part))
-        else:
-            array.append(np.stack([_features(values[int(place)], ids[int(place)], first) for place in part]))
-        advance(len(part))
-    array.finish()
+    try:
+        if array.rows > len(positions) or not _same(array.written(), values, positions):
+            array.truncate(0)
+        advance(array.rows)
+        for begin in range(array.rows, len(positions), _BLOCK):
+            part = positions[begin : begin + _BLOCK]
+            if isinstance(values, Rows):
+                array.append(values.take(part))
+            else:
+                array.append(np.stack([_features(values[int(place)], ids[int(place)], first) for place in part]))
+            advance(len(part))
+        array.finish()
+    finally:
+        array.close()
 
 
 def _features(value: Any, name: str, like: np.ndarray | None) -> np.ndarray:

@@ -7,11 +7,12 @@ COCO's `restval` belongs to the training split. In messages, the images are coun
 """
 
 import json
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from maxmatch.data.problems import Problem, Report, give_up, refuse
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _OTHERS = {"dataset_info.json", "dataset_dict.json"}  # Hugging Face's, which share the beginning of the name
 _FOLDERS = ("images", "{name}_images", "{name}-images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "")
+_OUTWARDS = re.compile(r"^[/\\]|^[A-Za-z]:|(?:^|[/\\])\.\.(?:[/\\]|$)|\0")  # also as Windows would understand it
 _WORD = re.compile(r"\w+")
 _MEND = "Mend the entry, or fetch the file again."
 
@@ -42,7 +44,7 @@ class _Caption(NamedTuple):
 class _Image(NamedTuple):
     where: str
     split: str
-    path: PurePosixPath
+    path: str
     cocoid: str | None
     imgid: str | None
     captions: list[_Caption]
@@ -187,16 +189,15 @@ def _shown(value: Any) -> str:
     return json.dumps(value)[:40]
 
 
-def _path(entry: Mapping[str, Any]) -> PurePosixPath:
+def _path(entry: Mapping[str, Any]) -> str:
     """Where the picture lies in the folder of pictures. A file from elsewhere cannot point out of it."""
     name, folder = _value(entry, "filename", str), _value(entry, "filepath", str) if "filepath" in entry else ""
     for part in (name, folder):
-        windows = PureWindowsPath(part)
-        if part.startswith("/") or windows.anchor or ".." in windows.parts or "\0" in part:
+        if _OUTWARDS.search(part):
             raise _Wrong(f"the path {part!r} leads out of the folder of pictures")
-    if not PurePosixPath(name).name:
+    if not name.strip("./"):
         raise _Wrong("'filename' is empty")
-    return PurePosixPath(folder, name)
+    return posixpath.normpath(posixpath.join(folder, name))
 
 
 def _caption(sentence: Any, seen: set[str]) -> _Caption:
@@ -223,12 +224,12 @@ def _is_text(text: str) -> bool:
 
 def _named(images: Sequence[_Image], file: Path, report: Report) -> Iterator[tuple[str, _Image]]:
     """The images with their ids, each picture and each id once."""
-    stems = Counter(path.stem for path in {image.path for image in images if image.cocoid is None})
+    stems = Counter(_stem(path) for path in {image.path for image in images if image.cocoid is None})
     ids: dict[str, _Image] = {}
-    paths: dict[PurePosixPath, _Image] = {}
+    paths: dict[str, _Image] = {}
     for image in images:
-        shared = stems[image.path.stem] > 1 and image.imgid is not None
-        name = image.cocoid or (str(image.imgid) if shared else image.path.stem)
+        stem = _stem(image.path)
+        name = image.cocoid or (image.imgid if stems[stem] > 1 and image.imgid else stem)
         other = paths.get(image.path) or ids.get(name)
         if other is not None:
             what = f"{image.where}: the same picture or id ({name}) as {other.where}"
@@ -238,7 +239,11 @@ def _named(images: Sequence[_Image], file: Path, report: Report) -> Iterator[tup
         yield name, image
 
 
-def _pictures(file: Path, paths: Sequence[PurePosixPath]) -> Path:
+def _stem(path: str) -> str:
+    return posixpath.splitext(posixpath.basename(path))[0]
+
+
+def _pictures(file: Path, paths: Sequence[str]) -> Path:
     """The usual folder in which the first picture lies, or the last; else the first of the usual folders there is."""
     name = file.stem.removeprefix("dataset_")
     folders = [file.parent / folder.format(name=name) for folder in _FOLDERS]
@@ -256,7 +261,7 @@ def _split(named: Sequence[tuple[str, _Image]], folder: Path) -> Split:
 
 def _entry(number: int, name: str, file: str, split: str, captions: Sequence[_Caption]) -> dict[str, Any]:
     """An image as Karpathy has it. An id that is no number and not the file's name stands where COCO's would."""
-    known = {} if PurePosixPath(file).stem == name and not _is_number(name) else {"cocoid": _numeric(name)}
+    known = {} if _stem(file) == name and not _is_number(name) else {"cocoid": _numeric(name)}
     sentences = [
         {"raw": text, "tokens": _WORD.findall(text.lower()), "imgid": number, "sentid": _numeric(sentid)}
         for sentid, text in captions

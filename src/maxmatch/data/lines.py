@@ -25,7 +25,8 @@ def read_lines(path: Path, report: Report = refuse) -> Iterator[tuple[int, str |
 
 def one_line(text: str) -> str:
     """The text without space around it, and with a space for each line break in it."""
-    return _BREAK.sub(" ", text.strip())
+    text = text.strip()
+    return _BREAK.sub(" ", text) if "\n" in text or "\r" in text else text
 
 
 def _decoded(line: bytes, path: Path, number: int, report: Report) -> str | None:

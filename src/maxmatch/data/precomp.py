@@ -125,11 +125,11 @@ def _array(file: Path, report: Report) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # SCAN's own arrays were written by Python 2; no harm in that
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(file, mode="r")  # of a .npy and nothing else, never of a pickle
     except (ValueError, OSError, EOFError) as error:
         give_up(report, Problem(file, f"not a whole .npy array of numbers ({error})", "Fetch or copy the file again."))
-    if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
-        what = f"expected an array of float16, float32 or float64, got {getattr(array, 'dtype', 'an archive')}"
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
+        what = f"expected an array of float16, float32 or float64, got {array.dtype}"
         give_up(report, Problem(file, what, "Convert it with numpy's astype('float32')."))
     if array.ndim not in (2, 3) or not array.size:
         what = f"expected the shape (rows, regions, width) or (rows, width), got {array.shape}"
