@@ -9,7 +9,15 @@ import numpy as np
 
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 
-WORDS = ["a dog", "two cats on a mat", "ein größeres Haus", "犬が走る", "a man's hat — red", "no, really?", "naïve café"]
+WORDS = [
+    "a dog",
+    "two cats on a mat",
+    "ein größeres Haus",
+    "犬が走る",
+    "a man's hat — red",
+    "no, really?",
+    "naïve café",
+]
 
 
 def captions(count, start=0):
@@ -55,7 +63,9 @@ def peak_megabytes():
     """The most memory that this process has had in use at once. Not what its parent had, as `ru_maxrss` may say."""
     status = Path("/proc/self/status")
     if status.is_file():
-        return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
+        return (
+            int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
+        )
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**20  # bytes on macOS

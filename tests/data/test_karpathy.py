@@ -14,7 +14,9 @@ FLICKR8K = Path(os.environ.get("MAXMATCH_FLICKR8K", Path(__file__).parents[3] / 
 
 
 def image(number, split="train", captions=5, **more):
-    sentences = [{"raw": f"caption {number}.{n}", "sentid": 10 * number + n, "tokens": ["caption"]} for n in range(captions)]
+    sentences = [
+        {"raw": f"caption {number}.{n}", "sentid": 10 * number + n, "tokens": ["caption"]} for n in range(captions)
+    ]
     return {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences, **more}
 
 
@@ -154,7 +156,10 @@ BAD = {
     "sentence": (image(2, sentences=["a dog"]), r"image 2 \(2\.jpg\), caption 1: expected an object, got \"a dog\""),
     "no raw": (image(2, sentences=[{"sentid": 1}]), r"caption 1: 'raw' is missing"),
     "empty": (image(2, sentences=[{"sentid": 1, "raw": " \n"}]), r"caption 1: the text is empty"),
-    "half a character": (image(2, sentences=[{"sentid": 1, "raw": "\ud83d"}]), r"caption 1: the text holds half a char"),
+    "half a character": (
+        image(2, sentences=[{"sentid": 1, "raw": "\ud83d"}]),
+        r"caption 1: the text holds half a char",
+    ),
     "no sentid": (image(2, sentences=[{"raw": "a"}]), r"caption 1: 'sentid' is missing"),
     "same sentid": (image(2, sentences=[{"raw": "a", "sentid": 10}]), r"caption 1: another .* 'sentid' 10 too"),
     "upwards": (image(2, filename="../2.jpg"), r"image 2: the path '\.\./2\.jpg' leads out of the folder"),
@@ -162,7 +167,10 @@ BAD = {
     "absolute": (image(2, filename="/etc/passwd"), r"the path '/etc/passwd' leads out"),
     "Windows upwards": (image(2, filename="..\\2.jpg"), r"leads out"),
     "Windows drive": (image(2, filename="C:2.jpg"), r"leads out"),
-    "same picture": (image(2, filename="1.jpg"), r"image 2 \(1\.jpg\): the same picture or id .* as image 1 \(1\.jpg\)"),
+    "same picture": (
+        image(2, filename="1.jpg"),
+        r"image 2 \(1\.jpg\): the same picture or id .* as image 1 \(1\.jpg\)",
+    ),
     "same id": (image(2, "test", cocoid="1"), r"the same picture or id \(1\) as image 1"),
 }
 
@@ -207,7 +215,9 @@ def test_folders_and_files_are_recognised_by_their_names(write_json, tmp_path):
     assert karpathy.recognises(path)
     assert karpathy.read(tmp_path)["train"].size == 1
     write_json([], "dataset_other.json")
-    with pytest.raises(DataError, match=r"expected one dataset_\*\.json, found dataset_other\.json, dataset_tiny\.json"):
+    with pytest.raises(
+        DataError, match=r"expected one dataset_\*\.json, found dataset_other\.json, dataset_tiny\.json"
+    ):
         karpathy.read(tmp_path)
     with pytest.raises(DataError, match="no such file"):
         karpathy.read(tmp_path / "nothing.json")
@@ -223,12 +233,18 @@ def test_what_was_written_reads_as_it_was(tmp_path):
     advanced = []
     karpathy.write(splits, tmp_path / "copy", advanced.append, workers=2)
     again = karpathy.read(tmp_path / "copy")
-    assert {name: content(part) for name, part in again.items()} == {name: content(part) for name, part in splits.items()}
+    assert {name: content(part) for name, part in again.items()} == {
+        name: content(part) for name, part in splits.items()
+    }
     assert sum(advanced) == 6
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["dataset_copy.json", "images"]
     assert len(list((tmp_path / "copy" / "images").iterdir())) == 6
     entry = json.loads((tmp_path / "copy" / "dataset_copy.json").read_text())["images"][0]
-    assert (entry["cocoid"], entry["sentids"][0], entry["sentences"][1]["tokens"]) == (12, 1000, ["two", "cats", "on", "a", "mat", "1"])
+    assert (entry["cocoid"], entry["sentids"][0], entry["sentences"][1]["tokens"]) == (
+        12,
+        1000,
+        ["two", "cats", "on", "a", "mat", "1"],
+    )
 
 
 def test_an_interrupted_write_keeps_its_pictures_and_is_not_taken_for_a_whole(tmp_path):
@@ -251,7 +267,9 @@ def test_an_interrupted_write_keeps_its_pictures_and_is_not_taken_for_a_whole(tm
 def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_path):
     paths = pictures(tmp_path / "source", 2)
     part = split(paths, 5)
-    several = Split({IMAGE: Items(paths, np.zeros(2, np.int64), ["a", "b"]), TEXT: Items(["a dog"], np.zeros(1, np.int64), ["0"])})
+    several = Split(
+        {IMAGE: Items(paths, np.zeros(2, np.int64), ["a", "b"]), TEXT: Items(["a dog"], np.zeros(1, np.int64), ["0"])}
+    )
     empty = Split({IMAGE: part[IMAGE], TEXT: Items(["a dog", " "], np.arange(2), ["0", "1"])})
     for splits, message in (
         ({}, "no split to write"),

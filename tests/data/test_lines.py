@@ -22,7 +22,9 @@ def test_lines_are_numbered_and_lose_their_ends_and_the_byte_order_mark(tmp_path
 def test_a_line_that_is_not_utf_8_is_named_and_keeps_its_place(tmp_path):
     lines, problems = read(tmp_path, b"one\ncaf\xe9\nthree\n")
     assert lines == [(1, "one"), (2, None), (3, "three")]
-    assert str(problems[0]).startswith(f"{tmp_path / 'captions.txt'}:2: not UTF-8: the byte 0xe9 at place 4 of the line")
+    assert str(problems[0]).startswith(
+        f"{tmp_path / 'captions.txt'}:2: not UTF-8: the byte 0xe9 at place 4 of the line"
+    )
     assert "iconv" in problems[0].cure
 
 

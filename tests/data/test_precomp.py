@@ -29,7 +29,9 @@ def same_rows(part, array):
     return [row.tolist() for row in part[IMAGE].values] == [row.tolist() for row in array]
 
 
-@pytest.mark.parametrize("name", ["", "f30k_precomp", "coco_precomp", "coco/precomp", "data/f30k_precomp", "data/coco/precomp"])
+@pytest.mark.parametrize(
+    "name", ["", "f30k_precomp", "coco_precomp", "coco/precomp", "data/f30k_precomp", "data/coco/precomp"]
+)
 def test_the_folder_is_found_under_all_its_names(tmp_path, name):
     array = features(4)
     for prefix in ("train", "dev", "test", "testall"):
@@ -60,7 +62,9 @@ def test_other_folders_are_not_recognised_and_several_not_guessed_at(tmp_path):
         precomp.read(tmp_path)
     for name in ("coco_precomp", "f30k_precomp"):
         put(tmp_path / name, "train", features(2), captions(2))
-    with pytest.raises(DataError, match=r"found coco_precomp, f30k_precomp. Give the path of the precomp folder itself"):
+    with pytest.raises(
+        DataError, match=r"found coco_precomp, f30k_precomp. Give the path of the precomp folder itself"
+    ):
         precomp.read(tmp_path)
 
 
@@ -216,7 +220,9 @@ def test_empty_lines_at_the_end_that_no_row_is_meant_for_are_no_captions(tmp_pat
 @pytest.mark.parametrize("count", [0, 1, 19, 21])
 def test_captions_that_are_no_multiple_of_the_rows_name_both_files_and_the_cure(tmp_path, count):
     put(tmp_path, "train", features(4), captions(count))
-    with pytest.raises(DataError, match=rf"train_caps\.txt: {count} captions for the 4 rows of train_ims\.npy") as caught:
+    with pytest.raises(
+        DataError, match=rf"train_caps\.txt: {count} captions for the 4 rows of train_ims\.npy"
+    ) as caught:
         precomp.read(tmp_path, lambda problem: None)
     assert caught.value.problem.fatal
     assert "fetch both files again" in caught.value.problem.cure
@@ -275,7 +281,9 @@ def test_what_was_written_reads_as_it_was(tmp_path, counts):
     advanced = []
     precomp.write(splits, tmp_path / "copy", advanced.append)
     again = precomp.read(tmp_path / "copy")
-    assert {name: content(part) for name, part in again.items()} == {name: content(part) for name, part in splits.items()}
+    assert {name: content(part) for name, part in again.items()} == {
+        name: content(part) for name, part in splits.items()
+    }
     assert sum(advanced) == sum(len(np.load(file)) for file in (tmp_path / "copy").glob("*.npy"))
     assert not list((tmp_path / "copy").glob("*.part"))
 
@@ -334,7 +342,10 @@ def test_what_the_format_cannot_hold_is_refused(tmp_path):
     for values, message in (
         ([b"picture"], r"image '0': expected features.*got bytes. Extract them first"),
         ([np.zeros((2, 2), np.int64)], r"got int64 \(2, 2\)"),
-        ([np.zeros((2, 2)), np.zeros((3, 2))], r"image '1' has features float64 \(3, 2\), those before float64 \(2, 2\)"),
+        (
+            [np.zeros((2, 2)), np.zeros((3, 2))],
+            r"image '1' has features float64 \(3, 2\), those before float64 \(2, 2\)",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             precomp.write({"train": split(values, 5)}, tmp_path / "copy")

@@ -88,7 +88,14 @@ def test_another_process_gets_the_name_of_the_file_and_not_its_content(mapped, o
 @pytest.mark.parametrize("chunk", [1, 300, 10**9])
 def test_bad_rows_are_those_that_numpy_finds(mapped, dtype, chunk):
     array = features(40, 3, 5).astype(dtype)
-    array[3, 1, 2], array[10, 0, 0], array[11, 2], array[20], array[30, :2], array[39] = np.nan, np.inf, -np.inf, 0, 0, -0.0
+    array[3, 1, 2], array[10, 0, 0], array[11, 2], array[20], array[30, :2], array[39] = (
+        np.nan,
+        np.inf,
+        -np.inf,
+        0,
+        0,
+        -0.0,
+    )
     expected = {
         n: "zero" if not row.any() else f"{(~np.isfinite(row)).any(axis=1).sum()} of 3"
         for n, row in enumerate(array)
@@ -96,7 +103,11 @@ def test_bad_rows_are_those_that_numpy_finds(mapped, dtype, chunk):
     }
     assert set(expected) == {3, 10, 11, 20, 39}
     numbers = np.random.default_rng(0).permutation(40)
-    for rows in (Rows(mapped(array), numbers), Rows(array, numbers), ragged(mapped(array.reshape(-1, 5)), [3] * 40, numbers)):
+    for rows in (
+        Rows(mapped(array), numbers),
+        Rows(array, numbers),
+        ragged(mapped(array.reshape(-1, 5)), [3] * 40, numbers),
+    ):
         found = dict(bad_rows(rows, chunk))
         assert list(found) == sorted(expected)
         assert all(expected[n] in what for n, what in found.items())
@@ -107,7 +118,9 @@ def test_padding_is_not_taken_for_zeros(mapped):
     array[4:] = 0
     assert list(bad_rows(ragged(mapped(array), [1, 3, 2], [0, 1, 2]))) == [(2, "all values are zero")]
     array[5, 0] = np.nan
-    assert list(bad_rows(ragged(mapped(array), [1, 3, 2], [0, 1, 2]))) == [(2, "NaN or infinite values in 1 of 2 features")]
+    assert list(bad_rows(ragged(mapped(array), [1, 3, 2], [0, 1, 2]))) == [
+        (2, "NaN or infinite values in 1 of 2 features")
+    ]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
