@@ -15,7 +15,7 @@ def read(tmp_path, data):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("last", [True, False])
 def test_lines_are_numbered_and_lose_their_ends_and_the_byte_order_mark(tmp_path, end, mark, last):
-    data = mark + "ein Hund".encode() + end + end + "größer\x85\u2028".encode() + (end if last else b"")
+    data = mark + b"ein Hund" + end + end + "größer\x85\u2028".encode() + (end if last else b"")
     assert read(tmp_path, data) == ([(1, "ein Hund"), (2, ""), (3, "größer\x85\u2028")], [])
 
 
@@ -35,7 +35,7 @@ def test_without_a_report_the_first_bad_line_ends_the_reading(tmp_path):
 
 
 def test_utf_16_is_said_once_for_the_whole_file(tmp_path):
-    with pytest.raises(DataError, match="the text is UTF-16, expected UTF-8. Save it as UTF-8"):
+    with pytest.raises(DataError, match=r"the text is UTF-16, expected UTF-8. Save it as UTF-8"):
         read(tmp_path, "one\ntwo\n".encode("utf-16"))
 
 

@@ -238,7 +238,7 @@ def test_half_a_split_is_said_and_left_out(tmp_path, present):
         precomp.read(tmp_path)
     assert list(precomp.read(tmp_path, lambda problem: None)) == ["train"]
     (tmp_path / f"train_{missing}").unlink()
-    with pytest.raises(DataError, match="no split has both|found none"):
+    with pytest.raises(DataError, match=r"no split has both|found none"):
         precomp.read(tmp_path, lambda problem: None)
 
 
@@ -265,7 +265,7 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path):
             precomp.read(tmp_path)
     np.savez(tmp_path / "archive.npz", array=features(4))
     (tmp_path / "archive.npz").rename(file)
-    with pytest.raises(DataError, match="not a whole .npy array of numbers"):
+    with pytest.raises(DataError, match=r"not a whole \.npy array of numbers"):
         precomp.read(tmp_path)
 
 

@@ -1,5 +1,6 @@
 import pickle
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def test_repeated_rows_are_those_that_a_loop_finds(mapped, shape, order):
     array[12:15] = 0
     array[14, -1, -1] = 1  # differs only at its very end
     array = np.asarray(array, order=order)
-    slow = [False, *(here.tobytes() == before.tobytes() for before, here in zip(array, array[1:], strict=False))]
+    slow = [False, *(here.tobytes() == before.tobytes() for before, here in pairwise(array))]
     assert repeated(mapped(array)).tolist() == slow
     assert repeated(array).tolist() == slow
     rough = repeated(mapped(array), thorough=False)

@@ -81,7 +81,8 @@ def convert(
                 else:
                     new[line.image] = item
             features, boxes = [item.features for item in new.values()], [item.boxes for item in new.values()]
-            writer.append(list(new), features, boxes)
+            if new:
+                writer.append(list(new), features, boxes)
         if not writer.done:
             give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
         return writer.finish()

@@ -13,7 +13,7 @@ from collections.abc import KeysView, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -123,7 +123,7 @@ class FeatureWriter:
                 file.close()
         self._journal = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "FeatureWriter":
         return self
 
     def __exit__(

@@ -55,14 +55,13 @@ class StoreInfo:
             raise ValueError(f"its format is not {FORMAT!r}")
         if data.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"schema version {data.get('schema_version')!r}; this MaxMatch reads {SCHEMA_VERSION}")
+        if data.get("dtype") not in ("float16", "float32"):
+            raise ValueError(f"features of type {data.get('dtype')!r}")
         try:
-            info = StoreInfo(*(data[name] for name in ("source", "width", "dtype", "grid", "boxes")))
-        except KeyError as error:
-            raise ValueError(f"{error} is missing") from error
-        if info.dtype not in ("float16", "float32") or not isinstance(info.width, int):
-            raise ValueError(f"features of type {info.dtype!r} and width {info.width!r}")
-        grid = data["grid"]
-        return StoreInfo(info.source, info.width, info.dtype, None if grid is None else (grid[0], grid[1]), info.boxes)
+            grid = None if data["grid"] is None else (int(data["grid"][0]), int(data["grid"][1]))
+            return StoreInfo(str(data["source"]), int(data["width"]), data["dtype"], grid, bool(data["boxes"]))
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class FeatureStore(Sequence[np.ndarray]):
@@ -113,9 +112,7 @@ class FeatureStore(Sequence[np.ndarray]):
         """The positions of some ids."""
         absent = [name for name in ids if name not in self.positions]
         if absent:
-            raise ValueError(
-                f"{self.folder}: no features of {len(absent)} of the ids, the first {absent[0]!r}. {_EXTRACT}"
-            )
+            raise ValueError(f"{self.folder}: no features of {len(absent)} ids, such as {absent[0]!r}. {_EXTRACT}")
         return np.array([self.positions[name] for name in ids], np.int64)
 
     def take(self, positions: Sequence[int] | np.ndarray) -> Padded:
