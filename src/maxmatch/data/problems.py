@@ -1,8 +1,9 @@
 """What is wrong with data: where, what, and what to do about it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 
 @dataclass(frozen=True)
@@ -39,4 +40,11 @@ problem a reader cannot go on and raises DataError by itself."""
 
 def refuse(problem: Problem) -> None:
     """The strictest report: the first problem ends the reading."""
+    raise DataError(problem)
+
+
+def give_up(report: Report, problem: Problem) -> NoReturn:
+    """Say what makes reading impossible, and end it."""
+    problem = replace(problem, fatal=True)
+    report(problem)
     raise DataError(problem)

@@ -1,0 +1,192 @@
+"""Bottom-up attention's features (BUTD): tab-separated files, made into a store of features.
+
+A line: image_id, image_w, image_h, num_boxes, boxes (num_boxes, 4), features (num_boxes, 2048), the last two float32 in
+base64. The files hold no captions: `with_features` joins the store to data that has them, by id.
+"""
+
+import binascii
+import codecs
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import nullcontext
+from itertools import count, islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from maxmatch.data.feature_writer import FeatureWriter
+from maxmatch.data.features import FeatureStore, StoreInfo
+from maxmatch.data.problems import Problem, Report, give_up, refuse
+
+_COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
+_BEGINNING = re.compile(rb"(\xef\xbb\xbf)?[^\t\n]+\t\d+\t\d+\t\d+\t[A-Za-z0-9+/]+|image_id\t")
+_LONGEST = 64 * 2**20  # bytes of a line; 100 boxes of 2,048 values have 1.1 million
+_BLOCK = 32  # lines decoded at once
+_AGAIN = "Fetch the file again, or leave the image out."
+
+
+class _Line(NamedTuple):
+    file: Path
+    number: int
+    image: str
+    fields: list[bytes]
+    """What follows the image's id."""
+
+
+class _Item(NamedTuple):
+    boxes: np.ndarray
+    features: np.ndarray
+
+
+def recognises(path: Path) -> bool:
+    """Whether the path is such a file (by its first bytes), or a folder with files of that kind."""
+    return bool(_files(path))
+
+
+def convert(
+    source: Path | Sequence[Path],
+    folder: Path,
+    report: Report = refuse,
+    advance: Callable[[int], None] = lambda count: None,
+    workers: int = 1,
+    width: int = 2048,
+    dtype: Literal["float16", "float32"] = "float32",
+) -> FeatureStore:
+    """Make a store of features from a file, a folder of files or several files, in that order.
+
+    An interrupted conversion goes on where it was. An image that comes again is said and dropped. advance is called
+    with the number of bytes that were read; workers are processes that decode.
+    """
+    files = _files(source) if isinstance(source, Path) else list(source)
+    if not files:
+        assert isinstance(source, Path)
+        what = f"no tab-separated file with the columns {_COLUMNS}"
+        give_up(report, Problem(source, what, "Give the TSV file, unpacked, or the folder it is in."))
+    names = ", ".join(file.name for file in files)
+    info = StoreInfo(f"BUTD TSV: {names}", width, dtype, boxes=True)
+    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
+    with FeatureWriter(folder, info) as writer, pool or nullcontext():
+        lines = _lines(files, frozenset(writer.done), advance, report)
+        for block, items in _decoded(lines, width, dtype, pool, workers):
+            new: dict[str, _Item] = {}
+            for line, item in zip(block, items, strict=True):
+                if isinstance(item, str):
+                    report(Problem(line.file, f"image {line.image}: {item}", _AGAIN, line.number))
+                elif line.image in writer.done or line.image in new:
+                    _report_again(line, report)
+                else:
+                    new[line.image] = item
+            features, boxes = [item.features for item in new.values()], [item.boxes for item in new.values()]
+            if new:
+                writer.append(list(new), features, boxes)
+        if not writer.done:
+            give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
+        return writer.finish()
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself or, sorted, those of a folder (x.tsv, x.tsv.0, …) that begin as they should."""
+    found = []
+    for file in sorted(path.glob("*.tsv*")) if path.is_dir() else [path]:
+        if file.is_file():
+            with file.open("rb") as opened:
+                if _BEGINNING.match(opened.read(512)):
+                    found.append(file)
+    return found
+
+
+def _lines(
+    files: Sequence[Path], done: frozenset[str], advance: Callable[[int], None], report: Report
+) -> Iterator[_Line]:
+    """The lines whose images are not done yet. The wrong ones are reported, as far as that shows before decoding."""
+    met: set[str] = set()
+    for file in files:
+        with file.open("rb") as opened:
+            for number in count(1):
+                data = opened.readline(_LONGEST)
+                if not data:
+                    break
+                advance(len(data))
+                if len(data) == _LONGEST:
+                    what = f"a line of more than {_LONGEST} bytes, expected {_COLUMNS}"
+                    give_up(report, Problem(file, what, "Give a TSV file, unpacked.", number))
+                line = _line(file, number, data, report)
+                if line is None:
+                    continue
+                if line.image not in done:
+                    yield line
+                elif line.image in met:
+                    _report_again(line, report)
+                met.add(line.image)
+
+
+def _line(file: Path, number: int, data: bytes, report: Report) -> _Line | None:
+    fields = (data.removeprefix(codecs.BOM_UTF8) if number == 1 else data).rstrip(b"\r\n").split(b"\t")
+    if number == 1 and fields[0] == b"image_id":
+        return None
+    if len(fields) != 6:
+        report(Problem(file, f"{len(fields)} columns, expected 6: {_COLUMNS}", _AGAIN, number))
+        return None
+    image = fields[0].decode("utf-8", "replace")
+    if not image.isprintable() or not image or "\ufffd" in image:
+        report(Problem(file, f"expected an image's id, got {image[:40]!r}", _AGAIN, number))
+        return None
+    return _Line(file, number, image, fields[3:])
+
+
+def _decoded(
+    lines: Iterator[_Line], width: int, dtype: str, pool: ProcessPoolExecutor | None, workers: int
+) -> Iterator[tuple[list[_Line], list[_Item | str]]]:
+    """Blocks of lines with what they hold, in order."""
+    blocks = iter(lambda: list(islice(lines, _BLOCK)), [])
+    if pool is None:
+        for block in blocks:
+            yield block, _decode([line.fields for line in block], width, dtype)
+        return
+    ahead: deque[tuple[list[_Line], Future[list[_Item | str]]]] = deque()
+    for block in blocks:
+        ahead.append((block, pool.submit(_decode, [line.fields for line in block], width, dtype)))
+        if len(ahead) > 2 * workers:
+            block, future = ahead.popleft()
+            yield block, future.result()
+    for block, future in ahead:
+        yield block, future.result()
+
+
+def _decode(lines: Sequence[Sequence[bytes]], width: int, dtype: str) -> list[_Item | str]:
+    """Boxes and features of some lines, or what is wrong with them."""
+    items: list[_Item | str] = []
+    for number, boxes, features in lines:
+        try:
+            items.append(_item(number, boxes, features, width, dtype))
+        except ValueError as error:
+            items.append(str(error))
+    return items
+
+
+def _item(number: bytes, boxes: bytes, features: bytes, width: int, dtype: str) -> _Item:
+    if not number.isdigit() or not 0 < int(number) < 100_000:
+        raise ValueError(f"expected the number of boxes, at least 1, got {number[:20].decode('utf-8', 'replace')!r}")
+    arrays = {}
+    for name, field, size in (("boxes", boxes, 4), ("features", features, width)):
+        try:
+            data = binascii.a2b_base64(field, strict_mode=True)
+        except binascii.Error as error:
+            raise ValueError(f"{name}: no whole base64 ({error})") from error
+        if len(data) != int(number) * size * 4:
+            raise ValueError(f"{name}: expected {int(number)}×{size} numbers (float32), got {len(data)} bytes")
+        arrays[name] = np.frombuffer(data, "<f4").reshape(int(number), size)
+    try:
+        with np.errstate(over="raise"):
+            return _Item(arrays["boxes"], arrays["features"].astype(dtype, copy=False))
+    except FloatingPointError as error:
+        raise ValueError(f"features: too large for {dtype}") from error
+
+
+def _report_again(line: _Line, report: Report) -> None:
+    what = f"image {line.image} came before; the first is kept"
+    report(Problem(line.file, what, "Nothing is lost, unless the two differ.", line.number))
