@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import typer
 
-from maxmatch.cli.demo import demo
 from maxmatch.cli import data
+from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
