@@ -110,7 +110,7 @@ def test_a_process_killed_at_any_step_loses_nothing_that_was_committed(tmp_path,
     assert len(set(kept)) == COUNT // 2 + 1
 
 
-def test_a_process_killed_at_any_time_loses_nothing_that_was_committed(tmp_path, whole):
+def test_a_process_killed_at_any_time_loses_nothing_that_was_committed(tmp_path):
     code = """
 import sys, time
 from pathlib import Path
