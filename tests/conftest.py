@@ -21,6 +21,7 @@ install_import_hook(
         "maxmatch.data.feature_writer",
         "maxmatch.data.features",
         "maxmatch.data.files",
+        "maxmatch.data.growing",
         "maxmatch.data.karpathy",
         "maxmatch.data.lines",
         "maxmatch.data.pairs",

@@ -32,6 +32,7 @@ def split(values, per_image, ids=None, start=0):
     """Images with so many captions each (a number, or one for each image)."""
     counts = [per_image] * len(values) if isinstance(per_image, int) else per_image
     owners = np.repeat(np.arange(len(values)), counts)
+    values = list(values) if isinstance(values, np.ndarray) else values
     images = Items(values, np.arange(len(values)), ids or [str(start + n) for n in range(len(values))])
     texts = Items(captions(len(owners), start), owners, [str(1000 + start + n) for n in range(len(owners))])
     return Split({IMAGE: images, TEXT: texts})

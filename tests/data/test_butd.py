@@ -99,7 +99,7 @@ BAD = {
     "length": (line(2, num_boxes="4"), r"image 2: boxes: expected 4×4 numbers \(float32\), got 48 bytes"),
     "width": (
         line(2, features=base64.b64encode(bytes(60)).decode()),
-        r"image 2: features: expected 3×6 .*got 60 bytes",
+        r"image 2: features: expected 3×6 .* 60 bytes",
     ),
 }
 

@@ -110,7 +110,7 @@ def test_a_process_killed_at_any_step_loses_nothing_that_was_committed(tmp_path,
     assert len(set(kept)) == COUNT // 2 + 1
 
 
-def test_a_process_killed_at_any_time_loses_nothing_that_was_committed(tmp_path, whole):
+def test_a_process_killed_at_any_time_loses_nothing_that_was_committed(tmp_path):
     code = """
 import sys, time
 from pathlib import Path
@@ -146,22 +146,24 @@ def files_of(store):
 def test_a_journal_cut_anywhere_is_taken_up_at_its_last_whole_line(tmp_path, whole):
     begun(tmp_path / "begun", 6)
     before = files(tmp_path / "begun")
-    for cut in range(0, len(before["journal"]) + 1, 23):
+    for cut in range(0, len(before["features.journal"]) + 1, 23):
         folder = tmp_path / str(cut)
         folder.mkdir()
         for name, data in before.items():
-            (folder / name).write_bytes(data[:cut] if name == "journal" else data)
+            (folder / name).write_bytes(data[:cut] if name == "features.journal" else data)
         with FeatureWriter(folder, INFO) as writer:
-            assert list(writer.done) == [str(n) for n in range(max(before["journal"][:cut].count(b"\n") - 1, 0))]
+            assert list(writer.done) == [
+                str(n) for n in range(max(before["features.journal"][:cut].count(b"\n") - 1, 0))
+            ]
         go_on(folder)
         assert files(folder) == whole
 
 
 def test_a_line_with_a_wrong_checksum_and_what_follows_it_does_not_count(tmp_path, whole):
     begun(tmp_path, 6)
-    lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    lines = (tmp_path / "features.journal").read_bytes().splitlines(keepends=True)
     lines[3] = lines[3].replace(b'"2"', b'"7"')
-    (tmp_path / "journal").write_bytes(b"".join(lines))
+    (tmp_path / "features.journal").write_bytes(b"".join(lines))
     with FeatureWriter(tmp_path, INFO) as writer:
         assert list(writer.done) == ["0", "1"]
     go_on(tmp_path)

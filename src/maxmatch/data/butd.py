@@ -25,6 +25,7 @@ from maxmatch.data.problems import Problem, Report, give_up, refuse
 _COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 _BEGINNING = re.compile(rb"(\xef\xbb\xbf)?[^\t\n]+\t\d+\t\d+\t\d+\t[A-Za-z0-9+/]+|image_id\t")
 _LONGEST = 64 * 2**20  # bytes of a line; 100 boxes of 2,048 values have 1.1 million
+_BUFFER = 2**20
 _BLOCK = 32  # lines decoded at once
 _AGAIN = "Fetch the file again, or leave the image out."
 
@@ -33,8 +34,8 @@ class _Line(NamedTuple):
     file: Path
     number: int
     image: str
-    fields: list[bytes]
-    """What follows the image's id."""
+    offset: int
+    size: int
 
 
 class _Item(NamedTuple):
@@ -105,16 +106,16 @@ def _lines(
     """The lines whose images are not done yet. The wrong ones are reported, as far as that shows before decoding."""
     met: set[str] = set()
     for file in files:
-        with file.open("rb") as opened:
+        with file.open("rb", buffering=_BUFFER) as opened:
             for number in count(1):
-                data = opened.readline(_LONGEST)
+                offset, data = opened.tell(), opened.readline(_LONGEST)
                 if not data:
                     break
                 advance(len(data))
                 if len(data) == _LONGEST:
                     what = f"a line of more than {_LONGEST} bytes, expected {_COLUMNS}"
                     give_up(report, Problem(file, what, "Give a TSV file, unpacked.", number))
-                line = _line(file, number, data, report)
+                line = _line(file, number, offset, data, report)
                 if line is None:
                     continue
                 if line.image not in done:
@@ -124,18 +125,20 @@ def _lines(
                 met.add(line.image)
 
 
-def _line(file: Path, number: int, data: bytes, report: Report) -> _Line | None:
-    fields = (data.removeprefix(codecs.BOM_UTF8) if number == 1 else data).rstrip(b"\r\n").split(b"\t")
-    if number == 1 and fields[0] == b"image_id":
+def _line(file: Path, number: int, offset: int, data: bytes, report: Report) -> _Line | None:
+    name, columns = data.split(b"\t", 1)[0], data.count(b"\t") + 1
+    if number == 1:
+        name = name.removeprefix(codecs.BOM_UTF8)
+        if name == b"image_id":
+            return None
+    if columns != 6:
+        report(Problem(file, f"{columns} columns, expected 6: {_COLUMNS}", _AGAIN, number))
         return None
-    if len(fields) != 6:
-        report(Problem(file, f"{len(fields)} columns, expected 6: {_COLUMNS}", _AGAIN, number))
-        return None
-    image = fields[0].decode("utf-8", "replace")
+    image = name.decode("utf-8", "replace")
     if not image.isprintable() or not image or "\ufffd" in image:
         report(Problem(file, f"expected an image's id, got {image[:40]!r}", _AGAIN, number))
         return None
-    return _Line(file, number, image, fields[3:])
+    return _Line(file, number, image, offset, len(data))
 
 
 def _decoded(
@@ -145,11 +148,11 @@ def _decoded(
     blocks = iter(lambda: list(islice(lines, _BLOCK)), [])
     if pool is None:
         for block in blocks:
-            yield block, _decode([line.fields for line in block], width, dtype)
+            yield block, _decode(block, width, dtype)
         return
     ahead: deque[tuple[list[_Line], Future[list[_Item | str]]]] = deque()
     for block in blocks:
-        ahead.append((block, pool.submit(_decode, [line.fields for line in block], width, dtype)))
+        ahead.append((block, pool.submit(_decode, block, width, dtype)))
         if len(ahead) > 2 * workers:
             block, future = ahead.popleft()
             yield block, future.result()
@@ -157,10 +160,16 @@ def _decoded(
         yield block, future.result()
 
 
-def _decode(lines: Sequence[Sequence[bytes]], width: int, dtype: str) -> list[_Item | str]:
-    """Boxes and features of some lines, or what is wrong with them."""
+def _decode(lines: Sequence[_Line], width: int, dtype: str) -> list[_Item | str]:
+    """Boxes and features of some lines, or what is wrong with them.
+
+    The lines are read again, from the system's memory: to send a place to another process costs less than a line.
+    """
     items: list[_Item | str] = []
-    for number, boxes, features in lines:
+    for line in lines:
+        with line.file.open("rb", buffering=0) as file:
+            file.seek(line.offset)
+            number, boxes, features = file.read(line.size).rstrip(b"\r\n").split(b"\t")[3:]
         try:
             items.append(_item(number, boxes, features, width, dtype))
         except ValueError as error:

@@ -59,7 +59,10 @@ class FeatureWriter:
         return self._counts.keys()
 
     def append(
-        self, ids: Sequence[str], features: Sequence[np.ndarray], boxes: Sequence[np.ndarray] | None = None
+        self,
+        ids: Sequence[str],
+        features: Sequence[np.ndarray] | np.ndarray,
+        boxes: Sequence[np.ndarray] | np.ndarray | None = None,
     ) -> None:
         """Add items: ids, features (at least one, width) of each, and boxes (as many, 4) where the store has them."""
         if self._journal is None:

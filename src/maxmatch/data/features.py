@@ -22,7 +22,7 @@ from maxmatch.data.problems import DataError, Problem, Report, give_up, refuse
 from maxmatch.data.rows import Padded, RaggedRows, Rows, pick
 
 FORMAT, SCHEMA_VERSION = "maxmatch.FeatureStore", 1
-INFO, IDS, JOURNAL = "store.json", "ids.txt", "journal"
+INFO, IDS, JOURNAL = "store.json", "ids.txt", "features.journal"
 FEATURES, COUNTS, BOXES = "features.npy", "counts.npy", "boxes.npy"
 _EXTRACT = "Extract them: maxmatch data features."
 _AGAIN = "Run the command that writes it again: it goes on where it was."

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+
+from maxmatch.data.files import whole
+from maxmatch.data.growing import GrowingArray
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "file.txt"
+    with whole(path) as file:
+        file.write(b"old")
+        assert not path.exists()
+    with whole(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"new")]
+
+
+def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path):
+    def fail(path):
+        with whole(path) as file:
+            file.write(b"half of")
+            raise OSError("no space left")
+
+    (tmp_path / "file.txt").write_bytes(b"old")
+    with pytest.raises(OSError, match="no space left"):
+        fail(tmp_path / "file.txt")
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"old")]
+
+
+@pytest.mark.parametrize("row", [(), (3,), (36, 2048)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
+def test_an_array_grows_over_several_processes_and_is_numpys_in_the_end(tmp_path, row, dtype):
+    rows = np.arange(5 * int(np.prod(row)), dtype=dtype).reshape(5, *row)
+    for begin, end in ((0, 2), (2, 2), (2, 5)):
+        array = GrowingArray(tmp_path / "rows.npy", np.dtype(dtype), row)
+        assert array.rows == begin
+        assert array.written().tolist() == rows[:begin].tolist()
+        array.append(rows[begin:end])
+        array.close()
+    with (tmp_path / "rows.npy.part").open("ab") as file:
+        file.write(b"x")  # a part of a row
+    array = GrowingArray(tmp_path / "rows.npy", np.dtype(dtype), row)
+    array.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
+    found = np.load(tmp_path / "rows.npy", allow_pickle=False)
+    assert found.dtype == dtype
+    assert found.tolist() == rows.tolist()
