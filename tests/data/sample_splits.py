@@ -9,7 +9,16 @@ from PIL import Image
 
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 
-ODD_TEXTS = ["a dog, running", 'a "big" dog', "two\nlines", "a tab\there", "un chien 🐕 court\r\n", " spaces ", "007", "[1]"]
+ODD_TEXTS = [
+    "a dog, running",
+    'a "big" dog',
+    "two\nlines",
+    "a tab\there",
+    "un chien 🐕 court\r\n",
+    " spaces ",
+    "007",
+    "[1]",
+]
 
 
 def picture(number: int, kind: str = "png") -> bytes:

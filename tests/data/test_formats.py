@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ WRITERS = {
 }
 
 
-@pytest.fixture(params=WRITERS)
+@pytest.fixture(params=[name for name in WRITERS if name not in ("tsv", "jsonl")])  # which are as CSV is
 def write(request):
     return WRITERS[request.param]
 
@@ -87,7 +86,7 @@ def test_a_second_write_of_the_same_changes_nothing(write, tmp_path):
 def test_other_data_are_never_written_over(write, tmp_path):
     write({"train": split_of(0, [2])}, tmp_path / "data")
     before = files_in(tmp_path / "data")
-    with pytest.raises(FileExistsError, match="data: is there and holds something else. Give a new folder"):
+    with pytest.raises(FileExistsError, match=r"data: is there and holds something else. Give a new folder"):
         write({"train": split_of(1, [2])}, tmp_path / "data")
     assert files_in(tmp_path / "data") == before
     (tmp_path / "thesis").mkdir()
@@ -101,7 +100,7 @@ def test_an_empty_folder_is_filled(write, tmp_path):
     assert plain(read_dataset(tmp_path).splits) == plain(sample_splits())
 
 
-@pytest.mark.parametrize("steps", [1, 4, 6])
+@pytest.mark.parametrize("steps", [1, 6])
 def test_an_interrupted_write_is_not_recognised_and_goes_on(write, steps, tmp_path):
     write(sample_splits(), tmp_path / "straight")
     done = []
@@ -114,7 +113,7 @@ def test_an_interrupted_write_is_not_recognised_and_goes_on(write, steps, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         write(sample_splits(), tmp_path / "data", interrupt)
     assert not (tmp_path / "data").exists()
-    with pytest.raises(DataError, match="an interrupted write left behind. Run it again"):
+    with pytest.raises(DataError, match=r"an interrupted write left behind. Run it again"):
         read_dataset(tmp_path / ".data.partial")
     again = []
     write(sample_splits(), tmp_path / "data", again.append)
@@ -170,7 +169,7 @@ folder, write = Path(sys.argv[1]), WRITERS[sys.argv[2]]
 splits = {"train": split_of(0, [2, 1]), "val": split_of(2, [1])}
 write(splits, folder / "0" / "data")
 steps = -left[0]
-for step in {*range(1, steps, steps // 6), steps - 1, steps}:
+for step in {*range(1, steps, steps // 4), steps - 1, steps}:
     child = os.fork()
     if not child:
         left[0] = step
@@ -188,7 +187,7 @@ def test_a_process_killed_at_any_step_leaves_nothing_half_written(name, tmp_path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     outcomes = dict(map(int, line.split()) for line in done.stdout.splitlines())
-    assert len(outcomes) >= 7, done.stderr
+    assert len(outcomes) >= 5, done.stderr
     splits = {"train": split_of(0, [2, 1]), "val": split_of(2, [1])}
     for step, outcome in outcomes.items():
         assert outcome == -signal.SIGKILL
@@ -197,3 +196,96 @@ def test_a_process_killed_at_any_step_leaves_nothing_half_written(name, tmp_path
         WRITERS[name](splits, tmp_path / str(step) / "data")
         assert plain(read_dataset(tmp_path / str(step) / "data").splits) == plain(splits)
         assert [path.name for path in (tmp_path / str(step)).iterdir()] == ["data"]
+
+
+def test_a_folder_of_something_else_says_what_was_looked_for_and_found(tmp_path):
+    for name in ("thesis.tex", "notes.txt", "a.docx", "b.docx", "c.docx", "d.docx"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError) as refusal:
+        read_dataset(tmp_path)
+    message = str(refusal.value)
+    assert message.startswith(str(tmp_path))
+    assert all(name in message for name in FORMATS)
+    assert "Found a.docx, b.docx, c.docx, d.docx, notes.txt and 1 more" in message
+
+
+def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path):
+    with pytest.raises(DataError, match="the folder is empty"):
+        read_dataset(tmp_path)
+    with pytest.raises(DataError, match=r"nowhere: no such file or folder. Check the path."):
+        read_dataset(tmp_path / "nowhere")
+
+
+def test_an_unknown_format_is_refused_with_the_choices(tmp_path):
+    with pytest.raises(ValueError, match=r"format: expected one of .*imagefolder.*, got 'lmdb'"):
+        read_dataset(tmp_path, format="lmdb")
+
+
+def test_a_format_may_be_told_and_options_reach_it(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(picture(0))
+    (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\n")
+    dataset = read_dataset(str(tmp_path), format="folder")
+    assert (dataset.format, list(dataset.splits["all"][IMAGE].ids)) == ("folder", ["pictures/a.png"])
+    dataset = read_dataset(tmp_path, images=tmp_path / "pictures")
+    assert (dataset.format, dataset.path) == ("table", tmp_path)
+    assert dataset.split("train")[IMAGE].values == [tmp_path / "pictures" / "a.png"]
+
+
+def test_features_are_refused_with_the_format_that_holds_them(write, tmp_path):
+    images = Items(np.zeros((2, 36, 8), np.float32), np.arange(2), ["a", "b"])
+    splits = {"train": Split({IMAGE: images, TEXT: Items(["one", "two"], np.arange(2), ["1", "2"])})}
+    with pytest.raises(ValueError, match=r"split 'train': image: expected files .* got ndarray.*'precomp'"):
+        write(splits, tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_without_captions_are_refused_with_the_format_that_holds_them(write, tmp_path):
+    splits = {"all": Split({IMAGE: split_of(0, [1])[IMAGE]})}
+    with pytest.raises(ValueError, match=r"split 'all' has no text: .*'folder'"):
+        write(splits, tmp_path / "data")
+
+
+def test_a_picture_that_is_missing_is_named(write, tmp_path):
+    images = Items([tmp_path / "gone.jpg"], np.arange(1), ["a"])
+    splits = {"train": Split({IMAGE: images, TEXT: Items(["one"], np.arange(1), ["1"])})}
+    with pytest.raises(DataError, match=r"gone.jpg: no such file"):
+        write(splits, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ""])
+def test_a_split_whose_name_is_no_name_for_a_folder_is_refused(write, name, tmp_path):
+    with pytest.raises(ValueError, match="expected a name of letters"):
+        write({name: split_of(0, [1])}, tmp_path / "data")
+
+
+def test_metadata_of_mixed_kinds_is_kept_where_it_can_be_and_refused_elsewhere(tmp_path):
+    images = Items([picture(0), picture(1)], np.arange(2), ["a", "b"], [{"note": 1}, {"note": "one"}])
+    splits = {"train": Split({IMAGE: images, TEXT: Items(["one", "two"], np.arange(2), ["1", "2"])})}
+    for name in ("csv", "jsonl", "imagefolder", "webdataset"):
+        WRITERS[name](splits, tmp_path / name)
+        assert plain(read_dataset(tmp_path / name).splits) == plain(splits)
+    for name in ("parquet", "huggingface"):
+        with pytest.raises(ValueError, match=r"'image.note' holds values of different kinds \(int, str\).*'jsonl'"):
+            WRITERS[name](splits, tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
+def test_what_an_interrupted_write_of_other_data_left_is_not_mixed_in(write, tmp_path):
+    def interrupt(count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write({"train": split_of(20, [1, 1])}, tmp_path / "data", interrupt)
+    write(sample_splits(), tmp_path / "data")
+    write(sample_splits(), tmp_path / "straight")
+    assert files_in(tmp_path / "data") == files_in(tmp_path / "straight")
+
+
+def test_a_folder_that_is_only_named_like_an_interrupted_write_is_left_alone(tmp_path):
+    (tmp_path / ".data.partial").mkdir()
+    (tmp_path / ".data.partial" / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="Move it elsewhere"):
+        tables.write(sample_splits(), tmp_path / "data")
+    assert (tmp_path / ".data.partial" / "mine.txt").read_text() == "mine"

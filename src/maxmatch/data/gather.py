@@ -65,30 +65,28 @@ class _Column:
     items: list[Found] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    wheres: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     by_key: dict[Any, int] = field(default_factory=dict)
     by_id: dict[str, int] = field(default_factory=dict)
 
-    def place(self, item: Found, default_id: str, group: int, where: str) -> int:
-        """The number of the item, which is new or has come before in the same group."""
-        number = self.by_key.get(item.key)
-        if number is None:
-            return self._append(item, default_id if item.id is None else item.id, group, where)
-        name, first = self.ids[number], self.wheres[number]
-        if self.groups[number] != group:
-            raise BadCell(f"{name!r} belongs to another group in {first}", "Put it into one of them.")
-        if item.id not in (None, name):
-            raise BadCell(f"the id {item.id!r} of what had the id {name!r} in {first}", "Give it one id.")
-        return number
-
-    def _append(self, item: Found, name: str, group: int, where: str) -> int:
+    def place(self, item: Found, key: Any, name: str, group: int, row: Row) -> int:
+        """The number of the item, which is new or has come before in the same group. `name`: its id, if it has none."""
+        name = name if item.id is None else item.id
+        number = self.by_key.get(key)
+        if number is not None:
+            first, known = self.rows[number], self.ids[number]
+            if self.groups[number] != group:
+                raise BadCell(f"{known!r} belongs to another group in {first.where}", "Put it into one of them.")
+            if item.id not in (None, known):
+                raise BadCell(f"the id {name!r} of what had the id {known!r} in {first.where}", "Give it one id.")
+            return number
         if name in self.by_id:
-            raise BadCell(f"the id {name!r} is that of another item in {self.wheres[self.by_id[name]]}", _CURE)
-        number = self.by_key[item.key] = self.by_id[name] = len(self.items)
+            raise BadCell(f"the id {name!r} is that of another item in {self.rows[self.by_id[name]].where}", _CURE)
+        number = self.by_key[key] = self.by_id[name] = len(self.items)
         self.items.append(item)
         self.ids.append(name)
         self.groups.append(group)
-        self.wheres.append(where)
+        self.rows.append(row)
         return number
 
 
@@ -98,7 +96,7 @@ class _Gathered:
 
     columns: Mapping[str, _Column]
     groups: dict[str, int] = field(default_factory=dict)
-    pairs: dict[tuple[int, int], str] = field(default_factory=dict)
+    pairs: dict[tuple[int, int], Row] = field(default_factory=dict)
     captions: dict[int, int] = field(default_factory=dict)
 
     def add(
@@ -107,7 +105,7 @@ class _Gathered:
         """Take a row in, and note the columns that vary among the rows of its image."""
         group = self.groups.setdefault(group_key, len(self.groups))
         found, images = items[IMAGE][0], self.columns[IMAGE]
-        image = images.place(found, found.key, group, row.where)
+        image = images.place(found, found.key, found.key, group, row)
         extras, first = found.extras, images.items[image].extras
         if extras != first:
             varying.update(name for name in extras.keys() | first.keys() if extras.get(name) != first.get(name))
@@ -115,25 +113,26 @@ class _Gathered:
             for item in others if modality != IMAGE else ():
                 try:
                     if modality == TEXT:
-                        self._add_caption(item, image, group, row.where)
+                        self._add_caption(item, image, group, row)
                     else:
-                        self.columns[modality].place(item, item.key, group, row.where)
+                        self.columns[modality].place(item, item.key, item.key, group, row)
                 except BadCell as bad:
                     report(bad.at(row))
 
-    def _add_caption(self, item: Found, image: int, group: int, where: str) -> None:
+    def _add_caption(self, item: Found, image: int, group: int, row: Row) -> None:
         # Two captions of an image may read alike (some of COCO's do) if their ids say that they are two.
-        item = item._replace(key=(image, item.value) if item.id is None else item.id)
-        default_id = f"{self.columns[IMAGE].ids[image]}#{self.captions.get(image, 0)}"
+        key = (image, item.value) if item.id is None else item.id
+        count = self.captions.get(image, 0)
         texts = self.columns[TEXT]
-        number = texts.place(item, default_id, group, where)
+        number = texts.place(item, key, f"{self.columns[IMAGE].ids[image]}#{count}", group, row)
         if texts.items[number].value != item.value:
-            raise BadCell(f"the id {item.id!r} is that of another caption in {texts.wheres[number]}", _CURE)
+            raise BadCell(f"the id {item.id!r} is that of another caption in {texts.rows[number].where}", _CURE)
         if (image, number) in self.pairs:
-            earlier = self.pairs[image, number]
-            raise BadCell(f"the same image and caption as in {earlier}", "Remove one of the two.")
-        self.pairs[image, number] = where
-        self.captions[image] = self.captions.get(image, 0) + 1
+            raise BadCell(
+                f"the same image and caption as in {self.pairs[image, number].where}", "Remove one of the two."
+            )
+        self.pairs[image, number] = row
+        self.captions[image] = count + 1
 
     def split(self, varying: set[str], lazy: Callable[[list[Any]], Sequence[Any]]) -> Split:
         """What came in, those of a group side by side. A group that lacks a modality has been reported, and is left

@@ -164,18 +164,19 @@ def _items_in(
     locate: Locate,
     report: Report,
 ) -> list[Found]:
-    column = columns.values[modality]
-    cell = row.cells.get(column)
-    cells, count = ([cell], None) if not isinstance(cell, list) or modality == IMAGE else (cell, len(cell))
-    ids = _spread(row, columns.ids[modality], count) if modality in columns.ids else [None] * len(cells)
-    metadata = {name: _spread(row, column, count) for name, column in claimed.items()}
+    column, id_column = columns.values[modality], columns.ids.get(modality, "")
+    cells = row.cells.get(column)
+    if not isinstance(cells, list) or modality == IMAGE:
+        key, found = (None, _text(column, cells)) if modality == TEXT else locate(row, modality, cells)
+        own = {name: row.cells[column] for name, column in claimed.items()}
+        return [Found(key, found, _id(row.cells.get(id_column)), own, extras)]
+    ids = _spread(row, id_column, len(cells))
+    metadata = {name: _spread(row, column, len(cells)) for name, column in claimed.items()}
     items = []
     for number, value in enumerate(cells):
         try:
             key, found = (None, _text(column, value)) if modality == TEXT else locate(row, modality, value)
         except BadCell as bad:
-            if len(cells) == 1:
-                raise
             report(bad.at(row))
             continue
         own = {name: values[number] for name, values in metadata.items() if values[number] is not None}
@@ -185,11 +186,9 @@ def _items_in(
     return items
 
 
-def _spread(row: Row, column: str, count: int | None) -> list[Any]:
-    """What a column says about each of the items that the row lists, or about its only one."""
+def _spread(row: Row, column: str, count: int) -> list[Any]:
+    """What a column says about each of the items that the row lists."""
     values = row.cells.get(column)
-    if count is None:
-        return [values]
     if values is None:
         return [None] * count
     if not isinstance(values, list) or len(values) != count:

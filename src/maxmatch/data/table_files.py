@@ -12,6 +12,7 @@ from maxmatch.data.problems import Problem, Report
 from maxmatch.data.rows import IMAGE_COLUMNS, give_up
 
 _BOM = b"\xef\xbb\xbf"
+_JSON_BEGINS = frozenset('"[{-0123456789tfn')
 
 Lines = Iterator[tuple[int, dict[str, Any]]]
 
@@ -100,11 +101,17 @@ def value_of(cell: str) -> Any:
     """The metadata in a cell of a CSV file: nothing if it is empty, and what is written exactly as JSON is taken so."""
     if not cell:
         return None
+    if cell[0] not in _JSON_BEGINS:
+        return cell
     try:
-        value = json.loads(cell)
+        value = json.loads(cell, parse_constant=_not_json)
         return value if json.dumps(value, ensure_ascii=False) == cell else cell
     except (ValueError, RecursionError):
         return cell
+
+
+def _not_json(name: str) -> None:
+    raise ValueError(name)  # Python would take NaN and Infinity
 
 
 def _text_lines(path: Path) -> list[bytes]:

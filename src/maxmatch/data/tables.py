@@ -11,7 +11,7 @@ leave it. `maxmatch.data.rows` says what the columns may be called, and what bec
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +50,9 @@ def read(
     modalities: the columns with the files of other modalities, e.g. {"audio": "audio_path"}.
     """
     files = _candidates(path)
+    if not files:
+        what, cure = "no table there", f"Expected a file that ends in {', '.join(TABLES)}, or a folder with one."
+        give_up(report, Problem(path, what, cure, fatal=True))
     tables: dict[str, dict[str, list[Path]]] = {}
     for file in files:
         if match := _SPLIT_FILE.fullmatch(file.stem.lower()):
@@ -149,16 +152,21 @@ def _agree(a: Mapping[str, Split], b: Mapping[str, Split]) -> bool:
 def _read_files(
     files: Sequence[Path], split: str, report: Report, images: Path | None, modalities: Mapping[str, str] | None
 ) -> dict[str, Split]:
-    lines = [(file, line, cells) for file in files for line, cells in TABLES[file.suffix.lower()](file, report)]
-    names = column_names(cells for _, _, cells in lines)
+    lines = {file: list(TABLES[file.suffix.lower()](file, report)) for file in files}
+    names = column_names(cells for part in lines.values() for _, cells in part)
     columns = find_columns(names, modalities)
     if columns is None:
         what, cure = missing_columns(names, modalities)
         give_up(report, Problem(files[0], what, cure, fatal=True))
-    rows = [Row(file, line, _typed(file, cells, columns), split) for file, line, cells in lines]
+    rows = []
+    for file, part in lines.items():
+        typed = partial(_typed, columns) if file.suffix.lower() in (".csv", ".tsv") else dict
+        rows += [Row(file, line, typed(cells), split) for line, cells in part]
+    # An image has several rows.
+    inside = {file: cache(partial(path_inside, images or file.parent)) for file in files}
 
     def locate(row: Row, modality: str, cell: Any) -> tuple[str, Path]:
-        return path_inside(images or row.file.parent, cell)
+        return inside[row.file](cell) if isinstance(cell, str) else path_inside(row.file.parent, cell)
 
     splits = gather(rows, columns, locate, report)
     if not splits:
@@ -166,10 +174,8 @@ def _read_files(
     return splits
 
 
-def _typed(file: Path, cells: Mapping[str, Any], columns: Columns) -> Mapping[str, Any]:
-    """The cells, metadata in a file that knows only texts taken for what they say."""
-    if file.suffix.lower() not in (".csv", ".tsv"):
-        return cells
+def _typed(columns: Columns, cells: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The cells of a file that knows only texts, metadata taken for what they say."""
     return {name: cell if name in columns.known else value_of(cell) for name, cell in cells.items()}
 
 
