@@ -64,6 +64,14 @@ def test_json_holds_captions_ids_and_metadata(tmp_path):
     assert split[TEXT].metadata is None
 
 
+def test_json_of_others_may_hold_nothing_for_a_caption_and_an_image_of_its_own(tmp_path):
+    info = {"Image": "1.png", "Caption": None, "texts": ["one", "two"], "sentence": "kept"}
+    files = {"1.png": picture(0), "1.json": json.dumps(info).encode(), "2.png": picture(1), "2.txt": b"three"}
+    split = shards.read(make_tar(tmp_path / "a.tar", files | {"2.json": b'{"caption": ""}'}))["train"]
+    assert list(split[IMAGE].values) == [picture(0), picture(1)]
+    assert split[TEXT].values == ["one", "two", "three"]
+
+
 def test_names_and_folders_say_the_split(tmp_path):
     for name in ("train-000000.tar", "train-000001.tar", "validation_0.tar", "test.tar", "trainer.tar", "extra/0.tar"):
         make_tar(tmp_path / name, numbered(1))

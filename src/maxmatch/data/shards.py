@@ -142,14 +142,14 @@ def _cells(parts: Sequence[Member], file: BinaryIO) -> dict[str, Any]:
     cells: dict[str, Any] = _object(by_suffix["json"], file) if "json" in by_suffix else {}
     text = _text(by_suffix["txt"], file) if "txt" in by_suffix else ""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
-    name = next((name for name in cells if name.lower() in CAPTION_COLUMNS), None)
-    if name is None:
-        if not lines:
-            raise BadCell("no caption", "Expected a .txt, or a .json with 'caption'.")
-        cells["caption"] = lines
-    elif lines and text.strip() != cells[name] and lines != cells[name]:
+    name = next((name for known in CAPTION_COLUMNS for name in cells if name.lower() == known and cells[name]), None)
+    captions = lines if name is None else cells.pop(name)
+    if not captions:
+        raise BadCell("no caption", "Expected a .txt, or a .json with 'caption'.")
+    if lines and captions not in (text.strip(), lines):
         raise BadCell("the captions in .txt and in .json differ", "Remove one of them.")
-    return {**cells, "image": picture}
+    others = {name: cell for name, cell in cells.items() if name.lower() not in ("image", "caption")}
+    return {"image": picture, "caption": captions, **others}
 
 
 def _text(part: Member, file: BinaryIO) -> str:

@@ -154,6 +154,9 @@ def _read_files(
 ) -> dict[str, Split]:
     lines = {file: list(TABLES[file.suffix.lower()](file, report)) for file in files}
     names = column_names(cells for part in lines.values() for _, cells in part)
+    if not names:
+        what, cure = "no row that can be read", "Expected a line with the names of columns, and rows after it."
+        give_up(report, Problem(files[0], what, cure, fatal=True))
     columns = find_columns(names, modalities)
     if columns is None:
         what, cure = missing_columns(names, modalities)
