@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from maxmatch.data.items import IMAGE, Items, Split
-from maxmatch.data.pictures import SUFFIXES, copied, safe_stems
+from maxmatch.data.picture_files import SUFFIXES, copied, safe_stems
 from maxmatch.data.problems import Problem, Report, refuse
-from maxmatch.data.rows import give_up
+from maxmatch.data.columns import give_up
 from maxmatch.data.writing import Advance, quietly, write_whole
 
 NAME = "all"

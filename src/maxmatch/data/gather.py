@@ -8,7 +8,7 @@ import numpy as np
 
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import Report
-from maxmatch.data.rows import BadCell, Columns, Found, Locate, Row, items_in, name_in, split_name
+from maxmatch.data.columns import BadCell, Columns, Found, Locate, Row, items_in, name_in, split_name
 
 _CURE = "Give each its own."
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from maxmatch.data.gather import gather
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.pictures import in_order, read_item
+from maxmatch.data.picture_files import in_order, read_item
 from maxmatch.data.problems import DataError, Problem, Report, refuse
-from maxmatch.data.rows import Row, find_columns, give_up, missing_columns, split_name
+from maxmatch.data.columns import Row, find_columns, give_up, missing_columns, split_name
 from maxmatch.data.table_writers import arrow_column, column_names
 from maxmatch.data.tables import path_inside
 from maxmatch.data.unfold import check_writable, unfold

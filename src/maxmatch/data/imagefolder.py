@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.pictures import copied, safe_stems
+from maxmatch.data.picture_files import copied, safe_stems
 from maxmatch.data.problems import Problem, Report, refuse
-from maxmatch.data.rows import give_up, split_name
+from maxmatch.data.columns import give_up, split_name
 from maxmatch.data.table_writers import write_jsonl
 from maxmatch.data.tables import read_tables, tables_in
 from maxmatch.data.unfold import check_writable, unfold

@@ -3,7 +3,7 @@
     train-000000.tar, train-000001.tar, val-000000.tar      the split begins the name,
     train/000000.tar, val/000000.tar                        or is a folder
 
-Captions are the lines of NAME.txt, or `caption` (or another name that `maxmatch.data.rows` knows) in NAME.json, whose
+Captions are the lines of NAME.txt, or `caption` (or another name that `maxmatch.data.columns` knows) in NAME.json, whose
 other keys are metadata. The headers are read once; pictures only when they are asked for.
 """
 
@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 
 from maxmatch.data.gather import gather
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.pictures import SUFFIXES, in_order, read_item
+from maxmatch.data.picture_files import SUFFIXES, in_order, read_item
 from maxmatch.data.problems import Problem, Report, refuse
-from maxmatch.data.rows import CAPTION_COLUMNS, BadCell, Row, find_columns, give_up, split_name
+from maxmatch.data.columns import CAPTION_COLUMNS, BadCell, Row, find_columns, give_up, split_name
 from maxmatch.data.table_writers import column_names
 from maxmatch.data.tars import CutShort, Member, TarItems, members
 from maxmatch.data.unfold import check_writable, unfold

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maxmatch.data.problems import Problem, Report
-from maxmatch.data.rows import IMAGE_COLUMNS, give_up
+from maxmatch.data.columns import IMAGE_COLUMNS, give_up
 
 _BOM = b"\xef\xbb\xbf"
 _JSON_BEGINS = frozenset('"[{-0123456789tfn')

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maxmatch.data.items import IMAGE, TEXT, Split
-from maxmatch.data.pictures import features_refused
+from maxmatch.data.picture_files import features_refused
 
 _COLUMNS = {IMAGE: "image", TEXT: "caption"}
 _SPLIT_NAME = re.compile(r"\w+")
