@@ -8,6 +8,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+# Threads that wait by spinning make everything ten times slower on a machine that has other work too. Read by torch's
+# libraries when they are loaded, which is later.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import typer
 
 from maxmatch.cli import data

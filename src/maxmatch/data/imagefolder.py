@@ -1,0 +1,66 @@
+"""Hugging Face's `imagefolder` with captions: pictures beside a table `metadata.jsonl` (or .csv, .parquet).
+
+    train/metadata.jsonl     {"file_name": "0001.jpg", "caption": ["a dog", …]}
+    train/0001.jpg
+
+The folder's name is the split; a table may also lie at the top, as in `maxmatch.data.tables`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from maxmatch.data.columns import give_up, split_name
+from maxmatch.data.items import IMAGE, Split
+from maxmatch.data.picture_files import copied, safe_stems
+from maxmatch.data.problems import Problem, Report, refuse
+from maxmatch.data.table_writers import write_jsonl
+from maxmatch.data.tables import read_tables, tables_in
+from maxmatch.data.unfold import check_writable, unfold
+from maxmatch.data.writing import Advance, quietly, whole_file, write_whole
+
+
+def recognises(path: Path) -> bool:
+    """Whether there is a table `metadata` in the folder or in one of its folders."""
+    return path.is_dir() and bool(_metadata(path))
+
+
+def read(path: Path, report: Report = refuse) -> dict[str, Split]:
+    """The splits of an image folder."""
+    tables = _metadata(path)
+    if not tables:
+        what, cure = "no metadata.jsonl, metadata.csv or metadata.parquet", "Name the table of captions so."
+        give_up(report, Problem(path, what, cure, fatal=True))
+    return read_tables({split: [files] for split, files in tables.items()}, report)
+
+
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
+    """Write a folder for each split, with copies of its pictures and a line of metadata for each of them."""
+    check_writable(splits, "imagefolder")
+
+    def fill(folder: Path) -> None:
+        for name, split in splits.items():
+            items = split[IMAGE]
+            names = []
+            # "metadata" is no name for a picture: Hugging Face would be at a loss.
+            for copy in copied(items.values, list(safe_stems(items.ids, {"metadata"})), folder / name, IMAGE, workers):
+                names.append(copy)
+                advance(1)
+            rows = [{"file_name": cells.pop("image"), **cells} for cells in unfold(split, {IMAGE: names}, listed=True)]
+            with whole_file(folder / name / "metadata.jsonl") as file:
+                write_jsonl(file, rows)
+
+    write_whole(path, "imagefolder", splits, fill, advance)
+
+
+def _metadata(path: Path) -> dict[str, list[Path]]:
+    """The tables by split: those at the top, or else those in the folders below."""
+    top = [file for file in tables_in(path) if file.stem == "metadata"]
+    if top:
+        return {"train": top}
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(path.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            tables = [file for file in tables_in(folder) if file.stem == "metadata"]
+            if tables:
+                found.setdefault(split_name(folder.name), []).extend(tables)
+    return found
