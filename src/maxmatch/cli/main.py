@@ -8,10 +8,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-# Threads that wait by spinning make everything ten times slower on a machine that has other work too. Read by torch's
-# libraries when they are loaded, which is later.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import typer
 
 from maxmatch.cli import data
@@ -40,6 +36,9 @@ def _together() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; whatever goes wrong becomes one clear line. MAXMATCH_DEBUG=1 shows where it came from."""
+    # Threads that wait by spinning make training ten times slower on a machine that has other work too. Read by torch's
+    # libraries when they are loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="maxmatch")
     except KeyboardInterrupt as interrupt:

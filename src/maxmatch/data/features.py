@@ -16,8 +16,8 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from maxmatch.data.formats.lines import read_lines
 from maxmatch.data.items import IMAGE, Dataset, Items, Split
-from maxmatch.data.lines import read_lines
 from maxmatch.data.problems import DataError, Problem, Report, give_up, refuse
 from maxmatch.data.rows import Padded, RaggedRows, Rows, pick
 

@@ -5,7 +5,7 @@ Between any two modalities, items of one group are true pairs and all others are
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +81,23 @@ class Dataset:
         if name not in self.splits:
             raise ValueError(f"{self.path}: has the splits {', '.join(self.splits)}, not {name!r}.")
         return self.splits[name]
+
+
+def first_of_each(dataset: Dataset, modality: str, most: int) -> Dataset:
+    """The data set with the first so many items of a modality in each group."""
+    splits = {}
+    for name, split in dataset.splits.items():
+        items = split.items.get(modality)
+        if items is not None:
+            place = np.arange(len(items)) - items.starts[items.groups]
+            split = Split({**split.items, modality: _at(items, np.flatnonzero(place < most))})
+        splits[name] = split
+    return replace(dataset, splits=splits)
+
+
+def _at(items: Items, places: np.ndarray) -> Items:
+    if len(places) == len(items):
+        return items
+    metadata = None if items.metadata is None else [items.metadata[place] for place in places]
+    values, ids = [items.values[place] for place in places], [items.ids[place] for place in places]
+    return Items(values, items.groups[places], ids, metadata)

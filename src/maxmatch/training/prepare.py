@@ -12,9 +12,9 @@ from torch import Tensor
 from maxmatch.build import build_model
 from maxmatch.data.features import FeatureStore, with_features
 from maxmatch.data.feed import Feed, choose_feed
-from maxmatch.data.formats import read_dataset
-from maxmatch.data.items import Dataset, Split
+from maxmatch.data.items import TEXT, Dataset, Split, first_of_each
 from maxmatch.data.problems import Problem, Report
+from maxmatch.data.reading import read_dataset
 from maxmatch.data.transforms import RandomCrop
 from maxmatch.encoders.glove import read_glove
 from maxmatch.model import SetEncoder
@@ -90,10 +90,10 @@ def load_data(data: Data, say: Say) -> Dataset:
         say(f"generating {data.scenes.images} scenes in {path}")
         generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
     report, conclude = _reporting(say)
-    options: dict[str, Any] = {"images": None if data.images is None else Path(data.images).expanduser()}
-    options |= {"captions_per_image": data.captions_per_image}
-    given = {name: value for name, value in options.items() if value is not None}
-    dataset = read_dataset(path, data.format, report, **given)
+    options = {} if data.images is None else {"images": Path(data.images).expanduser()}
+    dataset = read_dataset(path, data.format, report, **options)
+    if data.captions_per_image is not None:
+        dataset = first_of_each(dataset, TEXT, data.captions_per_image)
     if data.features is not None:
         dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
     conclude()

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maxmatch.data import folder, huggingface, imagefolder, karpathy, precomp, shards, tables
+from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, shards, tables
+from maxmatch.data.formats.writing import PARTIAL
 from maxmatch.data.items import Dataset, Split
 from maxmatch.data.problems import DataError, Problem, Report, refuse
-from maxmatch.data.writing import PARTIAL
 
 
 class Format(NamedTuple):

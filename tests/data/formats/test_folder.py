@@ -1,7 +1,7 @@
 import pytest
 from sample_splits import picture, sample_splits
 
-from maxmatch.data import folder
+from maxmatch.data.formats import folder
 from maxmatch.data.items import IMAGE, Split
 from maxmatch.data.problems import DataError
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.columns import give_up
+from maxmatch.data.formats.columns import give_up
+from maxmatch.data.formats.picture_files import SUFFIXES, copied, safe_stems
+from maxmatch.data.formats.writing import Advance, quietly, write_whole
 from maxmatch.data.items import IMAGE, Items, Split
-from maxmatch.data.picture_files import SUFFIXES, copied, safe_stems
 from maxmatch.data.problems import Problem, Report, refuse
-from maxmatch.data.writing import Advance, quietly, write_whole
 
 NAME = "all"
 

@@ -2,7 +2,7 @@ import datasets
 import pytest
 from sample_splits import picture, plain, sample_splits
 
-from maxmatch.data import imagefolder
+from maxmatch.data.formats import imagefolder
 from maxmatch.data.items import IMAGE, TEXT
 from maxmatch.data.problems import DataError
 

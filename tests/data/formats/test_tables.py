@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_splits import picture, plain
 
-from maxmatch.data import tables
+from maxmatch.data.formats import tables
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import DataError
 

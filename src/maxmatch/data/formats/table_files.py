@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maxmatch.data.columns import IMAGE_COLUMNS, give_up
+from maxmatch.data.formats.columns import IMAGE_COLUMNS, give_up
 from maxmatch.data.problems import Problem, Report
 
 _BOM = b"\xef\xbb\xbf"
@@ -70,7 +70,7 @@ def parquet_lines(path: Path, report: Report) -> Lines:
                 kinds = (pa.types.is_struct, pa.types.is_binary, pa.types.is_large_binary)
                 if column.name.lower() in IMAGE_COLUMNS and any(holds(column.type) for holds in kinds):
                     what = f"the column {column.name!r} holds {column.type}, not the paths of pictures"
-                    cure = "Load it with datasets.load_dataset, and give that to maxmatch.data.huggingface.from_loaded."
+                    cure = "Load it with datasets.load_dataset, and give that to `huggingface.from_loaded`."
                     give_up(report, Problem(path, what, cure, fatal=True))
             for batch in file.iter_batches(batch_size=1024):
                 for cells in batch.to_pylist():

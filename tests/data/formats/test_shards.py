@@ -13,7 +13,7 @@ import pytest
 import webdataset
 from sample_splits import picture, plain, sample_splits, split_of
 
-from maxmatch.data import shards, tars
+from maxmatch.data.formats import shards, tars
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import DataError
 

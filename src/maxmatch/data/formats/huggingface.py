@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxmatch.data.columns import Row, find_columns, give_up, missing_columns, split_name
-from maxmatch.data.gather import gather
+from maxmatch.data.formats.columns import Row, find_columns, give_up, missing_columns, split_name
+from maxmatch.data.formats.gather import gather
+from maxmatch.data.formats.picture_files import in_order, read_item
+from maxmatch.data.formats.table_writers import arrow_column, column_names
+from maxmatch.data.formats.tables import path_inside
+from maxmatch.data.formats.unfold import check_writable, unfold
+from maxmatch.data.formats.writing import Advance, quietly, whole_file, write_whole
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.picture_files import in_order, read_item
 from maxmatch.data.problems import DataError, Problem, Report, refuse
-from maxmatch.data.table_writers import arrow_column, column_names
-from maxmatch.data.tables import path_inside
-from maxmatch.data.unfold import check_writable, unfold
-from maxmatch.data.writing import Advance, quietly, whole_file, write_whole
 
 if TYPE_CHECKING:
     import datasets

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from made_data import content, features, split
 
-from maxmatch.data import karpathy
+from maxmatch.data.formats import karpathy
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import DataError
 
-FLICKR8K = Path(os.environ.get("MAXMATCH_FLICKR8K", Path(__file__).parents[3] / "shared" / "data" / "flickr8k"))
+FLICKR8K = Path(os.environ.get("MAXMATCH_FLICKR8K", Path(__file__).parents[4] / "shared" / "data" / "flickr8k"))
 
 
 def image(number, split="train", captions=5, **more):

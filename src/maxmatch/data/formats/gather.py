@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from maxmatch.data.columns import BadCell, Columns, Found, Locate, Row, items_in, name_in, split_name
+from maxmatch.data.formats.columns import BadCell, Columns, Found, Locate, Row, items_in, name_in, split_name
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import Report
 

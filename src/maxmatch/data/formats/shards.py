@@ -3,8 +3,8 @@
     train-000000.tar, train-000001.tar, val-000000.tar      the split begins the name,
     train/000000.tar, val/000000.tar                        or is a folder
 
-Captions are the lines of NAME.txt, or `caption` (or another name that `maxmatch.data.columns` knows) in NAME.json, whose
-other keys are metadata. The headers are read once; pictures only when they are asked for.
+Captions are the lines of NAME.txt, or `caption` (or another name that `maxmatch.data.formats.columns` knows) in
+NAME.json, whose other keys are metadata. The headers are read once; pictures only when they are asked for.
 """
 
 import io
@@ -17,15 +17,15 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from maxmatch.data.columns import CAPTION_COLUMNS, BadCell, Row, find_columns, give_up, split_name
-from maxmatch.data.gather import gather
+from maxmatch.data.formats.columns import CAPTION_COLUMNS, BadCell, Row, find_columns, give_up, split_name
+from maxmatch.data.formats.gather import gather
+from maxmatch.data.formats.picture_files import SUFFIXES, in_order, read_item
+from maxmatch.data.formats.table_writers import column_names
+from maxmatch.data.formats.tars import CutShort, Member, TarItems, members
+from maxmatch.data.formats.unfold import check_writable, unfold
+from maxmatch.data.formats.writing import Advance, plain, quietly, whole_file, write_whole
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.picture_files import SUFFIXES, in_order, read_item
 from maxmatch.data.problems import Problem, Report, refuse
-from maxmatch.data.table_writers import column_names
-from maxmatch.data.tars import CutShort, Member, TarItems, members
-from maxmatch.data.unfold import check_writable, unfold
-from maxmatch.data.writing import Advance, plain, quietly, whole_file, write_whole
 
 _SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testall|test)(?![a-z])", re.IGNORECASE)
 _BRACES = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*\.tar)")

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxmatch.data.files import whole
+from maxmatch.data.formats.lines import one_line
+from maxmatch.data.formats.pairs import check_pairs
+from maxmatch.data.formats.pictures import save_pictures
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.lines import one_line
-from maxmatch.data.pairs import check_pairs
-from maxmatch.data.pictures import save_pictures
 from maxmatch.data.problems import Problem, Report, give_up, refuse
 
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from made_data import content, features, split
 
-from maxmatch.data import precomp
+from maxmatch.data.formats import precomp
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.rows import Rows
 

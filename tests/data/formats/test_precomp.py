@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from made_data import captions, features, run
 
-from maxmatch.data import precomp
+from maxmatch.data.formats import precomp
 from maxmatch.data.items import IMAGE, TEXT
 from maxmatch.data.problems import DataError
 
@@ -287,7 +287,7 @@ array[places[:16], 0, 0] = places[:16]
 del array
 with open(folder / "train_caps.txt", "w") as file:
     file.writelines(f"a man rides a horse along the beach at sunset, take {n}\\n" for n in range(5 * rows))
-from maxmatch.data import precomp
+from maxmatch.data.formats import precomp
 train = precomp.read(folder)["train"]
 batch = train["image"].values.take(places)
 assert train.size == rows and len(train["text"]) == 5 * rows

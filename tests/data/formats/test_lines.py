@@ -1,6 +1,6 @@
 import pytest
 
-from maxmatch.data.lines import one_line, read_lines
+from maxmatch.data.formats.lines import one_line, read_lines
 from maxmatch.data.problems import DataError
 
 

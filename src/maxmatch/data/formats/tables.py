@@ -5,7 +5,7 @@
     images/…
 
 A row is a caption, or an image with a list of them. The path of a picture counts from the table's folder and does not
-leave it. `maxmatch.data.columns` says what the columns may be called, and what becomes of others.
+leave it. `maxmatch.data.formats.columns` says what the columns may be called, and what becomes of others.
 """
 
 import posixpath
@@ -17,15 +17,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maxmatch.data.columns import BadCell, Columns, Row, find_columns, give_up, missing_columns, split_name
-from maxmatch.data.gather import gather
+from maxmatch.data.formats.columns import BadCell, Columns, Row, find_columns, give_up, missing_columns, split_name
+from maxmatch.data.formats.gather import gather
+from maxmatch.data.formats.picture_files import copied, safe_stems
+from maxmatch.data.formats.table_files import TABLES, value_of
+from maxmatch.data.formats.table_writers import WRITERS, column_names
+from maxmatch.data.formats.unfold import check_writable, unfold
+from maxmatch.data.formats.writing import Advance, quietly, whole_file, write_whole
 from maxmatch.data.items import IMAGE, TEXT, Split
-from maxmatch.data.picture_files import copied, safe_stems
 from maxmatch.data.problems import DataError, Problem, Report, refuse
-from maxmatch.data.table_files import TABLES, value_of
-from maxmatch.data.table_writers import WRITERS, column_names
-from maxmatch.data.unfold import check_writable, unfold
-from maxmatch.data.writing import Advance, quietly, whole_file, write_whole
 
 _SPLIT_FILE = re.compile(r"(train|training|val|valid|validation|dev|test|testall)(-\d+-of-\d+)?")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sample_splits import picture, plain, sample_splits, split_of
 
-from maxmatch.data import huggingface, imagefolder, shards, tables
-from maxmatch.data.formats import FORMATS, read_dataset, recognise
+from maxmatch.data.formats import huggingface, imagefolder, shards, tables
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import DataError
+from maxmatch.data.reading import FORMATS, read_dataset, recognise
 
 WRITERS = {
     "csv": partial(tables.write, kind="csv"),
@@ -151,7 +151,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from sample_splits import split_of
-from test_formats import WRITERS
+from test_reading import WRITERS
 
 left = [0]
 

@@ -3,20 +3,20 @@
     train/metadata.jsonl     {"file_name": "0001.jpg", "caption": ["a dog", …]}
     train/0001.jpg
 
-The folder's name is the split; a table may also lie at the top, as in `maxmatch.data.tables`.
+The folder's name is the split; a table may also lie at the top, as in `maxmatch.data.formats.tables`.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from maxmatch.data.columns import give_up, split_name
+from maxmatch.data.formats.columns import give_up, split_name
+from maxmatch.data.formats.picture_files import copied, safe_stems
+from maxmatch.data.formats.table_writers import write_jsonl
+from maxmatch.data.formats.tables import read_tables, tables_in
+from maxmatch.data.formats.unfold import check_writable, unfold
+from maxmatch.data.formats.writing import Advance, quietly, whole_file, write_whole
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.picture_files import copied, safe_stems
 from maxmatch.data.problems import Problem, Report, refuse
-from maxmatch.data.table_writers import write_jsonl
-from maxmatch.data.tables import read_tables, tables_in
-from maxmatch.data.unfold import check_writable, unfold
-from maxmatch.data.writing import Advance, quietly, whole_file, write_whole
 
 
 def recognises(path: Path) -> bool:

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from maxmatch.data.files import whole
+from maxmatch.data.formats.lines import one_line, read_lines
+from maxmatch.data.formats.pairs import check_pairs
 from maxmatch.data.growing import write_rows
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.lines import one_line, read_lines
-from maxmatch.data.pairs import check_pairs
 from maxmatch.data.problems import Problem, Report, give_up, refuse
 from maxmatch.data.rows import Rows, repeated
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from maxmatch.data.formats.picture_files import features_refused
 from maxmatch.data.items import IMAGE, TEXT, Split
-from maxmatch.data.picture_files import features_refused
 
 _COLUMNS = {IMAGE: "image", TEXT: "caption"}
 _SPLIT_NAME = re.compile(r"\w+")

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from made_data import features, run, split
 
-from maxmatch.data import butd
 from maxmatch.data.features import with_features
+from maxmatch.data.formats import butd
 from maxmatch.data.items import IMAGE, Dataset
 from maxmatch.data.problems import DataError
 from maxmatch.data.rows import Rows
@@ -191,7 +191,7 @@ def test_workers_give_the_same_store(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from maxmatch.data import butd
+from maxmatch.data.formats import butd
 if __name__ == "__main__":
     problems = []
     butd.convert(Path(sys.argv[1]), Path(sys.argv[2]), problems.append, workers=2, width=6)

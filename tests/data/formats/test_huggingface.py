@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sample_splits import picture, plain, sample_splits
 
-from maxmatch.data import huggingface
+from maxmatch.data.formats import huggingface
 from maxmatch.data.items import IMAGE, TEXT
 from maxmatch.data.problems import DataError
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from maxmatch.data.table_files import cell_of
-from maxmatch.data.writing import plain
+from maxmatch.data.formats.table_files import cell_of
+from maxmatch.data.formats.writing import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
