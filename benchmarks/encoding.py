@@ -45,7 +45,7 @@ def _precision(device: str) -> AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
 
 
-def _matmul_rate(device: str) -> float:
+def matmul_rate(device: str) -> float:
     """Operations a millisecond of a large matrix product."""
     size, dtype = (8192, torch.bfloat16) if device == "cuda" else (2048, torch.float32)
     x = torch.randn(size, size, device=device, dtype=dtype)
@@ -57,7 +57,7 @@ def encode(names: list[str]) -> None:
     """Items a second, the backbone's share, and a training step against its floor."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = 128 if device == "cuda" else 4
-    rate = _matmul_rate(device)
+    rate = matmul_rate(device)
     print(f"\n{device.upper()}, batches of {images} images and {5 * images} captions, "
           f"matrix product {rate / 1e9:.1f} TFLOP/s")  # fmt: skip
     for name in names:

@@ -144,6 +144,8 @@ class Train(Section):
     keep_checkpoints: Count = 2
     checkpoint_every: Count | None = None
     """Steps, beside the checkpoint after each epoch."""
+    checkpoint_seconds: NotNegative = 0.0
+    """The least time between the checkpoints after epochs: on a fast GPU writing can take as long as an epoch."""
     validate_every: Count = 1
     """Epochs."""
     log_every: Count = 50

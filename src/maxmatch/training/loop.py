@@ -1,34 +1,34 @@
 """The whole of training, from a recipe to a checkpoint."""
 
 import json
+import math
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.files import write_whole
-from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.model import SetEncoder
 from maxmatch.recipe import Recipe
 from maxmatch.recipe_files import load_recipe
 from maxmatch.training import watch
 from maxmatch.training.average import Average, with_average
-from maxmatch.training.distributed import Processes, add_gradients, any_process, processes, same_everywhere
+from maxmatch.training.criterion import criterion_for
+from maxmatch.training.distributed import Processes, any_process, processes, same_everywhere
 from maxmatch.training.graph import RecordedSteps, Step, can_record, compile_layers
 from maxmatch.training.log import LossWindow, RunLog, epoch_line
-from maxmatch.training.optim import Group, clip_gradients, freeze_for, optimiser, parameter_groups, set_learning_rates
+from maxmatch.training.optim import Group, freeze_for, optimiser, parameter_groups, set_learning_rates
 from maxmatch.training.pairing import align_slots
 from maxmatch.training.prepare import Prepared, prepare
 from maxmatch.training.run_folder import RunFolder, open_run
 from maxmatch.training.signals import StopFlag, stopping
 from maxmatch.training.state import Progress, States, restore
-from maxmatch.training.step import Criterion, gradients
+from maxmatch.training.update import updating
 from maxmatch.training.validation import encode_split, measures
 from maxmatch.training.watch import Trouble
-from maxmatch.types import Batch, LossTerms
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_RECOVERIES = 3
@@ -60,6 +60,9 @@ class _Run:
     states: States
     progress: Progress
     log: RunLog
+    unsaved_best: dict[str, Tensor] | None = None
+    """The weights of the best epoch, until they are on the disk."""
+    saved_at: float = -math.inf
     recorded: tuple[object, RecordedSteps] | None = None
     """Steps recorded on the GPU, and what they were recorded for."""
 
@@ -168,20 +171,12 @@ def _train_epoch(run: _Run, stop: StopFlag) -> Trouble | None:
 def _step(run: _Run, frozen: list[str]) -> Step:
     """What a batch does to the model in this epoch; recorded and played back where that can be done and pays."""
     recipe, model = run.recipe, run.parts.model
-    criterion = _criterion(recipe, run.progress.epoch)
+    criterion = criterion_for(recipe, run.progress.epoch)
 
-    def step(batch: Batch, seed: int) -> LossTerms:
-        run.adam.zero_grad(set_to_none=True)
-        terms = gradients(model, batch, criterion, seed, run.precision, recipe.train.accumulate, run.scaler.scale)
-        add_gradients(model)
-        run.scaler.unscale_(run.adam)
-        clip_gradients(run.groups, recipe.train.clip)
-        run.scaler.step(run.adam)
-        run.scaler.update()
-        if run.average is not None:
-            run.average.update(model)
-        return terms
-
+    step = updating(
+        model, run.groups, run.adam, run.scaler, criterion, precision=run.precision, chunks=recipe.train.accumulate,
+        clip=recipe.train.clip, average=run.average,
+    )  # fmt: skip
     negatives = criterion.options["negatives"]
     if run.parts.runs_backbones or not can_record(recipe.train, negatives, run.here.device):
         return step
@@ -202,12 +197,13 @@ def _after_epoch(run: _Run) -> Trouble | None:
         better = found["rsum"] > progress.best_rsum
         if better:
             progress.best_rsum, progress.best_epoch = found["rsum"], epoch
-            if run.here.first:
-                with with_average(run.average, run.parts.model):
-                    run.parts.model.save_pretrained(run.folder.best)
+            with with_average(run.average, run.parts.model):
+                run.unsaved_best = {name: value.clone() for name, value in run.parts.model.state_dict().items()}
         troubles = _troubles(run, found)
     progress.epoch, progress.position = epoch + 1, 0
-    _save(run, good=better and found["rsum"] > _WELL_ABOVE_CHANCE * found.get("chance_rsum", 0.0))
+    good = better and found["rsum"] > _WELL_ABOVE_CHANCE * found.get("chance_rsum", 0.0)
+    if time.monotonic() - run.saved_at >= train.checkpoint_seconds or epoch + 1 == train.epochs:
+        _save(run, good)
     return troubles[0] if troubles else None
 
 
@@ -259,6 +255,8 @@ def _recover(run: _Run, trouble: Trouble) -> None:
 
 def _finish(run: _Run) -> dict[str, float]:
     """The slots aligned as they meet on the training set, both checkpoints written, the result put down."""
+    if run.unsaved_best is not None:
+        _save(run)
     model, pair = run.parts.model, run.recipe.objective.pairs[0]
     with with_average(run.average, model):
         _align(run, model, run.folder.last)
@@ -285,22 +283,27 @@ def _align(run: _Run, model: SetEncoder, folder: Path) -> float:
 
 
 def _save(run: _Run, good: bool = False) -> None:
+    """Put the run's state on the disk, after the best weights that it speaks of."""
+    if not run.here.first:
+        return
+    model = run.parts.model
+    if run.unsaved_best is not None:
+        own = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(run.unsaved_best)
+        model.save_pretrained(run.folder.best)
+        model.load_state_dict(own)
+        run.unsaved_best = None
     run.progress.loss_scale = run.scaler.state_dict()
     average = None if run.average is None else run.average.weights
-    if run.here.first:
-        run.states.save(run.parts.model, run.groups, run.adam, average, run.progress, good)
+    run.states.save(model, run.groups, run.adam, average, run.progress, good)
+    run.saved_at = time.monotonic()
 
 
 def _restore(run: _Run, state: Path) -> None:
     average = None if run.average is None else run.average.weights
+    run.unsaved_best = None
     run.progress = restore(state, run.parts.model, run.groups, run.adam, average)
     if run.progress.loss_scale:
         run.scaler.load_state_dict(run.progress.loss_scale)
     if run.progress.recoveries:
         run.recipe = load_recipe(run.folder.recipe, run.progress.changes)
-
-
-def _criterion(recipe: Recipe, epoch: int) -> Criterion:
-    """What is minimised in an epoch."""
-    similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
-    return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch))

@@ -7,42 +7,15 @@ sets. Dropout is drawn from the batch's seed, so that a chunk is encoded the sam
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from maxmatch.losses.objective import objective
 from maxmatch.model import SetEncoder
+from maxmatch.training.criterion import Criterion
 from maxmatch.training.distributed import gather, gather_sets
 from maxmatch.types import Batch, Inputs, LossTerms, Sets
-
-Similarity = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """What is minimised: the objective between each of the pairs of modalities, added up."""
-
-    similarity: Similarity
-    pairs: Sequence[tuple[str, str]]
-    options: Mapping[str, Any]
-
-    def __call__(self, sets: Mapping[str, Sets], groups: Mapping[str, Tensor]) -> LossTerms:
-        """The loss of a batch."""
-        terms = [
-            objective(
-                self.similarity(sets[rows].vectors, sets[columns].vectors),
-                groups[rows][:, None] == groups[columns],
-                sets[rows],
-                sets[columns],
-                **self.options,
-            )
-            for rows, columns in self.pairs
-        ]
-        return terms[0] if len(terms) == 1 else _added(terms)
 
 
 def gradients(
@@ -142,9 +115,3 @@ def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
             norm.momentum = momentum
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.copy_(count)
-
-
-def _added(terms: Sequence[LossTerms]) -> LossTerms:
-    """The sum of several losses, term by term. They have the same weights, and so the same terms."""
-    names = [field.name for field in fields(LossTerms) if getattr(terms[0], field.name) is not None]
-    return LossTerms(**{name: torch.stack([getattr(each, name) for each in terms]).sum() for name in names})

@@ -1,0 +1,176 @@
+"""A step of the paper's recipes on generated data of Flickr30k's size: `python -m benchmarks.training [RECIPE …]`.
+
+Milliseconds a step with feeding, its floor (operations of all matrix products over the rate of a large one), memory,
+and what the whole run then takes. Before it is timed, the recorded step is checked against the plain one.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.encoding import matmul_rate
+from benchmarks.timing import describe_machine
+from maxmatch.build import build_model
+from maxmatch.data.items import Items, Split
+from maxmatch.data.resident import ResidentFeed
+from maxmatch.data.sampler import GroupSampler
+from maxmatch.model import SetEncoder
+from maxmatch.readers import FeatureReader
+from maxmatch.recipe import Recipe
+from maxmatch.recipe_files import load_recipe
+from maxmatch.text import word_tokenizer, wordpiece_tokenizer
+from maxmatch.training.criterion import criterion_for
+from maxmatch.training.graph import RecordedSteps, Step, can_record, compile_layers
+from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
+from maxmatch.training.update import updating
+from maxmatch.types import Batch, Inputs
+
+IMAGES, CAPTIONS = 29_000, 5
+_WORDS = [f"word{i}" for i in range(8_481)]
+_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"p{i}" for i in range(30_517))]
+
+
+class _Features(Sequence[Any]):
+    """Random features of many images, some of them over and over: what they are does not change the speed."""
+
+    def __init__(self, count: int, kinds: int = 256) -> None:
+        self._kinds = np.random.default_rng(0).normal(size=(kinds, 36, 2048)).astype(np.float16)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._kinds[place % len(self._kinds)]
+
+    def take(self, places: np.ndarray) -> np.ndarray:
+        taken: np.ndarray = self._kinds[places % len(self._kinds)]
+        return taken
+
+
+def _captions(count: int) -> list[str]:
+    """Captions as long as Flickr30k's: 12.3 words, give or take 5.2, the longest some 40 in a batch."""
+    generator = np.random.default_rng(1)
+    lengths = np.clip(generator.normal(12.3, 5.2, count).round(), 3, 70).astype(int)
+    lengths[generator.random(count) < 0.002] = 38
+    words = generator.integers(0, len(_WORDS), lengths.sum())
+    ends = np.cumsum(lengths)
+    return [" ".join(_WORDS[w] for w in words[e - n : e]) for e, n in zip(ends, lengths, strict=True)]
+
+
+def _split(images: int) -> Split:
+    texts = _captions(images * CAPTIONS)
+    ids = [str(i) for i in range(len(texts))]
+    return Split(
+        {
+            "image": Items(_Features(images), np.arange(images), ids[:images]),
+            "text": Items(texts, np.arange(len(texts)) // CAPTIONS, ids),
+        }
+    )
+
+
+def _model(recipe: Recipe) -> SetEncoder:
+    config = recipe.model.resolved()
+    transformer = config.towers["text"].encoder.name == "transformer"
+    tokenizer = wordpiece_tokenizer(_PIECES) if transformer else word_tokenizer([" ".join(_WORDS)] * 4)
+    return build_model(config, {"text": tokenizer}, pretrained=False, seed=0)
+
+
+def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> Iterator[Batch]:
+    """Batches of the recipe, without end; where the model sees pixels, random ones in place of the features."""
+    readers = {"image": FeatureReader(2048), "text": model.tower("text").reader}
+    share = recipe.train.size_augmentation
+    feed = ResidentFeed(split, readers, device, drop=dict.fromkeys(readers, share) if share else None)
+    pixels: Tensor | None = None
+    if recipe.model.resolved().towers["image"].encoder.name == "conv":
+        size = model.tower("image").reader.transform.size  # type: ignore[attr-defined]
+        pixels = torch.randn(recipe.train.batch_size, 3, size, size, device=device)
+    sampler = GroupSampler(split.size, recipe.train.batch_size, 0, drop_last=True)
+    for epoch in range(1_000_000):
+        for batch in feed.batches(sampler.plans(epoch)):
+            if pixels is not None:
+                batch = Batch({**batch.inputs, "image": Inputs(pixels, None)}, batch.groups)
+            yield batch
+
+
+def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[Step, Any]:
+    groups = parameter_groups(model, recipe.train)
+    adam = optimiser(groups, recipe.train)
+    scaler = torch.amp.GradScaler(device, enabled=False)
+    precision = torch.bfloat16 if device == "cuda" else None
+    criterion = criterion_for(recipe, epoch)
+    return updating(model, groups, adam, scaler, criterion, precision=precision, clip=recipe.train.clip), adam
+
+
+def measure(name: str, images: int, steps: int) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    recipe = load_recipe(name)
+    epoch = recipe.train.epochs // 2  # past every schedule that holds at the beginning
+    split = _split(images)
+    model = _model(recipe).to(device).train()
+    list(freeze_for(model, recipe.train, epoch))
+    batches = _batches(recipe, model, split, device)
+    step, adam = _step(recipe, model, device, epoch)
+    with FlopCounterMode(display=False) as counter:
+        step(next(batches), 0)
+    floor = counter.get_total_flops() / matmul_rate(device)
+    features = not hasattr(model.tower("image").encoder, "backbone")
+    recorded = features and can_record(recipe.train, recipe.objective.negatives, torch.device(device))
+    ways = {"plain": (step, False)}
+    if recorded:
+        _check_recording(recipe, _split(2 * recipe.train.batch_size), device, epoch)
+        ways["recorded"] = (RecordedSteps(step), False)
+        ways["recorded, compiled"] = (RecordedSteps(step), True)
+    print(f"\n{name}: batches of {recipe.train.batch_size} images, {CAPTIONS * recipe.train.batch_size} captions; "
+          f"floor {floor:.2f} ms")  # fmt: skip
+    for way, (function, compiled) in ways.items():
+        if compiled:
+            compile_layers(model)
+        started = time.perf_counter()
+        for seed in range(16 if device == "cuda" else 1):  # each shape is recorded the fourth time it comes
+            set_learning_rates(adam, recipe.train, seed, 145)
+            function(next(batches), seed)
+        _wait(device)
+        warm = time.perf_counter() - started
+        started = time.perf_counter()
+        for seed in range(steps):
+            set_learning_rates(adam, recipe.train, seed, 145)
+            terms = function(next(batches), seed)
+        _wait(device)
+        took = (time.perf_counter() - started) / steps * 1e3
+        memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
+        whole = took / 1e3 * recipe.train.epochs * -(-images // recipe.train.batch_size) / 60
+        print(f"  {way:<20}{took:9.2f} ms a step = {took / floor:5.1f} × floor, {memory:6.1f} GiB, "
+              f"{whole:7.1f} min for {recipe.train.epochs} epochs (first steps {warm:.1f} s, loss {terms.total:.3f})",
+              flush=True)  # fmt: skip
+
+
+def _check_recording(recipe: Recipe, split: Split, device: str, epoch: int) -> None:
+    """Six steps of two equal models on equal batches, one recorded and one not, must have the same losses."""
+    losses = []
+    for record in (False, True):
+        model = _model(recipe).to(device).train()
+        step, _ = _step(recipe, model, device, epoch)
+        function = RecordedSteps(step) if record else step
+        batch = next(_batches(recipe, model, split, device))
+        losses.append([float(function(batch, seed).total) for seed in range(6)])
+    for plain, played in zip(*losses, strict=True):
+        assert abs(plain - played) < 5e-3 * abs(plain), f"recorded steps differ: {losses}"
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    print(describe_machine())
+    gpu = torch.cuda.is_available()
+    for recipe_name in sys.argv[1:] or ["f30k_region_bigru", "f30k_region_bert", "f30k_resnet152_bigru"]:
+        measure(recipe_name, IMAGES if gpu else 400, 100 if gpu else 1)
