@@ -8,7 +8,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 from jaxtyping import config, install_import_hook
 
-# Not matching.kernels and matching.compiled: Triton and Numba compile the functions as they are written.
+# Not matching.kernels and matching.compiled: Triton and Numba compile the functions as they are written. Not the small
+# functions of data.scenes that are called hundreds of thousands of times.
 install_import_hook(
     [
         "maxmatch.checks",
@@ -28,6 +29,9 @@ install_import_hook(
         "maxmatch.data.formats.pictures",
         "maxmatch.data.formats.precomp",
         "maxmatch.data.rows",
+        "maxmatch.data.scenes.drawing",
+        "maxmatch.data.scenes.folder",
+        "maxmatch.data.scenes.layout",
         "maxmatch.read_ahead",
         "maxmatch.readers",
         "maxmatch.data.augment",

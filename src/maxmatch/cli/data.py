@@ -33,5 +33,5 @@ def scenes(
 
 
 def _processes(images: int) -> int | None:
-    """One for each core, where there is enough to do that starting them pays."""
-    return os.cpu_count() if images >= 500 else None
+    """One for each core up to eight, where there is enough to do that starting them pays."""
+    return min(os.cpu_count() or 1, 8) if images >= 500 else None

@@ -1,6 +1,9 @@
 """Word vectors and a bidirectional GRU."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Literal
 
 import torch
@@ -78,13 +81,15 @@ class GRUEncoder(nn.Module):
         device = local.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else local.dtype
         length = mask.sum(1)
-        place = torch.arange(mask.shape[1], device=mask.device)
-        backwards = (length[:, None] - 1 - place).clamp(min=0)[..., None]
         with torch.autocast(device, enabled=False):
             words = widened(local.to(dtype))
-            turned = words.gather(1, backwards.expand_as(words))
-            states = [self._run(words, "", length), self._run(turned, "_reverse", length)]
-        return torch.stack(states)
+            with _aside(words, length):
+                place = torch.arange(mask.shape[1], device=mask.device)
+                backwards = (length[:, None] - 1 - place).clamp(min=0)[..., None]
+                last = self._run(words.gather(1, backwards.expand_as(words)), "_reverse", length)
+            first = self._run(words, "", length)
+            _join(words.device)
+        return torch.stack([first, last])
 
     def _run(self, words: Tensor, direction: str, length: Tensor) -> Tensor:
         """One direction over padded words; its state at each text's last word."""
@@ -97,3 +102,28 @@ class GRUEncoder(nn.Module):
             states, _ = torch.gru(words, start, weights, True, 1, 0.0, self.training, False, True)
         last: Tensor = states.gather(1, (length - 1)[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
         return last
+
+
+@contextmanager
+def _aside(*inputs: Tensor) -> Iterator[None]:
+    """On a GPU, work that goes on beside what follows, until `_join`: a direction alone does not fill it."""
+    if not inputs[0].is_cuda:
+        yield
+        return
+    stream = _side_stream(inputs[0].device)
+    stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
+    with torch.cuda.stream(stream):
+        for tensor in inputs:
+            tensor.record_stream(stream)  # their memory is not given to others before this stream is done with it
+        yield
+
+
+def _join(device: torch.device) -> None:
+    """Wait, on the device, for the work aside."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

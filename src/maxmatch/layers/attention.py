@@ -46,7 +46,8 @@ class SlotAttention(nn.Module):
         """Keys and values of the inputs; positions are added to what the keys are made of, not to the values."""
         placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
         keys, values = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
-        return Context(self._split(keys), self._split(values), mask)
+        # Laid out for the products once, or every block would copy them anew.
+        return Context(self._split(keys).contiguous(), self._split(values).contiguous(), mask)
 
     def forward(
         self, slots: Float[Tensor, "B K D"], context: Context

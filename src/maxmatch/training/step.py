@@ -7,6 +7,7 @@ sets. Dropout is drawn from the batch's seed, so that a chunk is encoded the sam
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def gradients(
             sets = _sets(model, batch)
         terms = criterion({name: gather_sets(side) for name, side in sets.items()}, _gathered(batch.groups))
         torch.autograd.backward(scale(terms.total))
-        return terms
+        return _detached(terms)
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
 
 
@@ -66,7 +67,7 @@ def _in_chunks(
                     outputs.append(output)
                     arriving.append(leaf.grad[rows].to(output.dtype))
         torch.autograd.backward(outputs, arriving)
-    return terms
+    return _detached(terms)
 
 
 def split(batch: Batch, chunks: int) -> list[Batch]:
@@ -115,3 +116,9 @@ def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
             norm.momentum = momentum
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.copy_(count)
+
+
+def _detached(terms: LossTerms) -> LossTerms:
+    """The values alone: whoever keeps them does not keep the whole step's graph."""
+    values = {field.name: getattr(terms, field.name) for field in fields(terms)}
+    return LossTerms(**{name: value.detach() for name, value in values.items() if value is not None})

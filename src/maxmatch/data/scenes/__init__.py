@@ -5,7 +5,7 @@ measure how well any model could do, and whether its vectors specialise.
 """
 
 from maxmatch.data.scenes.facets import Facet, caption_is_true
-from maxmatch.data.scenes.generate import generate, split_sizes
+from maxmatch.data.scenes.folder import generate, split_sizes
 from maxmatch.data.scenes.layout import make_scene
 from maxmatch.data.scenes.world import Scene, Thing
 

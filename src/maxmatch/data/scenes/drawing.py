@@ -52,7 +52,7 @@ def _mask(thing: Thing, reach: int, radius: float) -> Image.Image:
     """White where the thing is, in a square around its middle."""
     c, s = cos(radians(thing.turn)) * radius, sin(radians(thing.turn)) * radius
 
-    def place(points: tuple[Point, ...]) -> list[Point]:
+    def place(points: tuple[Point, ...]) -> list[tuple[int, int]]:
         return [(round(reach + c * x - s * y), round(reach + s * x + c * y)) for x, y in points]
 
     mask = Image.new("L", (2 * reach, 2 * reach))
@@ -88,7 +88,7 @@ def _surface(thing: Thing, width: int, side: int) -> Image.Image | Colour:
         return tone
     surface = Image.new("RGB", (width, width), tone)
     pen = ImageDraw.Draw(surface)
-    step = (0.026 + 0.3 * thing.radius) * side
+    step = (0.036 + 0.34 * thing.radius) * side
     marks = [round(k * step) for k in range(int(width / step) + 2)]
     match thing.texture:
         case "striped":

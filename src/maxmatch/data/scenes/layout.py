@@ -92,5 +92,5 @@ def _room(radius: float, third: int) -> tuple[float, float]:
 def _thing(
     rng: np.random.Generator, look: _Looks, size: str, radius: float, x: float, y: float, inside: int | None = None
 ) -> Thing:
-    x, y, radius, turn = (round(number, 4) for number in (x, y, radius, between(rng, -12, 12)))
+    x, y, radius, turn = (round(number, 4) for number in (x, y, radius, between(rng, -12.0, 12.0)))
     return Thing(look.shape, look.colour, size, look.texture, x, y, radius, turn, inside)

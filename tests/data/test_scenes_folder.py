@@ -1,0 +1,203 @@
+"""A folder of scenes is a pure function of its settings: whole, resumable, and never mixed with another."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from maxmatch.cli.main import main
+from maxmatch.data.problems import DataError
+from maxmatch.data.scenes import folder as writing
+from maxmatch.data.scenes import generate, make_scene, split_sizes
+from maxmatch.data.scenes.drawing import draw
+from maxmatch.data.scenes.draws import PAINT, generator
+from maxmatch.data.scenes.folder import VERSION, describe
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes") / "made"
+    generate(folder, 30, seed=4, size=48)
+    return folder
+
+
+def test_every_row_has_its_picture_captions_and_what_they_mean(made):
+    assert {path.name for path in made.iterdir()} == {"scenes.json", "metadata.jsonl", "images"}
+    assert len(list((made / "images").iterdir())) == len(rows(made)) == 30
+    for index, row in enumerate(rows(made)):
+        assert row["file_name"] == f"images/{index:06d}.png"
+        assert row["image_id"] == f"{index:06d}"
+        assert len(row["captions"]) == len(row["facets"]) == 5
+        assert {**describe(make_scene(4, index), 4, index), "split": row["split"]} == row
+        expected = draw(make_scene(4, index), 48, generator(4, index, PAINT))
+        with Image.open(made / row["file_name"]) as picture:
+            assert (np.asarray(picture) == np.asarray(expected)).all()
+
+
+def test_the_same_settings_give_the_same_bytes(made, tmp_path):
+    generate(tmp_path / "again", 30, seed=4, size=48)
+    assert contents(tmp_path / "again") == contents(made)
+    generate(tmp_path / "other", 30, seed=5, size=48)
+    assert not set(contents(tmp_path / "other").values()) & set(contents(made).values())
+
+
+def test_the_number_of_processes_changes_nothing(made, tmp_path):
+    generate(tmp_path / "two", 30, seed=4, size=48, workers=2)
+    assert contents(tmp_path / "two") == contents(made)
+
+
+def test_a_smaller_folder_is_the_beginning_of_a_larger_one(made, tmp_path):
+    generate(tmp_path / "few", 12, seed=4, size=48)
+    assert rows(tmp_path / "few") == rows(made)[:12]
+    generate(tmp_path / "few", 30, seed=4, size=48)
+    assert contents(tmp_path / "few") == contents(made)
+
+
+def test_seed_zero_is_as_it_was_published():
+    """The same words and records for ever. If this must change, raise VERSION: folders of before are then refused."""
+    text = json.dumps([describe(make_scene(0, index), 0, index) for index in range(20)], sort_keys=True)
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "402ed17b6c562e19")
+
+
+class Stop(Exception):
+    """An interruption."""
+
+
+def test_an_interrupted_run_is_taken_up_where_it_was_left(made, tmp_path, monkeypatch):
+    folder, done = tmp_path / "cut", []
+
+    def stop_at_ten(count: int) -> None:
+        done.append(count)
+        if len(done) == 10:
+            raise Stop
+
+    with pytest.raises(Stop):
+        generate(folder, 30, seed=4, size=48, advance=stop_at_ten)
+    assert not (folder / "metadata.jsonl").exists()
+    before = {path.name: path.stat().st_mtime_ns for path in (folder / "images").glob("*.png")}
+    assert 10 <= len(before) < 30
+
+    drawn = []
+    monkeypatch.setattr(writing, "draw", lambda scene, *rest: drawn.append(scene) or draw(scene, *rest))
+    generate(folder, 30, seed=4, size=48)
+    assert contents(folder) == contents(made)
+    assert len(drawn) == 30 - len(before)
+    assert {name: (folder / "images" / name).stat().st_mtime_ns for name in before} == before
+
+
+@pytest.mark.parametrize("harm", ["cut short", "empty", "zeros", "gone"])
+def test_a_picture_that_is_not_whole_is_made_again(made, tmp_path, harm):
+    generate(tmp_path / "harmed", 30, seed=4, size=48)
+    path = tmp_path / "harmed/images/000007.png"
+    data = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"cut short": data[:-30], "empty": b"", "zeros": bytes(len(data))}[harm])
+    generate(tmp_path / "harmed", 30, seed=4, size=48)
+    assert contents(tmp_path / "harmed") == contents(made)
+
+
+def test_a_write_that_fails_leaves_no_half_picture(tmp_path, monkeypatch):
+    def fail(self, path, **options):
+        Path(path).write_bytes(b"\x89PNG half")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", fail)
+        with pytest.raises(OSError, match="No space"):
+            generate(tmp_path / "full", 3, size=48)
+    assert not list((tmp_path / "full/images").glob("[!.]*"))
+    assert not (tmp_path / "full/metadata.jsonl").exists()
+    generate(tmp_path / "full", 3, size=48)
+    generate(tmp_path / "whole", 3, size=48)
+    assert contents(tmp_path / "full") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 9}, "seed 4, not 9"),
+        ({"size": 64}, "size 48, not 64"),
+        ({"splits": {"train": 1.0}}, "splits {'train': 0.8"),
+        ({"images": 29}, "holds 30 scenes or more, but 29 are asked for"),
+    ],
+)
+def test_a_folder_of_other_settings_is_refused_and_left_as_it_was(made, change, words):
+    before = contents(made)
+    with pytest.raises(DataError, match=words) as refusal:
+        generate(made, **{"images": 30, "seed": 4, "size": 48, **change})
+    assert str(made) in str(refusal.value)
+    assert contents(made) == before
+
+
+def test_scenes_of_an_older_version_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "VERSION", 0)
+    generate(tmp_path / "old", 2, size=48)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="version 0, not 1"):
+        generate(tmp_path / "old", 2, size=48)
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(DataError, match=r"no folder of scenes\. Give a new or an empty folder"):
+        generate(tmp_path, 2)
+    with pytest.raises(DataError, match="a file, where a folder is to be made"):
+        generate(tmp_path / "thesis.tex", 2)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+    for text in ("{", "[]", '{"format": "other"}'):
+        (tmp_path / "scenes.json").write_text(text)
+        with pytest.raises(DataError, match=r"scenes.json: not the scenes.json of a folder of scenes"):
+            generate(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"images": 0}, "images: expected at least 1, got 0"),
+        ({"size": 8}, "size: expected 32 to 1024 pixels, got 8"),
+        ({"seed": -1}, "seed: expected 0 to 4294967295, got -1"),
+        ({"splits": {"train": 0.8}}, "splits: expected shares that sum to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path, wrong, words):
+    with pytest.raises(ValueError, match=words):
+        generate(tmp_path / "none", **wrong)
+    assert not (tmp_path / "none").exists()
+
+
+def test_splits_have_their_shares():
+    assert split_sizes(2_000) == {"train": 1_600, "val": 200, "test": 200}
+    assert split_sizes(7, {"a": 0.5, "b": 0.5}) == {"a": 4, "b": 3}
+    assert split_sizes(100, {"b": 0.25, "a": 0.75}) == {"b": 25, "a": 75}
+
+
+def test_the_command_writes_the_same_folder_and_says_what_is_in_it(made, tmp_path, capsys):
+    arguments = ["data", "scenes", str(tmp_path / "told"), "--images", "30", "--seed", "4", "--size", "48"]
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path / 'told'}: 30 pictures with five captions each (train 24, val 3, test 3)\n"
+    assert "30/30" in said.err
+    assert contents(tmp_path / "told") == contents(made)
+    with pytest.raises(SystemExit) as end:
+        main([*arguments[:-1], "64"])
+    assert end.value.code == 1
+    assert "size 48, not 64" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main([*arguments[:-1], "8"])
+    assert end.value.code == 2
