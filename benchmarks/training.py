@@ -26,7 +26,7 @@ from maxmatch.recipe import Recipe
 from maxmatch.recipe_files import load_recipe
 from maxmatch.text import word_tokenizer, wordpiece_tokenizer
 from maxmatch.training.criterion import criterion_for
-from maxmatch.training.graph import RecordedSteps, Step, can_record, compile_layers, padded
+from maxmatch.training.graph import RecordedSteps, Step, can_record, padded
 from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
 from maxmatch.training.update import updating
 from maxmatch.types import Batch, Inputs
@@ -122,16 +122,13 @@ def measure(name: str, images: int, steps: int) -> None:
     floor = counter.get_total_flops() / matmul_rate(device)
     features = not hasattr(model.tower("image").encoder, "backbone")
     recorded = features and can_record(recipe.train, recipe.objective.negatives, torch.device(device))
-    ways = {"plain": (step, False)}
+    ways: dict[str, Step] = {"plain": step}
     if recorded:
         _check_recording(recipe, _split(2 * recipe.train.batch_size), device, epoch)
-        ways["recorded"] = (RecordedSteps(step), False)
-        ways["recorded, compiled"] = (RecordedSteps(step), True)
+        ways["recorded"] = RecordedSteps(step)
     print(f"\n{name}: batches of {recipe.train.batch_size} images, {CAPTIONS * recipe.train.batch_size} captions; "
           f"floor {floor:.2f} ms")  # fmt: skip
-    for way, (function, compiled) in ways.items():
-        if compiled:
-            compile_layers(model)
+    for way, function in ways.items():
         started = time.perf_counter()
         for seed in range(16 if device == "cuda" else 1):  # each shape is recorded the fourth time it comes
             set_learning_rates(adam, recipe.train, seed, 145)
