@@ -53,6 +53,7 @@ def train(
     with processes(device) as here, stopping() as stop:
         place = open_run(Path(folder), recipe, resume) if here.first else RunFolder(Path(folder))
         if place.done.exists():
+            place.states(recipe.train.keep_checkpoints).clear()  # where a kill came between the two
             return place.result()
         run = begin(recipe, place, here, show_progress)
         with run.log:
@@ -108,7 +109,9 @@ def _train_epoch(run: Run, stop: StopFlag) -> list[Trouble]:
         if asked or saving:
             save(run)
         if asked:
-            raise Interrupted(f"{run.folder.path}: interrupted at step {progress.step}; go on with --resume.")
+            line = f"{run.folder.path}: interrupted at step {progress.step}; go on with --resume."
+            run.log.say(line)
+            raise Interrupted(line)
     stuck = watch.stuck(recipe, progress.epoch, progress.losses, len(run.sampler))
     return [] if stuck is None else [stuck]
 
