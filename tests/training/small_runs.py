@@ -13,6 +13,7 @@ import torch
 from tiny_models import FEATURES, HEAD, SIZES
 
 from maxmatch.recipe import Recipe
+from maxmatch.training import update
 from maxmatch.training.log import METRICS
 
 THINGS = 24
@@ -53,6 +54,23 @@ def recipe_for(data, preset="region_bigru", *, model=None, objective=None, **tra
             "train": {"epochs": 3, "batch_size": 16, "lr": 3e-3, "schedule": "constant", **train},
         }
     )
+
+
+def without_dropout(recipe):
+    """The same recipe with a model in which nothing is random."""
+
+    def still(value, key=""):
+        if isinstance(value, dict):
+            return {name: still(inner, name) for name, inner in value.items()}
+        return 0.0 if key in ("dropout", "hidden_dropout_prob", "attention_probs_dropout_prob") else value
+
+    whole = recipe.model.resolved().model_dump(mode="json")
+    for tower in whole["towers"].values():
+        backbone = tower["encoder"].get("backbone") or {}
+        if (backbone.get("config") or {}).get("model_type") == "bert":
+            backbone["config"] |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    model = {"config": still(whole), "similarity": recipe.model.similarity}
+    return Recipe.model_validate({**recipe.model_dump(), "model": model})
 
 
 def outcome(folder):
@@ -148,6 +166,20 @@ def half_written(save_file, tensors, path, **options):
     """As a file looks when the process dies while it is written."""
     save_file(tensors, path, **options)
     os.truncate(path, Path(path).stat().st_size // 2)
+
+
+def signal_at_step(number, step):
+    """Someone asks this process to stop in the middle of a step."""
+    whole, calls = update.gradients, 0
+
+    def asked(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            os.kill(os.getpid(), number)
+        return whole(*arguments)
+
+    update.gradients = asked
 
 
 def command(output, *arguments, patch=None):

@@ -7,7 +7,7 @@ import signal
 from functools import partial
 
 import pytest
-from small_runs import command, ended, outcome, recipe_for, same, start, waited_for, write_data
+from small_runs import command, ended, outcome, recipe_for, same, signal_at_step, start, waited_for, write_data
 
 from maxmatch import checkpoint
 from maxmatch.recipe_files import dump_recipe
@@ -36,20 +36,6 @@ def uninterrupted(recipe, tmp_path_factory):
 
 def weights(folder):
     return outcome(folder)["weights"]
-
-
-def signal_at_step(number, step):
-    """Someone asks this process to stop in the middle of a step."""
-    whole, calls = update.gradients, 0
-
-    def asked(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == step:
-            os.kill(os.getpid(), number)
-        return whole(*arguments)
-
-    update.gradients = asked
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -83,7 +69,7 @@ def test_a_signal_from_outside_stops_a_run_whatever_it_does_just_then(recipe, un
 
 def test_the_second_signal_ends_the_program_at_once():
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), stopping() as stop:
+    with pytest.raises(KeyboardInterrupt), stopping() as stop:  # noqa: PT012 (it is about their order)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.asked
         os.kill(os.getpid(), signal.SIGINT)
@@ -175,7 +161,9 @@ def refuse(code, *arguments, **options):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_state_that_cannot_be_written_leaves_the_earlier_ones_whole(code, recipe, uninterrupted, tmp_path, monkeypatch):
+def test_a_state_that_cannot_be_written_leaves_the_earlier_ones_whole(
+    code, recipe, uninterrupted, tmp_path, monkeypatch
+):
     whole, calls = state.sync, 0
 
     def sync(path):
@@ -210,7 +198,9 @@ def test_a_state_that_is_not_whole_is_named_with_what_to_do(recipe, uninterrupte
     monkeypatch.undo()
     newest = state.States(tmp_path / "run" / "states", 9).all()[-1]
     os.truncate(newest, 100)
-    with pytest.raises(state.StateError, match=f"{newest}: not a whole state .* Remove it to go on from the one before"):
+    with pytest.raises(
+        state.StateError, match=f"{newest}: not a whole state .* Remove it to go on from the one before"
+    ):
         train(recipe, tmp_path / "run", resume=True)
     newest.unlink()
     train(recipe, tmp_path / "run", resume=True)

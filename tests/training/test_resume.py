@@ -90,12 +90,12 @@ def uninterrupted(data, tmp_path_factory):
     return outcome(folder)
 
 
-def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one_bit_for_bit(
-    data, uninterrupted, tmp_path
-):
+def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one_bit_for_bit(data, uninterrupted, tmp_path):
     draw = np.random.default_rng(0)
     for moment, (name, _, most) in enumerate(MOMENTS):
-        killed = ended(start(killed_run, everything_on(data), tmp_path / "run", moment, int(draw.integers(1, most + 1))))
+        killed = ended(
+            start(killed_run, everything_on(data), tmp_path / "run", moment, int(draw.integers(1, most + 1)))
+        )
         assert killed == -9, f"not killed at: {name}"
     assert ended(start(resumed, everything_on(data), tmp_path / "run")) == 0
     assert same(outcome(tmp_path / "run"), uninterrupted)

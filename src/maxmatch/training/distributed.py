@@ -81,7 +81,7 @@ def add_gradients(model: nn.Module) -> None:
     if not several():
         return
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten().float() for gradient in gradients])
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(flat)
     parts = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
