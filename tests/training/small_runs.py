@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from tiny_models import FEATURES, HEAD, SIZES
 
 from maxmatch.recipe import Recipe
@@ -37,6 +38,20 @@ def write_data(folder, train=48, val=16, captions=2, seed=0, noise=0.05):
         ]
         np.save(folder / f"{split}_ims.npy", pictures.astype("float32"))
         (folder / f"{split}_caps.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_pictures(folder, train=12, val=6, size=72):
+    """A table of captions and pictures, each of one colour; one to three captions name it."""
+    folder.mkdir(parents=True)
+    generator, rows = np.random.default_rng(0), ["image,caption,split"]
+    for number in range(train + val):
+        colour = generator.integers(0, 256, 3)
+        Image.fromarray(np.full((size, size + number, 3), colour, np.uint8)).save(folder / f"{number}.png")
+        words = " ".join(f"{name}{value // 64}" for name, value in zip("rgb", colour, strict=True))
+        split = "train" if number < train else "val"
+        rows += [f"{number}.png,{words} {place},{split}" for place in range(1 + number % 3)]
+    (folder / "captions.csv").write_text("\n".join(rows) + "\n")
     return folder
 
 
