@@ -116,6 +116,7 @@ def _take_up(run: Run, state: Path) -> None:
     average = None if run.average is None else run.average.weights
     run.unsaved_best, run.recorded = None, None  # a recorded step would go on with the optimiser's former tensors
     run.progress = restore(state, run.parts.model, run.groups, run.adam, average)
+    run.saved_at = time.monotonic()
     if run.progress.loss_scale:
         run.scaler.load_state_dict(run.progress.loss_scale)
     if run.progress.recoveries:
