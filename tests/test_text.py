@@ -3,6 +3,7 @@ import warnings
 
 import pytest
 import torch
+from made_data import run
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from maxmatch.text import (
@@ -118,6 +119,20 @@ def test_wordpiece_takes_the_vocabulary_of_a_bert():
     pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "##s", "a"]
     tokenizer = wordpiece_tokenizer(pieces)
     assert encode(tokenizer, ["A dogs zebra"]).ids.tolist() == [[3, 8, 6, 7, 2, 4]]
+
+
+def test_wordpieces_are_learned_the_same_way_every_time_and_in_every_process():
+    captions = [f"w{n % 7}{n % 11}{n % 13} {n}" for n in range(300)]
+    learned = {json.dumps(train_wordpiece_tokenizer(captions, 120).get_vocab(), sort_keys=True) for _ in range(5)}
+    code = (
+        "import json; from maxmatch.text import train_wordpiece_tokenizer as train\n"
+        f"print(json.dumps(train({captions!r}, 120).get_vocab(), sort_keys=True))"
+    )
+    elsewhere = run(code)
+    assert learned == {elsewhere.stdout.strip()}, elsewhere.stderr
+    vocabulary = json.loads(elsewhere.stdout)
+    assert sorted(vocabulary.values()) == list(range(120))
+    assert train_wordpiece_tokenizer(captions, 120).encode("w111", add_special_tokens=False).tokens[0].startswith("w")
 
 
 def test_a_wordpiece_vocabulary_without_its_special_tokens_is_refused():

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -69,10 +70,14 @@ def save(model: SetEncoder, folder: str | Path) -> Path:
         if folder.exists():
             os.rename(folder, previous)
         os.rename(draft, folder)
-    except BaseException:
+    except BaseException as error:
         if previous.exists() and not folder.exists():
             os.rename(previous, folder)
         shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):  # safetensors has its own for a full or read-only disk
+            text = f"{folder}: the checkpoint could not be written ({error}). Free some space or permit writing."
+            code = getattr(error, "errno", None)
+            raise (OSError(text) if code is None else OSError(code, text)) from error
         raise
     sync(folder.parent)
     _discard(previous, folder)
@@ -230,7 +235,6 @@ def _existing(folder: Path, name: str) -> Path:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:

@@ -22,6 +22,8 @@ def write_whole(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
         sync(draft)
         os.replace(draft, path)
+    except OSError as error:
+        raise OSError(error.errno, f"{path}: could not be written ({error}). Free some space or permit it.") from error
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)

@@ -69,14 +69,24 @@ def wordpiece_tokenizer(vocabulary: Sequence[str], max_length: int = MAX_LENGTH)
 def train_wordpiece_tokenizer(
     captions: Iterable[str], vocabulary_size: int = 8_000, max_length: int = MAX_LENGTH
 ) -> Tokenizer:
-    """A wordpiece tokenizer whose pieces are learned from captions. The special tokens come first."""
+    """A wordpiece tokenizer whose pieces are learned from captions, the same ones every time. The special tokens come
+    first.
+    """
+    captions = list(captions)
+    # The trainer numbers the letters within words in a random order, and of pieces that are equally frequent it takes
+    # the one with the smaller numbers. Letters that are numbered before, like special tokens, keep their numbers.
+    within = sorted(piece for piece in _learned_pieces(captions, 0, ()) if piece.startswith("##"))
+    return wordpiece_tokenizer(_learned_pieces(captions, vocabulary_size, within), max_length)
+
+
+def _learned_pieces(captions: list[str], vocabulary_size: int, numbered: Sequence[str]) -> list[str]:
+    """The pieces of captions: special tokens, those numbered beforehand, all other letters, and what they make up."""
     tokenizer = _wordpiece(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")))
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocabulary_size, special_tokens=list(WORDPIECE_SPECIALS), show_progress=False
-    )
+    first = [*WORDPIECE_SPECIALS, *numbered]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary_size, special_tokens=first, show_progress=False)
     tokenizer.train_from_iterator(captions, trainer)
-    _enclose(tokenizer, "[CLS]", "[SEP]")
-    return _limit(tokenizer, "[PAD]", max_length)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=lambda piece: ids[piece])
 
 
 def load_tokenizer(path: str | Path, max_length: int | None = None) -> Tokenizer:

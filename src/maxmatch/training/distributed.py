@@ -4,8 +4,9 @@ Every process computes the loss of the whole batch, with gradient through its ow
 is then that of the whole loss, whatever the loss is: exactly what one process would have computed.
 """
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -80,20 +81,23 @@ def add_gradients(model: nn.Module) -> None:
     if not several():
         return
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten().float() for gradient in gradients])
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(flat)
     parts = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 
 
-def same_everywhere(value: float, device: torch.device) -> float:
-    """The first process's value, in all of them."""
+def same_everywhere(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """The first process's figures, in all of them."""
     if not several():
-        return value
-    told = torch.tensor([value], dtype=torch.float64, device=device)
+        return dict(values)
+    said = torch.tensor(list(json.dumps(dict(values)).encode()), dtype=torch.uint8, device=device)
+    length = torch.tensor([len(said)], device=device)
+    distributed.broadcast(length, 0)
+    told = said if distributed.get_rank() == 0 else said.new_empty(int(length))
     distributed.broadcast(told, 0)
-    return float(told)
+    return dict(json.loads(bytes(told.tolist())))
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -103,3 +107,22 @@ def any_process(flag: bool, device: torch.device) -> bool:
     votes = torch.tensor([float(flag)], device=device)
     distributed.all_reduce(votes)
     return bool(votes > 0)
+
+
+def fewest(count: int, device: torch.device) -> int:
+    """The smallest count that any process has."""
+    if not several():
+        return count
+    least = torch.tensor([count], device=device)
+    distributed.all_reduce(least, distributed.ReduceOp.MIN)
+    return int(least)
+
+
+@contextmanager
+def first_alone(here: Processes) -> Iterator[None]:
+    """The first process goes through this before the others: they find what it wrote."""
+    if several() and not here.first:
+        distributed.barrier()
+    yield
+    if several() and here.first:
+        distributed.barrier()

@@ -1,11 +1,15 @@
 """What a run says while it works: metrics.jsonl for machines, one line for people, trackers where asked for."""
 
+import importlib.util
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -27,13 +31,16 @@ class RunLog:
     def __init__(self, folder: Path, recipe: Recipe, speaks: bool, show_progress: bool | None) -> None:
         self.folder, self.recipe, self.speaks = folder, recipe, speaks
         self._shown = speaks and (sys.stderr.isatty() if show_progress is None else show_progress)
+        self.records = 0
+        """Lines in metrics.jsonl."""
         self._file: TextIO | None = None
         self._bar: Any = None
         self._board: Any = None
         self._tracker: Any = None
+        _check_installed(recipe)
 
-    def begin(self, from_step: int, total_steps: int) -> None:
-        """Open everything. Of what was written before, the records up to `from_step` stay."""
+    def begin(self, from_step: int, total_steps: int, records: int = 0) -> None:
+        """Open everything. Of what was written before, the first so many records stay: all up to `from_step`."""
         self._bar = tqdm(
             total=total_steps, initial=from_step, unit="step", disable=not self._shown, file=sys.stderr,
             dynamic_ncols=True,
@@ -42,7 +49,7 @@ class RunLog:
             return
         path = self.folder / METRICS
         if path.exists():
-            _cut(path, from_step)
+            self.records = _cut(path, records)
         self._file = path.open("a", encoding="utf-8")
         self._board = _tensorboard(self.folder, from_step) if self.recipe.train.tensorboard else None
         self._tracker = _tracker(self.recipe, self.folder)
@@ -55,7 +62,8 @@ class RunLog:
     ) -> None:
         for thing in (self._bar, self._file, self._board):
             if thing is not None:
-                thing.close()
+                with suppress(OSError):  # on a full disk; that was said when something was to be written
+                    thing.close()
         if self._tracker is not None:
             self._tracker.finish()
 
@@ -73,8 +81,14 @@ class RunLog:
         if self._file is None:
             return
         rounded = {name: float(f"{value:.6g}") for name, value in values.items()}
-        self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **rounded}) + "\n")
-        self._file.flush()
+        plain = {name: value if math.isfinite(value) else None for name, value in rounded.items()}  # JSON has no NaN
+        try:
+            self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            text = f"{self._file.name}: could not be written ({error}). Free some space, then go on with --resume."
+            raise OSError(error.errno, text) from error
+        self.records += 1
         named = {f"{kind}/{name}": value for name, value in rounded.items()}
         if self._board is not None:
             for name, value in named.items():
@@ -94,9 +108,13 @@ class RunLog:
 
 
 class LossWindow:
-    """The loss terms of the last steps. They stay on the device until someone looks."""
+    """The loss terms of the last steps. They stay on the device until someone looks.
+
+    seconds: that the steps took which were looked at last.
+    """
 
     def __init__(self) -> None:
+        self.seconds = 0.0
         self._names: list[str] = []
         self._terms: list[Tensor] = []
         self._items = 0
@@ -118,13 +136,14 @@ class LossWindow:
         losses[:] = [*losses, *(row[ranked] for row in rows)][-keep:]
         means = dict(zip(self._names, (sum(column) / len(rows) for column in zip(*rows, strict=True)), strict=True))
         now = time.monotonic()
-        means = {"loss": means.pop("total"), **means, "items_per_second": self._items / max(now - self._since, 1e-9)}
+        self.seconds = now - self._since
+        means = {"loss": means.pop("total"), **means, "items_per_second": self._items / max(self.seconds, 1e-9)}
         self._terms, self._items, self._since = [], 0, now
         return means
 
 
-def epoch_line(epoch: int, epochs: int, values: Mapping[str, float]) -> str:
-    """One epoch in one line: loss, retrieval, collapse."""
+def epoch_line(epoch: int, epochs: int, values: Mapping[str, float], seconds_left: float | None = None) -> str:
+    """One epoch in one line: loss, retrieval, collapse, speed and what is still to come."""
     names = {
         "loss": "loss",
         "rsum": "RSUM",
@@ -136,9 +155,10 @@ def epoch_line(epoch: int, epochs: int, values: Mapping[str, float]) -> str:
         "pairing_stability": "pairing",
         "items_per_second": "items/s",
     }
-    return f"epoch {epoch + 1}/{epochs}  " + "  ".join(
-        f"{label} {values[name]:.4g}" for name, label in names.items() if name in values
-    )
+    said = [f"{label} {values[name]:.4g}" for name, label in names.items() if name in values]
+    if seconds_left is not None:
+        said.append(f"{tqdm.format_interval(seconds_left)} left")
+    return f"epoch {epoch + 1}/{epochs}  " + "  ".join(said)
 
 
 def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -158,37 +178,34 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "step" in record else None
 
 
-def _cut(path: Path, step: int) -> None:
-    """Keep what was written up to a step."""
-    kept = [
-        line
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if (record := _parsed(line)) is not None and record["step"] <= step
-    ]
+def _cut(path: Path, records: int) -> int:
+    """Keep the first so many records; how many there were."""
+    with path.open(encoding="utf-8") as file:
+        kept = [line for line in islice(file, records) if _parsed(line) is not None]
     draft = path.with_suffix(".writing")
-    draft.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    draft.write_text("".join(kept), encoding="utf-8")
     sync(draft)
     os.replace(draft, path)
+    return len(kept)
+
+
+def _check_installed(recipe: Recipe) -> None:
+    """Refuse what is not there before anything is done."""
+    for option, package in (("tensorboard", "tensorboard"), ("tracker", recipe.train.tracker)):
+        if getattr(recipe.train, option) and package and importlib.util.find_spec(package) is None:
+            raise ImportError(f"train.{option}: {package} is not installed. pip install {package}, or leave it out.")
 
 
 def _tensorboard(folder: Path, from_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("train.tensorboard: pip install tensorboard, or set it to false.") from error
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)
 
 
 def _tracker(recipe: Recipe, folder: Path) -> Any:
     """wandb and trackio have the same three functions. Neither is ever used unless the recipe asks for it."""
-    name = recipe.train.tracker
-    if name is None:
+    if recipe.train.tracker is None:
         return None
-    import importlib
-
-    try:
-        tracker = importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"train.tracker: pip install {name}, or leave it out.") from error
+    tracker = importlib.import_module(recipe.train.tracker)
     tracker.init(project="maxmatch", name=folder.name, config=recipe.model_dump(mode="json"))
     return tracker

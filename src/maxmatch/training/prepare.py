@@ -21,7 +21,7 @@ from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader, Reader
 from maxmatch.recipe import Data, Recipe
 from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, word_tokenizer
-from maxmatch.training.distributed import Processes
+from maxmatch.training.distributed import Processes, first_alone
 
 Say = Callable[[str], object]
 _SHOWN = 5  # problems of the data that are said; the rest is counted
@@ -42,7 +42,8 @@ class Prepared:
 
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
     """Read the data, build the model on the device, and choose how it is fed."""
-    dataset = load_data(recipe.data, say)
+    with first_alone(processes):
+        dataset = load_data(recipe.data, say)
     train = dataset.split(recipe.data.train_split)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:

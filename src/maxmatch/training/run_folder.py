@@ -46,6 +46,11 @@ class RunFolder:
         """The recipe as it was resolved."""
         return self.path / RECIPE
 
+    def begin(self, recipe: Recipe) -> None:
+        """Make the folder, and write down what is trained in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.recipe, dump_recipe(recipe))
+
     def result(self) -> dict[str, float]:
         """The measures of the best epoch of a run that is finished."""
         return dict(json.loads(self.done.read_text(encoding="utf-8")))
@@ -55,8 +60,8 @@ class RunFolder:
         return States(self.path / "states", keep)
 
 
-def open_run(path: Path, recipe: Recipe, resume: bool, write: bool) -> RunFolder:
-    """The folder of a run: a new one, or with `resume` one that holds the same recipe. write: by this process."""
+def open_run(path: Path, recipe: Recipe, resume: bool) -> RunFolder:
+    """The folder of a run: a new one, or with `resume` one that holds the same recipe. Nothing is written yet."""
     known = path / RECIPE
     if known.exists():
         if not resume:
@@ -70,7 +75,4 @@ def open_run(path: Path, recipe: Recipe, resume: bool, write: bool) -> RunFolder
             )
     elif path.exists() and (any(path.glob("state*")) or (path / METRICS).exists()):
         raise FileExistsError(f"{path}: holds files of a run, but no {RECIPE}. Choose another folder.")
-    elif write:
-        path.mkdir(parents=True, exist_ok=True)
-        write_whole(known, dump_recipe(recipe))
     return RunFolder(path)

@@ -40,6 +40,8 @@ class Progress:
     """What was changed in the recipe each time training was rescued, as `key=value`."""
     seconds: float = 0.0
     """Spent on steps."""
+    records: int = 0
+    """Lines of metrics.jsonl."""
 
     @property
     def changes(self) -> list[str]:
@@ -72,12 +74,16 @@ class States:
         for name, parameter in _named(groups).items():
             tensors |= {f"{_ADAM}{key}/{name}": value for key, value in adam.state.get(parameter, {}).items()}
         tensors |= {_AVERAGE + name: value for name, value in (average or {}).items()}
-        path = self.folder / f"state-{progress.step:08d}.safetensors"
+        # After a rescue a run is at an earlier step than before, and further on all the same.
+        path = self.folder / f"state-{len(progress.recoveries)}-{progress.step:08d}.safetensors"
         draft = path.with_suffix(".writing")
+        draft.unlink(missing_ok=True)  # of a run that was killed; it may be the good one, under another name
         try:
             packed = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in tensors.items()}
             save_file(packed, draft, metadata={"progress": json.dumps(asdict(progress))})
             sync(draft)
+            if good:  # before it is the newest, for what comes after that may go back to it
+                self._keep_as_good(draft)
             os.replace(draft, path)
             sync(self.folder)
         except OSError as error:
@@ -86,14 +92,15 @@ class States:
         except SafetensorError as error:  # how safetensors says that the disk is full or read-only
             draft.unlink(missing_ok=True)
             raise OSError(_advice(error, draft)) from error
-        if good:
-            link = self.good.with_suffix(".writing")
-            link.unlink(missing_ok=True)
-            os.link(path, link)
-            os.replace(link, self.good)
         for old in self.all()[: -self.keep]:
             old.unlink(missing_ok=True)
         return path
+
+    def _keep_as_good(self, state: Path) -> None:
+        link = self.good.with_suffix(".writing")
+        link.unlink(missing_ok=True)
+        os.link(state, link)
+        os.replace(link, self.good)
 
     @property
     def good(self) -> Path:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from maxmatch.model import SetEncoder
 from maxmatch.training.criterion import Criterion
-from maxmatch.training.distributed import gather, gather_sets
+from maxmatch.training.distributed import fewest, gather, gather_sets
 from maxmatch.types import Batch, Inputs, LossTerms, Sets
 
 
@@ -71,10 +71,10 @@ def _in_chunks(
 
 
 def split(batch: Batch, chunks: int) -> list[Batch]:
-    """The batch in chunks of whole groups."""
+    """The batch in chunks of whole groups; as many in every process, since they may wait for each other in a chunk."""
     order = torch.unique(next(iter(batch.groups.values())))
     parts = []
-    for groups in order.tensor_split(min(chunks, len(order))):
+    for groups in order.tensor_split(min(chunks, fewest(len(order), order.device))):
         kept = {name: torch.isin(mine, groups) for name, mine in batch.groups.items()}
         inputs = {
             name: Inputs(values[kept[name]], None if mask is None else mask[kept[name]])

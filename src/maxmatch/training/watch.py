@@ -1,6 +1,5 @@
 """Training that does not work says so: what it looks like, why, and what to try."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -33,13 +32,11 @@ def watched_steps(steps_per_epoch: int) -> int:
     return max(_WINDOW, min(100, steps_per_epoch // 2))
 
 
-def not_finite(recipe: Recipe, loss: float) -> Trouble | None:
-    """A loss that is no number any more."""
-    if math.isfinite(loss):
-        return None
+def not_finite(value: float, recipe: Recipe) -> Trouble:
+    """A loss, or what was validated, that is no number any more."""
     return Trouble(
         "not_finite",
-        f"The loss is {loss}: the weights are no numbers any more.",
+        f"The loss is {value}: the weights are no numbers any more.",
         f"Try a smaller learning rate (train.lr={recipe.train.lr / 2:g}) or train.precision=fp32.",
         (f"train.lr={recipe.train.lr / 2:g}",),
     )

@@ -1,0 +1,43 @@
+"""The end of a run: slots put in order, checkpoints written, the result put down."""
+
+import json
+from pathlib import Path
+
+from maxmatch.files import write_whole
+from maxmatch.model import SetEncoder
+from maxmatch.training.average import with_average
+from maxmatch.training.pairing import align_slots
+from maxmatch.training.run import Run, save
+from maxmatch.training.validation import encode_split, measures
+
+_PAIRING_GROUPS = 10_000  # of the training set, on which the pairing of the slots is measured
+
+
+def finish(run: Run) -> dict[str, float]:
+    """The slots aligned as they meet on the training set, both checkpoints written; the measures of the best one.
+
+    Whatever of it was done already is done again to the same effect.
+    """
+    if run.unsaved_best is not None:
+        save(run)
+    with with_average(run.average, run.parts.model):
+        _align(run, run.parts.model, run.folder.last)
+    model = SetEncoder.from_pretrained(run.folder.best, run.here.device)
+    stability = _align(run, model, run.folder.best)
+    found = {"best_epoch": float(run.progress.best_epoch), "seconds": run.progress.seconds, "stability": stability}
+    if run.parts.val is not None and run.parts.val_feed is not None:
+        size, batch = run.parts.val.size, run.recipe.train.batch_size
+        encoded = encode_split(model, run.parts.val_feed, size, batch, run.precision)
+        found |= measures(encoded, run.recipe.objective.pairs[0], run.recipe.similarities[0])
+    write_whole(run.folder.done, json.dumps(found, indent=2) + "\n")
+    run.states.clear()
+    return found
+
+
+def _align(run: Run, model: SetEncoder, folder: Path) -> float:
+    """Order the slots of a model and write it; how stable their pairing is."""
+    count = min(run.parts.train.size, _PAIRING_GROUPS)
+    encoded = encode_split(model, run.parts.feed, count, run.recipe.train.batch_size, run.precision)
+    stability = align_slots(model, encoded, run.recipe.objective.pairs[0]).stability
+    model.save_pretrained(folder)
+    return stability

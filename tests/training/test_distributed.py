@@ -1,0 +1,234 @@
+"""Several processes learn what one learns from the same batches."""
+
+import json
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_runs import command, outcome, recipe_for, signal_at_step, together, without_dropout, write_data
+from tiny_models import CAPTIONS, FEATURES, tokenizer_for
+from torch import distributed
+
+from maxmatch.build import build_model
+from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.recipe_files import dump_recipe
+from maxmatch.training import distributed as ours
+from maxmatch.training import loop
+from maxmatch.training.criterion import Criterion
+from maxmatch.training.distributed import Processes, add_gradients, fewest, first_alone, gather, same_everywhere
+from maxmatch.training.loop import train
+from maxmatch.training.optim import optimiser, parameter_groups
+from maxmatch.training.step import gradients
+from maxmatch.training.update import updating
+from maxmatch.types import Batch
+
+GROUPS = 7
+ALL_TERMS = {"gd_weight": 0.1, "isd_weight": 0.1, "mmd_weight": 0.1, "div_weight": 0.1, "con_weight": 0.1}
+
+
+def model_for(preset):
+    recipe = without_dropout(recipe_for("nowhere", preset))
+    config = recipe.model.resolved()
+    return build_model(config, {"text": tokenizer_for(config)}, seed=3).double().train()
+
+
+def batch_of(model, groups, seed):
+    """Pictures of some of the groups with all their captions, one to five of them; the same wherever it is made."""
+    generator = np.random.default_rng([seed, 1])
+    regions = [generator.normal(size=(int(generator.integers(1, 6)), FEATURES)) for _ in range(GROUPS)]
+    words = " ".join(CAPTIONS).split()
+    texts = [
+        [" ".join(generator.choice(words, int(generator.integers(1, 9)))) for _ in range(int(generator.integers(1, 6)))]
+        for _ in range(GROUPS)
+    ]
+    image, text = model.tower("image").reader, model.tower("text").reader
+    pictures = image.collate([image.read(regions[group].astype("float32")) for group in groups])
+    captions = text.collate([text.read(one) for group in groups for one in texts[group]])
+    pictures = pictures._replace(values=pictures.values.double())
+    owners = torch.tensor([group for group in groups for _ in texts[group]])
+    return Batch({"image": pictures, "text": captions}, {"image": torch.tensor(groups), "text": owners})
+
+
+def learn(preset, negatives, chunks, folder, steps=20):
+    """Some steps, alone or with others; the first gradient and the last weights are written down."""
+    criterion = Criterion(SIMILARITIES["maxmatch"], [("image", "text")], {**ALL_TERMS, "negatives": negatives})
+    with ours.processes("cpu") as here:
+        mine = np.array_split(np.arange(GROUPS), here.world)[here.rank].tolist()
+        model = model_for(preset)
+        terms = gradients(model, batch_of(model, mine, 0), criterion, 0, chunks=chunks)
+        add_gradients(model)
+        first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        recipe = recipe_for("nowhere", preset, lr=1e-3, weight_decay=1e-2).train
+        groups = parameter_groups(model, recipe)
+        adam = optimiser(groups, recipe)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        step = updating(model, groups, adam, scaler, criterion, chunks=chunks, clip=1.0)
+        for number in range(steps):
+            step(batch_of(model, mine, number), number)
+        save_file(first, folder / f"gradients-{here.rank}-of-{here.world}.safetensors")
+        save_file(model.state_dict(), folder / f"weights-{here.rank}-of-{here.world}.safetensors")
+        (folder / f"loss-{here.rank}-of-{here.world}").write_text(str(float(terms.total.detach())))
+
+
+@pytest.mark.parametrize(
+    ("preset", "negatives", "chunks"), [("region_bigru", "hardest", 1), ("region_bert", "mean", 1)]
+)
+def test_two_processes_have_the_gradients_and_after_twenty_steps_the_weights_of_one(
+    preset, negatives, chunks, tmp_path
+):
+    assert together(learn, preset, negatives, chunks, tmp_path, world=1) == [0]
+    assert together(learn, preset, negatives, chunks, tmp_path) == [0, 0]
+    for rank in (0, 1):
+        for what, tolerance in (("gradients", 1e-6), ("weights", 1e-5)):
+            alone = load_file(tmp_path / f"{what}-0-of-1.safetensors")
+            here = load_file(tmp_path / f"{what}-{rank}-of-2.safetensors")
+            assert alone.keys() == here.keys()
+            for name, value in alone.items():
+                torch.testing.assert_close(here[name], value, rtol=0, atol=tolerance, msg=f"{what} of {name}")
+        one, two = (float((tmp_path / f"loss-{who}").read_text()) for who in ("0-of-1", f"{rank}-of-2"))
+        assert two == pytest.approx(one, abs=1e-9)
+    moved = load_file(tmp_path / "weights-0-of-1.safetensors")
+    start = model_for(preset).state_dict()
+    assert sum(float((moved[name] - start[name]).abs().max()) > 1e-3 for name in moved) > len(moved) / 2
+
+
+def test_three_processes_in_chunks_agree_on_how_many_and_with_each_other(tmp_path):
+    """Seven groups in three processes: 3, 2 and 2 groups cannot all be cut into three chunks."""
+    assert together(learn, "region_bigru", "hardest", 3, tmp_path, 3, world=3) == [0, 0, 0]
+    weights = [load_file(tmp_path / f"weights-{rank}-of-3.safetensors") for rank in range(3)]
+    for other in weights[1:]:
+        for name, value in weights[0].items():
+            torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12)
+
+
+def exchange(folder):
+    with ours.processes("cpu") as here:
+        rows = torch.arange(3.0 + here.rank).reshape(-1, 1).requires_grad_()  # 3 rows and 4
+        joined = gather(rows)
+        (joined.flatten() * torch.arange(1.0, 8.0)).sum().backward()
+        told = same_everywhere({"a": 1.5, "b": float("nan")} if here.first else {}, here.device)
+        with first_alone(here):
+            if here.first:
+                (folder / "written").write_text("")
+            assert (folder / "written").exists()
+        found = {
+            "joined": joined.flatten().tolist(),
+            "gradient": rows.grad.flatten().tolist(),
+            "told": [told["a"], str(told["b"])],
+            "fewest": fewest(5 - here.rank, here.device),
+            "asked": [ours.any_process(here.rank == 1, here.device), ours.any_process(False, here.device)],
+        }
+        (folder / f"found-{here.rank}").write_text(json.dumps(found))
+
+
+def test_rows_figures_and_questions_go_to_all_processes(tmp_path):
+    assert together(exchange, tmp_path) == [0, 0]
+    found = [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in (0, 1)]
+    for rank, own in enumerate(([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0])):
+        assert found[rank] == {
+            "joined": [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 3.0],
+            "gradient": own,
+            "told": [1.5, "nan"],
+            "fewest": 4,
+            "asked": [True, False],
+        }
+
+
+def test_alone_nothing_is_exchanged():
+    rows = torch.ones(2, 3, requires_grad=True)
+    assert gather(rows) is rows
+    assert same_everywhere({"a": 1.0}, rows.device) == {"a": 1.0}
+    assert fewest(3, rows.device) == 3
+    assert ours.any_process(True, rows.device)
+    with first_alone(Processes(0, 1, rows.device)):
+        assert not distributed.is_initialized()
+
+
+def whole_run(recipe, folder, patch=None):
+    if patch is not None:
+        patch()
+    result = train(recipe, folder, auto_recover=patch is not None)
+    assert bool(result) == (os.environ["RANK"] == "0")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A recipe in which nothing is random, and what one process makes of it."""
+    place = tmp_path_factory.mktemp("alone")
+    recipe = without_dropout(recipe_for(write_data(place / "data"), epochs=5, batch_size=15, ema=0.5, early_stop=4))
+    assert together(whole_run, recipe, place / "run", world=1) == [0]
+    return recipe, place / "run"
+
+
+def assert_the_same_end(one, two):
+    """Weights to 1e-5, but for those without any gradient: what is added before BatchNorm, and what is added to all
+    slots alike before they compete, makes no difference, and Adam follows the rounding errors.
+    """
+    for which in ("best", "last"):
+        weights = [load_file(folder / which / "model.safetensors") for folder in (one, two)]
+        for name, value in weights[0].items():
+            if not name.endswith(("mlp.0.bias", "mlp.1.running_mean", "query_norm.bias")):
+                torch.testing.assert_close(weights[1][name], value, rtol=0, atol=1e-5, msg=f"{which}: {name}")
+    done = [outcome(folder)["done"] for folder in (one, two)]
+    assert done[0]["best_epoch"] == done[1]["best_epoch"]
+    assert done[0]["rsum"] == pytest.approx(done[1]["rsum"], rel=0.02)  # two items may all but tie
+
+
+def test_a_whole_run_of_two_processes_ends_as_that_of_one(alone, tmp_path):
+    recipe, run = alone
+    assert together(whole_run, recipe, tmp_path / "run") == [0, 0]
+    assert_the_same_end(run, tmp_path / "run")
+    one, two = outcome(run)["metrics"], outcome(tmp_path / "run")["metrics"]
+    assert [record["step"] for record in two if record["kind"] == "train"] == [4, 8, 12, 16, 20]
+    for mine, theirs in zip(two, one, strict=True):
+        assert mine["kind"] == theirs["kind"]
+        if mine["kind"] == "train":
+            assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+def stop_second_process(said, *arguments):
+    """Only one of the processes is told to stop, in its third step."""
+    rank = os.environ["RANK"]
+    patch = partial(signal_at_step, signal.SIGTERM, 3) if rank == "1" else None
+    command(f"{said}-{rank}", *arguments, patch=patch)
+
+
+def test_processes_stop_together_when_one_is_asked_and_one_process_can_finish_for_them(alone, tmp_path):
+    recipe, run = alone
+    file = tmp_path / "tiny.yaml"
+    file.write_text(dump_recipe(recipe))
+    assert together(stop_second_process, tmp_path / "said", "train", file, "--out", tmp_path / "run") == [130, 130]
+    assert "interrupted at step 10; go on with --resume." in (tmp_path / "said-0").read_text()
+    assert (tmp_path / "said-1").read_text() == ""
+    train(recipe, tmp_path / "run", resume=True)
+    assert_the_same_end(run, tmp_path / "run")
+
+
+def collapse_once():
+    """The first validation finds collapsed sets. Only the first process validates."""
+    whole, calls = loop.measures, 0
+
+    def measures(*arguments):
+        nonlocal calls
+        calls += 1
+        return whole(*arguments) | ({"text_log_variance": -20.0} if calls == 1 else {})
+
+    loop.measures = measures
+
+
+def test_processes_recover_together(alone, tmp_path):
+    recipe, _ = alone
+    assert together(whole_run, recipe, tmp_path / "run", collapse_once) == [0, 0]
+    epochs = [record["epoch"] for record in outcome(tmp_path / "run")["metrics"] if record["kind"] == "val"]
+    assert epochs == [0, 0, 1, 2, 3, 4]
+
+
+def test_a_run_that_is_there_is_refused_by_all_processes(alone, tmp_path):
+    recipe, run = alone
+    before = outcome(run)
+    assert together(whole_run, recipe, run) == [1, 1]
+    assert outcome(run) == before

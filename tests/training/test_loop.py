@@ -1,0 +1,254 @@
+"""What a run does from its first epoch to its last."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from small_runs import outcome, recipe_for, same, write_data, write_pictures
+
+from maxmatch import SetEncoder, similarity
+from maxmatch.training import loop, update
+from maxmatch.training.log import read_metrics
+from maxmatch.training.loop import train
+from maxmatch.training.state import States
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def states_kept(monkeypatch):
+    """Finishing leaves the states where they are."""
+    monkeypatch.setattr(States, "clear", lambda self: None)
+
+
+def states_of(run):
+    """Step and tensors of every state that is there."""
+    return {int(path.stem.split("-")[2]): load_file(path) for path in States(run / "states", 9).all()}
+
+
+def test_a_frozen_backbone_stays_as_it_is_to_the_bit_with_its_statistics_and_then_learns(tmp_path, states_kept):
+    recipe = recipe_for(
+        write_pictures(tmp_path / "data"),
+        "resnet152_bigru",
+        epochs=3,
+        batch_size=6,
+        weight_decay=0.1,
+        ema=0.9,
+        freeze={"image.backbone": 2},
+        keep_checkpoints=9,
+        workers=0,
+    )
+    train(recipe, tmp_path / "run")
+    states = states_of(tmp_path / "run")
+    assert list(states) == [0, 2, 4, 6]
+    frozen = [name for name in states[0] if "encoder.backbone." in name and not name.startswith("adam/")]
+    assert any("running_mean" in name for name in frozen)
+    assert any(name.startswith("average/") for name in frozen)
+    for step in (2, 4):
+        assert all(torch.equal(states[step][name], states[0][name]) for name in frozen)
+        assert not any(name.startswith("adam/") and "encoder.backbone." in name for name in states[step])
+    moved = [name for name in frozen if not torch.equal(states[6][name], states[0][name])]
+    assert len(moved) > 0.9 * len(frozen)
+    slots = "model/towers.image.head.slots"
+    assert not torch.equal(states[2][slots], states[0][slots])
+
+
+def test_negatives_and_learning_rates_go_as_the_recipe_says(data, tmp_path, monkeypatch):
+    negatives, whole = [], loop.criterion_for
+    monkeypatch.setattr(
+        loop, "criterion_for", lambda recipe, epoch: negatives.append(whole(recipe, epoch)) or negatives[-1]
+    )
+    recipe = recipe_for(
+        data,
+        objective={"mean_negatives_epochs": 2},
+        epochs=4,
+        lr=1e-3,
+        schedule={"name": "step", "every": 2},
+        log_every=1,
+    )
+    train(recipe, tmp_path / "run")
+    assert [criterion.options["negatives"] for criterion in negatives] == ["mean", "mean", "hardest", "hardest"]
+    rates = [record["lr"] for record in read_metrics(tmp_path / "run", "train")]
+    assert rates == pytest.approx([1e-3] * 6 + [1e-4] * 6)
+
+
+def test_the_best_checkpoint_is_that_of_the_best_epoch_and_its_measures_are_the_result(data, tmp_path):
+    result = train(recipe_for(data, epochs=6, lr=1e-2), tmp_path / "run")
+    found = [record["rsum"] for record in read_metrics(tmp_path / "run", "val")]
+    assert len(found) == 6
+    assert result["best_epoch"] == found.index(max(found))
+    assert result["rsum"] == pytest.approx(max(found), abs=1e-3)
+    assert json.loads((tmp_path / "run" / "done.json").read_text()) == result
+    model = SetEncoder.from_pretrained(tmp_path / "run" / "best")
+    pictures = list(np.load(data / "dev_ims.npy"))
+    captions = (data / "dev_caps.txt").read_text().splitlines()
+    scores = similarity.maxmatch(model.encode_images(pictures), model.encode_texts(captions))
+    own = torch.arange(16).repeat_interleave(2)
+    rsum = 0.0
+    for level in (1, 5, 10):
+        top = scores.topk(level, dim=1).indices
+        rsum += 100 * float((own[top] == torch.arange(16)[:, None]).any(1).double().mean())
+        top = scores.T.topk(level, dim=1).indices
+        rsum += 100 * float((top == own[:, None]).any(1).double().mean())
+    assert result["rsum"] == pytest.approx(rsum)
+
+
+def test_without_a_validation_split_the_last_model_is_the_best(tmp_path):
+    recipe = recipe_for(write_data(tmp_path / "data", val=0), epochs=3, early_stop=1)
+    result = train(recipe, tmp_path / "run")
+    assert result["best_epoch"] == 2
+    assert "rsum" not in result
+    ends = outcome(tmp_path / "run")
+    assert ends["weights"]["best"] == ends["weights"]["last"]
+    assert {record["kind"] for record in ends["metrics"]} == {"train"}
+
+
+def test_the_average_is_what_is_validated_and_kept(data, tmp_path, states_kept):
+    recipe = recipe_for(data, epochs=1, ema=0.9)
+    train(recipe, tmp_path / "run")
+    (state,) = (tensors for step, tensors in states_of(tmp_path / "run").items() if step)
+    best = load_file(tmp_path / "run" / "best" / "model.safetensors")
+    for name, value in best.items():
+        if value.is_floating_point() and not name.endswith("head.slots"):  # they are put in another order
+            assert torch.equal(value, state[f"average/{name}"])
+    assert not torch.equal(state["average/towers.image.head.slots"], state["model/towers.image.head.slots"])
+
+
+def validating(monkeypatch, rsums):
+    """Validation finds these, one after the other."""
+    whole, coming = loop.measures, iter(rsums)
+    monkeypatch.setattr(loop, "measures", lambda *arguments: whole(*arguments) | {"rsum": next(coming)})
+
+
+def test_training_stops_early_after_so_many_epochs_without_a_better_one(data, tmp_path, monkeypatch):
+    validating(monkeypatch, [10, 30, 20, 29, 31, 1])
+    result = train(recipe_for(data, epochs=6, early_stop=2), tmp_path / "run")
+    assert result["best_epoch"] == 1
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run", "val")] == [0, 1, 2, 3]
+
+
+def test_epochs_that_are_not_validated_do_not_count_as_worse(data, tmp_path, monkeypatch):
+    validating(monkeypatch, [10, 30, 20, 40])
+    result = train(recipe_for(data, epochs=7, early_stop=1, validate_every=2), tmp_path / "run")
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run", "val")] == [1, 3, 5]
+    assert result["best_epoch"] == 3
+
+
+def test_the_last_epoch_is_validated_in_any_case(data, tmp_path):
+    train(recipe_for(data, epochs=3, validate_every=2), tmp_path / "run")
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run", "val")] == [1, 2]
+
+
+def test_a_run_that_stopped_early_and_was_killed_does_not_train_on_when_resumed(data, tmp_path, monkeypatch):
+    recipe = recipe_for(data, epochs=6, early_stop=1)
+    with monkeypatch.context() as patched:
+        validating(patched, [30, 20, 40])
+        patched.setattr(loop, "finish", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run")
+    result = train(recipe, tmp_path / "run", resume=True)
+    assert result["best_epoch"] == 0
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run", "val")] == [0, 1]
+
+
+def test_the_last_states_are_kept_and_none_once_the_run_is_done(data, tmp_path, monkeypatch):
+    counts, whole = [], States.save
+
+    def save(self, *arguments):
+        path = whole(self, *arguments)
+        counts.append([int(path.stem.split("-")[2]) for path in self.all()])
+        return path
+
+    monkeypatch.setattr(States, "save", save)
+    train(recipe_for(data, epochs=2, checkpoint_every=2, keep_checkpoints=3), tmp_path / "run")
+    assert counts == [[0], [0, 2], [0, 2, 3], [2, 3, 4], [3, 4, 6], [3, 4, 6]]
+    assert not list((tmp_path / "run" / "states").iterdir())
+
+
+def test_states_can_be_written_less_often_than_after_each_epoch(data, tmp_path, monkeypatch):
+    train(recipe_for(data, epochs=4), tmp_path / "often")
+    written, whole = [], States.save
+    monkeypatch.setattr(States, "save", lambda self, *rest: written.append(rest[4].step) or whole(self, *rest))
+    recipe = recipe_for(data, epochs=4, checkpoint_seconds=1000)
+    calls, steps = [], update.gradients
+    with monkeypatch.context() as patched:
+        patched.setattr(update, "gradients", lambda *a: _raise() if len(calls) == 7 else calls.append(1) or steps(*a))
+        with pytest.raises(MemoryError):
+            train(recipe, tmp_path / "run")
+    assert written == [0]
+    assert not (tmp_path / "run" / "best").exists()
+    train(recipe, tmp_path / "run", resume=True)
+    assert written == [0, 12]
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "often"))
+
+
+@pytest.mark.parametrize("feed", ["mapped", "resident"])
+def test_a_run_can_be_interrupted_at_every_step_whatever_feeds_it(feed, data, tmp_path, monkeypatch):
+    recipe = recipe_for(
+        data, epochs=2, size_augmentation=0.3, batch_captions=1, feed=feed, workers=0, checkpoint_every=1
+    )
+    train(recipe, tmp_path / "whole")
+    for _ in range(6):
+        calls, whole = [], update.gradients
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                update,
+                "gradients",
+                lambda *a, calls=calls, whole=whole: _raise() if calls else calls.append(1) or whole(*a),
+            )
+            try:
+                train(recipe, tmp_path / "run", resume=True)
+            except MemoryError:
+                continue
+        break
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def _raise():
+    raise MemoryError
+
+
+def test_pictures_are_cropped_the_same_way_after_a_resume(tmp_path, monkeypatch):
+    recipe = recipe_for(
+        write_pictures(tmp_path / "data"), "resnet152_bigru", epochs=2, batch_size=6, workers=0, checkpoint_every=1
+    )
+    train(recipe, tmp_path / "whole")
+    calls, whole = [], update.gradients
+    with monkeypatch.context() as patched:
+        patched.setattr(update, "gradients", lambda *a: _raise() if len(calls) == 3 else calls.append(1) or whole(*a))
+        with pytest.raises(MemoryError):
+            train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run", resume=True)
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_the_same_recipe_and_seed_give_the_same_run_and_another_seed_another(data, tmp_path):
+    recipe = recipe_for(data, "region_bert", epochs=1, size_augmentation=0.2)
+    train(recipe, tmp_path / "one")
+    train(recipe, tmp_path / "two")
+    train(recipe.model_copy(update={"seed": 1}), tmp_path / "other")
+    assert same(outcome(tmp_path / "one"), outcome(tmp_path / "two"))
+    assert outcome(tmp_path / "other")["weights"] != outcome(tmp_path / "one")["weights"]
+
+
+def test_seconds_are_those_of_training(data, tmp_path):
+    started = time.monotonic()
+    result = train(recipe_for(data, epochs=2), tmp_path / "run")
+    assert 0.01 < result["seconds"] < time.monotonic() - started
+
+
+def test_a_state_says_where_the_run_is_without_any_pickle(data, tmp_path, states_kept):
+    train(recipe_for(data, epochs=2), tmp_path / "run")
+    newest = States(tmp_path / "run" / "states", 9).newest()
+    with safe_open(newest, "pt") as file:
+        progress = json.loads(file.metadata()["progress"])
+    assert (progress["epoch"], progress["position"], progress["step"], progress["records"]) == (2, 0, 6, 4)
+    good = load_file(tmp_path / "run" / "states" / "good.safetensors")
+    assert torch.isfinite(good["model/towers.image.head.slots"]).all()

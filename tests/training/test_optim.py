@@ -1,0 +1,162 @@
+"""Who learns how fast and when, against formulas written out by hand."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from small_runs import recipe_for
+from tiny_models import tiny_model
+from torch import nn
+
+from maxmatch.recipe_train import Train
+from maxmatch.training.optim import (
+    Group,
+    clip_gradients,
+    course,
+    freeze_for,
+    optimiser,
+    parameter_groups,
+    set_learning_rates,
+)
+
+
+def train_with(**options):
+    return Train.model_validate({"epochs": 6, "batch_size": 4, "lr": 0.01, **options})
+
+
+def rates(train, steps_per_epoch=5):
+    return [course(train, step, steps_per_epoch) for step in range(train.epochs * steps_per_epoch)]
+
+
+def test_the_step_schedule_multiplies_every_so_many_epochs():
+    found = rates(train_with(schedule={"name": "step", "every": 2, "factor": 0.1}))
+    assert found == pytest.approx([1.0] * 10 + [0.1] * 10 + [0.01] * 10)
+
+
+def test_the_cosine_goes_from_one_to_nothing_step_by_step():
+    found = rates(train_with(schedule="cosine"))
+    assert found[0] == 1.0
+    assert found == pytest.approx([math.cos(math.pi * step / 60) ** 2 for step in range(30)])
+    assert found[15] == pytest.approx(0.5)
+    assert 0 < found[-1] < 0.003
+    assert all(later < earlier for earlier, later in pairwise(found))
+
+
+def test_constant_is_constant():
+    assert set(rates(train_with(schedule="constant"))) == {1.0}
+
+
+@pytest.mark.parametrize("options", [{"warmup_steps": 4}, {"warmup_epochs": 0.8}])
+def test_the_warm_up_rises_in_equal_steps_and_then_the_schedule_goes_on_as_it_would_have(options):
+    risen = [0.25, 0.5, 0.75, 1.0] + [1.0] * 26
+    plain = rates(train_with(schedule="cosine"))
+    found = rates(train_with(schedule="cosine", **options))
+    assert found == pytest.approx([up * down for up, down in zip(risen, plain, strict=True)])
+    assert rates(train_with(schedule="constant", **options)) == pytest.approx(risen)
+
+
+PARTS = {
+    "resnet152_bigru": {
+        "image.backbone": ["encoder.backbone."],
+        "image.set_module": ["encoder.local_projection", "encoder.pooled_projection", "head."],
+        "text.encoder": ["encoder.words.", "encoder.gru."],
+        "text.set_module": ["head."],
+    },
+    "region_bert": {
+        "image.set_module": ["encoder.fc.", "encoder.mlp.", "head."],
+        "text.backbone": ["encoder.backbone."],
+        "text.encoder": ["encoder.projection."],
+        "text.set_module": ["head."],
+    },
+}
+
+
+@pytest.mark.parametrize("preset", PARTS)
+def test_every_parameter_is_in_one_group_and_the_set_module_of_pictures_has_their_projection(preset):
+    model = tiny_model(preset)
+    factors = {"set_module": 0.5, "text.set_module": 0.25, "backbone": 0.125}
+    groups = parameter_groups(model, train_with(lr_factors=factors))
+    assert {group.name: group.factor for group in groups} == {
+        name: {"set_module": 0.25 if name.startswith("text") else 0.5, "backbone": 0.125, "encoder": 1.0}[
+            name.split(".")[1]
+        ]
+        for name in PARTS[preset]
+    }
+    names = [name for group in groups for name in group.parameters]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    parameters = dict(model.named_parameters())
+    for group in groups:
+        tower = group.name.split(".")[0]
+        for name, parameter in group.parameters.items():
+            assert parameters[name] is parameter
+            assert name.removeprefix(f"towers.{tower}.").startswith(tuple(PARTS[preset][group.name])), name
+
+
+def test_a_backbone_that_is_frozen_for_good_is_not_given_to_the_optimiser():
+    model = tiny_model("resnet152_bigru")
+    groups = parameter_groups(model, train_with(freeze={"image.backbone": "always"}))
+    assert [group.name for group in groups] == ["image.set_module", "text.encoder", "text.set_module"]
+
+
+def test_the_rate_of_a_group_is_its_factor_times_that_of_the_step():
+    model = tiny_model("region_bert")
+    train = train_with(lr_factors={"set_module": 0.5, "text.backbone": 0.1}, schedule="cosine", weight_decay=0.3)
+    groups = parameter_groups(model, train)
+    adam = optimiser(groups, train)
+    assert isinstance(adam, torch.optim.AdamW)
+    for step in (0, 7, 29):
+        rate = set_learning_rates(adam, train, step, 5)
+        assert rate == pytest.approx(0.01 * math.cos(math.pi * step / 60) ** 2)
+        found = [group["lr"] for group in adam.param_groups]
+        factors = {"set_module": 0.5, "backbone": 0.1, "encoder": 1.0}
+        assert found == pytest.approx([rate * factors[group.name.split(".")[1]] for group in groups])
+    assert {group["weight_decay"] for group in adam.param_groups} == {0.3}
+    assert {group["betas"] for group in adam.param_groups} == {(0.9, 0.999)}
+
+
+def test_a_step_is_adams_with_decoupled_weight_decay():
+    weight = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    train = train_with(lr=0.1, weight_decay=0.5, schedule="constant")
+    adam = optimiser([Group("a", 0.5, {"weight": weight})], train)
+    w, m, v = weight.detach().clone(), torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for step in range(1, 4):
+        set_learning_rates(adam, train, step - 1, 5)
+        weight.grad = torch.tensor([0.3 * step, -2.0], dtype=torch.float64)
+        adam.step()
+        lr = 0.1 * 0.5
+        m, v = 0.9 * m + 0.1 * weight.grad, 0.999 * v + 0.001 * weight.grad**2
+        w = w - lr * 0.5 * w - lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+        torch.testing.assert_close(weight.detach(), w, rtol=0, atol=1e-12)
+
+
+def test_the_gradient_is_clipped_by_its_norm_over_all_groups():
+    one, two = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    groups = [Group("a", 1.0, {"one": one}), Group("b", 0.1, {"two": two})]
+    for most, factor in ((6.5, 0.5), (20.0, 1.0)):
+        one.grad, two.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+        assert float(clip_gradients(groups, most)) == pytest.approx(13.0)
+        assert one.grad.tolist() == pytest.approx([3 * factor, 4 * factor], rel=1e-5)
+        assert two.grad.tolist() == pytest.approx([12 * factor], rel=1e-5)
+    one.grad = torch.tensor([1e9, 0.0])
+    assert clip_gradients(groups, None) is None
+    assert float(one.grad[0]) == 1e9
+
+
+def test_backbones_are_frozen_for_their_epochs_and_no_longer():
+    model = tiny_model("resnext101_bert").train()
+    train = train_with(freeze={"image.backbone": 2, "text.backbone": "always"})
+    image, text = (model.tower(name).encoder for name in ("image", "text"))
+    for epoch in (0, 1, 2, 1, 5):
+        frozen = list(freeze_for(model, train, epoch))
+        assert frozen == (["image", "text"] if epoch < 2 else ["text"])
+        assert all(p.requires_grad == (epoch >= 2) for p in image.backbone.parameters())
+        assert not any(p.requires_grad for p in text.backbone.parameters())
+        norms = [module for module in image.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert norms
+        assert all(norm.training == (epoch >= 2) for norm in norms)
+
+
+def test_a_recipe_of_region_features_has_no_backbone_to_freeze():
+    model = tiny_model("region_bigru")
+    assert list(freeze_for(model, recipe_for("nowhere").train, 0)) == []

@@ -1,0 +1,106 @@
+"""A run that is killed and resumed, wherever it was, comes to the same end as one that was left alone."""
+
+import os
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from small_runs import ended, half_written, kill_at, outcome, recipe_for, same, start, write_data
+
+from maxmatch.training import finish, log, loop, state, update
+from maxmatch.training.loop import train
+
+
+def everything_on(data):
+    """Whatever a state has to hold: dropout, size augmentation, average, schedules, freezing, chunks."""
+    return recipe_for(
+        data,
+        "region_bert",
+        objective={"mean_negatives_epochs": 1},
+        epochs=5,
+        lr=1e-3,
+        schedule="cosine",
+        warmup_steps=2,
+        freeze={"text.backbone": 2},
+        lr_factors={"text.backbone": 0.5},
+        size_augmentation=0.2,
+        batch_captions=1,
+        ema=0.9,
+        accumulate=2,
+        clip=0.5,
+        weight_decay=1e-3,
+        checkpoint_every=2,
+        log_every=3,
+    )
+
+
+def half_a_record(whole, log, kind, step, epoch, values):
+    log._file.write('{"kind": "train", "st')
+    log._file.flush()
+
+
+# Where a run is killed, in order, and within which of the next calls. After each it is resumed. The last ones are
+# those of finishing, which comes once.
+MOMENTS = [
+    ("the first state, before it has its name", lambda n: kill_at(os, "replace", 2), 1),
+    ("a step", lambda n: kill_at(update, "gradients", n), 6),
+    ("a step, after the weights were changed", lambda n: kill_at(torch.optim.AdamW, "step", n, before=_called), 3),
+    ("a state being written", lambda n: kill_at(state, "save_file", n, before=half_written), 2),
+    ("a state written, not renamed", lambda n: kill_at(state, "sync", n, before=_called), 3),
+    ("a record being written", lambda n: kill_at(log.RunLog, "record", n, before=half_a_record), 3),
+    ("validation", lambda n: kill_at(loop, "measures", 1), 1),
+    ("between the best checkpoint and the state", lambda n: kill_at(state.States, "save", n), 2),
+    ("the last checkpoint being written", lambda n: kill_at(safetensors.torch, "save_file", 1, half_written), 1),
+    ("the best checkpoint being put in its place", lambda n: _kill_in_finish(lambda: kill_at(os, "rename", 3)), 1),
+    ("between the checkpoints and the result", lambda n: kill_at(finish, "write_whole", 1), 1),
+    ("the states being removed", lambda n: kill_at(state.States, "clear", 1), 1),
+]
+
+
+def _called(whole, *arguments, **options):
+    whole(*arguments, **options)
+
+
+def _kill_in_finish(arm):
+    whole = loop.finish
+
+    def armed(run):
+        arm()
+        return whole(run)
+
+    loop.finish = armed
+
+
+def killed_run(recipe, folder, moment, call):
+    MOMENTS[moment][1](call)
+    train(recipe, folder, resume=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    """What the run comes to when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert ended(start(train, everything_on(data), folder)) == 0
+    return outcome(folder)
+
+
+def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one_bit_for_bit(data, uninterrupted, tmp_path):
+    draw = np.random.default_rng(0)
+    for moment, (name, _, most) in enumerate(MOMENTS):
+        killed = ended(
+            start(killed_run, everything_on(data), tmp_path / "run", moment, int(draw.integers(1, most + 1)))
+        )
+        assert killed == -9, f"not killed at: {name}"
+    assert ended(start(resumed, everything_on(data), tmp_path / "run")) == 0
+    assert same(outcome(tmp_path / "run"), uninterrupted)
+    assert not list((tmp_path / "run" / "states").iterdir())
+
+
+def resumed(recipe, folder):
+    train(recipe, folder, resume=True)

@@ -1,0 +1,199 @@
+"""Gradients of a batch taken in chunks are those of the whole batch."""
+
+import pytest
+import torch
+from tiny_models import images_for, texts, tiny_model, with_audio
+from torch import nn
+
+from maxmatch.build import build_model
+from maxmatch.config import PIE
+from maxmatch.layers.norm import MaskedBatchNorm
+from maxmatch.losses.objective import objective
+from maxmatch.matching.similarity import SIMILARITIES, maxmatch
+from maxmatch.training.criterion import Criterion
+from maxmatch.training.step import gradients, split
+from maxmatch.types import Batch
+
+EVERY_TERM = {"gd_weight": 0.1, "isd_weight": 0.2, "mmd_weight": 0.3, "div_weight": 0.4, "con_weight": 0.5}
+OWNERS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6, 6]
+PAIR = [("image", "text")]
+
+
+def batch_for(model, groups=7, owners=OWNERS):
+    """Pictures numbered in another order than they stand in, with one to three captions each."""
+    image, text = model.tower("image").reader, model.tower("text").reader
+    pictures = image.collate([image.read(one) for one in images_for(model, groups)])
+    captions = text.collate([text.read(one) for one in texts(len(owners))])
+    names = torch.tensor([31, 4, 15, 92, 65, 35, 8][:groups])
+    if pictures.values.is_floating_point():
+        pictures = pictures._replace(values=pictures.values.to(next(model.parameters()).dtype))
+    return Batch({"image": pictures, "text": captions}, {"image": names, "text": names[torch.tensor(owners)]})
+
+
+def model_without_norms(preset, dropout):
+    """In float64, with BatchNorm replaced by nothing: its statistics would be those of a chunk."""
+    model = tiny_model(preset, seed=1).double().train()
+
+    class Nothing(nn.Module):
+        def forward(self, x, mask=None):
+            return x
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, MaskedBatchNorm | nn.BatchNorm2d):
+                setattr(module, name, Nothing())
+            elif isinstance(child, nn.Dropout):
+                child.p = dropout
+    return model
+
+
+def grads(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("negatives", ["hardest", "mean", "semi_hard"])
+@pytest.mark.parametrize("preset", ["region_bigru", "resnet152_bigru"])
+def test_chunks_have_the_gradients_of_the_whole_batch_with_its_negatives(preset, negatives):
+    model = model_without_norms(preset, dropout=0.0)
+    batch = batch_for(model)
+    criterion = Criterion(maxmatch, PAIR, {**EVERY_TERM, "negatives": negatives})
+    found = []
+    for chunks in (1, 2, 5, 7, 50):
+        model.zero_grad()
+        terms = gradients(model, batch, criterion, seed=3, chunks=chunks)
+        found.append((float(terms.total), grads(model)))
+    for loss, gradient in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-9)
+        assert gradient.keys() == found[0][1].keys()
+        for name, value in found[0][1].items():
+            torch.testing.assert_close(gradient[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+def test_the_gradient_is_that_of_the_loss_written_out():
+    model = model_without_norms("region_bigru", dropout=0.0)
+    batch = batch_for(model)
+    terms = gradients(model, batch, Criterion(maxmatch, PAIR, EVERY_TERM), seed=0, chunks=3)
+    found = grads(model)
+    model.zero_grad()
+    image, text = (model(name, *batch.inputs[name]) for name in ("image", "text"))
+    loss = objective(maxmatch(image.vectors, text.vectors), batch.positive("image", "text"), image, text, **EVERY_TERM)
+    loss.total.backward()
+    assert float(terms.total) == pytest.approx(loss.total.item())
+    assert not terms.total.requires_grad  # who keeps the losses of many steps does not keep their graphs
+    for name, value in grads(model).items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+
+
+def test_dropout_is_the_same_in_both_passes_over_a_chunk():
+    """Then each chunk's gradient is that at the very point where the loss was taken."""
+    model = model_without_norms("region_bigru", dropout=0.5)
+    batch = batch_for(model)
+    seen = {"image": [], "text": []}
+    for name, sides in seen.items():
+        model.tower(name).register_forward_hook(lambda *call, sides=sides: sides.append(call[2].vectors.detach()))
+    gradients(model, batch, Criterion(maxmatch, PAIR, EVERY_TERM), seed=5, chunks=3)
+    for sides in seen.values():
+        assert len(sides) == 6
+        for first, second in zip(sides[:3], sides[3:], strict=True):
+            assert torch.equal(first, second)
+    assert not torch.equal(seen["image"][0][:1], seen["image"][1][:1])
+    first = grads(model)
+    model.zero_grad()
+    gradients(model, batch, Criterion(maxmatch, PAIR, EVERY_TERM), seed=5, chunks=3)
+    again = grads(model)
+    model.zero_grad()
+    gradients(model, batch, Criterion(maxmatch, PAIR, EVERY_TERM), seed=6, chunks=3)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], value) for name, value in grads(model).items())
+
+
+@pytest.mark.parametrize("preset", ["region_bigru", "resnet152_bigru"])
+def test_the_statistics_of_batchnorm_move_once_for_each_chunk(preset):
+    model, reference = (tiny_model(preset, seed=1).train() for _ in range(2))
+    batch = batch_for(model)
+    gradients(model, batch, Criterion(maxmatch, PAIR, EVERY_TERM), seed=2, chunks=3)
+    for place, part in enumerate(split(batch, 3)):
+        torch.manual_seed(2 + place)
+        for name in ("image", "text"):
+            reference(name, *part.inputs[name])
+    buffers = dict(reference.named_buffers())
+    assert any(name.endswith("running_var") for name in buffers)
+    for name, value in model.named_buffers():
+        assert torch.equal(value, buffers[name]), name
+    assert all(int(value) == 3 for name, value in buffers.items() if name.endswith("num_batches_tracked"))
+
+
+def test_a_chunk_has_whole_groups_and_every_item_is_in_one():
+    model = tiny_model("region_bigru")
+    batch = batch_for(model)
+    parts = split(batch, 3)
+    assert [len(part.groups["image"]) for part in parts] == [3, 2, 2]
+    for name in ("image", "text"):
+        assert sorted(torch.cat([part.groups[name] for part in parts]).tolist()) == sorted(batch.groups[name].tolist())
+    for part in parts:
+        assert set(part.groups["image"].tolist()) == set(part.groups["text"].tolist())
+        for name, inputs in part.inputs.items():
+            assert len(inputs.values) == len(inputs.mask) == len(part.groups[name])
+    assert len(split(batch, 100)) == 7
+
+
+@torch.no_grad()
+def test_with_several_pairs_of_modalities_the_losses_are_added():
+    config = with_audio(tiny_model("region_bigru").config)
+    torch.manual_seed(0)
+    model = build_model(config, {"text": tiny_model("region_bigru").tower("text").reader.tokenizer}, seed=0).eval()
+    two = batch_for(model)
+    audio = model.tower("audio").reader
+    heard = audio.collate([audio.read(torch.randn(n, 5).numpy()) for n in (3, 4, 1, 2)])
+    batch = Batch({**two.inputs, "audio": heard}, {**two.groups, "audio": two.groups["image"][:4]})
+    pairs = [("image", "text"), ("audio", "text")]
+    few = {"mmd_weight": 0.0, "div_weight": 0.0}
+    sets = {name: model(name, *inputs) for name, inputs in batch.inputs.items()}
+    whole = Criterion(maxmatch, pairs, few)(sets, batch.groups)
+    parts = [Criterion(maxmatch, [pair], few)(sets, batch.groups) for pair in pairs]
+    for term in ("total", "triplet", "global_discriminative", "intra_set_divergence"):
+        assert float(getattr(whole, term)) == pytest.approx(sum(float(getattr(part, term)) for part in parts))
+    assert whole.mmd is whole.contrastive is None
+
+
+@pytest.mark.parametrize("similarity", ["smooth_chamfer", "mil"])
+def test_half_precision_is_close_and_the_loss_is_float32(similarity):
+    model = tiny_model("region_bigru", seed=1).train()
+    batch = batch_for(model)
+    criterion = Criterion(SIMILARITIES[similarity], PAIR, EVERY_TERM)
+    exact = gradients(model, batch, criterion, seed=0)
+    for chunks in (1, 2):
+        model.zero_grad()
+        mixed = gradients(model, batch, criterion, seed=0, precision=torch.float16, chunks=chunks)
+        assert mixed.total.dtype == torch.float32
+        assert float(mixed.total) == pytest.approx(float(exact.total), rel=0.1)
+        assert all(p.grad is None or (p.grad.dtype == p.dtype and p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_the_loss_is_scaled_before_the_gradient_is_taken_and_reported_unscaled():
+    model = model_without_norms("region_bigru", dropout=0.0)
+    batch, criterion = batch_for(model), Criterion(maxmatch, PAIR, EVERY_TERM)
+    plain = gradients(model, batch, criterion, seed=0)
+    expected = grads(model)
+    for chunks in (1, 2):
+        model.zero_grad()
+        scaled = gradients(model, batch, criterion, seed=0, chunks=chunks, scale=lambda loss: 8 * loss)
+        assert float(scaled.total) == pytest.approx(float(plain.total))
+        for name, value in grads(model).items():
+            torch.testing.assert_close(value, 8 * expected[name], rtol=0, atol=1e-6)
+
+
+def test_pvse_too_learns_in_chunks():
+    model = tiny_model("region_bigru", seed=1)
+    config = model.config.model_dump()
+    for tower in config["towers"].values():
+        tower["head"] = PIE(dropout=0.0).model_dump()
+    pie = build_model(type(model.config).model_validate(config), {"text": model.tower("text").reader.tokenizer}, seed=1)
+    batch = batch_for(pie.eval())
+    criterion = Criterion(SIMILARITIES["mil"], PAIR, {"diversity": "pvse"})
+    gradients(pie, batch, criterion, seed=0)
+    whole = grads(pie)
+    pie.zero_grad()
+    gradients(pie, batch, criterion, seed=0, chunks=4)
+    for name, value in grads(pie).items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-6)
