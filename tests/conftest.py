@@ -52,6 +52,7 @@ install_import_hook(
         "maxmatch.data.formats.picture_files",
         "maxmatch.data.formats.columns",
         "maxmatch.data.formats.shards",
+        "maxmatch.data.formats.stored",
         "maxmatch.data.formats.table_files",
         "maxmatch.data.formats.table_writers",
         "maxmatch.data.formats.tables",

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from maxmatch.data.rows import Rows
+from maxmatch.data.items import Items
+from maxmatch.data.rows import RaggedRows, Rows
 from maxmatch.files import draft, sync
 
 _HEADER = 128  # bytes in front of an array: room for any shape, so that it can be filled in when all rows are there
@@ -99,6 +100,22 @@ def write_rows(
         array.finish()
     finally:
         array.close()
+
+
+def check_features(items: Items, one_shape: bool) -> np.ndarray:
+    """The first of some items, all of which have to be features; of one shape, too, where that is asked for.
+
+    What lies on the disk is looked at when it is written.
+    """
+    first = _features(items.values[0], items.ids[0], None)
+    if one_shape and isinstance(items.values, RaggedRows):
+        counts = np.diff(items.values.starts)[items.values.numbers]
+        place = int(np.argmax(counts != counts[0]))
+        _features(items.values[place], items.ids[place], first)
+    if isinstance(items.values, list):
+        for name, value in zip(items.ids, items.values, strict=True):
+            _features(value, name, first if one_shape else None)
+    return first
 
 
 def _features(value: Any, name: str, like: np.ndarray | None) -> np.ndarray:

@@ -33,6 +33,11 @@ class Rows(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def width(self) -> int:
+        """Of each feature."""
+        return int(self.array.shape[2])
+
     @overload
     def __getitem__(self, position: int) -> np.ndarray: ...
     @overload
@@ -63,6 +68,11 @@ class RaggedRows(Sequence[np.ndarray]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def width(self) -> int:
+        """Of each feature."""
+        return int(self.array.shape[1])
 
     @overload
     def __getitem__(self, position: int) -> np.ndarray: ...

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.formats.picture_files import SUFFIXES, copy_all
+from maxmatch.data.formats.picture_files import SUFFIXES, check_files, copy_all
 from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, Items, Split
 from maxmatch.data.problems import Problem, Report, give_up, refuse
@@ -37,6 +37,8 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, w
                 f"split {name!r} has {', '.join(split.items)}: a plain folder holds pictures only. "
                 "Write a 'table', an 'imagefolder' or 'webdataset' shards."
             )
+
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         taken: set[str] = set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxmatch.data.formats.columns import Row, find_columns, missing_columns, split_name
 from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import in_order, read_item
+from maxmatch.data.formats.picture_files import check_files, in_order, read_item
 from maxmatch.data.formats.table_writers import arrow_column, column_names
 from maxmatch.data.formats.tables import path_inside
 from maxmatch.data.formats.unfold import check_writable, unfold
@@ -72,6 +72,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, w
     """Write what `datasets.load_from_disk` reads: a row for each image, with its bytes and all its captions."""
     package = _package()
     check_writable(splits, "huggingface")
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         parts = folder / "parts"

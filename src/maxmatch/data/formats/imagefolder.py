@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from maxmatch.data.formats.columns import split_name
-from maxmatch.data.formats.picture_files import copy_all
+from maxmatch.data.formats.picture_files import check_files, copy_all
 from maxmatch.data.formats.table_writers import write_jsonl
 from maxmatch.data.formats.tables import read_tables, tables_in
 from maxmatch.data.formats.unfold import check_writable, unfold
@@ -37,6 +37,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
 def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
     """Write a folder for each split, with copies of its pictures and a line of metadata for each of them."""
     check_writable(splits, "imagefolder")
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():

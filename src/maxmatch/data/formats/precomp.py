@@ -16,7 +16,7 @@ import numpy as np
 from maxmatch.data.formats.lines import one_line, read_lines
 from maxmatch.data.formats.pairs import check_pairs
 from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.growing import write_rows
+from maxmatch.data.growing import check_features, write_rows
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import Problem, Report, give_up, refuse
 from maxmatch.data.rows import Rows, repeated
@@ -60,6 +60,11 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, w
     stay behind, and line breaks in captions become spaces. workers has no use, for the disk sets the pace.
     """
     check_pairs(splits, ("train", "val", "test", "testall"), "a precomp folder")
+    for split in splits.values():
+        check_features(split[IMAGE], one_shape=True)
+        for name in (*split[IMAGE].ids, *split[TEXT].ids):
+            if not name or name != one_line(name):
+                raise ValueError(f"the id {name!r} does not fit on a line. Choose another format.")
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():
@@ -95,7 +100,7 @@ def _complete(folder: Path, prefix: str, report: Report) -> bool:
     missing = [part for part in _parts(folder, prefix) if not part.is_file()]
     if len(missing) == 1:
         what = f"missing, so that the split {_PREFIXES[prefix]!r} is left out"
-        report(Problem(missing[0], what, "Fetch the file, or remove the split's others."))
+        report(Problem(missing[0], what, "Fetch the file, or remove the split's others.", fatal=True))
     return not missing
 
 
@@ -230,7 +235,4 @@ def _usable(lines: Sequence[str], count: int, what: str, file: Path, report: Rep
 
 def _write_lines(lines: Sequence[str], file: Path) -> None:
     with whole(file) as out:
-        for line in lines:
-            if not line or line != one_line(line):
-                raise ValueError(f"{file.name}: the id {line!r} does not fit on a line. Choose another format.")
-            out.write(f"{line}\n".encode())
+        out.writelines(f"{line}\n".encode() for line in lines)

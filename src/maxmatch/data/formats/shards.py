@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, BadCell, Row, find_columns, split_name
 from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import SUFFIXES, in_order, read_item
+from maxmatch.data.formats.picture_files import SUFFIXES, check_files, in_order, read_item
 from maxmatch.data.formats.table_writers import column_names
 from maxmatch.data.formats.tars import CutShort, Member, TarItems, members
 from maxmatch.data.formats.unfold import check_writable, unfold
@@ -65,6 +65,7 @@ def write(
     sample is larger. An image is a sample, with all its captions in a .json.
     """
     check_writable(splits, "webdataset")
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():
@@ -100,7 +101,7 @@ def _tars(path: Path) -> dict[str, list[Path]]:
 def _samples(tar: Path, report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
     """The samples of a tar, each with what a row of a table would hold."""
     if not tar.is_file():
-        report(Problem(tar, "no such file", "Bring it back, or name the tars that there are."))
+        report(Problem(tar, "no such file", "Bring it back, or name the tars that there are.", fatal=True))
         return
     found: list[Member] = []
     cut = False

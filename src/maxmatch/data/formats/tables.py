@@ -19,7 +19,7 @@ import numpy as np
 
 from maxmatch.data.formats.columns import BadCell, Columns, Row, find_columns, missing_columns, split_name
 from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import copy_all
+from maxmatch.data.formats.picture_files import check_files, copy_all
 from maxmatch.data.formats.table_files import TABLES, value_of
 from maxmatch.data.formats.table_writers import WRITERS, column_names
 from maxmatch.data.formats.unfold import check_writable, unfold
@@ -96,6 +96,7 @@ def write(
     if kind not in WRITERS:
         raise ValueError(f"kind: expected one of {', '.join(WRITERS)}, got {kind!r}.")
     check_writable(splits, "table", modalities=None)
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         taken: dict[str, set[str]] = {}

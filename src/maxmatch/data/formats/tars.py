@@ -60,7 +60,8 @@ def _check_end(path: Path, offset: int, last: str) -> None:
 
 
 def _cut(path: Path, what: str) -> CutShort:
-    return CutShort(Problem(path, what, "Copy or download it again; a compressed tar has to be unpacked first."))
+    cure = "Copy or download it again; a compressed tar has to be unpacked first."
+    return CutShort(Problem(path, what, cure, fatal=True))
 
 
 class TarItems(Sequence[bytes]):

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from maxmatch.data.formats.picture_files import check_files
 from maxmatch.data.items import IMAGE, TEXT, Split
 
 _COLUMNS = {IMAGE: "image", TEXT: "caption"}
@@ -61,4 +60,3 @@ def check_writable(splits: Mapping[str, Split], format: str, modalities: Sequenc
                     f"split {name!r}: the format {format!r} holds {' and '.join(modalities)}, not {modality}. "
                     "Other modalities are written as 'table'."
                 )
-    check_files(splits)
