@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from maxmatch.cli.data_check import check
+
 app = typer.Typer(help="Make, look at and convert data sets.", no_args_is_help=True)
 
 
-@app.callback()
-def _together() -> None:
-    """With one verb alone typer would make it the whole program."""
+app.command()(check)
 
 
 @app.command()

@@ -84,6 +84,11 @@ class TarItems(Sequence[bytes]):
             raise DataError(Problem(member.tar, what, "It has changed since it was opened: read it again.", fatal=True))
         return data
 
+    def where(self, index: int) -> Path:
+        """The tar, and the member's name in it, as if it were a folder."""
+        member = self._members[index]
+        return member.tar / member.name
+
     def __getstate__(self) -> list[Member]:
         return self._members
 

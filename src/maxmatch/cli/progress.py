@@ -1,0 +1,20 @@
+"""Bars on stderr, where somebody looks at them."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
+    """What to call with the number of things done. Nothing is shown where stderr is no terminal."""
+    from tqdm import tqdm
+
+    big = what == "bytes"
+    with tqdm(total=total, desc=what, unit="B" if big else "", unit_scale=big, disable=None, leave=False) as shown:
+        yield shown.update
+
+
+def cores() -> int:
+    """How many threads or processes to use: one for each core that there is, and no more than eight."""
+    return min(8, os.cpu_count() or 1)
