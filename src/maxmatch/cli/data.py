@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from maxmatch.cli.data_check import check
+from maxmatch.cli.data_convert import convert
 
 app = typer.Typer(help="Make, look at and convert data sets.", no_args_is_help=True)
 
 
 app.command()(check)
+app.command()(convert)
 
 
 @app.command()

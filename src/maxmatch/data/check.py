@@ -1,8 +1,7 @@
 """What is in a data set, and what is wrong with it. Everything is looked at; no problem ends the looking."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -25,11 +24,10 @@ from maxmatch.data.formats import butd
 from maxmatch.data.formats.stored import ALL
 from maxmatch.data.items import IMAGE, TEXT, Dataset, Split
 from maxmatch.data.problems import DataError, Problem
+from maxmatch.data.progress import Progress, no_progress
 from maxmatch.data.reading import read_dataset, recognise
 from maxmatch.data.rows import RaggedRows, Rows
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""From what is looked at and how much of it there is to what to call with each piece done."""
 MIN_COUNT = 4
 _SAMPLE = 64  # images of one id in two splits that are compared, to tell whether they are the same
 _LONGEST = 126  # words, with <start> and <end> around them, that the usual tokenizer does not cut
@@ -56,12 +54,6 @@ class Collector:
         return [Finding(level, problem) for problem, level in self.found.items()]
 
 
-@contextmanager
-def quietly(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """No sign of progress."""
-    yield lambda count: None
-
-
 def check(
     path: Path,
     format: str | None = None,
@@ -70,7 +62,7 @@ def check(
     pictures: bool = True,
     quick: bool = False,
     workers: int = 4,
-    progress: Progress = quietly,
+    progress: Progress = no_progress,
 ) -> CheckReport:
     """Look at a data set in any format, at a store of features, or at files of BUTD.
 

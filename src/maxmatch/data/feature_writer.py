@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from maxmatch.data.features import BOXES, COUNTS, FEATURES, IDS, INFO, JOURNAL, FeatureStore, StoreInfo, read_info
+from maxmatch.data.formats.writing import MANIFEST
 from maxmatch.data.growing import GrowingArray
 from maxmatch.files import lock, sync, whole
 
@@ -41,8 +42,8 @@ class FeatureWriter:
             self._counts = dict.fromkeys(store.ids, 0)
             (folder / JOURNAL).unlink(missing_ok=True)
             return
-        if (folder / FEATURES).exists() and not (folder / JOURNAL).exists():
-            raise FileExistsError(f"{folder / FEATURES}: not written by MaxMatch. Choose a new folder.")
+        if not (folder / JOURNAL).exists() and _others(folder):
+            raise FileExistsError(f"{folder}: holds files, but no store of features. Choose a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = _Journal(folder / JOURNAL, info)
         self._features = GrowingArray(folder / FEATURES, np.dtype(info.dtype), (info.width,))
@@ -224,6 +225,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     record: dict[str, Any] = json.loads(text)
     return record
+
+
+def _others(folder: Path) -> bool:
+    """Whether there is anything in the folder but what is written before a store is begun."""
+    return folder.is_dir() and any(entry.name != MANIFEST for entry in folder.iterdir())
 
 
 def _check_same(folder: Path, there: StoreInfo, asked: StoreInfo) -> None:
