@@ -12,12 +12,13 @@ from maxmatch.cli.data_features import features
 
 _HELP = """Make, look at and convert data sets.
 
-Known are Karpathy's JSON, precomp folders, BUTD files, tables (CSV, TSV, JSON lines, Parquet), image folders, webdataset
-tars, Hugging Face data sets, plain folders of pictures, and stores of features. Which it is, is seen from the files.
+Known are Karpathy's JSON, precomp folders, BUTD files, tables (CSV, TSV,
+JSON lines, Parquet), image folders, webdataset tars, Hugging Face data sets,
+plain folders of pictures, and stores of features.
 
 Look before training: what is there, what is missing, what to do about it.
 
-  maxmatch data check f30k/dataset_flickr30k.json --images f30k/flickr30k-images
+  maxmatch data check f30k/dataset_flickr30k.json --images f30k/images
 
 Change the format. What was interrupted goes on when the same command runs again.
 

@@ -36,7 +36,7 @@ def check(
 
     Examples:
 
-      maxmatch data check f30k/dataset_flickr30k.json --images f30k/flickr30k-images
+      maxmatch data check f30k/dataset_flickr30k.json --images f30k/images
 
       maxmatch data check coco_precomp --quick
 

@@ -43,7 +43,7 @@ class Spread:
     mean: float
 
     @staticmethod
-    def of(numbers: Sequence[float] | np.ndarray) -> "Spread":
+    def of(numbers: Sequence[int] | np.ndarray) -> "Spread":
         """Of at least one number."""
         values = np.asarray(numbers, np.float64)
         return Spread(float(values.min()), float(np.median(values)), float(values.max()), float(values.mean()))

@@ -95,7 +95,7 @@ def scan(
             found[image] = len(item.features)
             if not np.isfinite(item.features).all():
                 what = f"image {image}: NaN or infinite values among its features"
-                report(Problem(line.file, what, _AGAIN, line.number))
+                report(Problem(line.file, what, _AGAIN, line.number, fatal=True))  # it would be in the store
     if not found:
         give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
     return Scan(list(found.values()), width)
