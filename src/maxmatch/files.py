@@ -1,7 +1,18 @@
-"""Files that are whole or not there."""
+"""Files that are there whole or not at all: written under another name, put on the disk, then renamed."""
 
+import errno
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path
+from typing import IO
+
+
+def draft(path: Path) -> Path:
+    """Where a file is written before it has its name: hidden, beside its place."""
+    return path.with_name(f".{path.name}.part")
 
 
 def sync(path: Path) -> None:
@@ -15,15 +26,41 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file under another name, put it on the disk and rename it."""
-    draft = path.with_name(f".{path.name}.writing-{os.getpid()}")
+@contextmanager
+def whole(path: Path) -> Iterator[BufferedWriter]:
+    """A file to write, that gets its name, and replaces an old one, only once it is on the disk for good. Its folder is
+    made where there is none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        draft.write_text(text, encoding="utf-8")
-        sync(draft)
-        os.replace(draft, path)
+        with draft(path).open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        draft(path).unlink(missing_ok=True)
+        raise
+    os.replace(draft(path), path)
+    sync(path.parent)
+
+
+def lock(file: IO[bytes], path: Path) -> None:
+    """Be the only process that writes at a path, as long as the file is open. ValueError where another one does."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system that knows no locks
+            raise ValueError(f"{path}: another process is writing there. Wait for it, or stop it first.") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, as `whole` does."""
+    try:
+        with whole(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise OSError(error.errno, f"{path}: could not be written ({error}). Free some space or permit it.") from error
-    finally:
-        draft.unlink(missing_ok=True)
-    sync(path.parent)

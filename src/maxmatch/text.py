@@ -5,7 +5,7 @@ A tokenizer carries its own maximum length. `encode` is all the rest of the libr
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,12 +39,9 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
 
     <pad> 0, <start> 1, <end> 2, <unk> 3, <mask> 4; every text becomes <start> … <end>.
     """
-    splitter = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    _split_into_words(splitter)
     counts: Counter[str] = Counter()
-    for caption in captions:
-        text = splitter.normalizer.normalize_str(caption)
-        counts.update(word for word, _ in splitter.pre_tokenizer.pre_tokenize_str(text))
+    for words in split_into_words(captions):
+        counts.update(words)
     frequent = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
     vocabulary = {word: index for index, word in enumerate([*WORD_SPECIALS, *frequent])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -52,6 +49,15 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
     tokenizer.add_special_tokens(list(WORD_SPECIALS))
     _enclose(tokenizer, "<start>", "<end>")
     return _limit(tokenizer, "<pad>", max_length)
+
+
+def split_into_words(captions: Iterable[str]) -> Iterator[list[str]]:
+    """The words of each caption, as `word_tokenizer` divides it."""
+    splitter = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    _split_into_words(splitter)
+    for caption in captions:
+        text = splitter.normalizer.normalize_str(caption)
+        yield [word for word, _ in splitter.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def wordpiece_tokenizer(vocabulary: Sequence[str], max_length: int = MAX_LENGTH) -> Tokenizer:

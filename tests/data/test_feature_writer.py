@@ -52,7 +52,7 @@ def begun(folder, count):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from maxmatch.data import feature_writer, files, growing
+from maxmatch.data import feature_writer, growing
 from test_feature_writer import go_on
 feature_writer._COMMIT_SECONDS = 0
 root = Path(sys.argv[1])
@@ -170,7 +170,7 @@ def test_a_line_with_a_wrong_checksum_and_what_follows_it_does_not_count(tmp_pat
     assert files(tmp_path) == whole
 
 
-@pytest.mark.parametrize("name", ["features.npy.part", "boxes.npy.part"])
+@pytest.mark.parametrize("name", [".features.npy.part", ".boxes.npy.part"])
 def test_items_whose_features_are_gone_are_not_done(tmp_path, whole, name):
     begun(tmp_path, 6)
     os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 1)
@@ -214,14 +214,14 @@ def test_other_features_are_not_mixed_in(tmp_path, other, message, finished):
 def test_two_writers_do_not_share_a_folder(tmp_path):
     if sys.platform == "win32":
         pytest.skip("files are not locked on Windows")
-    with FeatureWriter(tmp_path, INFO), pytest.raises(ValueError, match="another process is writing this store"):
+    with FeatureWriter(tmp_path, INFO), pytest.raises(ValueError, match="another process is writing there"):
         FeatureWriter(tmp_path, INFO)
     FeatureWriter(tmp_path, INFO).close()
 
 
 def test_an_array_of_someone_else_is_not_touched(tmp_path):
     np.save(tmp_path / "features.npy", np.zeros(3))
-    with pytest.raises(FileExistsError, match=r"features\.npy: not written by MaxMatch"):
+    with pytest.raises(FileExistsError, match="holds files, but no store of features"):
         FeatureWriter(tmp_path, INFO)
     assert np.load(tmp_path / "features.npy").tolist() == [0, 0, 0]
 

@@ -6,12 +6,41 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Make, look at and convert data sets.", no_args_is_help=True)
+from maxmatch.cli.data_check import check
+from maxmatch.cli.data_convert import convert
+from maxmatch.cli.data_features import features
+
+_HELP = """Make, look at and convert data sets.
+
+Known are Karpathy's JSON, precomp folders, BUTD files, tables (CSV, TSV,
+JSON lines, Parquet), image folders, webdataset tars, Hugging Face data sets,
+plain folders of pictures, and stores of features.
+
+Look before training: what is there, what is missing, what to do about it.
+
+  maxmatch data check f30k/dataset_flickr30k.json --images f30k/images
+
+Change the format. What was interrupted goes on when the same command runs again.
+
+  maxmatch data convert flickr8k f8k_shards --to webdataset
+
+Run a frozen backbone once, and train on what it made.
+
+  maxmatch data features flickr8k f8k_grid --model efficientnet_lite0_bigru
+
+  maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
+
+Data to try things on.
+
+  maxmatch data scenes scenes --images 2000
+"""
+
+app = typer.Typer(help=_HELP, short_help="Make, look at and convert data sets.", no_args_is_help=True)
 
 
-@app.callback()
-def _together() -> None:
-    """With one verb alone typer would make it the whole program."""
+app.command()(check)
+app.command()(convert)
+app.command()(features)
 
 
 @app.command()

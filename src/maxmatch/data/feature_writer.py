@@ -6,7 +6,6 @@ next one finds all items of which the journal speaks, and cuts off what lies bey
 
 import json
 import os
-import sys
 import time
 import zlib
 from collections.abc import KeysView, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from maxmatch.data.features import BOXES, COUNTS, FEATURES, IDS, INFO, JOURNAL, FeatureStore, StoreInfo, read_info
-from maxmatch.data.files import sync_folder, whole
+from maxmatch.data.formats.writing import MANIFEST
 from maxmatch.data.growing import GrowingArray
+from maxmatch.files import lock, sync, whole
 
 _COMMIT_BYTES = 64 * 2**20
 _COMMIT_SECONDS = 1.0  # of work at most are lost when the process is killed
@@ -42,8 +42,8 @@ class FeatureWriter:
             self._counts = dict.fromkeys(store.ids, 0)
             (folder / JOURNAL).unlink(missing_ok=True)
             return
-        if (folder / FEATURES).exists() and not (folder / JOURNAL).exists():
-            raise FileExistsError(f"{folder / FEATURES}: not written by MaxMatch. Choose a new folder.")
+        if not (folder / JOURNAL).exists() and _others(folder):
+            raise FileExistsError(f"{folder}: holds files, but no store of features. Choose a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = _Journal(folder / JOURNAL, info)
         self._features = GrowingArray(folder / FEATURES, np.dtype(info.dtype), (info.width,))
@@ -175,7 +175,7 @@ class _Journal:
         self._path = path
         self._file = path.open("a+b")
         try:
-            _lock(self._file.fileno(), path.parent)
+            lock(self._file, path.parent)
             self._file.seek(0)
             self._ends, self.records = [0], []
             for line in self._file:
@@ -187,7 +187,7 @@ class _Journal:
             self.keep(len(self.records))
             if not self.records:
                 self.add({"info": info.text()})
-                sync_folder(path.parent)
+                sync(path.parent)
             _check_same(path.parent, StoreInfo.from_text(self.records[0]["info"]), info)
         except BaseException:
             self._file.close()
@@ -227,15 +227,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record
 
 
-def _lock(handle: int, folder: Path) -> None:
-    if sys.platform == "win32":
-        return
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ValueError(f"{folder}: another process is writing this store. Wait for it, or stop it first.") from error
+def _others(folder: Path) -> bool:
+    """Whether there is anything in the folder but what is written before a store is begun."""
+    return folder.is_dir() and any(entry.name != MANIFEST for entry in folder.iterdir())
 
 
 def _check_same(folder: Path, there: StoreInfo, asked: StoreInfo) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from maxmatch.data.formats.lines import read_lines
-from maxmatch.data.items import IMAGE, Dataset, Items, Split
+from maxmatch.data.items import IMAGE, Dataset, Split, without_groups
 from maxmatch.data.problems import DataError, Problem, Report, give_up, refuse
 from maxmatch.data.rows import Padded, RaggedRows, Rows, pick
 
@@ -158,20 +158,12 @@ def with_features(dataset: Dataset, store: FeatureStore, report: Report = refuse
         for place in np.flatnonzero(absent).tolist():
             what = f"no features of image {items.ids[place]!r} of the split {name!r}, whose group is left out"
             report(Problem(store.folder / IDS, what, _EXTRACT))
-        kept = {other: _without(items, split[IMAGE].groups[absent]) for other, items in split.items.items()}
+        kept = without_groups(split, items.groups[absent])
         found = store.rows(kept[IMAGE].ids)
-        kept[IMAGE] = replace(kept[IMAGE], values=pick(store.values, found))
         if len(found):
-            splits[name] = Split(kept)
+            stored = replace(kept[IMAGE], values=pick(store.values, found))
+            splits[name] = Split({**kept.items, IMAGE: stored})
     return replace(dataset, splits=splits)
-
-
-def _without(items: Items, groups: np.ndarray) -> Items:
-    """The items that are not in some groups."""
-    kept = np.flatnonzero(~np.isin(items.groups, groups))
-    metadata = None if items.metadata is None else pick(items.metadata, kept)
-    owners = np.unique(items.groups[kept], return_inverse=True)[1]
-    return Items(pick(items.values, kept), owners, pick(items.ids, kept), metadata)
 
 
 def _by_item(array: np.ndarray, counts: np.ndarray) -> Rows | RaggedRows:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from maxmatch.data.files import draft, sync_folder
-from maxmatch.data.rows import Rows
+from maxmatch.data.items import Items
+from maxmatch.data.rows import RaggedRows, Rows
+from maxmatch.files import draft, sync
 
 _HEADER = 128  # bytes in front of an array: room for any shape, so that it can be filled in when all rows are there
 _BLOCK = 256  # rows written at once
@@ -69,42 +70,52 @@ class GrowingArray:
         self.sync()
         self.close()
         os.replace(draft(self.path), self.path)
-        sync_folder(self.path.parent)
+        sync(self.path.parent)
 
 
 def write_rows(
-    values: Sequence[Any], ids: Sequence[str], positions: np.ndarray, file: Path, advance: Callable[[int], None]
+    values: Sequence[Any], ids: Sequence[str], positions: np.ndarray, file: Path, advance: Callable[[int], object]
 ) -> None:
-    """Write the values at some positions, arrays of one shape, as the rows of a .npy file.
-
-    What an interrupted call has written is kept, if it is what this one would write.
+    """Write the values at some positions, arrays of one shape, as the rows of a .npy file. A file that is there is what
+    it is to be; what an interrupted call has written is kept, as far as it got to the disk. advance is called with
+    the number of values written.
     """
-    first = _features(values[int(positions[0])], ids[int(positions[0])], None)
+    new = np.diff(positions, prepend=-1) != 0  # rows may be repeated; it is items that are counted
     if file.exists():
-        there = np.lib.format.open_memmap(file, mode="r")
-        if (
-            there.dtype != first.dtype
-            or there.shape != (len(positions), *first.shape)
-            or not _same(there, values, positions)
-        ):
-            raise FileExistsError(f"{file}: holds other features. Choose a new folder, or remove the file.")
-        advance(len(positions))
+        advance(int(new.sum()))
         return
+    first = _features(values[int(positions[0])], ids[int(positions[0])], None)
     array = GrowingArray(file, first.dtype, first.shape)
     try:
         if array.rows > len(positions) or not _same(array.written(), values, positions):
             array.truncate(0)
-        advance(array.rows)
+        advance(int(new[: array.rows].sum()))
         for begin in range(array.rows, len(positions), _BLOCK):
             part = positions[begin : begin + _BLOCK]
             if isinstance(values, Rows):
                 array.append(values.take(part))
             else:
                 array.append(np.stack([_features(values[int(place)], ids[int(place)], first) for place in part]))
-            advance(len(part))
+            advance(int(new[begin : begin + _BLOCK].sum()))
         array.finish()
     finally:
         array.close()
+
+
+def check_features(items: Items, one_shape: bool) -> np.ndarray:
+    """The first of some items, all of which have to be features; of one shape, too, where that is asked for.
+
+    What lies on the disk is looked at when it is written.
+    """
+    first = _features(items.values[0], items.ids[0], None)
+    if one_shape and isinstance(items.values, RaggedRows):
+        counts = np.diff(items.values.starts)[items.values.numbers]
+        place = int(np.argmax(counts != counts[0]))
+        _features(items.values[place], items.ids[place], first)
+    if isinstance(items.values, list):
+        for name, value in zip(items.ids, items.values, strict=True):
+            _features(value, name, first if one_shape else None)
+    return first
 
 
 def _features(value: Any, name: str, like: np.ndarray | None) -> np.ndarray:

@@ -4,12 +4,14 @@ A *group* is what belongs together: a picture and its captions, and whatever oth
 Between any two modalities, items of one group are true pairs and all others are not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from maxmatch.data.rows import pick
 
 IMAGE, TEXT = "image", "text"
 
@@ -95,9 +97,19 @@ def first_of_each(dataset: Dataset, modality: str, most: int) -> Dataset:
     return replace(dataset, splits=splits)
 
 
+def without_groups(split: Split, groups: Collection[int] | np.ndarray) -> Split:
+    """The split without some groups."""
+    gone = np.fromiter(groups, np.int64)
+    kept = {}
+    for name, items in split.items.items():
+        kept[name] = _at(items, np.flatnonzero(~np.isin(items.groups, gone)))
+    return Split(kept)
+
+
 def _at(items: Items, places: np.ndarray) -> Items:
+    """The items at some places; the groups that are left are counted anew."""
     if len(places) == len(items):
         return items
-    metadata = None if items.metadata is None else [items.metadata[place] for place in places]
-    values, ids = [items.values[place] for place in places], [items.ids[place] for place in places]
-    return Items(values, items.groups[places], ids, metadata)
+    metadata = None if items.metadata is None else pick(items.metadata, places)
+    groups = np.unique(items.groups[places], return_inverse=True)[1]
+    return Items(pick(items.values, places), groups, pick(items.ids, places), metadata)

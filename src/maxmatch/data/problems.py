@@ -18,7 +18,8 @@ class Problem:
     line: int | None = None
     """Counted from 1: the line of a text file, the row of a table or an array."""
     fatal: bool = False
-    """Whether nothing can be read because of it. Otherwise one item is left out, or is merely worth a look."""
+    """Whether a file, a split or everything is lost because of it. Otherwise one item is left out, or is merely worth a
+    look."""
 
     def __str__(self) -> str:
         where = str(self.file) if self.line is None else f"{self.file}:{self.line}"
@@ -34,8 +35,8 @@ class DataError(ValueError):
 
 
 Report = Callable[[Problem], None]
-"""What a reader does with a problem. After a call that returns, it leaves the bad item out and goes on; after a fatal
-problem a reader cannot go on and raises DataError by itself."""
+"""What a reader does with a problem. After a call that returns, it leaves out what is bad and goes on; where it cannot,
+it raises DataError with the same problem by itself."""
 
 
 def refuse(problem: Problem) -> None:

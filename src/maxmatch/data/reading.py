@@ -1,10 +1,11 @@
 """Every format that data sets are read from and written to, and which of them a folder is in."""
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, shards, tables
+from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, shards, stored, tables
 from maxmatch.data.formats.writing import PARTIAL
 from maxmatch.data.items import Dataset, Split
 from maxmatch.data.problems import DataError, Problem, Report, refuse
@@ -22,6 +23,7 @@ class Format(NamedTuple):
 
 # In the order of recognition: what has a name of its own before what any table or picture could be.
 FORMATS: dict[str, Format] = {
+    "features": Format(stored.recognises, stored.read, stored.write, "store.json, a store of features of ours"),
     "huggingface": Format(
         huggingface.recognises, huggingface.read, huggingface.write, "dataset_dict.json, as save_to_disk writes it"
     ),
@@ -45,6 +47,8 @@ def read_dataset(path: str | Path, format: str | None = None, report: Report = r
         format = recognise(path)
     elif format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}.")
+    for option in options.keys() - signature(FORMATS[format].read).parameters.keys():
+        raise ValueError(f"{option}: data in the format {format!r} takes no such option; leave it out.")
     return Dataset(path, format, FORMATS[format].read(path, report, **options))
 
 

@@ -1,13 +1,14 @@
 """Features that stay in their file until they are asked for, one item or a whole batch at a time."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
+ZEROS = "all values are zero"
 _CHUNK_BYTES = 4 * 2**20  # little enough to stay in a processor's cache
 _MAPPED_BYTES = 64 * 2**20
 _PROBE = 64  # values at the start of a row, on one page of the disk, that tell two rows apart almost always
@@ -32,6 +33,11 @@ class Rows(Sequence[np.ndarray]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def width(self) -> int:
+        """Of each feature."""
+        return int(self.array.shape[2])
 
     @overload
     def __getitem__(self, position: int) -> np.ndarray: ...
@@ -63,6 +69,11 @@ class RaggedRows(Sequence[np.ndarray]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def width(self) -> int:
+        """Of each feature."""
+        return int(self.array.shape[1])
 
     @overload
     def __getitem__(self, position: int) -> np.ndarray: ...
@@ -118,9 +129,12 @@ def pick(values: Sequence[Any], positions: np.ndarray) -> Sequence[Any]:
     return Picked(values, positions)
 
 
-def bad_rows(rows: Rows | RaggedRows, chunk: int = _CHUNK_BYTES) -> Iterator[tuple[int, str]]:
+def bad_rows(
+    rows: Rows | RaggedRows, chunk: int = _CHUNK_BYTES, advance: Callable[[int], object] = lambda count: None
+) -> Iterator[tuple[int, str]]:
     """The items that hold NaN or infinite values, or nothing but zeros: the number in the file, counted from 0, and
-    what is wrong. Reads the file once, in its order, and holds no more than a few times `chunk` bytes.
+    what is wrong. Reads the file once, in its order, and holds no more than a few times `chunk` bytes. advance is
+    called with the number of rows that were looked at.
     """
     unsigned = np.dtype(f"u{rows.array.dtype.itemsize}")
     infinity = np.array(np.inf, rows.array.dtype.newbyteorder("=")).view(unsigned) << unsigned.type(1)
@@ -131,8 +145,9 @@ def bad_rows(rows: Rows | RaggedRows, chunk: int = _CHUNK_BYTES) -> Iterator[tup
         largest = bits.max(axis=2)
         for place in np.flatnonzero((largest >= infinity).any(axis=1) | (largest == 0).all(axis=1)):
             bad = int((largest[place] >= infinity).sum())
-            what = f"NaN or infinite values in {bad} of {mask[place].sum()} features" if bad else "all values are zero"
+            what = f"NaN or infinite values in {bad} of {mask[place].sum()} features" if bad else ZEROS
             yield int(numbers[place]), what
+        advance(len(numbers))
 
 
 def _chunks(rows: Rows | RaggedRows, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -238,7 +238,7 @@ def test_what_was_written_reads_as_it_was(tmp_path):
         name: content(part) for name, part in splits.items()
     }
     assert sum(advanced) == 6
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["dataset_copy.json", "images"]
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {"dataset_copy.json", "images", "maxmatch.json"}
     assert len(list((tmp_path / "copy" / "images").iterdir())) == 6
     entry = json.loads((tmp_path / "copy" / "dataset_copy.json").read_text())["images"][0]
     assert (entry["cocoid"], entry["sentids"][0], entry["sentences"][1]["tokens"]) == (
@@ -250,19 +250,32 @@ def test_what_was_written_reads_as_it_was(tmp_path):
 
 def test_an_interrupted_write_keeps_its_pictures_and_is_not_taken_for_a_whole(tmp_path):
     paths = pictures(tmp_path / "source", 8)
-    paths[5].rename(tmp_path / "away")
-    with pytest.raises(FileNotFoundError, match=r"picture 5\.jpg: no such picture"):
+    steps = []
+
+    def interrupt(count):
+        steps.append(count)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        karpathy.write({"train": split(paths, 5)}, tmp_path / "copy", interrupt)
+    assert not (tmp_path / "copy").exists()
+    partial = tmp_path / ".copy.partial" / "images"
+    written = {path.name: path.stat().st_mtime_ns for path in partial.iterdir()}
+    assert len(written) >= 6
+    (partial / "3.jpg").write_bytes(b"cut")  # as a power cut may leave it
+    karpathy.write({"train": split(paths, 5)}, tmp_path / "copy")
+    assert content(karpathy.read(tmp_path / "copy")["train"]) == content(split(paths, 5))
+    found = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "copy" / "images").iterdir()}
+    assert {name for name, time in written.items() if found[name] == time} == written.keys() - {"3.jpg"}
+
+
+def test_a_picture_that_is_missing_is_named(tmp_path):
+    paths = pictures(tmp_path / "source", 3)
+    paths[1].unlink()
+    with pytest.raises(DataError, match=r"picture 1\.jpg: no such file"):
         karpathy.write({"train": split(paths, 5)}, tmp_path / "copy")
-    assert not karpathy.recognises(tmp_path / "copy")
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "copy" / "images").iterdir()}
-    assert len(written) >= 5
-    (tmp_path / "away").rename(paths[5])
-    (tmp_path / "copy" / "images" / "3.jpg").write_bytes(b"cut")  # as a power cut may leave it
-    for _ in range(2):
-        karpathy.write({"train": split(paths, 5)}, tmp_path / "copy")
-        assert content(karpathy.read(tmp_path / "copy")["train"]) == content(split(paths, 5))
-    kept = [path for path, time in written.items() if path.stat().st_mtime_ns == time]
-    assert len(kept) == len(written) - 1
+    assert not (tmp_path / "copy").exists()
 
 
 def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_path):
@@ -285,6 +298,6 @@ def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_p
         with pytest.raises(ValueError, match=message):
             karpathy.write(splits, tmp_path / "copy")
         assert not (tmp_path / "copy").exists()
-    with pytest.raises(ValueError, match=r"image '0': expected a picture.*got ndarray. .*a format of features"):
+    with pytest.raises(ValueError, match=r"split 'train': image: expected files .* got ndarray. .* 'precomp'"):
         karpathy.write({"train": split(list(features(2)), 5)}, tmp_path / "copy")
     assert not karpathy.recognises(tmp_path / "copy")

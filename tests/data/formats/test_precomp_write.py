@@ -22,8 +22,8 @@ def test_what_was_written_reads_as_it_was(tmp_path, counts):
     assert {name: content(part) for name, part in again.items()} == {
         name: content(part) for name, part in splits.items()
     }
-    assert sum(advanced) == sum(len(np.load(file)) for file in (tmp_path / "copy").glob("*.npy"))
-    assert not list((tmp_path / "copy").glob("*.part"))
+    assert sum(advanced) == 3 * 6
+    assert not list((tmp_path / "copy").glob(".*"))
 
 
 def test_line_breaks_in_captions_are_written_as_spaces(tmp_path):
@@ -71,7 +71,7 @@ def test_what_other_data_left_unfinished_is_not_taken_up(tmp_path):
 def test_other_features_are_not_overwritten(tmp_path):
     precomp.write({"train": split(features(9), 5)}, tmp_path)
     for other in (features(9, seed=1), features(8), features(9, dtype="float16"), features(9, regions=2)):
-        with pytest.raises(FileExistsError, match=r"train_ims\.npy: holds other features. Choose a new folder"):
+        with pytest.raises(FileExistsError, match="is there and holds something else"):
             precomp.write({"train": split(other, 5)}, tmp_path)
     assert content(precomp.read(tmp_path)["train"]) == content(split(features(9), 5))
 

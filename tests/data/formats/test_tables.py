@@ -142,10 +142,10 @@ def plain_pairs(path: Path) -> list[tuple[str, str]]:
 
 LATIN1 = "b.jpg,caf\xe9\n".encode("latin-1")
 BAD_LINES = {
-    "not UTF-8": (b"image,caption\na.jpg,one\n" + LATIN1, "c.csv:3: byte 0xe9 at place 10 is not UTF-8. Save"),
+    "not UTF-8": (b"image,caption\na.jpg,one\n" + LATIN1, "c.csv:3: not UTF-8: the byte 0xe9 at place 10"),
     "not UTF-8 in quotes": (
         b'image,caption\na.jpg,one\nb.jpg,"x\n\xff"\n',
-        "c.csv:4: byte 0xff at place 1 is not UTF-8",
+        "c.csv:4: not UTF-8: the byte 0xff at place 1 of the line",
     ),
     "empty caption": (
         b"image,caption\na.jpg,one\nb.jpg,\n",
@@ -251,7 +251,7 @@ def test_a_bad_line_of_json_is_named_and_left_out(name, tmp_path):
 def test_bytes_that_are_not_utf8_in_json_lines_are_named(tmp_path):
     _, problems = read(written(tmp_path, "c.jsonl", GOOD.encode() + b'{"image": "b.jpg", "caption": "caf\xe9"}\n'))
     assert len(problems) == 1
-    assert problems[0].startswith("c.jsonl:2: byte 0xe9 at place 35 is not UTF-8.")
+    assert problems[0].startswith("c.jsonl:2: not UTF-8: the byte 0xe9 at place 35 of the line.")
 
 
 FATAL = {
@@ -264,7 +264,7 @@ FATAL = {
     "an empty file": ("c.csv", b"", r"c.csv: no row that can be read"),
     "names alone": ("c.csv", b"image,caption\n", r"c.csv: no row that can be read"),
     "a column twice": ("c.csv", b"image,caption,caption\na.jpg,one,two\n", r"c.csv:1: the columns caption come twice"),
-    "UTF-16": ("c.csv", "image,caption\na.jpg,one\n".encode("utf-16"), r"c.csv:1: byte 0xff at place 1 is not UTF-8"),
+    "UTF-16": ("c.csv", "image,caption\na.jpg,one\n".encode("utf-16"), r"c.csv:1: the text is UTF-16, expected UTF-8"),
     "no good row": ("c.csv", b"image,caption\n../a.jpg,one\n", r"no row of it can be used"),
     "a missing key": ("c.jsonl", b'{"caption": "one", "url": "x"}\n', r"c.jsonl: expected .*; found caption, url"),
     "no Parquet": ("c.parquet", b"PAR1 and no more", r"c.parquet: not a readable Parquet file"),

@@ -8,9 +8,9 @@ import binascii
 import codecs
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +24,7 @@ from maxmatch.data.problems import Problem, Report, give_up, refuse
 
 _COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 _BEGINNING = re.compile(rb"(\xef\xbb\xbf)?[^\t\n]+\t\d+\t\d+\t\d+\t[A-Za-z0-9+/]+|image_id\t")
+_USUAL_WIDTH = 2048
 _LONGEST = 64 * 2**20  # bytes of a line; 100 boxes of 2,048 values have 1.1 million
 _BUFFER = 2**20
 _BLOCK = 32  # lines decoded at once
@@ -43,53 +44,64 @@ class _Item(NamedTuple):
     features: np.ndarray
 
 
+class Scan(NamedTuple):
+    """What the files hold: images, the number of boxes of each, and the width of the features."""
+
+    boxes: list[int]
+    width: int
+
+
 def recognises(path: Path) -> bool:
     """Whether the path is such a file (by its first bytes), or a folder with files of that kind."""
-    return bool(_files(path))
+    return bool(files_at(path))
 
 
 def convert(
     source: Path | Sequence[Path],
     folder: Path,
     report: Report = refuse,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Callable[[int], object] = lambda count: None,
     workers: int = 1,
-    width: int = 2048,
+    width: int | None = None,
     dtype: Literal["float16", "float32"] = "float32",
 ) -> FeatureStore:
     """Make a store of features from a file, a folder of files or several files, in that order.
 
     An interrupted conversion goes on where it was. An image that comes again is said and dropped. advance is called
-    with the number of bytes that were read; workers are processes that decode.
+    with the number of bytes that were read; workers are processes that decode. width: of the features; None for that of
+    the first line.
     """
-    files = _files(source) if isinstance(source, Path) else list(source)
-    if not files:
-        assert isinstance(source, Path)
-        what = f"no tab-separated file with the columns {_COLUMNS}"
-        give_up(report, Problem(source, what, "Give the TSV file, unpacked, or the folder it is in."))
+    files = _files(source, report)
     names = ", ".join(file.name for file in files)
-    info = StoreInfo(f"BUTD TSV: {names}", width, dtype, boxes=True)
-    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
-    with FeatureWriter(folder, info) as writer, pool or nullcontext():
-        lines = _lines(files, frozenset(writer.done), advance, report)
-        for block, items in _decoded(lines, width, dtype, pool, workers):
-            new: dict[str, _Item] = {}
-            for line, item in zip(block, items, strict=True):
-                if isinstance(item, str):
-                    report(Problem(line.file, f"image {line.image}: {item}", _AGAIN, line.number))
-                elif line.image in writer.done or line.image in new:
-                    _report_again(line, report)
-                else:
-                    new[line.image] = item
-            features, boxes = [item.features for item in new.values()], [item.boxes for item in new.values()]
-            if new:
-                writer.append(list(new), features, boxes)
+    info = StoreInfo(f"BUTD TSV: {names}", width or _width(files), dtype, boxes=True)
+    with FeatureWriter(folder, info) as writer:
+        for new in _new_items(files, writer.done, info.width, dtype, workers, advance, report):
+            items = new.values()
+            writer.append(list(new), [item.features for _, item in items], [item.boxes for _, item in items])
         if not writer.done:
             give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
         return writer.finish()
 
 
-def _files(path: Path) -> list[Path]:
+def scan(
+    source: Path, report: Report = refuse, advance: Callable[[int], object] = lambda count: None, workers: int = 1
+) -> Scan:
+    """Decode all lines and keep nothing: what is wrong with them is reported, NaN and infinite values too."""
+    files = _files(source, report)
+    found: dict[str, int] = {}
+    width = _width(files)
+    for new in _new_items(files, found.keys(), width, "float32", workers, advance, report):
+        for image, (line, item) in new.items():
+            found[image] = len(item.features)
+            if not np.isfinite(item.features).all():
+                what = f"image {image}: NaN or infinite values among its features"
+                report(Problem(line.file, what, _AGAIN, line.number, fatal=True))  # it would be in the store
+    if not found:
+        give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
+    return Scan(list(found.values()), width)
+
+
+def files_at(path: Path) -> list[Path]:
     """The file itself or, sorted, those of a folder (x.tsv, x.tsv.0, …) that begin as they should."""
     found = []
     for file in sorted(path.glob("*.tsv*")) if path.is_dir() else [path]:
@@ -100,8 +112,54 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
+def _files(source: Path | Sequence[Path], report: Report) -> list[Path]:
+    files = files_at(source) if isinstance(source, Path) else list(source)
+    if not files:
+        assert isinstance(source, Path)
+        what = f"no tab-separated file with the columns {_COLUMNS}"
+        give_up(report, Problem(source, what, "Give the TSV file, unpacked, or the folder it is in."))
+    return files
+
+
+def _width(files: Sequence[Path]) -> int:
+    """How wide the features of the first good line are; as usual, where there is none."""
+    for line in _lines(files, frozenset(), lambda count: None, lambda problem: None):
+        number, _, features = _columns(line)
+        with suppress(ValueError, ZeroDivisionError):
+            width = len(binascii.a2b_base64(features, strict_mode=True)) // (4 * int(number))
+            _item(*_columns(line), width, "float32")
+            return width
+    return _USUAL_WIDTH
+
+
+def _new_items(
+    files: Sequence[Path],
+    done: Collection[str],
+    width: int,
+    dtype: str,
+    workers: int,
+    advance: Callable[[int], object],
+    report: Report,
+) -> Iterator[dict[str, tuple[_Line, _Item]]]:
+    """Block by block, the images that are not done yet. `done` may grow meanwhile."""
+    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
+    with pool or nullcontext():
+        lines = _lines(files, frozenset(done), advance, report)
+        for block, items in _decoded(lines, width, dtype, pool, workers):
+            new: dict[str, tuple[_Line, _Item]] = {}
+            for line, item in zip(block, items, strict=True):
+                if isinstance(item, str):
+                    report(Problem(line.file, f"image {line.image}: {item}", _AGAIN, line.number))
+                elif line.image in done or line.image in new:
+                    _report_again(line, report)
+                else:
+                    new[line.image] = (line, item)
+            if new:
+                yield new
+
+
 def _lines(
-    files: Sequence[Path], done: frozenset[str], advance: Callable[[int], None], report: Report
+    files: Sequence[Path], done: frozenset[str], advance: Callable[[int], object], report: Report
 ) -> Iterator[_Line]:
     """The lines whose images are not done yet. The wrong ones are reported, as far as that shows before decoding."""
     met: set[str] = set()
@@ -167,14 +225,19 @@ def _decode(lines: Sequence[_Line], width: int, dtype: str) -> list[_Item | str]
     """
     items: list[_Item | str] = []
     for line in lines:
-        with line.file.open("rb", buffering=0) as file:
-            file.seek(line.offset)
-            number, boxes, features = file.read(line.size).rstrip(b"\r\n").split(b"\t")[3:]
         try:
-            items.append(_item(number, boxes, features, width, dtype))
+            items.append(_item(*_columns(line), width, dtype))
         except ValueError as error:
             items.append(str(error))
     return items
+
+
+def _columns(line: _Line) -> tuple[bytes, bytes, bytes]:
+    """The number of boxes, the boxes and the features of a line, as they are written."""
+    with line.file.open("rb", buffering=0) as file:
+        file.seek(line.offset)
+        number, boxes, features = file.read(line.size).rstrip(b"\r\n").split(b"\t")[3:]
+    return number, boxes, features
 
 
 def _item(number: bytes, boxes: bytes, features: bytes, width: int, dtype: str) -> _Item:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from maxmatch.data.items import IMAGE, TEXT
-from maxmatch.data.problems import DataError, Problem, Report
+from maxmatch.data.problems import Problem, Report
 
 IMAGE_COLUMNS = ("image", "file_name", "filename", "filepath", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "sentence", "sentences")
@@ -78,12 +78,6 @@ class BadCell(Exception):
 
 Locate = Callable[[Row, str, Any], tuple[str, Any]]
 """From a row, a modality other than text and its cell to what identifies the item, and the item. Raises BadCell."""
-
-
-def give_up(report: Report, problem: Problem) -> NoReturn:
-    """Report a fatal problem, and end the reading."""
-    report(problem)
-    raise DataError(problem)
 
 
 def split_name(name: str) -> str:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.formats.columns import give_up
-from maxmatch.data.formats.picture_files import SUFFIXES, copied, safe_stems
-from maxmatch.data.formats.writing import Advance, quietly, write_whole
+from maxmatch.data.formats.picture_files import SUFFIXES, check_files, copy_all
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, Items, Split
-from maxmatch.data.problems import Problem, Report, refuse
+from maxmatch.data.problems import Problem, Report, give_up, refuse
 
 NAME = "all"
 
@@ -25,7 +24,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     pictures = sorted(_pictures(path))
     if not pictures:
         what, cure = "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}."
-        give_up(report, Problem(path, what, cure, fatal=True))
+        give_up(report, Problem(path, what, cure))
     ids = [picture.relative_to(path).as_posix() for picture in pictures]
     return {NAME: Split({IMAGE: Items(pictures, np.arange(len(pictures)), ids)})}
 
@@ -39,14 +38,14 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, w
                 "Write a 'table', an 'imagefolder' or 'webdataset' shards."
             )
 
+    check_files(splits)
+
     def fill(folder: Path) -> None:
         taken: set[str] = set()
         for split in splits.values():
-            items = split[IMAGE]
-            for _ in copied(items.values, list(safe_stems(items.ids, taken)), folder, IMAGE, workers):
-                advance(1)
+            copy_all(split[IMAGE], folder, taken, workers, advance)
 
-    write_whole(path, "folder", splits, fill, advance)
+    write_folder(path, "folder", splits, fill, advance)
 
 
 def _pictures(path: Path) -> Iterator[Path]:

@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxmatch.data.formats.columns import Row, find_columns, give_up, missing_columns, split_name
+from maxmatch.data.formats.columns import Row, find_columns, missing_columns, split_name
 from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import in_order, read_item
+from maxmatch.data.formats.picture_files import check_files, in_order, read_item
 from maxmatch.data.formats.table_writers import arrow_column, column_names
 from maxmatch.data.formats.tables import path_inside
 from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, quietly, whole_file, write_whole
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.problems import DataError, Problem, Report, refuse
+from maxmatch.data.problems import DataError, Problem, Report, give_up, refuse
+from maxmatch.files import whole
 
 if TYPE_CHECKING:
     import datasets
@@ -40,7 +41,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
         loaded = package.load_from_disk(str(path))
     except Exception as error:  # what a damaged folder makes the package raise has no common class
         what = f"not readable by datasets {package.__version__} ({error})"
-        give_up(report, Problem(path, what, "Copy or write it again.", fatal=True))
+        give_up(report, Problem(path, what, "Copy or write it again."))
     return from_loaded(loaded, report, path)
 
 
@@ -62,7 +63,7 @@ def from_loaded(
         for split, found in _read_table(table, split_name(name), path, report).items():
             if split in splits:
                 what = f"the split {split!r} comes twice, the second time in the rows of {name!r}"
-                give_up(report, Problem(path, what, "Remove or rename the column 'split'.", fatal=True))
+                give_up(report, Problem(path, what, "Remove or rename the column 'split'."))
             splits[split] = found
     return splits
 
@@ -71,6 +72,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, w
     """Write what `datasets.load_from_disk` reads: a row for each image, with its bytes and all its captions."""
     package = _package()
     check_writable(splits, "huggingface")
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         parts = folder / "parts"
@@ -79,7 +81,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, w
             package.DatasetDict(tables).save_to_disk(str(folder))
         shutil.rmtree(parts)
 
-    write_whole(path, "huggingface", splits, fill, advance)
+    write_folder(path, "huggingface", splits, fill, advance)
 
 
 def _package() -> Any:
@@ -95,7 +97,7 @@ def _read_table(table: "datasets.Dataset", split: str, path: Path, report: Repor
     columns = find_columns(table.column_names)
     if columns is None:
         what, cure = missing_columns(table.column_names)
-        give_up(report, Problem(path, what, cure, fatal=True))
+        give_up(report, Problem(path, what, cure))
     image = columns.values[IMAGE]
     image_id = next((name for name in table.column_names if name.strip().lower() == "image_id"), None)
     embedded = isinstance(table.features[image], package.Image)
@@ -172,7 +174,7 @@ def _written(split: Split, folder: Path, advance: Advance, workers: int) -> "dat
             advance(1)
         chunk = {name: column.slice(first, len(cells)) for name, column in columns.items()}
         table = pa.table({**chunk, "image": pa.array(cells, schema.field("image").type)}, schema=schema)
-        with whole_file(files[-1]) as file, pa.ipc.new_stream(file, schema) as stream:
+        with whole(files[-1]) as file, pa.ipc.new_stream(file, schema) as stream:
             stream.write_table(table)
     return package.concatenate_datasets([package.Dataset.from_file(str(file)) for file in files])
 

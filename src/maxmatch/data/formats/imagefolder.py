@@ -9,14 +9,15 @@ The folder's name is the split; a table may also lie at the top, as in `maxmatch
 from collections.abc import Mapping
 from pathlib import Path
 
-from maxmatch.data.formats.columns import give_up, split_name
-from maxmatch.data.formats.picture_files import copied, safe_stems
+from maxmatch.data.formats.columns import split_name
+from maxmatch.data.formats.picture_files import check_files, copy_all
 from maxmatch.data.formats.table_writers import write_jsonl
 from maxmatch.data.formats.tables import read_tables, tables_in
 from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, quietly, whole_file, write_whole
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.problems import Problem, Report, refuse
+from maxmatch.data.problems import Problem, Report, give_up, refuse
+from maxmatch.files import whole
 
 
 def recognises(path: Path) -> bool:
@@ -29,27 +30,24 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     tables = _metadata(path)
     if not tables:
         what, cure = "no metadata.jsonl, metadata.csv or metadata.parquet", "Name the table of captions so."
-        give_up(report, Problem(path, what, cure, fatal=True))
+        give_up(report, Problem(path, what, cure))
     return read_tables({split: [files] for split, files in tables.items()}, report)
 
 
 def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
     """Write a folder for each split, with copies of its pictures and a line of metadata for each of them."""
     check_writable(splits, "imagefolder")
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():
-            items = split[IMAGE]
-            names = []
             # "metadata" is no name for a picture: Hugging Face would be at a loss.
-            for copy in copied(items.values, list(safe_stems(items.ids, {"metadata"})), folder / name, IMAGE, workers):
-                names.append(copy)
-                advance(1)
+            names = copy_all(split[IMAGE], folder / name, {"metadata"}, workers, advance)
             rows = [{"file_name": cells.pop("image"), **cells} for cells in unfold(split, {IMAGE: names}, listed=True)]
-            with whole_file(folder / name / "metadata.jsonl") as file:
+            with whole(folder / name / "metadata.jsonl") as file:
                 write_jsonl(file, rows)
 
-    write_whole(path, "imagefolder", splits, fill, advance)
+    write_folder(path, "imagefolder", splits, fill, advance)
 
 
 def _metadata(path: Path) -> dict[str, list[Path]]:

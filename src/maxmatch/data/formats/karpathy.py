@@ -10,19 +10,20 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from maxmatch.data.files import whole
 from maxmatch.data.formats.lines import one_line
 from maxmatch.data.formats.pairs import check_pairs
-from maxmatch.data.formats.pictures import save_pictures
+from maxmatch.data.formats.picture_files import check_files, copy_all
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import Problem, Report, give_up, refuse
+from maxmatch.files import whole
 
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _OTHERS = {"dataset_info.json", "dataset_dict.json"}  # Hugging Face's, which share the beginning of the name
@@ -83,32 +84,30 @@ def read(
     }
 
 
-def write(
-    splits: Mapping[str, Split], path: Path, advance: Callable[[int], None] = lambda count: None, workers: int = 1
-) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
     """Write the pictures to `images/` in a folder, and then the rest to `dataset_<name of the folder>.json`.
 
-    What an interrupted call has written is kept. advance is called with the number of pictures that were written.
+    Only what the format knows: metadata stay behind, and space around a caption does.
     """
     check_pairs(splits, ("train", "val", "test"), "Karpathy's JSON")
+    check_files(splits)
     images = Counter(name for split in splits.values() for name in split[IMAGE].ids)
     if repeated := [name for name, times in images.items() if times > 1]:
         raise ValueError(f"image {repeated[0]!r} is in several splits: a picture belongs to one. Leave the others out.")
-    pictures = ((split[IMAGE].ids[n], split[IMAGE].values[n]) for split in splits.values() for n in range(split.size))
-    files = iter(save_pictures(pictures, path / "images", advance, workers))
-    with whole(path / f"dataset_{path.resolve().name}.json") as file:
-        file.write(b'{"dataset": %s, "images": [' % json.dumps(path.resolve().name).encode())
-        numbers = count()
-        for name, split in splits.items():
-            starts = split[TEXT].starts
-            for group in range(split.size):
-                places = range(starts[group], starts[group + 1])
-                captions = [_Caption(split[TEXT].ids[place], split[TEXT].values[place]) for place in places]
-                number = next(numbers)
-                entry = _entry(number, split[IMAGE].ids[group], next(files), name, captions)
+    data = path.expanduser().resolve().name
+
+    def fill(folder: Path) -> None:
+        taken: set[str] = set()
+        parts = [copy_all(split[IMAGE], folder / "images", taken, workers, advance) for split in splits.values()]
+        files = chain.from_iterable(parts)
+        with whole(folder / f"dataset_{data}.json") as file:
+            file.write(b'{"dataset": %s, "images": [' % json.dumps(data).encode())
+            for number, (entry, picture) in enumerate(zip(_entries(splits), files, strict=True)):
                 file.write(b",\n" if number else b"\n")  # an image a line, so that people and `diff` can read it
-                file.write(json.dumps(entry, ensure_ascii=False).encode())
-        file.write(b"\n]}\n")
+                file.write(json.dumps(_entry(number, *entry, picture), ensure_ascii=False).encode())
+            file.write(b"\n]}\n")
+
+    write_folder(path, "karpathy", splits, fill, advance)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -259,7 +258,16 @@ def _split(named: Sequence[tuple[str, _Image]], folder: Path) -> Split:
     return Split({IMAGE: pictures, TEXT: texts})
 
 
-def _entry(number: int, name: str, file: str, split: str, captions: Sequence[_Caption]) -> dict[str, Any]:
+def _entries(splits: Mapping[str, Split]) -> Iterator[tuple[str, str, list[_Caption]]]:
+    """Of each image its split, its id and its captions."""
+    for name, split in splits.items():
+        starts, texts = split[TEXT].starts, split[TEXT]
+        for group, image in enumerate(split[IMAGE].ids):
+            places = range(starts[group], starts[group + 1])
+            yield name, image, [_Caption(texts.ids[place], texts.values[place]) for place in places]
+
+
+def _entry(number: int, split: str, name: str, captions: Sequence[_Caption], file: str) -> dict[str, Any]:
     """An image as Karpathy has it. An id that is no number and not the file's name stands where COCO's would."""
     known = {} if _stem(file) == name and not _is_number(name) else {"cocoid": _numeric(name)}
     sentences = [

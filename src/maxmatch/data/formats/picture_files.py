@@ -2,14 +2,15 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maxmatch.data.formats.writing import whole_file
-from maxmatch.data.items import IMAGE
+from maxmatch.data.formats.writing import Advance
+from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import DataError, Problem
+from maxmatch.files import whole
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _BEGINNINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
@@ -25,8 +26,6 @@ def read_item(value: Any, modality: str = IMAGE) -> tuple[bytes, str]:
     """The bytes of a picture (or of another file), and the suffix of a file that holds them."""
     if isinstance(value, bytes):
         return value, _suffix(value, modality)
-    if not isinstance(value, str | Path):
-        raise ValueError(features_refused(value, modality))
     path = Path(value)
     try:
         data = path.read_bytes()
@@ -37,12 +36,16 @@ def read_item(value: Any, modality: str = IMAGE) -> tuple[bytes, str]:
     return data, suffix if suffix in SUFFIXES or (modality != IMAGE and suffix) else _suffix(data, modality)
 
 
-def features_refused(value: Any, modality: str) -> str:
-    """The message for what is neither a file nor the bytes of one."""
-    return (
-        f"{modality}: expected files (paths or bytes), got {type(value).__name__}. "
-        "Arrays of features are written in the format 'precomp'."
-    )
+def check_files(splits: Mapping[str, Split]) -> None:
+    """Refuse items, other than texts, that are neither files nor the bytes of files: features, mostly."""
+    for name, split in splits.items():
+        for modality, items in split.items.items():
+            first = items.values[0] if modality != TEXT and len(items) else b""
+            if not isinstance(first, str | bytes | Path):
+                raise ValueError(
+                    f"split {name!r}: {modality}: expected files (paths or bytes), got {type(first).__name__}. "
+                    "Arrays of features are written in the format 'precomp' or 'features'."
+                )
 
 
 def safe_stems(ids: Iterable[str], taken: set[str]) -> Iterator[str]:
@@ -62,18 +65,27 @@ def safe_stems(ids: Iterable[str], taken: set[str]) -> Iterator[str]:
         yield stem
 
 
-def copied(values: Sequence[Any], stems: Sequence[str], folder: Path, modality: str, workers: int) -> Iterator[str]:
-    """Write each item to a file of its own and say its name. A file that is there already and is the same is kept."""
+def copy_all(
+    items: Items, folder: Path, taken: set[str], workers: int, advance: Advance, modality: str = IMAGE
+) -> list[str]:
+    """Write each item to a file of its own, named after its id, and say what the files are called. A file that is there
+    already and is the same is kept. taken: names that others have, to which these are added.
+    """
+    stems = list(safe_stems(items.ids, taken))
 
     def copy(number: int) -> str:
-        data, suffix = read_item(values[number], modality)
+        data, suffix = read_item(items.values[number], modality)
         path = folder / f"{stems[number]}{suffix}"
         if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
-            with whole_file(path) as file:
+            with whole(path) as file:
                 file.write(data)
         return path.name
 
-    return in_order(copy, range(len(values)), workers)
+    names = []
+    for name in in_order(copy, range(len(items)), workers):
+        names.append(name)
+        advance(1)
+    return names
 
 
 def in_order(function: Callable[[T], U], items: Iterable[T], workers: int) -> Iterator[U]:

@@ -7,19 +7,20 @@ captions/rows captions, one after the other. The arrays are memory maps and are 
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.files import whole
 from maxmatch.data.formats.lines import one_line, read_lines
 from maxmatch.data.formats.pairs import check_pairs
-from maxmatch.data.growing import write_rows
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
+from maxmatch.data.growing import check_features, write_rows
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
 from maxmatch.data.problems import Problem, Report, give_up, refuse
 from maxmatch.data.rows import Rows, repeated
+from maxmatch.files import whole
 
 _PREFIXES = {"train": "train", "dev": "val", "val": "val", "test": "test", "testall": "testall"}
 _PLACES = ("", "*precomp*", "*/precomp", "data/*precomp*", "data/*/precomp")  # where the folder may lie in another
@@ -52,26 +53,32 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     return {_PREFIXES[prefix]: _split(folder, prefix, report) for prefix in prefixes}
 
 
-def write(
-    splits: Mapping[str, Split], path: Path, advance: Callable[[int], None] = lambda count: None, workers: int = 1
-) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
     """Write a precomp folder. The images' values are arrays (regions, width), all of one shape in a split.
 
-    Where images have different numbers of captions, rows are repeated for each. What an interrupted call has written is
-    kept. advance is called with the number of rows that were written; workers has no use, for the disk sets the pace.
+    Where images have different numbers of captions, rows are repeated for each. Only what the format knows: metadata
+    stay behind, and line breaks in captions become spaces. workers has no use, for the disk sets the pace.
     """
     check_pairs(splits, ("train", "val", "test", "testall"), "a precomp folder")
-    path.mkdir(parents=True, exist_ok=True)
-    for name, split in splits.items():
-        prefix = "dev" if name == "val" else name
-        captions = np.diff(split[TEXT].starts)
-        positions = np.arange(split.size)
-        if (captions != captions[0]).any():
-            positions = np.repeat(positions, captions)
-        write_rows(split[IMAGE].values, split[IMAGE].ids, positions, path / f"{prefix}_ims.npy", advance)
-        _write_lines([split[IMAGE].ids[position] for position in positions.tolist()], path / f"{prefix}_ids.txt")
-        _write_lines(split[TEXT].ids, path / f"{prefix}_cap_ids.txt")
-        _write_lines([one_line(text) for text in split[TEXT].values], path / f"{prefix}_caps.txt")
+    for split in splits.values():
+        check_features(split[IMAGE], one_shape=True)
+        for name in (*split[IMAGE].ids, *split[TEXT].ids):
+            if not name or name != one_line(name):
+                raise ValueError(f"the id {name!r} does not fit on a line. Choose another format.")
+
+    def fill(folder: Path) -> None:
+        for name, split in splits.items():
+            prefix = "dev" if name == "val" else name
+            captions = np.diff(split[TEXT].starts)
+            positions = np.arange(split.size)
+            if (captions != captions[0]).any():
+                positions = np.repeat(positions, captions)
+            write_rows(split[IMAGE].values, split[IMAGE].ids, positions, folder / f"{prefix}_ims.npy", advance)
+            _write_lines([split[IMAGE].ids[position] for position in positions.tolist()], folder / f"{prefix}_ids.txt")
+            _write_lines(split[TEXT].ids, folder / f"{prefix}_cap_ids.txt")
+            _write_lines([one_line(text) for text in split[TEXT].values], folder / f"{prefix}_caps.txt")
+
+    write_folder(path, "precomp", splits, fill, advance)
 
 
 def _folders(path: Path) -> list[Path]:
@@ -93,7 +100,7 @@ def _complete(folder: Path, prefix: str, report: Report) -> bool:
     missing = [part for part in _parts(folder, prefix) if not part.is_file()]
     if len(missing) == 1:
         what = f"missing, so that the split {_PREFIXES[prefix]!r} is left out"
-        report(Problem(missing[0], what, "Fetch the file, or remove the split's others."))
+        report(Problem(missing[0], what, "Fetch the file, or remove the split's others.", fatal=True))
     return not missing
 
 
@@ -228,7 +235,4 @@ def _usable(lines: Sequence[str], count: int, what: str, file: Path, report: Rep
 
 def _write_lines(lines: Sequence[str], file: Path) -> None:
     with whole(file) as out:
-        for line in lines:
-            if not line or line != one_line(line):
-                raise ValueError(f"{file.name}: the id {line!r} does not fit on a line. Choose another format.")
-            out.write(f"{line}\n".encode())
+        out.writelines(f"{line}\n".encode() for line in lines)

@@ -17,15 +17,16 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from maxmatch.data.formats.columns import CAPTION_COLUMNS, BadCell, Row, find_columns, give_up, split_name
+from maxmatch.data.formats.columns import CAPTION_COLUMNS, BadCell, Row, find_columns, split_name
 from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import SUFFIXES, in_order, read_item
+from maxmatch.data.formats.picture_files import SUFFIXES, check_files, in_order, read_item
 from maxmatch.data.formats.table_writers import column_names
 from maxmatch.data.formats.tars import CutShort, Member, TarItems, members
 from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, plain, quietly, whole_file, write_whole
+from maxmatch.data.formats.writing import Advance, plain, quietly, write_folder
 from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.problems import Problem, Report, refuse
+from maxmatch.data.problems import Problem, Report, give_up, refuse
+from maxmatch.files import whole
 
 _SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testall|test)(?![a-z])", re.IGNORECASE)
 _BRACES = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*\.tar)")
@@ -48,7 +49,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     splits = {} if columns is None else gather(rows, replace(columns, split=None), _locate, report, TarItems)
     if not splits:
         what = "no sample with a picture and a caption"
-        give_up(report, Problem(path, what, "Expected members like 0001.jpg and 0001.txt or 0001.json.", fatal=True))
+        give_up(report, Problem(path, what, "Expected members like 0001.jpg and 0001.txt or 0001.json."))
     return splits
 
 
@@ -64,12 +65,13 @@ def write(
     sample is larger. An image is a sample, with all its captions in a .json.
     """
     check_writable(splits, "webdataset")
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():
             _write_split(split, folder / name, advance, workers, max_samples, max_bytes)
 
-    write_whole(path, "webdataset", splits, fill, advance, max_samples=max_samples, max_bytes=max_bytes)
+    write_folder(path, "webdataset", splits, fill, advance, max_samples=max_samples, max_bytes=max_bytes)
 
 
 def _locate(row: Row, modality: str, cell: Any) -> tuple[str, Member]:
@@ -99,7 +101,7 @@ def _tars(path: Path) -> dict[str, list[Path]]:
 def _samples(tar: Path, report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
     """The samples of a tar, each with what a row of a table would hold."""
     if not tar.is_file():
-        report(Problem(tar, "no such file", "Bring it back, or name the tars that there are."))
+        report(Problem(tar, "no such file", "Bring it back, or name the tars that there are.", fatal=True))
         return
     found: list[Member] = []
     cut = False
@@ -185,7 +187,7 @@ def _write_split(split: Split, folder: Path, advance: Advance, workers: int, max
     samples = (_sample(cells, *picture) for cells, picture in zip(rows, pictures, strict=True))
     sample = next(samples, None)
     while sample is not None:
-        with whole_file(folder / _shard_name(shard)) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        with whole(folder / _shard_name(shard)) as file, tarfile.open(fileobj=file, mode="w") as tar:
             count = 0
             while sample is not None and (not count or (count < max_samples and _end(tar, sample) <= max_bytes)):
                 for name, data in sample.items():

@@ -3,15 +3,14 @@
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maxmatch.data.formats.columns import IMAGE_COLUMNS, give_up
-from maxmatch.data.problems import Problem, Report
+from maxmatch.data.formats.columns import IMAGE_COLUMNS
+from maxmatch.data.formats.lines import not_utf8, raw_lines
+from maxmatch.data.problems import Problem, Report, give_up
 
-_BOM = b"\xef\xbb\xbf"
 _JSON_BEGINS = frozenset('"[{-0123456789tfn')
 
 Lines = Iterator[tuple[int, dict[str, Any]]]
@@ -19,11 +18,11 @@ Lines = Iterator[tuple[int, dict[str, Any]]]
 
 def json_lines(path: Path, report: Report) -> Lines:
     """The objects of a file that has one a line."""
-    for number, line in enumerate(_text_lines(path), start=1):
+    for number, line in enumerate(_text_lines(path, report), start=1):
         try:
             cells = json.loads(line.decode())
         except UnicodeDecodeError as error:
-            report(_not_utf8(path, number, error))
+            report(not_utf8(path, number, error))
         except (ValueError, RecursionError) as error:
             if line.strip():
                 what, cure = f"not a whole JSON object ({error})", "It may be cut short: write it again, or remove it."
@@ -42,13 +41,13 @@ def csv_lines(path: Path, report: Report, delimiter: str = ",") -> Lines:
     """The records of a file of fields separated by commas (or tabs), each with the line it begins in. A field may hold
     line breaks between quotes.
     """
-    lines = _text_lines(path)
+    lines = _text_lines(path, report)
     names: list[str] | None = None
     for first, last, cells, error in _records(lines, delimiter):
         problem = _wrong(path, lines[first - 1 : last], first, cells, error, names)
         if names is None:
             if problem is not None:
-                give_up(report, replace(problem, fatal=True))
+                give_up(report, problem)
             names = [name.strip() for name in cells]
         elif problem is not None:
             report(problem)
@@ -71,14 +70,14 @@ def parquet_lines(path: Path, report: Report) -> Lines:
                 if column.name.lower() in IMAGE_COLUMNS and any(holds(column.type) for holds in kinds):
                     what = f"the column {column.name!r} holds {column.type}, not the paths of pictures"
                     cure = "Load it with datasets.load_dataset, and give that to `huggingface.from_loaded`."
-                    give_up(report, Problem(path, what, cure, fatal=True))
+                    give_up(report, Problem(path, what, cure))
             for batch in file.iter_batches(batch_size=1024):
                 for cells in batch.to_pylist():
                     number += 1
                     yield number, cells
     except (pa.ArrowException, OSError) as error:
         cure = "It may be cut short: copy or write it again."
-        give_up(report, Problem(path, f"not a readable Parquet file ({error})", cure, fatal=True))
+        give_up(report, Problem(path, f"not a readable Parquet file ({error})", cure))
 
 
 TABLES: dict[str, Callable[[Path, Report], Lines]] = {
@@ -114,12 +113,9 @@ def _not_json(name: str) -> None:
     raise ValueError(name)  # Python would take NaN and Infinity
 
 
-def _text_lines(path: Path) -> list[bytes]:
-    """The lines with their ends, less a byte-order mark and the empty lines at the end."""
-    with path.open("rb") as file:
-        lines = list(file)
-    if lines:
-        lines[0] = lines[0].removeprefix(_BOM)
+def _text_lines(path: Path, report: Report) -> list[bytes]:
+    """The lines with their ends, less the empty lines at the end."""
+    lines = [line for _, line in raw_lines(path, report)]
     while lines and not lines[-1].strip():
         lines.pop()
     return lines
@@ -157,7 +153,7 @@ def _wrong(
         try:
             line.decode()
         except UnicodeDecodeError as bad:
-            return _not_utf8(path, number, bad)
+            return not_utf8(path, number, bad)
     if error is not None:
         what = f"a quote is left open, or stands within a field ({error})"
         return Problem(path, what, "Close it; within a field write it twice, and quote the field.", line=first)
@@ -172,11 +168,6 @@ def _wrong(
         what = f"{len(cells)} fields, where the first line has {len(names)}"
         return Problem(path, what, "Quote a field that holds the separator.", line=first)
     return None
-
-
-def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> Problem:
-    what = f"byte {error.object[error.start]:#04x} at place {error.start + 1} is not UTF-8"
-    return Problem(path, what, "Save the file as UTF-8, or mend the line.", line=line)
 
 
 def _empty(path: Path, line: int) -> Problem:

@@ -17,15 +17,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maxmatch.data.formats.columns import BadCell, Columns, Row, find_columns, give_up, missing_columns, split_name
+from maxmatch.data.formats.columns import BadCell, Columns, Row, find_columns, missing_columns, split_name
 from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import copied, safe_stems
+from maxmatch.data.formats.picture_files import check_files, copy_all
 from maxmatch.data.formats.table_files import TABLES, value_of
 from maxmatch.data.formats.table_writers import WRITERS, column_names
 from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, quietly, whole_file, write_whole
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, TEXT, Split
-from maxmatch.data.problems import DataError, Problem, Report, refuse
+from maxmatch.data.problems import DataError, Problem, Report, give_up, refuse
+from maxmatch.files import whole
 
 _SPLIT_FILE = re.compile(r"(train|training|val|valid|validation|dev|test|testall)(-\d+-of-\d+)?")
 
@@ -52,7 +53,7 @@ def read(
     files = _candidates(path)
     if not files:
         what, cure = "no table there", f"Expected a file that ends in {', '.join(TABLES)}, or a folder with one."
-        give_up(report, Problem(path, what, cure, fatal=True))
+        give_up(report, Problem(path, what, cure))
     tables: dict[str, dict[str, list[Path]]] = {}
     for file in files:
         if match := _SPLIT_FILE.fullmatch(file.stem.lower()):
@@ -75,11 +76,11 @@ def read_tables(
             for other in part[1:]:
                 if not _agree(one(part[:1]), one([other])):
                     what, cure = f"holds other captions than {other.name} beside it", "Remove one, or give its path."
-                    give_up(report, Problem(part[0], what, cure, fatal=True))
+                    give_up(report, Problem(part[0], what, cure))
         found = one([part[0] for part in parts])
         if twice := splits.keys() & found.keys():
             what = f"holds rows of the split {min(twice)!r}, which has a table of its own"
-            give_up(report, Problem(parts[0][0], what, "Move them there.", fatal=True))
+            give_up(report, Problem(parts[0][0], what, "Move them there."))
         splits |= found
     return splits
 
@@ -95,6 +96,7 @@ def write(
     if kind not in WRITERS:
         raise ValueError(f"kind: expected one of {', '.join(WRITERS)}, got {kind!r}.")
     check_writable(splits, "table", modalities=None)
+    check_files(splits)
 
     def fill(folder: Path) -> None:
         taken: dict[str, set[str]] = {}
@@ -104,17 +106,15 @@ def write(
             for modality, items in split.items.items():
                 if modality != TEXT:
                     place = "images" if modality == IMAGE else modality
-                    stems = list(safe_stems(items.ids, taken.setdefault(place, set())))
-                    names[modality] = []
-                    for copy in copied(items.values, stems, folder / place, modality, workers):
-                        names[modality].append(f"{place}/{copy}")
-                        if modality == IMAGE:
-                            advance(1)
+                    others = taken.setdefault(place, set())
+                    count = advance if modality == IMAGE else quietly
+                    copies = copy_all(items, folder / place, others, workers, count, modality)
+                    names[modality] = [f"{place}/{copy}" for copy in copies]
             rows += ({"split": name, **cells} for cells in unfold(split, names, listed=False))
-        with whole_file(folder / f"captions.{kind}") as file:
+        with whole(folder / f"captions.{kind}") as file:
             WRITERS[kind](file, rows)
 
-    write_whole(path, "table", splits, fill, advance, kind=kind)
+    write_folder(path, "table", splits, fill, advance, kind=kind)
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -156,11 +156,11 @@ def _read_files(
     names = column_names(cells for part in lines.values() for _, cells in part)
     if not names:
         what, cure = "no row that can be read", "Expected a line with the names of columns, and rows after it."
-        give_up(report, Problem(files[0], what, cure, fatal=True))
+        give_up(report, Problem(files[0], what, cure))
     columns = find_columns(names, modalities)
     if columns is None:
         what, cure = missing_columns(names, modalities)
-        give_up(report, Problem(files[0], what, cure, fatal=True))
+        give_up(report, Problem(files[0], what, cure))
     rows = []
     for file, part in lines.items():
         typed = partial(_typed, columns) if file.suffix.lower() in (".csv", ".tsv") else dict
@@ -173,7 +173,7 @@ def _read_files(
 
     splits = gather(rows, columns, locate, report)
     if not splits:
-        give_up(report, Problem(files[0], "no row of it can be used", "See the problems before this one.", fatal=True))
+        give_up(report, Problem(files[0], "no row of it can be used", "See the problems before this one."))
     return splits
 
 

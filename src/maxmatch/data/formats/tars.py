@@ -60,7 +60,8 @@ def _check_end(path: Path, offset: int, last: str) -> None:
 
 
 def _cut(path: Path, what: str) -> CutShort:
-    return CutShort(Problem(path, what, "Copy or download it again; a compressed tar has to be unpacked first."))
+    cure = "Copy or download it again; a compressed tar has to be unpacked first."
+    return CutShort(Problem(path, what, cure, fatal=True))
 
 
 class TarItems(Sequence[bytes]):
@@ -82,6 +83,11 @@ class TarItems(Sequence[bytes]):
             what = f"{member.name} has {len(data)} bytes in place of {member.size}"
             raise DataError(Problem(member.tar, what, "It has changed since it was opened: read it again.", fatal=True))
         return data
+
+    def where(self, index: int) -> Path:
+        """The tar, and the member's name in it, as if it were a folder."""
+        member = self._members[index]
+        return member.tar / member.name
 
     def __getstate__(self) -> list[Member]:
         return self._members

@@ -8,38 +8,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from io import BufferedWriter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from maxmatch.data.items import IMAGE, TEXT, Split
+from maxmatch.data.items import IMAGE, TEXT, Items, Split
+from maxmatch.files import draft as draft_of
+from maxmatch.files import lock, sync, write_whole
 
 MANIFEST = "maxmatch.json"
 PARTIAL = ".partial"
-Advance = Callable[[int], None]
+Advance = Callable[[int], object]
+_SAMPLE = 16  # items by which is judged whether two data sets are the same, where all would take too long
 
 
 def quietly(count: int) -> None:
     """No sign of progress."""
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[BufferedWriter]:
-    """A file to write to. It is there, whole and on the disk, after the block, and not before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-
-
-def write_whole(
+def write_folder(
     path: Path,
     format: str,
     splits: Mapping[str, Split],
@@ -63,15 +52,17 @@ def write_whole(
     if draft.exists() and _content(draft) != manifest["content"]:
         _discard(draft)
     draft.mkdir(parents=True, exist_ok=True)
-    with whole_file(draft / MANIFEST) as file:
-        file.write(json.dumps(manifest, indent=2).encode())
-    fill(draft)
-    for folder, _, _ in os.walk(draft):
-        _sync(Path(folder))
-    if path.exists():
-        path.rmdir()
-    os.rename(draft, path)
-    _sync(path.parent)
+    if not (draft / MANIFEST).exists():
+        write_whole(draft / MANIFEST, json.dumps(manifest, indent=2))
+    with (draft / MANIFEST).open("r+b") as file:
+        lock(file, path)
+        fill(draft)
+        for folder, _, _ in os.walk(draft):
+            sync(Path(folder))
+        if path.exists():
+            path.rmdir()
+        os.rename(draft, path)
+    sync(path.parent)
 
 
 def plain(value: object) -> Any:
@@ -83,19 +74,19 @@ def plain(value: object) -> Any:
 
 def _discard(draft: Path) -> None:
     """Remove what a write of other data left behind; never a folder that is somebody's own."""
-    if _content(draft) is None and any(other.name != f".{MANIFEST}.draft" for other in draft.iterdir()):
+    if _content(draft) is None and any(other != draft_of(draft / MANIFEST) for other in draft.iterdir()):
         raise FileExistsError(f"{draft}: expected what an interrupted write left behind. Move it elsewhere.")
     shutil.rmtree(draft)
 
 
-def _sync(folder: Path) -> None:
-    if os.name == "nt":  # Windows opens no folders
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _look(items: Items) -> list[object]:
+    """What tells items other than texts from others: the size of every file, or the content of a few."""
+    if not len(items):
+        return []
+    if isinstance(items.values[0], Path):
+        return [_size(value) for value in items.values]
+    numbers = np.unique(np.linspace(0, len(items) - 1, _SAMPLE).astype(np.int64)).tolist()
+    return [_mark(items.values[number]) for number in numbers]
 
 
 def _size(path: Path) -> int | None:
@@ -103,6 +94,12 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None  # said when the file is copied
+
+
+def _mark(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 
 def _content(folder: Path) -> str | None:
@@ -114,8 +111,8 @@ def _content(folder: Path) -> str | None:
 
 
 def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, object]) -> dict[str, Any]:
-    """What a folder says about itself. Its `content` differs where texts, ids, groups, metadata or the sizes of files
-    do, at the price of a look at each file.
+    """What a folder says about itself. Its `content` differs where texts, ids, groups or metadata do, or the sizes of
+    files, or some of the features, at the price of a look at each file.
     """
     digest = hashlib.sha256()
 
@@ -126,10 +123,7 @@ def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, ob
     for name, split in splits.items():
         for modality, items in split.items.items():
             take(name, modality, len(items), list(items.ids), items.groups, items.metadata and list(items.metadata))
-            if modality == TEXT:
-                take(list(items.values))
-            elif len(items) and isinstance(items.values[0], Path):
-                take([_size(value) for value in items.values])
+            take(list(items.values) if modality == TEXT else _look(items))
     return {
         "written_by": "maxmatch",
         "format": format,

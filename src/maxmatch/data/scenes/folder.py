@@ -26,6 +26,7 @@ from maxmatch.data.scenes.draws import PAINT, WORDS, generator
 from maxmatch.data.scenes.language import say
 from maxmatch.data.scenes.layout import make_scene
 from maxmatch.data.scenes.world import Scene
+from maxmatch.files import write_whole
 
 VERSION = 1
 """Raised by one when the same seed gives other scenes, captions or pictures than before."""
@@ -159,12 +160,7 @@ def _claim(folder: Path, images: int, settings: dict[str, Any]) -> None:
     if beyond:
         _refuse(folder, f"holds {images + beyond} scenes or more, but {images} are asked for", "Give a new folder")
     if not path.exists():
-        draft = folder / f".{SETTINGS}.part"
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, **settings}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_whole(path, json.dumps({"format": _FORMAT, **settings}, indent=2))
 
 
 def _compare(path: Path, settings: dict[str, Any]) -> None:

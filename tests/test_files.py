@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from maxmatch.data.files import whole
 from maxmatch.data.growing import GrowingArray
+from maxmatch.files import lock, whole, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -28,6 +28,23 @@ def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path):
     assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"old")]
 
 
+def test_a_text_is_written_into_a_folder_that_is_made(tmp_path):
+    write_whole(tmp_path / "a" / "b" / "text", "größer\n")
+    assert (tmp_path / "a" / "b" / "text").read_bytes() == "größer\n".encode()
+
+
+def test_one_process_at_a_time_writes_at_a_place(tmp_path):
+    with (tmp_path / "journal").open("wb") as first:
+        lock(first, tmp_path)
+        with (
+            (tmp_path / "journal").open("rb") as second,
+            pytest.raises(ValueError, match="another process is writing there"),
+        ):
+            lock(second, tmp_path)
+    with (tmp_path / "journal").open("rb") as third:
+        lock(third, tmp_path)
+
+
 @pytest.mark.parametrize("row", [(), (3,), (36, 2048)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
 def test_an_array_grows_over_several_processes_and_is_numpys_in_the_end(tmp_path, row, dtype):
@@ -38,7 +55,7 @@ def test_an_array_grows_over_several_processes_and_is_numpys_in_the_end(tmp_path
         assert array.written().tolist() == rows[:begin].tolist()
         array.append(rows[begin:end])
         array.close()
-    with (tmp_path / "rows.npy.part").open("ab") as file:
+    with (tmp_path / ".rows.npy.part").open("ab") as file:
         file.write(b"x")  # a part of a row
     array = GrowingArray(tmp_path / "rows.npy", np.dtype(dtype), row)
     array.finish()

@@ -1,0 +1,160 @@
+"""From one format to another. What was interrupted goes on when it is run again; nothing half-written is ever seen."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from maxmatch.data.features import FeatureStore, with_features
+from maxmatch.data.formats import butd
+from maxmatch.data.formats.table_writers import WRITERS
+from maxmatch.data.items import IMAGE, TEXT, Dataset, Split, first_of_each, without_groups
+from maxmatch.data.problems import DataError, Problem, Report, refuse
+from maxmatch.data.progress import Progress, no_progress
+from maxmatch.data.reading import FORMATS, read_dataset, recognise
+
+Dtype = Literal["float16", "float32"]
+TARGETS = (*FORMATS, *WRITERS)
+_WITHOUT_METADATA = ("karpathy", "precomp", "folder")
+_KARPATHY_READS = 5  # captions an image, unless told otherwise
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written."""
+
+    path: Path
+    format: str
+    images: Mapping[str, int]
+    """By split."""
+    captions: Mapping[str, int]
+
+
+def convert(
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    format: str | None = None,
+    images: Path | None = None,
+    features: Path | None = None,
+    splits: Sequence[str] | None = None,
+    captions: int | None = None,
+    limit: int | None = None,
+    skip_missing: bool = False,
+    dtype: Dtype | None = None,
+    workers: int = 1,
+    report: Report = refuse,
+    say: Callable[[str], object] = lambda line: None,
+    progress: Progress = no_progress,
+) -> Converted:
+    """Write the data at `source` to a new folder `target`, in the format `to` (one of `TARGETS`).
+
+    features: a store whose features take the place of the pictures. splits: those that are written, None for all.
+    captions: the first so many of each image. limit: the first so many images of each split. skip_missing: leave out
+    images whose files are missing; else they are refused before anything is written. dtype: of features in a store.
+    say: is told what the format cannot hold and stays behind.
+    """
+    if to not in TARGETS:
+        raise ValueError(f"to: expected one of {', '.join(TARGETS)}, got {to!r}.")
+    source, target = source.expanduser(), target.expanduser()
+
+    def strictly(problem: Problem) -> None:
+        """A copy of which a file or a split is missing would be taken for the whole."""
+        refuse(problem) if problem.fatal else report(problem)
+
+    if format == "butd" or (format is None and butd.recognises(source)):
+        return _convert_butd(source, target, to, dtype or "float32", workers, strictly, progress)
+    dataset = _read(source, format, images, features, strictly)
+    if splits:
+        dataset = replace(dataset, splits={name: dataset.split(name) for name in splits})
+    dataset = dataset if captions is None else first_of_each(dataset, TEXT, captions)
+    dataset = dataset if limit is None else _first_groups(dataset, limit)
+    dataset = _without_missing(dataset, skip_missing, report)
+    for line in _left_behind(dataset, to):
+        say(line)
+    name = "table" if to in WRITERS else to
+    options: dict[str, Any] = {"kind": to} if to in WRITERS else {}
+    if to == "features":
+        options = {"dtype": dtype, "source": f"{dataset.format}: {dataset.path.resolve().name}"}
+    elif dtype is not None:
+        raise ValueError(f"dtype: only a store of features has one, not the format {to!r}. Leave it out.")
+    with progress("images", sum(len(split[IMAGE]) for split in dataset.splits.values())) as advance:
+        FORMATS[name].write(dataset.splits, target, advance, workers, **options)
+    return Converted(target, name, _counts(dataset, IMAGE), _counts(dataset, TEXT))
+
+
+def _convert_butd(
+    source: Path, target: Path, to: str, dtype: Dtype, workers: int, report: Report, progress: Progress
+) -> Converted:
+    if to != "features":
+        raise ValueError(
+            f"to: {source} holds features without captions (BUTD), which the format {to!r} cannot hold. Convert it to "
+            "'features', and then the captions' own data with --features STORE."
+        )
+    with progress("bytes", sum(file.stat().st_size for file in butd.files_at(source))) as advance:
+        store = butd.convert(source, target, report, advance, workers, dtype=dtype)
+    return Converted(target, to, {"all": len(store)}, {})
+
+
+def _read(source: Path, format: str | None, images: Path | None, features: Path | None, report: Report) -> Dataset:
+    format = format or recognise(source)
+    options: dict[str, Any] = {"captions_per_image": None} if format == "karpathy" else {}
+    options |= {} if images is None else {"images": images.expanduser()}
+    dataset = read_dataset(source, format, report, **options)
+    if features is None:
+        return dataset
+    return with_features(dataset, FeatureStore.open(features.expanduser()), report)
+
+
+def _first_groups(dataset: Dataset, count: int) -> Dataset:
+    splits = {}
+    for name, split in dataset.splits.items():
+        splits[name] = without_groups(split, range(count, split.size))
+    return replace(dataset, splits=splits)
+
+
+def _without_missing(dataset: Dataset, skip: bool, report: Report) -> Dataset:
+    """The data without the groups of which a file is missing; a refusal, where that was not asked for."""
+    splits: dict[str, Split] = {}
+    missing: list[Path] = []
+    for name, split in dataset.splits.items():
+        lost: dict[int, Path] = {}
+        for items in split.items.values():
+            if isinstance(items.values, list):
+                places = [n for n, value in enumerate(items.values) if isinstance(value, Path) and not value.is_file()]
+                lost |= {int(items.groups[place]): items.values[place] for place in places}
+        missing += lost.values()
+        left = without_groups(split, list(lost)) if lost else split
+        splits |= {name: left} if left.size else {}
+    if missing and not skip:
+        what = f"no such file, and {len(missing)} are missing in all"
+        raise DataError(Problem(missing[0], what, "List them with `maxmatch data check`, or give --skip-missing."))
+    for path in missing:
+        report(Problem(path, "no such file: left out", "Bring it back, and convert again to a new folder."))
+    return replace(dataset, splits=splits)
+
+
+def _left_behind(dataset: Dataset, to: str) -> Iterator[str]:
+    """What the format cannot hold and is not worth a refusal."""
+    keys = {
+        key: None
+        for split in dataset.splits.values()
+        for items in split.items.values()
+        for known in items.metadata or ()
+        for key in known
+    }
+    if keys and to in _WITHOUT_METADATA:
+        shown = ", ".join(list(keys)[:5]) + (" …" if len(keys) > 5 else "")
+        yield f"metadata ({shown}) stay behind: the format {to!r} has no place for them"
+    if to == "karpathy":
+        counts = (np.diff(split[TEXT].starts) for split in dataset.splits.values() if TEXT in split.items)
+        most = max((int(count.max(initial=0)) for count in counts), default=0)
+        if most > _KARPATHY_READS:
+            yield f"some images have more than {_KARPATHY_READS} captions: of this format the first are read by default"
+
+
+def _counts(dataset: Dataset, modality: str) -> dict[str, int]:
+    return {name: len(split[modality]) for name, split in dataset.splits.items() if modality in split.items}

@@ -1,0 +1,116 @@
+"""A store of features as a data set: `captions.jsonl` beside the features says which texts belong to them.
+
+    store.json · features.npy · counts.npy · ids.txt     see `maxmatch.data.features`
+    captions.jsonl                                       {"split": "train", "image_id": "17", "caption": ["a dog", …]}
+
+Without captions it holds one split "all" of images.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from maxmatch.data import features
+from maxmatch.data.feature_writer import FeatureWriter
+from maxmatch.data.features import FeatureStore, StoreInfo, with_features
+from maxmatch.data.formats import tables
+from maxmatch.data.formats.table_writers import write_jsonl
+from maxmatch.data.formats.unfold import check_writable, unfold
+from maxmatch.data.formats.writing import Advance, quietly, write_folder
+from maxmatch.data.growing import check_features
+from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split
+from maxmatch.data.problems import DataError, Report, give_up, refuse
+from maxmatch.files import whole
+
+CAPTIONS, ALL = "captions.jsonl", "all"
+_BLOCK = 256  # items written at once
+
+
+def recognises(path: Path) -> bool:
+    """Whether this is a store of features, finished or not."""
+    return features.recognises(path)
+
+
+def read(path: Path, report: Report = refuse) -> dict[str, Split]:
+    """The splits of a store."""
+    try:
+        store = FeatureStore.open(path)
+    except DataError as error:
+        give_up(report, error.problem)
+    if not (path / CAPTIONS).is_file():
+        return {ALL: Split({IMAGE: Items(store.values, np.arange(len(store)), store.ids)})}
+    splits = tables.read(path / CAPTIONS, report)
+    return dict(with_features(Dataset(path, "features", splits), store, report).splits)
+
+
+def write(
+    splits: Mapping[str, Split],
+    path: Path,
+    advance: Advance = quietly,
+    workers: int = 1,
+    dtype: Literal["float16", "float32"] | None = None,
+    source: str = "converted",
+) -> None:
+    """Write a store with the features of all splits, and their captions. Without captions, the splits become one.
+
+    dtype: None keeps float16, and makes all else float32. source: where the features come from, for `store.json`.
+    workers has no use, for the disk sets the pace.
+    """
+    if any(TEXT in split.items for split in splits.values()):
+        check_writable(splits, "features")
+    firsts = [check_features(split[IMAGE], one_shape=False) for split in splits.values() if split.size]
+    if not firsts:
+        raise ValueError("no image to write: a store holds at least one.")
+    kind = dtype or ("float16" if all(first.dtype == np.float16 for first in firsts) else "float32")
+    info = StoreInfo(source, firsts[0].shape[1], kind)
+    places = _places(splits)
+
+    def fill(folder: Path) -> None:
+        with FeatureWriter(folder, info) as writer:
+            for split in splits.values():
+                _append(split[IMAGE], writer, advance)
+            if any(TEXT in split.items for split in splits.values()):
+                with whole(folder / CAPTIONS) as file:
+                    write_jsonl(file, list(_rows(splits, places)))
+            writer.finish()
+
+    write_folder(path, "features", splits, fill, advance, dtype=kind)
+
+
+def _places(splits: Mapping[str, Split]) -> dict[str, int]:
+    """The place of each image in the store. One that is in several splits is kept once; two that share an id are
+    refused.
+    """
+    places: dict[str, int] = {}
+    firsts: dict[str, tuple[str, int]] = {}
+    for name, split in splits.items():
+        for number, image in enumerate(split[IMAGE].ids):
+            places.setdefault(image, len(places))
+            before, there = firsts.setdefault(image, (name, number))
+            if before != name and not np.array_equal(split[IMAGE].values[number], splits[before][IMAGE].values[there]):
+                raise ValueError(
+                    f"image {image!r} has other features in the split {name!r} than in {before!r}: a store knows an "
+                    "image by its id. Write the splits to stores of their own."
+                )
+            if not image.isprintable():
+                raise ValueError(f"the id {image!r} does not fit on a line. Choose another format.")
+    return places
+
+
+def _append(items: Items, writer: FeatureWriter, advance: Advance) -> None:
+    for begin in range(0, len(items), _BLOCK):
+        block = range(begin, min(begin + _BLOCK, len(items)))
+        new = [number for number in block if items.ids[number] not in writer.done]
+        if new:
+            writer.append([items.ids[number] for number in new], [items.values[number] for number in new])
+        advance(len(block))
+
+
+def _rows(splits: Mapping[str, Split], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """A line for each image. What stands for the picture is its place: a path has to be one, and not to leave."""
+    for name, split in splits.items():
+        names = [str(places[image]) for image in split[IMAGE].ids]
+        for cells in unfold(split, {IMAGE: names}, listed=True):
+            yield {"split": name, **cells}

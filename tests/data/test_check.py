@@ -1,0 +1,238 @@
+import json
+import shutil
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from bad_data import BAD, pictures, table
+from made_data import features, split
+from PIL import Image
+from sample_splits import picture, sample_splits, split_of
+
+from maxmatch.data.check import check
+from maxmatch.data.check_report import Finding, Spread
+from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, shards, stored, tables
+from maxmatch.data.items import IMAGE, TEXT, Items, Split
+from maxmatch.data.problems import Problem
+
+WRITERS = {
+    "table": tables.write,
+    "imagefolder": imagefolder.write,
+    "webdataset": shards.write,
+    "huggingface": huggingface.write,
+}
+
+
+def found(report, level=None):
+    return [finding.problem for finding in report.findings if level in (None, finding.level)]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_is_named_with_its_file_its_line_and_a_cure(name, tmp_path):
+    bad = BAD[name]
+    path = bad.make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    report = check(path, workers=2 if "butd" not in name else 1)
+    assert report.usable == bad.usable
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
+    if bad.level is None:
+        assert not report.findings
+        return
+    matching = [problem for problem in found(report, bad.level) if bad.text in problem.what]
+    assert len(matching) == 1, report.findings  # once, though a reader that gives up says it twice
+    assert matching[0].line == bad.line
+    assert not bad.file or matching[0].file.name == bad.file
+    assert matching[0].cure.endswith(".")
+    assert report.splits or not bad.usable
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_good_data_is_counted_in_every_format(name, tmp_path):
+    WRITERS[name](sample_splits(), tmp_path / "data")
+    report = check(tmp_path / "data")
+    assert (report.format, report.usable, report.findings) == (name, True, [])
+    counts = {name: (split.groups, dict(split.items)) for name, split in report.splits.items()}
+    assert counts == {
+        "train": (4, {"image": 4, "text": 11}),
+        "val": (2, {"image": 2, "text": 2}),
+        "test_b": (1, {"image": 1, "text": 5}),
+    }
+    each = report.splits["train"].captions_per_image
+    assert (each.least, each.mean, each.most) == (1, 11 / 4, 5)
+    assert report.pictures.count == 7
+    assert report.pictures.kinds == {"JPEG": 4, "PNG": 3}
+    assert report.pictures.decoded
+    assert report.pictures.bytes == sum(
+        len(value) for split in sample_splits().values() for value in split[IMAGE].values
+    )
+
+
+def test_words_are_counted_as_the_tokenizer_divides_them(tmp_path):
+    rows = b"image,caption\n" + b"".join(b"a.png,A dog's hat %d\n" % n for n in range(4)) + b"b.png,a CAT.\n"
+    report = check(table(rows)(tmp_path))
+    assert report.vocabulary.split == "train"
+    words = {"a", "dog", "'s", "hat", "0", "1", "2", "3", "cat", "."}
+    assert report.vocabulary.words == len(words)
+    assert report.vocabulary.frequent == len({"a", "dog", "'s", "hat"})
+    assert report.vocabulary.longest == 5
+
+
+def test_sizes_of_pictures(tmp_path):
+    for number, size in enumerate([(4, 9), (10, 3), (6, 7)]):
+        Image.new("RGB", size, (number, 0, 0)).save(tmp_path / f"{number}.png")
+    report = check(tmp_path)
+    assert report.format == "folder"
+    assert report.pictures.widths == Spread(4.0, 6.0, 10.0, 20 / 3)
+    assert report.pictures.heights == Spread(3.0, 7.0, 9.0, 19 / 3)
+    assert report.vocabulary is None
+
+
+def test_a_picture_that_is_there_twice_is_a_note_and_in_two_splits_a_warning(tmp_path):
+    pictures(tmp_path, "a.png", "b.png", "c.png")
+    shutil.copy(tmp_path / "a.png", tmp_path / "d.png")
+    shutil.copy(tmp_path / "b.png", tmp_path / "e.png")
+    rows = "image,caption,split\na.png,1,train\nb.png,2,train\nc.png,3,train\nd.png,4,train\ne.png,5,test\n"
+    (tmp_path / "captions.csv").write_text(rows)
+    report = check(tmp_path)
+    assert report.usable
+    [note], [warning] = found(report, "note"), found(report, "warning")
+    assert (note.file.name, note.what) == ("d.png", "the same picture as 'a.png' of the split 'train'")
+    assert warning.file.name == "e.png"
+    assert warning.what == "the same picture as 'b.png' of the split 'train', here in the split 'test'"
+
+
+def test_an_image_in_two_splits_is_a_leak_and_an_id_alone_is_not(tmp_path):
+    pictures(tmp_path)
+    rows = "image,caption,split\na.png,one,train\nb.png,two,train\nb.png,three,test\nc.png,four,test\n"
+    (tmp_path / "captions.csv").write_text(rows)
+    assert "image 'b.png' is in the split 'train' and in 'test'" in [p.what for p in found(check(tmp_path), "warning")]
+    precomp.write(
+        {
+            "train": split(features(2), 1),
+            "test": split(features(2, seed=1), 1),
+            "testall": split(features(2, seed=1), 1),
+        },
+        tmp_path / "numbers",
+    )
+    report = check(tmp_path / "numbers")
+    assert [finding.level for finding in report.findings] == ["note", "note"]
+    assert "2 images of the split 'train' have ids of others in 'test', such as '0'" in found(report)[0].what
+    precomp.write({"train": split(features(2), 1), "val": split(features(2), 1)}, tmp_path / "leak")
+    assert len(found(check(tmp_path / "leak"), "warning")) == 2
+
+
+def test_captions_that_an_image_has_twice_are_notes(tmp_path):
+    texts = Items(["A dog.", "a  dog .", "a dog.", "a cat."], np.array([0, 0, 1, 1]), ["1", "2", "3", "4"])
+    images = Items([picture(0), picture(1)], np.arange(2), ["a", "b"])
+    tables.write({"train": Split({IMAGE: images, TEXT: texts})}, tmp_path / "data")
+    report = check(tmp_path / "data")
+    [note] = found(report, "note")
+    assert note.what == "caption '2' of the split 'train' reads as '1' of the same image: 'a  dog .'"
+    assert report.usable
+
+
+def test_a_caption_longer_than_a_model_reads_is_a_note(tmp_path):
+    rows = b"image,caption\na.png," + b"dog " * 126 + b"\nb.png," + b"dog " * 127 + b"\n"
+    [note] = found(check(table(rows)(tmp_path)))
+    assert note.what.startswith("caption 'b.png#0' of the split 'train' has 127 words: 'dog dog")
+
+
+def test_all_pictures_missing_is_one_error_with_the_option_that_cures_it(tmp_path):
+    karpathy.write({"train": split_of(0, [1, 2, 1], metadata=False)}, tmp_path / "data")
+    (tmp_path / "data" / "images").rename(tmp_path / "photos")
+    report = check(tmp_path / "data")
+    [error] = found(report, "error")
+    assert "not one of the 3 pictures is there" in error.what
+    assert "--images DIR" in error.cure
+    assert check(tmp_path / "data", images=tmp_path / "photos").usable
+    assert check(tmp_path / "data", pictures=False).usable
+
+
+def test_quick_opens_pictures_and_does_not_decode_them(tmp_path):
+    path = BAD["cut picture"].make(tmp_path)
+    assert check(path, quick=True).usable
+    assert not check(path, quick=True).pictures.decoded
+    (path / "images" / "COCO_001.png").write_bytes(b"no picture")
+    assert not check(path, quick=True).usable
+    (path / "images" / "COCO_001.png").unlink()
+    assert not check(path, quick=True).usable
+
+
+def test_quick_does_not_read_features(tmp_path):
+    path = BAD["nan, precomp"].make(tmp_path)
+    report = check(path, quick=True)
+    assert report.usable
+    assert not report.features["train"].scanned
+    assert not check(path).usable
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_shape_and_type_of_features(tmp_path, ragged):
+    values = [features(1, 1 + n if ragged else 3, 5, dtype="float16")[0] for n in range(4)]
+    stored.write({"train": split(values, 2)}, tmp_path / "store")
+    about = check(tmp_path / "store").features["train"]
+    assert (about.width, about.dtype, about.scanned) == (5, "float16", True)
+    assert (about.per_image.least, about.per_image.most) == ((1, 4) if ragged else (3, 3))
+
+
+def test_a_store_that_is_not_finished_says_what_to_do(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "features.journal").write_bytes(b"")
+    [error] = found(check(tmp_path / "store"))
+    assert "unfinished" in error.what
+    assert "goes on where it was" in error.cure
+
+
+def test_what_is_no_data_set_is_an_error_and_not_an_exception(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    for path in (tmp_path, tmp_path / "nowhere"):
+        report = check(path)
+        assert (report.format, report.usable, len(report.findings)) == (None, False, 1)
+
+
+def test_all_captions_of_karpathys_are_counted_not_the_five_that_are_trained_on(tmp_path):
+    karpathy.write({"train": split_of(0, [7, 2], metadata=False)}, tmp_path / "data")
+    assert check(tmp_path / "data").splits["train"].items == {"image": 2, "text": 9}
+
+
+def test_an_option_that_the_format_does_not_take_is_refused(tmp_path):
+    folder.write({"all": Split({IMAGE: split_of(0, [1])[IMAGE]})}, tmp_path / "data")
+    with pytest.raises(ValueError, match="images: data in the format 'folder' takes no such option"):
+        check(tmp_path / "data", images=tmp_path)
+
+
+def test_problems_that_differ_in_names_and_numbers_are_of_one_kind(tmp_path):
+    kinds = {
+        Finding("note", Problem(tmp_path, what, "Mend it.")).kind
+        for what in (
+            "image 'a.png' of the split 'train': 5 words (cut, at 7)",
+            "image \"a's.png\" of the split 'val': 1,234 words (open)",
+        )
+    }
+    assert len(kinds) == 1
+
+
+def test_everything_can_be_said_as_json(tmp_path):
+    report = check(BAD["missing"].make(tmp_path))
+    said = json.loads(json.dumps(report.as_json()))
+    assert said["usable"] is False
+    assert said["splits"]["train"]["items"] == {"image": 3, "text": 4}
+    [finding] = said["findings"]
+    assert finding["level"] == "error"
+    assert finding["file"].endswith("COCO_001.png")
+    assert finding.keys() == {"level", "kind", "file", "line", "what", "cure"}
+
+
+def test_progress_counts_every_picture(tmp_path):
+    seen = []
+
+    @contextmanager
+    def progress(what, total):
+        counted = []
+        yield counted.append
+        seen.append((what, total, sum(counted)))
+
+    imagefolder.write(sample_splits(), tmp_path / "data")
+    check(tmp_path / "data", progress=progress)
+    check(BAD["zeros"].make(tmp_path), progress=progress)
+    assert seen == [("pictures", 7, 7), ("features", 3, 3)]
