@@ -37,7 +37,7 @@ class Prepared:
     feed: Feed
     val_feed: Feed | None
     runs_backbones: bool
-    """Whether a step goes through the backbone of another library; not so where its output was stored before."""
+    """Whether a step goes through a backbone of which is not known that its steps can be recorded."""
 
 
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
@@ -74,10 +74,16 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
             val, readers, processes.device, feed=options.feed, workers=options.workers, say=lambda _: None
         )
     backbones = any(
-        hasattr(model.tower(name).encoder, "backbone") and not isinstance(reader, FeatureReader)
+        not isinstance(reader, FeatureReader) and _may_look(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
     return Prepared(model, train, val, feed, val_feed, backbones)
+
+
+def _may_look(backbone: Any) -> bool:
+    """Whether a backbone might look at values while it works, so that its steps cannot be recorded. BERT does not."""
+    kind = getattr(getattr(backbone, "config", None), "model_type", None)
+    return backbone is not None and kind != "bert"
 
 
 def load_data(data: Data, say: Say) -> Dataset:
