@@ -102,10 +102,12 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from maxmatch.data import feature_writer
-from test_extraction import extracted
+from maxmatch.data.reading import read_dataset
+from maxmatch.extraction import describe_store, extract, load_backbone
 
 feature_writer._COMMIT_SECONDS = 0
-root, data, model = map(Path, sys.argv[1:])
+root = Path(sys.argv[1])
+dataset, backbone = read_dataset(sys.argv[2]), load_backbone(sys.argv[3])
 append = feature_writer.FeatureWriter.append
 for step in range(1, 4):
     child = os.fork()
@@ -119,7 +121,8 @@ for step in range(1, 4):
                 os.kill(os.getpid(), signal.SIGKILL)
             append(self, *arguments)
         feature_writer.FeatureWriter.append = counted
-        extracted(model, data, root / str(step), batch_size=3)
+        with feature_writer.FeatureWriter(root / str(step), describe_store(backbone, "float32")) as writer:
+            extract(backbone.encoder, backbone.reader, dataset, writer, batch_size=3)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,21 +58,43 @@ def test_help_teaches_by_examples(capsys):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_check_says_on_stdout_what_is_wrong_and_its_exit_code_whether_that_matters(name, tmp_path, capsys):
+def test_bad_data_is_named_with_file_line_and_cure_and_the_exit_code_says_whether_the_rest_can_be_used(
+    name, tmp_path, capsys
+):
     bad = BAD[name]
     path = bad.make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()  # what other packages say when they write
-    code, out, err = command(capsys, "check", path)
+    code, out, err = command(capsys, "check", path, "--json")
     assert code == (0 if bad.usable else 1)
     assert err == ""
-    said = " ".join(out.split())
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
+    report = json.loads(out)
+    assert report["usable"] == bad.usable
+    assert report["splits"] or not bad.usable
     if bad.level is None:
-        assert out.splitlines()[-1] == "Fine."
+        assert not report["findings"]
+        return
+    matching = [found for found in report["findings"] if found["level"] == bad.level and bad.text in found["what"]]
+    assert len(matching) == 1, report["findings"]  # once, though a reader that gives up says it twice
+    assert matching[0]["line"] == bad.line
+    assert not bad.file or Path(matching[0]["file"]).name == bad.file
+    assert matching[0]["cure"].endswith(".")
+
+
+@pytest.mark.parametrize("name", ["utf-8, csv", "bom, csv", "cut, karpathy", "nan, precomp", "zeros", "cut, tar"])
+def test_check_says_so_to_a_person_too(name, tmp_path, capsys):
+    bad = BAD[name]
+    code, out, _ = command(capsys, "check", bad.make(tmp_path))
+    assert code == (0 if bad.usable else 1)
+    said, last = " ".join(out.split()), out.splitlines()[-1]
+    if bad.level is None:
+        assert last == "Fine."
         return
     assert bad.text in said
     assert f"{bad.file}:{bad.line}: " in said or bad.line is None
     assert " → " in said
-    assert out.splitlines()[-1].startswith("Usable: " if bad.usable else "Not usable as it is: ")
+    assert last.startswith("Usable: " if bad.usable else "Not usable as it is: ")
 
 
 def test_check_prints_a_table_that_a_person_can_read(some_data, capsys):
