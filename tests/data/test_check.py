@@ -27,25 +27,6 @@ def found(report, level=None):
     return [finding.problem for finding in report.findings if level in (None, finding.level)]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_data_is_named_with_its_file_its_line_and_a_cure(name, tmp_path):
-    bad = BAD[name]
-    path = bad.make(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    report = check(path, workers=2 if "butd" not in name else 1)
-    assert report.usable == bad.usable
-    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
-    if bad.level is None:
-        assert not report.findings
-        return
-    matching = [problem for problem in found(report, bad.level) if bad.text in problem.what]
-    assert len(matching) == 1, report.findings  # once, though a reader that gives up says it twice
-    assert matching[0].line == bad.line
-    assert not bad.file or matching[0].file.name == bad.file
-    assert matching[0].cure.endswith(".")
-    assert report.splits or not bad.usable
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_good_data_is_counted_in_every_format(name, tmp_path):
     WRITERS[name](sample_splits(), tmp_path / "data")

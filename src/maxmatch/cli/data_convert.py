@@ -44,10 +44,11 @@ def convert(
 
       maxmatch data convert dataset_coco.json coco_precomp --to precomp --features regions --captions 5
     """
-    from maxmatch.cli.progress import bar, cores, problems_on_stderr, say
+    from maxmatch.cli.progress import bar, cores, say
     from maxmatch.data.convert import convert as run
+    from maxmatch.data.problems import saying_the_first
 
-    with problems_on_stderr() as report:
+    with saying_the_first(say) as report:
         done = run(
             source, target, to, format=format, images=images, features=features, splits=split, captions=captions,
             limit=limit, skip_missing=skip_missing, dtype=dtype, workers=workers or cores(), report=report, say=say,

@@ -39,8 +39,9 @@ def features(
     """
     import torch
 
-    from maxmatch.cli.progress import bar, problems_on_stderr, say
+    from maxmatch.cli.progress import bar, say
     from maxmatch.data.feature_writer import FeatureWriter
+    from maxmatch.data.problems import saying_the_first
     from maxmatch.data.reading import read_dataset
     from maxmatch.extraction import describe_store, extract, load_backbone
 
@@ -49,7 +50,7 @@ def features(
     backbone = load_backbone(model, place)
     info = describe_store(backbone, dtype)
     say(f"{info.source}")
-    with problems_on_stderr() as report:
+    with saying_the_first(say) as report:
         options = {} if images is None else {"images": images.expanduser()}
         dataset = read_dataset(data, format, report, **options)
         if split:

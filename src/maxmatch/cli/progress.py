@@ -1,15 +1,9 @@
-"""What is said on stderr while work goes on: bars, and the first problems."""
+"""What is said on stderr while work goes on."""
 
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from maxmatch.data.problems import Problem
-
-_SHOWN = 5  # problems that are said; the rest is counted
 
 
 @contextmanager
@@ -32,19 +26,3 @@ def say(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(f"maxmatch: {line}", file=sys.stderr)
-
-
-@contextmanager
-def problems_on_stderr() -> Iterator[Callable[["Problem"], None]]:
-    """A report that says the first problems and counts the others."""
-    count = 0
-
-    def report(problem: "Problem") -> None:
-        nonlocal count
-        count += 1
-        if count <= _SHOWN and not problem.fatal:  # what is fatal is raised as well
-            say(str(problem))
-
-    yield report
-    if count > _SHOWN:
-        say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")

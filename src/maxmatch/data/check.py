@@ -189,8 +189,9 @@ def _same(a: Any, b: Any) -> bool:
 
 def _look_at_butd(report: CheckReport, collector: Collector, workers: int, progress: Progress) -> CheckReport:
     """Decode every line of the files."""
-    with progress("bytes", sum(file.stat().st_size for file in butd.files_at(report.path))) as advance:
-        found = butd.scan(report.path, collector, advance, workers)
+    total = sum(file.stat().st_size for file in butd.files_at(report.path))
+    with progress("bytes", total) as advance:
+        found = butd.scan(report.path, collector, advance, workers if total > butd.MUCH else 1)
     images = len(found.boxes)
     return replace(
         report,

@@ -94,8 +94,9 @@ def _convert_butd(
             f"to: {source} holds features without captions (BUTD), which the format {to!r} cannot hold. Convert it to "
             "'features', and then the captions' own data with --features STORE."
         )
-    with progress("bytes", sum(file.stat().st_size for file in butd.files_at(source))) as advance:
-        store = butd.convert(source, target, report, advance, workers, dtype=dtype)
+    total = sum(file.stat().st_size for file in butd.files_at(source))
+    with progress("bytes", total) as advance:
+        store = butd.convert(source, target, report, advance, workers if total > butd.MUCH else 1, dtype=dtype)
     return Converted(target, to, {"all": len(store)}, {})
 
 

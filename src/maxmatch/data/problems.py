@@ -1,9 +1,12 @@
 """What is wrong with data: where, what, and what to do about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
+
+_SHOWN = 5  # problems that are said; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,19 @@ def give_up(report: Report, problem: Problem) -> NoReturn:
     problem = replace(problem, fatal=True)
     report(problem)
     raise DataError(problem)
+
+
+@contextmanager
+def saying_the_first(say: Callable[[str], object]) -> Iterator[Report]:
+    """A report that says the first problems and counts the others."""
+    count = 0
+
+    def report(problem: Problem) -> None:
+        nonlocal count
+        count += 1
+        if count <= _SHOWN:
+            say(str(problem))
+
+    yield report
+    if count > _SHOWN:
+        say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")

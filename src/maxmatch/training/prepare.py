@@ -13,7 +13,7 @@ from maxmatch.build import build_model
 from maxmatch.data.features import FeatureStore, with_features
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.items import TEXT, Dataset, Split, first_of_each
-from maxmatch.data.problems import Problem, Report
+from maxmatch.data.problems import saying_the_first
 from maxmatch.data.reading import read_dataset
 from maxmatch.data.transforms import RandomCrop
 from maxmatch.encoders.glove import read_glove
@@ -24,7 +24,6 @@ from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, word_tokeni
 from maxmatch.training.distributed import Processes, first_alone
 
 Say = Callable[[str], object]
-_SHOWN = 5  # problems of the data that are said; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,13 @@ def load_data(data: Data, say: Say) -> Dataset:
 
         say(f"generating {data.scenes.images} scenes in {path}")
         generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
-    report, conclude = _reporting(say)
     options = {} if data.images is None else {"images": Path(data.images).expanduser()}
-    dataset = read_dataset(path, data.format, report, **options)
-    if data.captions_per_image is not None:
-        dataset = first_of_each(dataset, TEXT, data.captions_per_image)
-    if data.features is not None:
-        dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
-    conclude()
+    with saying_the_first(say) as report:
+        dataset = read_dataset(path, data.format, report, **options)
+        if data.captions_per_image is not None:
+            dataset = first_of_each(dataset, TEXT, data.captions_per_image)
+        if data.features is not None:
+            dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
     return dataset
 
 
@@ -162,20 +160,3 @@ def _fetched_tokenizer(name: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(name, "tokenizer.json"))
-
-
-def _reporting(say: Say) -> tuple[Report, Callable[[], None]]:
-    """A report that says the first problems and counts the others, and what to call in the end."""
-    count = 0
-
-    def report(problem: Problem) -> None:
-        nonlocal count
-        count += 1
-        if count <= _SHOWN:
-            say(str(problem))
-
-    def conclude() -> None:
-        if count > _SHOWN:
-            say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")
-
-    return report, conclude

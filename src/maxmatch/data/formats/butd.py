@@ -22,6 +22,8 @@ from maxmatch.data.feature_writer import FeatureWriter
 from maxmatch.data.features import FeatureStore, StoreInfo
 from maxmatch.data.problems import Problem, Report, give_up, refuse
 
+MUCH = 64 * 2**20
+"""Bytes from which on it pays to start processes that decode."""
 _COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 _BEGINNING = re.compile(rb"(\xef\xbb\xbf)?[^\t\n]+\t\d+\t\d+\t\d+\t[A-Za-z0-9+/]+|image_id\t")
 _USUAL_WIDTH = 2048

@@ -1,0 +1,248 @@
+"""A backbone run once: what is stored is what it would have made of the pictures, whatever happens meanwhile."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from made_data import features, run, split
+from PIL import Image
+from sample_splits import split_of
+from tiny_models import images_for, tiny_model, with_statistics
+from transformers import ResNetConfig, ResNetModel
+
+from maxmatch.data.feature_writer import FeatureWriter
+from maxmatch.data.features import FeatureStore, with_features
+from maxmatch.data.formats import folder, karpathy, precomp
+from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split
+from maxmatch.data.mapped import MappedFeed
+from maxmatch.data.reading import read_dataset
+from maxmatch.data.sampler import Plan
+from maxmatch.extraction import _pixels, describe_store, extract, load_backbone
+from maxmatch.readers import FeatureReader, PixelReader
+from maxmatch.recipe import Data
+from maxmatch.training.prepare import load_data, readers_for
+
+COUNT = 7
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pictures of several sizes in two splits, as Karpathy's JSON."""
+    model = tiny_model("resnet152_bigru")
+    place = tmp_path_factory.mktemp("data")
+    paths = []
+    for number, array in enumerate(images_for(model, COUNT)):
+        paths.append(place / f"{number}.png")
+        Image.fromarray(array).save(paths[-1])
+    splits = {}
+    for name, part in (("train", slice(0, 5)), ("val", slice(5, COUNT))):
+        images = Items(paths[part], np.arange(len(paths[part])), [path.stem for path in paths[part]])
+        texts = Items([f"a dog {path.stem}" for path in paths[part]], np.arange(len(paths[part])), images.ids)
+        splits[name] = Split({IMAGE: images, TEXT: texts})
+    karpathy.write(splits, place / "data")
+    return place / "data"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
+    return folder
+
+
+def extracted(model, dataset, folder, dtype="float32", **options):
+    backbone = load_backbone(str(model))
+    dataset = dataset if isinstance(dataset, Dataset) else read_dataset(dataset)
+    with FeatureWriter(folder, describe_store(backbone, dtype)) as writer:
+        extract(backbone.encoder, backbone.reader, dataset, writer, **options)
+        return writer.finish()
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_is_stored_is_the_grid_that_the_backbone_makes_of_each_picture(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store", batch_size=3)
+    model = type(tiny_model("resnet152_bigru")).from_pretrained(checkpoint)
+    tower = model.tower(IMAGE)
+    assert store.ids == [str(number) for number in range(COUNT)]
+    for part in read_dataset(data).splits.values():
+        for name, path in zip(part[IMAGE].ids, part[IMAGE].values, strict=True):
+            with torch.inference_mode():
+                cells, grid = tower.encoder.cells(tower.reader.read(path)[None])
+            torch.testing.assert_close(torch.tensor(store[store.positions[name]]), cells[0])
+            assert store.info.grid == grid
+
+
+def test_a_store_says_which_backbone_and_which_preprocessing_made_it(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store", "float16")
+    assert store.info.source.startswith("Hugging Face resnet, weights ")
+    assert "crop 64 px, mean 0.485, 0.456, 0.406, std 0.229, 0.224, 0.225" in store.info.source
+    other = tmp_path / "other"
+    with_statistics(tiny_model("resnet152_bigru", seed=2)).save_pretrained(other)
+    with pytest.raises(ValueError, match="holds other features: source 'Hugging Face resnet, weights"):
+        extracted(other, data, tmp_path / "store", "float16")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, COUNT, 50])
+def test_features_do_not_depend_on_batching(data, checkpoint, tmp_path, batch_size):
+    store = extracted(checkpoint, data, tmp_path / "store", batch_size=batch_size)
+    again = extracted(checkpoint, data, tmp_path / "again", batch_size=3)
+    torch.testing.assert_close(
+        torch.from_numpy(store.take(range(COUNT)).values), torch.from_numpy(again.take(range(COUNT)).values)
+    )
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from maxmatch.data import feature_writer
+from maxmatch.data.reading import read_dataset
+from maxmatch.extraction import describe_store, extract, load_backbone
+
+feature_writer._COMMIT_SECONDS = 0
+root = Path(sys.argv[1])
+dataset, backbone = read_dataset(sys.argv[2]), load_backbone(sys.argv[3])
+append = feature_writer.FeatureWriter.append
+for step in range(1, 4):
+    child = os.fork()
+    if not child:
+        calls = [0]
+        def counted(self, *arguments):
+            calls[0] += 1
+            if calls[0] == step:
+                self._features.append(arguments[1][0][:3])
+                self._features.sync()
+                os.kill(os.getpid(), signal.SIGKILL)
+            append(self, *arguments)
+        feature_writer.FeatureWriter.append = counted
+        with feature_writer.FeatureWriter(root / str(step), describe_store(backbone, "float32")) as writer:
+            extract(backbone.encoder, backbone.reader, dataset, writer, batch_size=3)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_killed_and_resumed_equals_uninterrupted_to_the_bit(data, checkpoint, tmp_path):
+    """Each child is killed by SIGKILL in the middle of writing a batch."""
+    extracted(checkpoint, data, tmp_path / "straight", batch_size=3)
+    done = run(KILLED, tmp_path, data, checkpoint)
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * 3, done.stderr
+    for step in range(1, 4):
+        assert not (tmp_path / str(step) / "store.json").exists()
+        advanced = []
+        extracted(checkpoint, data, tmp_path / str(step), batch_size=3, advance=advanced.append)
+        assert advanced[0] == 3 * (step - 1)  # what was done is not done again
+        assert sum(advanced) == COUNT
+        assert files(tmp_path / str(step)) == files(tmp_path / "straight")
+
+
+def test_a_picture_that_cannot_be_read_is_reported_and_left_out(data, checkpoint, tmp_path):
+    good = extracted(checkpoint, data, tmp_path / "good", batch_size=3)
+    karpathy_copy = tmp_path / "data"
+    karpathy.write(read_dataset(data).splits, karpathy_copy)
+    (karpathy_copy / "images" / "1.png").write_bytes(b"no picture")
+    (karpathy_copy / "images" / "6.png").unlink()
+    problems, advanced = [], []
+    store = extracted(
+        checkpoint, karpathy_copy, tmp_path / "store", batch_size=3, report=problems.append, advance=advanced.append
+    )
+    assert store.ids == ["0", "2", "3", "4", "5"]
+    assert "image '1' of the split 'train' is left out" in problems[0].what
+    assert "no such file" in problems[1].what
+    assert sum(advanced) == COUNT
+    for name in store.ids:
+        assert np.array_equal(store[store.positions[name]], good[good.positions[name]])
+    again = extracted(checkpoint, karpathy_copy, tmp_path / "store", batch_size=3, report=problems.append)
+    assert again.ids == store.ids  # the bad ones are named anew, nothing else happens
+    assert len(problems) == 4
+
+
+def test_an_image_of_two_splits_is_taken_once_and_two_of_one_id_are_refused(data, checkpoint, tmp_path):
+    splits = dict(read_dataset(data).splits)
+    dataset = Dataset(data, "karpathy", {**splits, "test": splits["val"]})
+    assert len(extracted(checkpoint, dataset, tmp_path / "store")) == COUNT
+    renamed = Items(splits["train"][IMAGE].values[:2], np.arange(2), ["5", "6"])
+    dataset = Dataset(data, "karpathy", {**splits, "test": Split({IMAGE: renamed})})
+    with pytest.raises(ValueError, match="image '5' is one picture in the split 'val' and another in 'test'"):
+        extracted(checkpoint, dataset, tmp_path / "other")
+
+
+def test_pictures_may_lie_in_tars_and_need_no_captions(checkpoint, tmp_path):
+    part = {"all": Split({IMAGE: split_of(0, [1, 1, 1])[IMAGE]})}
+    folder.write(part, tmp_path / "folder")
+    store = extracted(checkpoint, tmp_path / "folder", tmp_path / "store")
+    assert store.ids == ["COCO_000.jpg", "COCO_001.png", "COCO_002.jpg"]
+    dataset = Dataset(tmp_path, "made", part)  # bytes in place of paths
+    again = extracted(checkpoint, dataset, tmp_path / "again")
+    assert np.array_equal(store.take(range(3)).values, again.take(range(3)).values)
+
+
+def test_the_rest_of_a_model_trains_on_what_was_stored_as_on_the_pictures(data, checkpoint, tmp_path):
+    extracted(checkpoint, data, tmp_path / "store")
+    model = type(tiny_model("resnet152_bigru")).from_pretrained(checkpoint)
+    stored = load_data(Data(path=str(data), features=str(tmp_path / "store")), print)
+    pixels = load_data(Data(path=str(data)), print)
+    batches = []
+    for dataset, kind in ((pixels, PixelReader), (stored, FeatureReader)):
+        readers = readers_for(model, dataset.split("train"))
+        assert isinstance(readers[IMAGE], kind)
+        feed = MappedFeed(dataset.split("train"), readers, "cpu", workers=0)
+        [batch] = feed.batches([Plan(np.arange(5), None)])
+        batches.append(model(IMAGE, *batch.inputs[IMAGE]).vectors)
+    torch.testing.assert_close(batches[1], batches[0])
+
+
+def test_features_of_any_kind_say_how_wide_they_are(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store")
+    joined = with_features(read_dataset(data), store)
+    assert joined.split("val")[IMAGE].values.width == store.info.width == 24
+    assert FeatureStore.open(tmp_path / "store").values[1:3].width == 24
+
+
+def test_any_vision_model_of_hugging_face_can_be_run(data, tmp_path):
+    config = ResNetConfig(depths=[1, 1], hidden_sizes=[16, 24], embedding_size=8)
+    torch.manual_seed(0)
+    ResNetModel(config).save_pretrained(tmp_path / "resnet")
+    said = {"size": {"shortest_edge": 256}, "crop_size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3}
+    (tmp_path / "resnet" / "preprocessor_config.json").write_text(json.dumps(said))
+    store = extracted(f"hf:{tmp_path / 'resnet'}", data, tmp_path / "store")
+    assert "crop 32 px, mean 0.5, 0.5, 0.5, std 0.229" in store.info.source
+    assert (store.info.grid, store.info.width) == ((4, 4), 24)
+
+
+@pytest.mark.parametrize(
+    ("said", "pixels"),
+    [
+        ({}, (224, "crop")),
+        ({"size": 288}, (288, "crop")),
+        ({"size": {"shortest_edge": 240}}, (240, "crop")),
+        ({"size": {"height": 384, "width": 384}}, (384, "squash")),
+        ({"do_center_crop": False, "crop_size": 224, "size": {"height": 64, "width": 64}}, (64, "squash")),
+        (
+            {"do_center_crop": True, "crop_size": {"height": 96, "width": 96}, "size": {"shortest_edge": 100}},
+            (96, "crop"),
+        ),
+        (None, (224, "crop")),
+    ],
+)
+def test_pictures_are_prepared_as_the_model_says(tmp_path, said, pixels):
+    if said is not None:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    found = _pixels(str(tmp_path))
+    assert (found.size, found.resize) == pixels
+
+
+def test_a_model_without_a_backbone_and_data_without_pictures_are_refused(data, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match="region_bigru reads features, and has no backbone"):
+        load_backbone("region_bigru")
+    with pytest.raises(ValueError, match=r"nothing: no such folder.*one of resnet152_bigru, .*or hf:NAME"):
+        load_backbone(str(tmp_path / "nothing"))
+    precomp.write({"train": split(features(2), 1)}, tmp_path / "regions")
+    with pytest.raises(ValueError, match="holds features already"):
+        extracted(checkpoint, tmp_path / "regions", tmp_path / "store")
