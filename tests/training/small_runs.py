@@ -21,8 +21,8 @@ THINGS = 24
 REGIONS = 4
 
 
-def write_data(folder, train=48, val=16, captions=2, seed=0, noise=0.05):
-    """A precomp folder. A picture has four things, one a region; a caption names three of them in any order."""
+def write_data(folder, train=48, val=16, captions=2, seed=0, noise=0.05, named=REGIONS - 1):
+    """A precomp folder. A picture has four things, one a region; a caption names some of them in any order."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
     looks = generator.normal(size=(THINGS, FEATURES))
@@ -32,7 +32,7 @@ def write_data(folder, train=48, val=16, captions=2, seed=0, noise=0.05):
         shown = np.array([generator.choice(THINGS, REGIONS, replace=False) for _ in range(count)])
         pictures = looks[shown] + noise * generator.normal(size=(count, REGIONS, FEATURES))
         lines = [
-            " ".join(f"thing{n}" for n in generator.permutation(things)[: REGIONS - 1])
+            " ".join(f"thing{n}" for n in generator.permutation(things)[:named])
             for things in shown
             for _ in range(captions)
         ]

@@ -1,0 +1,275 @@
+"""Training that does not work says so, within an epoch, with the cure; and --auto-recover applies it."""
+
+import json
+import math
+import os
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors import safe_open
+from small_runs import ended, kill_at, outcome, recipe_for, same, start, write_data
+
+from maxmatch.recipe_files import load_recipe
+from maxmatch.training import loop, update, watch
+from maxmatch.training.log import read_metrics
+from maxmatch.training.loop import TrainingFailed, train
+from maxmatch.training.state import States
+
+TRIPLET_ALONE = {"con_weight": 0.0, "gd_weight": 0.0, "isd_weight": 0.0, "mmd_weight": 0.0, "div_weight": 0.0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def more_data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("more"), train=120, val=24, captions=1, named=4)
+
+
+def stuck(losses, steps=40, epoch=0, **objective):
+    return watch.stuck(recipe_for("nowhere", objective={**TRIPLET_ALONE, **objective}), epoch, losses, steps)
+
+
+def test_a_loss_that_stands_at_twice_the_margin_is_called_stuck():
+    assert stuck([0.4] * 20).kind == "stuck"
+    assert stuck([0.9] * 5 + [0.401, 0.399] * 10).kind == "stuck"
+    assert stuck([0.6] * 20, margin=0.3).kind == "stuck"
+
+
+@pytest.mark.parametrize(
+    ("losses", "options"),
+    [
+        ([0.4] * 19, {}),  # too short a time
+        ([0.3] * 20, {}),  # it learns
+        ([0.44 - 0.004 * step for step in range(20)], {}),  # it comes by
+        ([0.4] * 20, {"margin": 0.3}),
+        ([0.4] * 20, {"negatives": "mean"}),
+        ([0.4] * 20, {"mean_negatives_epochs": 1}),
+        ([0.4] * 20, {"triplet_weight": 0.0, "con_weight": 1.0}),
+        ([0.0] * 20, {"margin": 0.0}),
+        ([], {}),
+    ],
+)
+def test_others_are_not(losses, options):
+    assert stuck(losses, **options) is None
+
+
+def test_with_several_pairs_of_modalities_all_must_stand():
+    recipe = load_recipe("scenes", ['objective.pairs=[["image", "text"], ["text", "image"]]'])
+    assert watch.stuck(recipe, 9, [0.8] * 20, 40).kind == "stuck"
+    assert watch.stuck(recipe, 9, [0.4] * 20, 40) is None
+
+
+def test_one_looks_no_further_back_than_an_epoch_that_is_long_enough():
+    assert [watch.watched_steps(steps) for steps in (3, 40, 100, 150, 567)] == [20, 20, 50, 75, 100]
+
+
+def test_what_is_stuck_is_explained_and_the_cure_is_a_change_of_the_recipe():
+    trouble = stuck([0.4] * 20, epoch=2)
+    text = str(trouble)
+    for part in (
+        "0.4000 for 20 steps",
+        "2 × margin = 0.4",
+        "hardest",
+        "objective.con_weight=0.1",
+        "mean_negatives_epochs=5",
+    ):
+        assert part in text
+    cured = load_recipe("coco_resnet152_bigru", trouble.changes).objective
+    assert (cured.con_weight, cured.temperature, cured.mean_negatives_epochs) == (0.1, 0.05, 5)
+
+
+def test_collapsed_sets_and_unused_slots_are_explained():
+    recipe = recipe_for("nowhere")
+    assert watch.collapsed(recipe, -5.0, 4, "image") is None
+    assert watch.collapsed(recipe, -27.0, 1, "image") is None
+    trouble = watch.collapsed(recipe, -12.3, 4, "text")
+    assert "texts -12.3" in str(trouble)
+    assert "objective.gd_weight=0.2 objective.isd_weight=0.2" in str(trouble)
+    cured = load_recipe("ablation/01", trouble.changes).objective
+    assert (cured.gd_weight, cured.isd_weight) == (0.2, 0.2)
+    assert watch.unused(recipe, 1.0) is None
+    trouble = watch.unused(load_recipe("scenes_mil"), 0.25)
+    assert "75 % of the slots never decide" in str(trouble)
+    assert "model.similarity=maxmatch" in str(trouble)
+    assert trouble.changes == ()  # another similarity is another experiment
+
+
+def test_a_run_that_is_really_stuck_says_so_in_its_first_epoch_and_goes_on_to_its_end(more_data, tmp_path, capsys):
+    recipe = recipe_for(more_data, objective=TRIPLET_ALONE, epochs=2, batch_size=4, lr=0.1)
+    result = train(recipe, tmp_path / "run")
+    first, second = capsys.readouterr().err.split("epoch 2/2")
+    for said in (first, second):
+        assert "! The triplet loss has stood at 0.40" in said
+        assert "objective.con_weight=0.1" in said
+        assert "! The vectors of a set have become one" in said
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run", "val")] == [0, 1]
+    assert result["rsum"] < 2 * result["chance_rsum"]
+
+
+def test_auto_recover_brings_a_stuck_run_to_learn(more_data, tmp_path, capsys):
+    recipe = recipe_for(more_data, objective=TRIPLET_ALONE, epochs=3, batch_size=3, lr=0.03, schedule="cosine")
+    result = train(recipe, tmp_path / "run", auto_recover=True)
+    said = capsys.readouterr().err
+    assert "! The triplet loss has stood at 0.40" in said
+    assert "  back to step 0, with objective.con_weight=0.1 objective.temperature=0.05" in said
+    found = read_metrics(tmp_path / "run", "val")
+    assert [record["epoch"] for record in found] == [0, 0, 1, 2]
+    assert result["rsum"] > max(3 * result["chance_rsum"], 1.5 * found[0]["rsum"])
+    assert "contrastive" in read_metrics(tmp_path / "run", "train")[-1]
+    assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe  # what was asked for stays on record
+
+
+def stuck_until_cured(recipe, epoch, losses, steps):
+    """In the second epoch, as long as there is no contrastive term."""
+    if recipe.objective.con_weight or epoch != 1:
+        return None
+    return watch.Trouble("stuck", "It stands still.", "Push.", ("objective.con_weight=0.2", "train.lr=1e-3"))
+
+
+KILLS = {
+    "before the rescue is put down": lambda: kill_at(States, "save", 6),
+    "in the first step after it": lambda: kill_at(update, "gradients", 1),
+    "some steps later": lambda: kill_at(update, "gradients", 4),
+    "between the two names of the first state": lambda: kill_at(os, "replace", 3),
+    "in finishing": lambda: kill_at(States, "clear", 1),
+}
+
+
+def rescued(recipe, folder, kill=None):
+    watch.stuck = stuck_until_cured
+    if kill is not None:
+        KILLS[kill]()
+    train(recipe, folder, resume=True, auto_recover=True)
+
+
+def test_a_rescued_run_can_be_killed_wherever_it_is(data, tmp_path):
+    recipe = recipe_for(data, objective=TRIPLET_ALONE, epochs=3, checkpoint_every=2, log_every=1, ema=0.9)
+    assert ended(start(rescued, recipe, tmp_path / "whole")) == 0
+    whole = outcome(tmp_path / "whole")
+    epochs = [record["epoch"] for record in whole["metrics"] if record["kind"] == "val"]
+    assert epochs == [0, 1, 0, 1, 2]  # what went wrong stays on record
+    assert [record["lr"] for record in whole["metrics"] if record["kind"] == "train"] == [3e-3] * 6 + [1e-3] * 9
+    for kill in KILLS:
+        folder = tmp_path / ("new" if kill == "between the two names of the first state" else "run")
+        assert ended(start(rescued, recipe, folder, kill)) == -9, kill
+    for folder in ("new", "run"):
+        assert ended(start(rescued, recipe, tmp_path / folder)) == 0
+        assert same(outcome(tmp_path / folder), whole)
+
+
+def test_a_state_after_a_rescue_counts_as_newer_than_those_before_though_its_step_is_smaller(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watch, "stuck", stuck_until_cured)
+    monkeypatch.setattr(update, "gradients", breaking_at(update.gradients, 7))
+    recipe = recipe_for(data, objective=TRIPLET_ALONE, epochs=3)
+    with pytest.raises(MemoryError):
+        train(recipe, tmp_path / "run", auto_recover=True)
+    newest = States(tmp_path / "run" / "states", 9).newest()
+    with safe_open(newest, "pt") as file:
+        progress = json.loads(file.metadata()["progress"])
+    assert progress["step"] == 0
+    assert progress["recoveries"] == [["objective.con_weight=0.2", "train.lr=1e-3"]]
+
+
+def breaking_at(whole, call):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(1)
+        if len(calls) == call:
+            raise MemoryError
+        return whole(*arguments)
+
+    return counted
+
+
+def poison(monkeypatch, step, above=2e-3):
+    """At some step the weights become NaN, unless the learning rate is small enough."""
+    whole = loop.set_learning_rates
+
+    def setting(adam, train, at, steps):
+        if at == step and train.lr > above:
+            with torch.no_grad():
+                adam.param_groups[0]["params"][0].fill_(math.nan)
+        return whole(adam, train, at, steps)
+
+    monkeypatch.setattr(loop, "set_learning_rates", setting)
+
+
+@pytest.mark.parametrize("similarity", ["maxmatch", "smooth_chamfer", "mil"])
+def test_nan_ends_the_run_with_an_explanation_and_leaves_the_last_good_state(
+    data, tmp_path, monkeypatch, capsys, similarity
+):
+    poison(monkeypatch, 4)
+    recipe = recipe_for(data, model={"similarity": similarity}, epochs=3)
+    with pytest.raises(TrainingFailed, match=r"The loss is nan.*train\.lr=0\.0015.*train\.precision=fp32"):
+        train(recipe, tmp_path / "run")
+    assert "! The loss is nan: the weights are no numbers any more." in capsys.readouterr().err
+    newest = States(tmp_path / "run" / "states", 9).newest()
+    assert newest.name == "state-0-00000003.safetensors"
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_nan_that_only_validation_sees_is_recognised_too(data, tmp_path, monkeypatch):
+    whole = loop._validate
+
+    def validate(run):
+        run.parts.model.tower("text").head.slots.data.fill_(math.nan)
+        return whole(run)
+
+    monkeypatch.setattr(loop, "_validate", validate)
+    with pytest.raises(TrainingFailed, match="no numbers any more"):
+        train(recipe_for(data), tmp_path / "run")
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_after_nan_the_run_goes_on_from_a_good_state_with_half_the_learning_rate(data, tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, 4, above=1e-3)
+    result = train(recipe_for(data, epochs=2, log_every=1), tmp_path / "run", auto_recover=True)
+    said = capsys.readouterr().err
+    assert said.count("! The loss is nan") == 2
+    assert "with train.lr=0.0015" in said
+    assert "with train.lr=0.00075" in said
+    assert math.isfinite(result["rsum"])
+    assert read_metrics(tmp_path / "run", "train")[-1]["lr"] == 0.00075
+
+
+def test_what_cannot_be_rescued_is_given_up_after_three_times(data, tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, 4, above=0)
+    with pytest.raises(TrainingFailed):
+        train(recipe_for(data), tmp_path / "run", auto_recover=True)
+    assert capsys.readouterr().err.count("  back to step") == 3
+
+
+def test_unused_slots_are_said_and_training_goes_on_even_with_auto_recover(data, tmp_path, capsys, monkeypatch):
+    whole = loop.measures
+    monkeypatch.setattr(loop, "measures", lambda *arguments: whole(*arguments) | {"slots_used": 0.5})
+    recipe = recipe_for(data, model={"similarity": "mil"}, epochs=2)
+    train(recipe, tmp_path / "run", auto_recover=True)
+    assert "! 50 % of the slots never decide the score of a true pair" in capsys.readouterr().err
+    assert [record["epoch"] for record in read_metrics(tmp_path / "run", "val")] == [0, 1]
+
+
+def test_a_model_that_has_learned_is_worth_going_back_to(tmp_path, monkeypatch):
+    """The rescue does not throw away what was learned: it goes back to the best epoch, not to the start."""
+    monkeypatch.setattr(watch, "stuck", lambda recipe, epoch, *rest: _late(recipe, epoch))
+    data = write_data(tmp_path / "data", train=120, val=60, captions=1, named=4)
+    recipe = recipe_for(data, objective={"con_weight": 0.1, "gd_weight": 0.0}, epochs=5, batch_size=10, lr=1e-2)
+    train(recipe, tmp_path / "run", auto_recover=True)
+    found = read_metrics(tmp_path / "run", "val")
+    epochs = [record["epoch"] for record in found]
+    at = next(place for place, (one, two) in enumerate(pairwise(epochs)) if two <= one) + 1
+    best = max(range(at - 1), key=lambda place: found[place]["rsum"])
+    assert found[best]["rsum"] > 3 * found[best]["chance_rsum"]
+    assert epochs[at] == epochs[best] + 1 > 0
+
+
+def _late(recipe, epoch):
+    cured = recipe.objective.gd_weight
+    return None if cured or epoch < 3 else watch.Trouble("stuck", "Late.", "Cure.", ("objective.gd_weight=0.1",))
