@@ -56,15 +56,21 @@ def give_up(report: Report, problem: Problem) -> NoReturn:
 
 @contextmanager
 def saying_the_first(say: Callable[[str], object]) -> Iterator[Report]:
-    """A report that says the first problems and counts the others."""
+    """A report that says the first problems and counts the others; what is raised as well is not said twice."""
     count = 0
+    fatal: list[Problem] = []
 
     def report(problem: Problem) -> None:
         nonlocal count
+        if problem.fatal:
+            fatal.append(problem)
+            return
         count += 1
         if count <= _SHOWN:
             say(str(problem))
 
     yield report
+    for problem in fatal:
+        say(str(problem))
     if count > _SHOWN:
         say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")
