@@ -6,6 +6,19 @@ from typing import Annotated
 
 import typer
 
+_COLUMNS = (  # figure, heading, width, format
+    ("i2t_r1", "R@1", 7, ".2f"),
+    ("i2t_r5", "R@5", 7, ".1f"),
+    ("i2t_r10", "R@10", 7, ".1f"),
+    ("t2i_r1", "R@1", 10, ".2f"),
+    ("t2i_r5", "R@5", 7, ".1f"),
+    ("t2i_r10", "R@10", 7, ".1f"),
+    ("rsum", "RSUM", 9, ".1f"),
+    ("image_log_variance", "image", 8, ".2f"),
+    ("text_log_variance", "text", 7, ".2f"),
+    ("slots_used", "used", 9, ".0%"),
+    ("pairing_stability", "stable", 9, ".0%"),
+)
 _METHODS = {"MaxMatch": "scenes", "SetDiv": "scenes_setdiv", "MIL": "scenes_mil"}
 
 
@@ -37,19 +50,18 @@ def demo(
 
 def table(results: dict[str, dict[str, float]]) -> str:
     """The methods side by side, against chance."""
-    names = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
     first = next(iter(results.values()))
-    rows = {"chance": {name: first[f"chance_{name}"] for name in names}, **results}
+    chance = {name.removeprefix("chance_"): value for name, value in first.items() if name.startswith("chance_")}
     lines = [
-        "               image to text         text to image                log circular variance   slots   pairing",
-        "              R@1   R@5  R@10      R@1   R@5  R@10     RSUM          image    text      used    stable",
+        " " * 10 + f"{'image to text':^21}{'text to image':^24}{'':8}{'log circular':>16}{'slots':>9}{'pairing':>9}",
+        f"{'':10}" + "".join(f"{label:>{width}}" for _, label, width, _ in _COLUMNS),
     ]
-    for method, found in rows.items():
-        line = f"{method:<10}" + "".join(
-            f"{found[name]:{'9.1f' if name in ('rsum', 't2i_r1') else '6.1f'}}" for name in names
-        ).replace("", "", 1)
-        if "image_log_variance" in found:
-            line += f"{found['image_log_variance']:>15.2f}{found['text_log_variance']:>8.2f}"
-            line += f"{found['slots_used']:>10.0%}{found['pairing_stability']:>10.0%}"
-        lines.append(line)
+    for method, found in {"chance": chance, **results}.items():
+        cells = (f"{found[name]:>{width}{form}}" if name in found else "" for name, _, width, form in _COLUMNS)
+        lines.append(f"{method:<10}" + "".join(cells))
+    for method, found in results.items():
+        times = [found[name] / chance[name] for name in ("i2t_r1", "t2i_r1")]
+        lines.append(
+            f"{method}: R@1 is {times[0]:.0f} × chance from image to text, {times[1]:.0f} × from text to image"
+        )
     return "\n".join(lines)
