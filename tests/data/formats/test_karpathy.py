@@ -270,14 +270,6 @@ def test_an_interrupted_write_keeps_its_pictures_and_is_not_taken_for_a_whole(tm
     assert {name for name, time in written.items() if found[name] == time} == written.keys() - {"3.jpg"}
 
 
-def test_a_picture_that_is_missing_is_named(tmp_path):
-    paths = pictures(tmp_path / "source", 3)
-    paths[1].unlink()
-    with pytest.raises(DataError, match=r"picture 1\.jpg: no such file"):
-        karpathy.write({"train": split(paths, 5)}, tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-
-
 def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_path):
     paths = pictures(tmp_path / "source", 2)
     part = split(paths, 5)
