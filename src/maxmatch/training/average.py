@@ -10,7 +10,7 @@ from maxmatch.model import SetEncoder
 
 
 class Average:
-    """average ← decay · average + (1 − decay) · weights, after each step; BatchNorm's statistics go with the weights."""
+    """average ← decay · average + (1 − decay) · weights, after each step. BatchNorm's statistics go with them."""
 
     def __init__(self, model: SetEncoder, decay: float) -> None:
         self.decay = decay
