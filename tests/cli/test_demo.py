@@ -1,21 +1,40 @@
-import pytest
+import json
 
+from maxmatch.cli.demo import table
 from maxmatch.cli.main import main
 
-
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(["demo", *map(str, arguments)])
-    assert ended.value.code == 0
-    return capsys.readouterr().out
+SMALL = ["train.epochs=1", "data.scenes={images: 40, size: 32}", "train.workers=0", "model.config.width=16"]
 
 
-def test_the_demo_trains_three_models_and_compares_them_and_does_nothing_twice(tmp_path, capsys):
-    small = ["train.epochs=1", "train.batch_size=16", "data.scenes.images=40", "train.workers=0"]
-    first = run(capsys, "--out", tmp_path, *small)
-    lines = first.splitlines()
-    assert [line.split()[0] for line in lines[2:6]] == ["chance", "MaxMatch", "SetDiv", "MIL"]
-    assert (tmp_path / "scenes-0" / "best" / "model.safetensors").is_file()
-    when = (tmp_path / "scenes-0" / "done.json").stat().st_mtime_ns
-    assert run(capsys, "--out", tmp_path, *small) == first
-    assert (tmp_path / "scenes-0" / "done.json").stat().st_mtime_ns == when
+def demo(capsys, out, *more):
+    main_ended = None
+    try:
+        main(["demo", "--out", str(out), *SMALL, *more])
+    except SystemExit as end:
+        main_ended = end.code
+    return main_ended, capsys.readouterr()
+
+
+def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys):
+    code, said = demo(capsys, tmp_path, "--json")
+    assert code == 0
+    results = json.loads(said.out)
+    assert list(results) == ["MaxMatch", "SetDiv", "MIL"]
+    assert {"rsum", "chance_rsum", "image_log_variance", "slots_used"} <= results["MIL"].keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scenes", "scenes-0", "scenes_mil-0", "scenes_setdiv-0"]
+    code, said = demo(capsys, tmp_path)
+    assert code == 0
+    assert "epoch 1" not in said.err
+    assert said.out == table(results) + "\n"
+
+
+def test_the_table_has_recalls_against_chance_and_collapse_side_by_side():
+    names = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+    found = {name: 10.0 + place for place, name in enumerate(names)}
+    found |= {f"chance_{name}": 1.0 for name in names}
+    found |= {"image_log_variance": -1.5, "text_log_variance": -2.25, "slots_used": 0.5, "pairing_stability": 0.97}
+    lines = table({"MaxMatch": found}).splitlines()
+    assert lines[2].split() == ["chance", "1.00", "1.0", "1.0", "1.00", "1.0", "1.0", "1.0"]
+    recalls = ["10.00", "11.0", "12.0", "13.00", "14.0", "15.0", "16.0"]
+    assert lines[3].split() == ["MaxMatch", *recalls, "-1.50", "-2.25", "50%", "97%"]
+    assert "10 × chance from image to text, 13 × from text to image" in lines[4]

@@ -43,3 +43,12 @@ def test_gradients_reach_every_parameter():
     head, inputs = head_and_features()
     (head(inputs).vectors * torch.randn(2, 3, 6)).sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in head.parameters())
+
+
+def test_reordered_heads_give_the_same_vectors_in_another_order():
+    head, inputs = head_and_features()
+    before, order = head(inputs), [2, 0, 1]
+    head.reorder(order)
+    after = head(inputs)
+    for name in ("vectors", "residual", "attention"):
+        torch.testing.assert_close(getattr(after, name), getattr(before, name)[:, order])

@@ -109,3 +109,13 @@ def test_slots_start_from_a_standard_normal():
 def test_a_head_of_half_precision_gives_unit_vectors_in_float32():
     sets = small_head(torch.float16)(features(dtype=torch.float16))
     torch.testing.assert_close(sets.vectors.norm(dim=-1), torch.ones(2, 3))
+
+
+def test_reordered_slots_give_the_same_vectors_in_another_order():
+    head, inputs = small_head(), features()
+    before, order = head(inputs), [2, 0, 1]
+    head.reorder(order)
+    after = head(inputs)
+    for name in ("vectors", "residual", "attention"):
+        torch.testing.assert_close(getattr(after, name), getattr(before, name)[:, order])
+    assert torch.equal(after.pooled, before.pooled)

@@ -40,7 +40,8 @@ class TransformerEncoder(Freezable):
         self.pooling = _POOLING[pooling]
         device = next(backbone.parameters()).device
         probe = torch.ones(1, 2, dtype=torch.long, device=device)
-        channels = output_width(backbone, lambda: self._hidden(probe, probe.bool()))
+        # Without a mask, at whose values the backbone may look: a model that is only planned ("meta") has none.
+        channels = output_width(backbone, lambda: self._hidden(probe, None))
         self.projection = nn.Linear(channels, width)
 
     def forward(self, ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
@@ -51,6 +52,7 @@ class TransformerEncoder(Freezable):
         local = self.projection(self._hidden(ids, mask))
         return Features(local, mask, self.pooling(local, mask), sine_positions(mask, self.width, local.dtype))
 
-    def _hidden(self, ids: Tensor, mask: Tensor) -> Tensor:
-        hidden: Tensor = self.backbone(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    def _hidden(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        attention = None if mask is None else mask.long()
+        hidden: Tensor = self.backbone(input_ids=ids, attention_mask=attention).last_hidden_state
         return hidden

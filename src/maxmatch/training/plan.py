@@ -3,17 +3,21 @@
 import torch
 
 from maxmatch.build import build_model
+from maxmatch.data.scenes import split_sizes
 from maxmatch.recipe import Recipe
 from maxmatch.text import train_wordpiece_tokenizer, word_tokenizer
 from maxmatch.training.optim import Group, course, parameter_groups
 
-_SIZES = {"coco": 113_287, "f30k": 29_000, "flickr8k": 6_000}  # training images of the data sets we know
+# Training images of the data sets we know, by how recipes for them are called.
+_SIZES = {"coco": 113_287, "ablation/": 113_287, "f30k": 29_000, "flickr8k": 6_000}
 
 
 def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
     """A table of parameter groups, and of their learning rates over the epochs."""
     steps = steps_per_epoch or _steps(recipe)
     groups = groups_of(recipe)
+    towers = recipe.model.resolved().towers
+    backbones = [name for name, tower in towers.items() if hasattr(tower.encoder, "backbone")]
     lines = [
         f"{recipe.name}: {recipe.description}",
         f"{recipe.train.epochs} epochs of {steps:,} steps, batches of {recipe.train.batch_size} images",
@@ -25,10 +29,12 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
         count = sum(parameter.numel() for parameter in group.parameters.values())
         rate = recipe.train.lr * group.factor
         lines.append(f"{group.name:<20}{count:>14,}{group.factor:>8g}{rate:>15g}{recipe.train.weight_decay:>14g}")
+    if any(tower.encoder.name == "gru" for tower in towers.values()):
+        lines.append("The words of a Bi-GRU come with the data and are not counted.")
     lines += ["", f"{'epoch':<8}{'learning rate':>15}  of factor 1, at its first step"]
     for epoch in _telling(recipe):
         rate = recipe.train.lr * course(recipe.train, epoch * steps, steps)
-        notes = [f"{name} frozen" for name in recipe.model.resolved().towers if recipe.train.frozen(name, epoch)]
+        notes = [f"{name} frozen" for name in backbones if recipe.train.frozen(name, epoch)]
         if recipe.objective.keywords(epoch)["negatives"] != recipe.objective.negatives:
             notes.append("mean negatives")
         lines.append(f"{epoch + 1:<8}{rate:>15.3g}  {', '.join(notes)}".rstrip())
@@ -50,9 +56,10 @@ def groups_of(recipe: Recipe) -> list[Group]:
 
 
 def _steps(recipe: Recipe) -> int:
-    """Steps in an epoch, by the size of a data set that is known by its name."""
-    known = next((size for name, size in _SIZES.items() if recipe.name.split("/")[-1].startswith(name)), None)
-    size = known or (recipe.data.scenes.images if recipe.data.scenes is not None else _SIZES["f30k"])
+    """Steps in an epoch, by the size of a data set that is known by its name; else as on Flickr30k."""
+    size = next((size for name, size in _SIZES.items() if recipe.name.startswith(name)), _SIZES["f30k"])
+    if recipe.data.scenes is not None:
+        size = split_sizes(recipe.data.scenes.images)[recipe.data.train_split]
     return -(-size // recipe.train.batch_size)
 
 

@@ -137,10 +137,14 @@ def restore(
             progress = Progress(**json.loads((file.metadata() or {})["progress"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path}: not a whole state ({error}). Remove it to go on from the one before.") from error
-    try:
-        model.load_state_dict(_under(_MODEL, stored))
-    except RuntimeError as error:
-        raise StateError(f"{path}: of another model than this recipe's ({error}). Start in another folder.") from error
+    weights = _under(_MODEL, stored)
+    other = _differing(weights, model.state_dict())
+    if other:
+        raise StateError(
+            f"{path}: of another model than this recipe's ({other[0]}; {len(other)} differences in all). Were the data "
+            "and its vocabulary changed? Start in another folder."
+        )
+    model.load_state_dict(weights)
     known = _under(_ADAM, stored)
     adam.state.clear()
     for name, parameter in _named(groups).items():
@@ -161,6 +165,16 @@ def _named(groups: list[Group]) -> dict[str, torch.nn.Parameter]:
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _differing(stored: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> list[str]:
+    """Where the shapes of two sets of weights differ, in words."""
+    shapes = [{name: str(list(value.shape)) for name, value in weights.items()} for weights in (stored, here)]
+    return [
+        f"{name}: {shapes[0].get(name, 'nothing')} there, {shapes[1].get(name, 'nothing')} here"
+        for name in {**here, **stored}
+        if shapes[0].get(name) != shapes[1].get(name)
+    ]
 
 
 def _advice(error: Any, path: Path) -> str:

@@ -1,0 +1,174 @@
+"""What a run writes down and says."""
+
+import json
+import sys
+
+import pytest
+import torch
+from small_runs import recipe_for, write_data
+
+from maxmatch.training.log import METRICS, LossWindow, RunLog, epoch_line, read_metrics
+from maxmatch.training.loop import train
+from maxmatch.types import LossTerms
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def log_in(folder, records=0, speaks=True):
+    log = RunLog(folder, recipe_for("nowhere"), speaks, show_progress=False)
+    log.begin(0, 10, records)
+    return log
+
+
+def strict(line):
+    """JSON as every language reads it, without NaN."""
+    return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_record_is_one_line_of_json_with_six_digits(tmp_path):
+    with log_in(tmp_path) as log:
+        log.record("train", 3, 0, {"loss": 1 / 3, "lr": 1e-12, "nothing": float("nan"), "much": float("inf")})
+        log.record("val", 3, 0, {"rsum": 123456.7})
+        lines = (tmp_path / METRICS).read_text().splitlines()  # it is there at once
+    assert [strict(line) for line in lines] == [
+        {"kind": "train", "step": 3, "epoch": 0, "loss": 0.333333, "lr": 1e-12, "nothing": None, "much": None},
+        {"kind": "val", "step": 3, "epoch": 0, "rsum": 123457.0},
+    ]
+    assert log.records == 2
+    assert [record["kind"] for record in read_metrics(tmp_path)] == ["train", "val"]
+    assert [record["rsum"] for record in read_metrics(tmp_path, "val")] == [123457.0]
+
+
+def test_on_resuming_the_records_of_what_will_be_done_again_are_cut_off(tmp_path):
+    with log_in(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.record("train", step, 0, {"loss": step})
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"kind": "train", "st')  # killed while writing
+    with log_in(tmp_path, records=2) as log:
+        assert log.records == 2
+        log.record("train", 3, 0, {"loss": 30})
+    assert [record["loss"] for record in read_metrics(tmp_path)] == [1, 2, 30]
+    with log_in(tmp_path, records=9) as log:
+        assert log.records == 3
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
+
+
+def test_a_process_that_is_not_the_first_says_and_writes_nothing(tmp_path, capsys):
+    with log_in(tmp_path, speaks=False) as log:
+        log.record("train", 1, 0, {"loss": 1.0})
+        log.say("hello")
+        log.show(0, {"loss": 1.0})
+        log.step()
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().err == ""
+
+
+def test_the_window_gives_the_mean_of_each_term_and_keeps_the_last_triplet_losses():
+    window, losses = LossWindow(), [9.0]
+    for value in (1.0, 2.0, 6.0):
+        window.add(LossTerms(total=torch.tensor(value), triplet=torch.tensor(10 * value)), items=4)
+    figures = window.flush(losses, keep=3)
+    assert (figures["loss"], figures["triplet"]) == (3.0, 30.0)
+    assert list(figures) == ["loss", "triplet", "items_per_second"]
+    assert losses == [10.0, 20.0, 60.0]
+    assert figures["items_per_second"] == pytest.approx(12 / window.seconds)
+    window.add(LossTerms(total=torch.tensor(5.0)), items=4)
+    assert window.flush(losses, keep=3)["loss"] == 5.0
+    assert losses == [20.0, 60.0, 5.0]
+
+
+def test_an_epoch_is_one_line_with_loss_rsum_collapse_speed_and_time_left():
+    values = {
+        "loss": 0.51234, "rsum": 431.25, "i2t_r1": 60.5, "t2i_r1": 44.0, "image_log_variance": -1.234,
+        "text_log_variance": -2.5, "slots_used": 1.0, "pairing_stability": 0.97, "items_per_second": 1234.5, "x": 1.0,
+    }  # fmt: skip
+    assert epoch_line(2, 30, values, 3725.0) == (
+        "epoch 3/30  loss 0.5123  RSUM 431.2  i→t R@1 60.5  t→i R@1 44  log var image -1.234  text -2.5  slots used 1"
+        "  pairing 0.97  items/s 1234  1:02:05 left"
+    )
+    assert epoch_line(0, 1, {"loss": 2.0}) == "epoch 1/1  loss 2"
+
+
+def test_a_run_writes_losses_validation_and_collapse_and_says_a_line_an_epoch(data, tmp_path, capsys):
+    train(recipe_for(data, epochs=2, log_every=2), tmp_path / "run")
+    records = [strict(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [(one["kind"], one["step"], one["epoch"]) for one in records] == [
+        ("train", 2, 0),
+        ("train", 3, 0),
+        ("val", 3, 0),
+        ("train", 4, 1),
+        ("train", 6, 1),
+        ("val", 6, 1),
+    ]
+    terms = {
+        "loss",
+        "triplet",
+        "global_discriminative",
+        "intra_set_divergence",
+        "mmd",
+        "diversity",
+        "contrastive",
+        "lr",
+    }
+    assert terms | {"items_per_second"} <= records[0].keys()
+    found = {"i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum", "chance_rsum"}
+    found |= {"image_log_variance", "text_log_variance", "slots_used", "pairing_stability"}
+    assert found <= records[2].keys()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    assert len(said) == 2
+    for part in ("loss ", "RSUM ", "log var image ", "slots used ", "pairing ", "items/s ", "left"):
+        assert part in said[0]
+
+
+def test_a_bar_is_shown_when_asked_for(data, tmp_path, capsys):
+    train(recipe_for(data, epochs=1, log_every=1), tmp_path / "run", show_progress=True)
+    said = capsys.readouterr().err
+    assert "3/3" in said
+    assert "epoch 1" in said
+    assert "triplet" in said
+
+
+def test_tensorboard_gets_every_figure_when_asked_for_and_only_then(data, tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    train(recipe_for(data, epochs=1), tmp_path / "without")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    train(recipe_for(data, epochs=1, tensorboard=True), tmp_path / "run")
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    found = {value.tag: event.step for event in EventFileLoader(str(file)).Load() for value in event.summary.value}
+    assert found["train/loss"] == found["val/rsum"] == found["val/image_log_variance"] == 3
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_anything_is_done(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        ImportError, match=r"train\.tracker: wandb is not installed\. pip install wandb, or leave it out"
+    ):
+        train(recipe_for(data, tracker="wandb"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+TRACKER = """
+calls = []
+init = lambda **options: calls.append(("init", options))
+log = lambda values: calls.append(("log", values))
+finish = lambda: calls.append(("finish", None))
+"""
+
+
+def test_a_tracker_gets_the_recipe_every_figure_and_the_end(data, tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    train(recipe_for(data, epochs=1, tracker="trackio"), tmp_path / "run")
+    calls = sys.modules["trackio"].calls
+    monkeypatch.delitem(sys.modules, "trackio")
+    assert [name for name, _ in calls] == ["init", "log", "log", "finish"]
+    assert calls[0][1]["name"] == "run"
+    assert calls[0][1]["config"]["train"]["epochs"] == 1
+    assert calls[1][1]["train/loss"] > 0
+    assert calls[2][1]["val/rsum"] > 0
+    assert calls[2][1]["step"] == 3
