@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -135,8 +136,11 @@ def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
     readers: dict[str, Reader] = {}
     for name in model.towers:
         reader: Reader = model.tower(name).reader
-        width = getattr(split[name].values, "width", None)
-        readers[name] = FeatureReader(width) if isinstance(reader, PixelReader) and width is not None else reader
+        if isinstance(reader, PixelReader):
+            first = split[name].values[0]
+            if isinstance(first, np.ndarray) and first.ndim == 2:  # cells and their width; a picture has colours too
+                reader = FeatureReader(first.shape[1])
+        readers[name] = reader
     return readers
 
 

@@ -1,0 +1,169 @@
+"""From a recipe to data, words, model and feeds."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import recipe_for, write_data, write_pictures
+
+from maxmatch.data.feature_writer import FeatureWriter
+from maxmatch.data.features import StoreInfo
+from maxmatch.data.reading import read_dataset
+from maxmatch.data.sampler import Plan
+from maxmatch.readers import FeatureReader, PixelReader, TextReader
+from maxmatch.recipe import Recipe
+from maxmatch.training.distributed import Processes
+from maxmatch.training.loop import train
+from maxmatch.training.prepare import load_data, new_model, prepare, tokenizer_for
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+def changed(recipe, **data):
+    whole = recipe.model_dump()
+    whole["data"] |= data
+    return Recipe.model_validate(whole)
+
+
+def prepared(recipe):
+    said = []
+    return prepare(recipe, ALONE, said.append), said
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_pictures(tmp_path_factory.mktemp("pictures") / "data")
+
+
+def test_a_recipe_becomes_a_model_and_feeds_of_its_splits(data):
+    parts, said = prepared(recipe_for(data))
+    assert (parts.train.size, parts.val.size) == (48, 16)
+    assert not parts.runs_backbones
+    assert len(said) == 1  # how the data is fed
+    assert {name: type(parts.model.tower(name).reader) for name in parts.model.towers} == {
+        "image": FeatureReader,
+        "text": TextReader,
+    }
+    assert set(parts.model.tower("text").reader.tokenizer.get_vocab()) >= {f"thing{n}" for n in range(24)}
+
+
+def test_the_words_are_those_of_the_training_captions_that_are_frequent_enough(data):
+    recipe = recipe_for(data)
+    often = prepared(changed(recipe, min_count=13))[0].model.tower("text").reader.tokenizer.get_vocab()
+    captions = (data / "train_caps.txt").read_text().split()
+    assert {word for word in often if word.startswith("thing")} == {w for w in captions if captions.count(w) >= 13}
+
+
+def test_the_same_seed_gives_the_same_first_weights_whatever_was_drawn_before(data):
+    recipe, train_split = recipe_for(data), load_data(recipe_for(data).data, print).split("train")
+    torch.manual_seed(7)
+    one = new_model(recipe, train_split, print).state_dict()
+    torch.manual_seed(8)
+    two = new_model(recipe, train_split, print).state_dict()
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_a_split_that_is_missing_is_said_or_refused(data):
+    parts, said = prepared(changed(recipe_for(data), val_split="test"))
+    assert parts.val is parts.val_feed is None
+    assert any("no split 'test'" in line and "without validation" in line for line in said)
+    with pytest.raises(ValueError, match=r"has the splits train, val, not 'teach'"):
+        prepared(changed(recipe_for(data), train_split="teach"))
+
+
+def test_another_process_than_the_first_does_not_validate(data):
+    assert prepare(recipe_for(data), Processes(1, 2, torch.device("cpu")), print).val_feed is None
+
+
+def test_problems_of_single_items_are_said_and_counted(tmp_path):
+    folder = write_pictures(tmp_path / "data")
+    with (folder / "captions.csv").open("a") as file:
+        file.writelines(f"{n}.png,,train\n" for n in range(8))
+    parts, said = prepared(recipe_for(folder, "resnet152_bigru", workers=0))
+    assert parts.train.size == 12
+    assert sum("captions.csv" in line for line in said) == 5
+    assert "… and 3 more problems. `maxmatch data check` lists them all." in said
+
+
+def test_only_the_first_captions_are_taken_where_the_recipe_says_so(data):
+    parts, _ = prepared(changed(recipe_for(data), captions_per_image=1))
+    assert len(parts.train["text"]) == len(parts.val["text"]) * 3 == 48
+
+
+def test_words_start_from_their_vectors_where_there_are_some(data, tmp_path):
+    recipe = recipe_for(data)
+    file = tmp_path / "glove.txt"
+    file.write_text("".join(f"thing{n} " + " ".join([str(n / 10)] * 10) + "\n" for n in range(20)))
+    parts, said = prepared(changed(recipe, word_vectors=str(file)))
+    assert any("20 of 29 words found" in line for line in said)
+    text = parts.model.tower("text")
+    ids = text.reader.tokenizer.get_vocab()
+    assert torch.equal(text.encoder.words.weight[ids["thing13"]], torch.full((10,), 1.3))
+
+
+def test_tokenizers_are_learned_loaded_or_the_backbones_own(data, tmp_path):
+    recipe = recipe_for(data, "region_bert")
+    encoder = recipe.model.resolved().towers["text"].encoder
+    captions = ["thing1 thing2"] * 4
+    learned = tokenizer_for(recipe.data, encoder, captions)
+    learned.save(str(tmp_path / "tokenizer.json"))
+    loaded = tokenizer_for(changed(recipe, tokenizer=str(tmp_path / "tokenizer.json")).data, encoder, [])
+    assert loaded.encode("thing2").ids == learned.encode("thing2").ids
+    assert loaded.truncation["max_length"] == 24
+    own = encoder.model_copy(update={"backbone": encoder.backbone.model_copy(update={"pretrained": str(tmp_path)})})
+    wanted = changed(recipe, tokenizer="pretrained").data
+    assert tokenizer_for(wanted, own, []).get_vocab() == learned.get_vocab()
+    with pytest.raises(ValueError, match=r"data\.tokenizer: .* names no pretrained backbone\. Take 'wordpiece'"):
+        tokenizer_for(wanted, encoder, [])
+
+
+def test_scenes_are_generated_where_there_are_none(tmp_path):
+    recipe = recipe_for(tmp_path / "scenes")
+    data = changed(recipe, scenes={"images": 10, "size": 32}).data
+    said = []
+    first = load_data(data, said.append)
+    assert said == [f"generating 10 scenes in {tmp_path / 'scenes'}"]
+    again = load_data(data, said.append)
+    assert len(said) == 1
+    assert list(first.split("train")["text"].values) == list(again.split("train")["text"].values)
+
+
+def test_pictures_are_cropped_for_training_only_and_not_where_the_recipe_says_so(pictures):
+    def first_batch(feed, seed):
+        (batch,) = feed.batches([Plan(np.arange(3), seed)])
+        return batch.inputs["image"].values
+
+    cropped, _ = prepared(recipe_for(pictures, "resnet152_bigru", workers=0))
+    assert cropped.runs_backbones
+    assert isinstance(cropped.model.tower("image").reader, PixelReader)
+    whole, _ = prepared(recipe_for(pictures, "resnet152_bigru", workers=0, crop_scale=None))
+    assert torch.equal(first_batch(whole.feed, 1), first_batch(whole.feed, None))
+    assert torch.equal(first_batch(cropped.feed, None), first_batch(whole.feed, None))
+
+
+def test_stored_features_of_a_frozen_backbone_train_the_model_that_pictures_would(pictures, tmp_path):
+    options = {"epochs": 2, "batch_size": 6, "workers": 0, "crop_scale": None, "flip": False}
+    recipe = recipe_for(pictures, "resnet152_bigru", freeze={"image.backbone": "always"}, **options)
+    parts, _ = prepared(recipe)
+    encoder, reader = parts.model.tower("image").encoder.eval(), parts.model.tower("image").reader
+    channels = encoder.local_projection.in_features
+    with FeatureWriter(tmp_path / "store", StoreInfo("the backbone", channels)) as writer, torch.no_grad():
+        for split in read_dataset(pictures).splits.values():
+            for name, picture in zip(split["image"].ids, split["image"].values, strict=True):
+                pixels, _ = reader.collate([reader.read(picture)])
+                writer.append([name], encoder.cells(pixels)[0].numpy())
+        writer.finish()
+    stored = changed(recipe, features=str(tmp_path / "store"))
+    assert not prepared(stored)[0].runs_backbones
+    results = [train(recipe, tmp_path / "pictures"), train(stored, tmp_path / "features")]
+    weights = [load_file(tmp_path / which / "last" / "model.safetensors") for which in ("pictures", "features")]
+    for name, value in weights[0].items():
+        if name.endswith("query_norm.bias"):  # makes no difference, so that it follows rounding errors
+            continue
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-4, msg=name)
+    assert results[0]["rsum"] == pytest.approx(results[1]["rsum"])
