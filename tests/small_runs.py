@@ -57,7 +57,7 @@ def write_pictures(folder, train=12, val=6, size=72):
 
 def recipe_for(data, preset="region_bigru", *, model=None, objective=None, **train):
     """A recipe for a tiny model. model: options of the preset; the rest are those of training."""
-    options = {**HEAD, **SIZES[preset], **(model or {})}
+    options = {**HEAD, **SIZES[preset], "depth": 1, **(model or {})}
     similarity = options.pop("similarity", "maxmatch")
     tokenizer = {"tokenizer": "wordpiece", "vocabulary_size": 100} if preset.endswith("bert") else {"min_count": 1}
     return Recipe.model_validate(

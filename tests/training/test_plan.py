@@ -108,7 +108,13 @@ def test_a_backbone_frozen_for_good_has_no_learning_rate():
 
 
 def test_the_warm_up_shows():
-    text = describe(load_recipe("scenes", ["train.warmup_epochs=2", "train.warmup_steps=0"]), steps_per_epoch=10)
-    printed = epochs_in(text)
+    changes = [
+        "train.warmup_epochs=2",
+        "train.warmup_steps=0",
+        "train.lr=1e-3",
+        "train.epochs=15",
+        "train.schedule=cosine",
+    ]
+    printed = epochs_in(describe(load_recipe("scenes", changes), steps_per_epoch=10))
     assert printed[1][0] == pytest.approx(1e-3 / 20)
     assert printed[2][0] == pytest.approx(1e-3 * 11 / 20 * (1 + math.cos(math.pi / 15)) / 2, rel=5e-3)
