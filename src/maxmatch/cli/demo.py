@@ -1,10 +1,18 @@
 """`maxmatch demo`: the method on generated scenes, in a few minutes on a laptop's CPU."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from maxmatch.recipe import Recipe
 
 _COLUMNS = (  # figure, heading, width, format
     ("i2t_r1", "R@1", 7, ".2f"),
@@ -38,14 +46,77 @@ def demo(
     captions find pictures and pictures captions, and whether the vectors of a set stay apart.
     """
     from maxmatch.recipe_files import load_recipe
-    from maxmatch.training.loop import train
+    from maxmatch.training.prepare import load_data
+    from maxmatch.training.run_folder import RunFolder
 
-    results = {}
-    for method, name in _METHODS.items():
-        said = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
-        typer.echo(f"{method}: maxmatch train {name} {' '.join(said)}", err=True)
-        results[method] = train(load_recipe(name, said), out / f"{name}-{seed}", resume=True, show_progress=True)
+    said = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
+    recipes = {method: load_recipe(name, said) for method, name in _METHODS.items()}
+    load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # made here, or all three would
+    runs = {method: out / f"{name}-{seed}" for method, name in _METHODS.items()}
+    commands = {
+        method: [
+            sys.executable,
+            "-m",
+            "maxmatch.cli.main",
+            "train",
+            name,
+            *said,
+            "--resume",
+            "--out",
+            str(runs[method]),
+        ]
+        for method, name in _METHODS.items()
+    }
+    steps = {method: _steps(recipe) for method, recipe in recipes.items()}
+    _side_by_side(commands, runs, steps)
+    results = {method: RunFolder(folder).result() for method, folder in runs.items()}
     print(json.dumps(results, indent=2) if as_json else table(results))
+
+
+def _steps(recipe: "Recipe") -> int:
+    from maxmatch.data.scenes import split_sizes
+
+    assert recipe.data.scenes is not None
+    train = split_sizes(recipe.data.scenes.images)["train"]
+    return recipe.train.epochs * -(-train // recipe.train.batch_size)
+
+
+def _side_by_side(commands: dict[str, list[str]], runs: dict[str, Path], steps: dict[str, int]) -> None:
+    """Train all models at the same time, a thread each: models as small as these gain nothing from a second one."""
+    from tqdm import tqdm
+
+    from maxmatch.training.log import read_metrics
+
+    with ExitStack() as opened:
+        work = {}
+        for method, command in commands.items():
+            runs[method].parent.mkdir(parents=True, exist_ok=True)
+            log = opened.enter_context(runs[method].with_suffix(".log").open("wb"))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            work[method] = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
+        bars = {
+            method: opened.enter_context(tqdm(total=steps[method], desc=f"{method:<9}", position=place, unit="step"))
+            for place, method in enumerate(commands)
+        }
+        try:
+            while True:
+                ended = [job.poll() is not None for job in work.values()]
+                for method, bar in bars.items():
+                    records = read_metrics(runs[method])
+                    bar.n = records[-1]["step"] if records else 0
+                    found = [record for record in records if record["kind"] == "val"]
+                    bar.set_postfix_str(f"RSUM {found[-1]['rsum']:.1f}" if found else "")
+                if all(ended):
+                    break
+                time.sleep(1)
+        finally:
+            for job in work.values():  # on Ctrl-C they save their states first, and go on with the next call
+                job.terminate()
+                job.wait()
+    for method, job in work.items():
+        if job.returncode:
+            last = runs[method].with_suffix(".log").read_text(errors="replace").splitlines()[-5:]
+            raise RuntimeError(f"{method} did not finish (exit {job.returncode}):\n" + "\n".join(last))
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
