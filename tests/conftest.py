@@ -50,6 +50,7 @@ install_import_hook(
         "maxmatch.build",
         "maxmatch.recipe_files",
         "maxmatch.recipe_yaml",
+        "maxmatch.training",
         "maxmatch.losses",
         "maxmatch.evaluation",
         "maxmatch.extraction",

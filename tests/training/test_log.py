@@ -45,12 +45,12 @@ def test_a_record_is_one_line_of_json_with_six_digits(tmp_path):
 def test_on_resuming_the_records_of_what_will_be_done_again_are_cut_off(tmp_path):
     with log_in(tmp_path) as log:
         for step in (1, 2, 3):
-            log.record("train", step, 0, {"loss": step})
+            log.record("train", step, 0, {"loss": float(step)})
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"kind": "train", "st')  # killed while writing
     with log_in(tmp_path, records=2) as log:
         assert log.records == 2
-        log.record("train", 3, 0, {"loss": 30})
+        log.record("train", 3, 0, {"loss": 30.0})
     assert [record["loss"] for record in read_metrics(tmp_path)] == [1, 2, 30]
     with log_in(tmp_path, records=9) as log:
         assert log.records == 3

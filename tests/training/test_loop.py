@@ -114,17 +114,17 @@ def test_the_average_is_what_is_validated_and_kept(data, tmp_path, states_kept):
     recipe = recipe_for(data, epochs=1, ema=0.9)
     train(recipe, tmp_path / "run")
     (state,) = (tensors for step, tensors in states_of(tmp_path / "run").items() if step)
-    best = load_file(tmp_path / "run" / "best" / "model.safetensors")
-    for name, value in best.items():
-        if value.is_floating_point() and not name.endswith("head.slots"):  # they are put in another order
-            assert torch.equal(value, state[f"average/{name}"])
+    for which in ("best", "last"):
+        for name, value in load_file(tmp_path / "run" / which / "model.safetensors").items():
+            if value.is_floating_point() and not name.endswith("head.slots"):  # they are put in another order
+                assert torch.equal(value, state[f"average/{name}"])
     assert not torch.equal(state["average/towers.image.head.slots"], state["model/towers.image.head.slots"])
 
 
 def validating(monkeypatch, rsums):
     """Validation finds these, one after the other."""
     whole, coming = loop.measures, iter(rsums)
-    monkeypatch.setattr(loop, "measures", lambda *arguments: whole(*arguments) | {"rsum": next(coming)})
+    monkeypatch.setattr(loop, "measures", lambda *arguments: whole(*arguments) | {"rsum": float(next(coming))})
 
 
 def test_training_stops_early_after_so_many_epochs_without_a_better_one(data, tmp_path, monkeypatch):

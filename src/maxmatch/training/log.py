@@ -12,7 +12,7 @@ from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class RunLog:
         self._board = _tensorboard(self.folder, from_step) if self.recipe.train.tensorboard else None
         self._tracker = _tracker(self.recipe, self.folder)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(
