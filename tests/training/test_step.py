@@ -51,8 +51,15 @@ def grads(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("negatives", ["hardest", "mean", "semi_hard"])
-@pytest.mark.parametrize("preset", ["region_bigru", "resnet152_bigru"])
+@pytest.mark.parametrize(
+    ("preset", "negatives"),
+    [
+        ("region_bigru", "hardest"),
+        ("region_bigru", "mean"),
+        ("region_bigru", "semi_hard"),
+        ("resnet152_bigru", "hardest"),
+    ],
+)
 def test_chunks_have_the_gradients_of_the_whole_batch_with_its_negatives(preset, negatives):
     model = model_without_norms(preset, dropout=0.0)
     batch = batch_for(model)
