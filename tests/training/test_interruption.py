@@ -70,6 +70,7 @@ def test_a_signal_from_outside_stops_a_run_whatever_it_does_just_then(recipe, un
 
 
 def test_the_second_signal_ends_the_program_at_once():
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), stopping() as stop:  # noqa: PT012 (it is about their order)
         os.kill(os.getpid(), signal.SIGINT)
@@ -77,6 +78,7 @@ def test_the_second_signal_ends_the_program_at_once():
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("the second signal was taken for the first")
     assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, found)
 
 
 def test_from_python_a_stop_is_a_keyboard_interrupt(recipe, uninterrupted, tmp_path, monkeypatch):
