@@ -16,13 +16,14 @@ from maxmatch.data.feature_writer import FeatureWriter
 from maxmatch.data.features import FeatureStore, with_features
 from maxmatch.data.formats import folder, karpathy, precomp
 from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split
+from maxmatch.data.loading import load_data
 from maxmatch.data.mapped import MappedFeed
 from maxmatch.data.reading import read_dataset
 from maxmatch.data.sampler import Plan
+from maxmatch.evaluation.encoding import readers_for
 from maxmatch.extraction import _pixels, describe_store, extract, load_backbone
 from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.recipe import Data
-from maxmatch.training.prepare import load_data, readers_for
 
 COUNT = 7
 

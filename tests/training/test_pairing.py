@@ -12,9 +12,9 @@ from maxmatch import SetEncoder
 from maxmatch.build import build_model
 from maxmatch.config import ModelConfig
 from maxmatch.evaluation.collapse import slot_pairing
+from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.training.loop import train
 from maxmatch.training.pairing import align_slots
-from maxmatch.training.validation import EncodedSplit
 
 PAIR = ("image", "text")
 

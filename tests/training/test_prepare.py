@@ -8,13 +8,14 @@ from small_runs import recipe_for, write_data, write_pictures
 
 from maxmatch.data.feature_writer import FeatureWriter
 from maxmatch.data.features import StoreInfo
+from maxmatch.data.loading import load_data
 from maxmatch.data.reading import read_dataset
 from maxmatch.data.sampler import Plan
 from maxmatch.readers import FeatureReader, PixelReader, TextReader
 from maxmatch.recipe import Recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
-from maxmatch.training.prepare import load_data, new_model, prepare, tokenizer_for
+from maxmatch.training.prepare import new_model, prepare, tokenizer_for
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 

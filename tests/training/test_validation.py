@@ -2,7 +2,8 @@ import pytest
 import torch
 from tiny_models import images_for, texts, tiny_model
 
-from maxmatch.training.validation import EncodedSplit, encode_split, in_order, measures, partners
+from maxmatch.evaluation.encoding import EncodedSplit, encode_split, in_order
+from maxmatch.training.validation import measures
 from maxmatch.types import Batch
 
 PAIR = ("image", "text")
@@ -10,7 +11,7 @@ PAIR = ("image", "text")
 
 def test_partners_are_found_whatever_the_numbers_of_the_groups():
     groups = {"image": torch.tensor([7, 3, 9]), "text": torch.tensor([9, 9, 3, 7, 3])}
-    assert partners(EncodedSplit({}, groups), PAIR).tolist() == [2, 2, 1, 0, 1]
+    assert EncodedSplit({}, groups).partners(PAIR).tolist() == [2, 2, 1, 0, 1]
 
 
 class OneByOne:

@@ -45,8 +45,8 @@ def demo(
     MaxMatch against the same model trained as SetDiv (smooth-Chamfer similarity) and as MIL (one best pair): how well
     captions find pictures and pictures captions, and whether the vectors of a set stay apart.
     """
+    from maxmatch.data.loading import load_data
     from maxmatch.recipe_files import load_recipe
-    from maxmatch.training.prepare import load_data
     from maxmatch.training.run_folder import RunFolder
 
     said = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+from maxmatch.evaluation.encoding import encode_split
 from maxmatch.files import write_whole
 from maxmatch.model import SetEncoder
 from maxmatch.training.average import with_average
 from maxmatch.training.pairing import align_slots
 from maxmatch.training.run import Run, save
-from maxmatch.training.validation import encode_split, measures
+from maxmatch.training.validation import measures
 
 _PAIRING_GROUPS = 10_000  # of the training set, on which the pairing of the slots is measured
 

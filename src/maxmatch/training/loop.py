@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from maxmatch.checks import NotFiniteError
+from maxmatch.evaluation.encoding import encode_split
 from maxmatch.recipe import Recipe
 from maxmatch.training import watch
 from maxmatch.training.average import with_average
@@ -20,7 +21,7 @@ from maxmatch.training.run import Run, begin, recover, save
 from maxmatch.training.run_folder import RunFolder, open_run
 from maxmatch.training.signals import StopFlag, stopping
 from maxmatch.training.update import updating
-from maxmatch.training.validation import encode_split, measures
+from maxmatch.training.validation import measures
 from maxmatch.training.watch import Trouble
 
 _MOST_RECOVERIES = 3

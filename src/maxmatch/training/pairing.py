@@ -5,8 +5,8 @@ is the sum of the matched cosines: what a search engine can index.
 """
 
 from maxmatch.evaluation.collapse import Pairing, slot_pairing
+from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.model import SetEncoder
-from maxmatch.training.validation import EncodedSplit, partners
 
 
 def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str]) -> Pairing:
@@ -16,7 +16,7 @@ def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str])
     second cannot all meet one; then nothing is moved.
     """
     rows, columns = (encoded.sets[name] for name in pair)
-    found = slot_pairing(rows, columns, partners(encoded, pair), model.similarity_name)
+    found = slot_pairing(rows, columns, encoded.partners(pair), model.similarity_name)
     order = found.partner
     if -1 not in order:
         rest = [slot for slot in range(columns.shape[1]) if slot not in order]

@@ -1,30 +1,25 @@
 """From a recipe to what the loop works with: data, tokenizer, model, feeds."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from maxmatch.build import build_model
-from maxmatch.data.features import FeatureStore, with_features
 from maxmatch.data.feed import Feed, choose_feed
-from maxmatch.data.items import TEXT, Dataset, Split, first_of_each
-from maxmatch.data.problems import saying_the_first
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.items import Split
+from maxmatch.data.loading import Say, load_data
 from maxmatch.data.transforms import RandomCrop
 from maxmatch.encoders.glove import read_glove
+from maxmatch.evaluation.encoding import readers_for
 from maxmatch.model import SetEncoder
-from maxmatch.readers import FeatureReader, PixelReader, Reader
+from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.recipe import Data, Recipe
 from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, word_tokenizer
 from maxmatch.training.distributed import Processes, first_alone
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -86,26 +81,6 @@ def _may_look(backbone: Any) -> bool:
     return backbone is not None and kind != "bert"
 
 
-def load_data(data: Data, say: Say) -> Dataset:
-    """The data set of a recipe. Problems of single items are said; the items are left out."""
-    if data.path is None:
-        raise ValueError("data.path: the recipe does not say where the data is. Give it: data.path=FOLDER")
-    path = Path(data.path).expanduser()
-    if data.scenes is not None and not (path / "metadata.jsonl").exists():
-        from maxmatch.data.scenes import generate
-
-        say(f"generating {data.scenes.images} scenes in {path}")
-        generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
-    options = {} if data.images is None else {"images": Path(data.images).expanduser()}
-    with saying_the_first(say) as report:
-        dataset = read_dataset(path, data.format, report, **options)
-        if data.captions_per_image is not None:
-            dataset = first_of_each(dataset, TEXT, data.captions_per_image)
-        if data.features is not None:
-            dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
-    return dataset
-
-
 def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
     """The model of a recipe with its first weights; the words are those of the training captions."""
     config = recipe.model.resolved()
@@ -127,21 +102,6 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
     if data.tokenizer == "pretrained":
         return load_tokenizer(_fetched_tokenizer(encoder.backbone.pretrained), data.max_length)
     return load_tokenizer(data.tokenizer, data.max_length)
-
-
-def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
-    """How each modality is read: as its tower says, or, where the split holds what a backbone made of the pictures
-    before, as features.
-    """
-    readers: dict[str, Reader] = {}
-    for name in model.towers:
-        reader: Reader = model.tower(name).reader
-        if isinstance(reader, PixelReader):
-            first = split[name].values[0]
-            if isinstance(first, np.ndarray) and first.ndim == 2:  # cells and their width; a picture has colours too
-                reader = FeatureReader(first.shape[1])
-        readers[name] = reader
-    return readers
 
 
 def _word_vectors(path: str, tokenizer: Tokenizer, seed: int, say: Say) -> Tensor:

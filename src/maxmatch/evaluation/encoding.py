@@ -1,0 +1,144 @@
+"""The sets of a whole split: each item encoded once, with its group and its name."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from maxmatch.data.feed import Feed, choose_feed
+from maxmatch.data.items import Split
+from maxmatch.data.sampler import Plan
+from maxmatch.data.sides import Unreadable, log_unreadable
+from maxmatch.files import whole
+from maxmatch.model import SetEncoder
+from maxmatch.readers import FeatureReader, PixelReader, Reader
+
+Progress = Callable[[int, int], object]
+"""Told how many groups are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """The sets of a split, by modality; the group of each, and where they are asked for, the names of the items."""
+
+    sets: Mapping[str, Tensor]
+    groups: Mapping[str, Tensor]
+    ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def partners(self, pair: tuple[str, str]) -> Tensor:
+        """For each item of the second modality the place of one of the first that belongs to it."""
+        rows, columns = (self.groups[name] for name in pair)
+        order = rows.argsort(stable=True)
+        return order[torch.searchsorted(rows[order], columns)]
+
+
+def in_order(size: int, batch_size: int) -> list[Plan]:
+    """All groups, one after the other."""
+    return [Plan(np.arange(start, min(start + batch_size, size)), None) for start in range(0, size, batch_size)]
+
+
+def encode_split(
+    model: SetEncoder,
+    feed: Feed,
+    size: int,
+    batch_size: int,
+    precision: torch.dtype | None = None,
+    progress: Progress = lambda done, total: None,
+) -> EncodedSplit:
+    """The sets of `size` groups, in evaluation mode, on the model's device."""
+    sets: dict[str, list[Tensor]] = {name: [] for name in model.towers}
+    groups: dict[str, list[Tensor]] = {name: [] for name in model.towers}
+    mode = model.training
+    model.eval()
+    mixed = torch.autocast(model.device.type, precision) if precision is not None else nullcontext()
+    try:
+        with torch.inference_mode(), mixed:
+            for number, batch in enumerate(feed.batches(in_order(size, batch_size)), start=1):
+                for name, inputs in batch.inputs.items():
+                    sets[name].append(model(name, *inputs).vectors.float())
+                    groups[name].append(batch.groups[name])
+                progress(min(number * batch_size, size), size)
+    finally:
+        model.train(mode)
+    return EncodedSplit(
+        {name: torch.cat(parts) for name, parts in sets.items()},
+        {name: torch.cat(parts) for name, parts in groups.items()},
+    )
+
+
+def encode_items(
+    model: SetEncoder,
+    split: Split,
+    *,
+    batch_size: int = 64,
+    workers: int | None = None,
+    precision: torch.dtype | None = None,
+    report: Callable[[Unreadable], None] = log_unreadable,
+    progress: Progress = lambda done, total: None,
+) -> EncodedSplit:
+    """The sets of all items of a split and their names. A group with an item that cannot be read is reported and left
+    out; the groups keep their numbers.
+    """
+    if split.size == 0:
+        raise ValueError("the split is empty: there is nothing to measure. Choose another with --split.")
+    readers = readers_for(model, split)
+    feed = choose_feed(split, readers, model.device, workers=workers, report=report)
+    encoded = encode_split(model, feed, split.size, batch_size, precision, progress)
+    kept = {name: np.isin(split[name].groups, groups.cpu().numpy()) for name, groups in encoded.groups.items()}
+    ids = {name: [str(split[name].ids[place]) for place in np.flatnonzero(keep)] for name, keep in kept.items()}
+    return EncodedSplit(encoded.sets, encoded.groups, ids)
+
+
+def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
+    """How each modality is read: as its tower says, or, where the split holds what a backbone made of the pictures
+    before, as features.
+    """
+    readers: dict[str, Reader] = {}
+    for name in model.towers:
+        reader: Reader = model.tower(name).reader
+        if isinstance(reader, PixelReader):
+            first = split[name].values[0]
+            if isinstance(first, np.ndarray) and first.ndim == 2:  # cells and their width; a picture has colours too
+                reader = FeatureReader(first.shape[1])
+        readers[name] = reader
+    return readers
+
+
+def save_encoded(encoded: EncodedSplit, path: Path) -> None:
+    """Write sets, groups and names into one safetensors file."""
+    tensors = {
+        f"{kind}.{name}": tensor.cpu().contiguous()
+        for kind, tensors in (("sets", encoded.sets), ("groups", encoded.groups))
+        for name, tensor in tensors.items()
+    }
+    names = {name: list(ids) for name, ids in encoded.ids.items()}
+    with whole(path) as file:
+        file.write(save(tensors, {"format": _FORMAT, "ids": json.dumps(names)}))
+
+
+def load_encoded(path: Path) -> EncodedSplit:
+    """What `save_encoded` wrote."""
+    try:
+        with safe_open(path, "pt") as file:
+            notes = file.metadata() or {}
+            if notes.get("format") != _FORMAT:
+                raise ValueError(f"{path}: holds no encoded split. Make one with `maxmatch evaluate … --save-sets`.")
+            found: dict[str, dict[str, Tensor]] = {"sets": {}, "groups": {}}
+            for key in file.keys():  # noqa: SIM118 (it is no dict)
+                kind, name = key.split(".", 1)
+                found[kind][name] = file.get_tensor(key)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path}: cannot be read as an encoded split ({error}). Make it again.") from error
+    return EncodedSplit(found["sets"], found["groups"], json.loads(notes["ids"]))
+
+
+_FORMAT = "maxmatch-sets-1"
