@@ -176,28 +176,16 @@ def test_a_process_killed_at_any_step_of_a_save_leaves_a_whole_checkpoint(saved)
     new = float(tiny_model("region_bigru", seed=7).encode_texts(["a dog"]).sum())
     old = fingerprint(saved)
     code = """
-import os, shutil, signal, sys
+import os, sys
+from killed import Countdown, in_child
 from tiny_models import tiny_model
 from maxmatch.checkpoint import save
 model = tiny_model("region_bigru", seed=7)
 for step in range(1, int(sys.argv[2]) + 1):
-    child = os.fork()
-    if not child:
-        left = [step]
-        def counted(call):
-            def wrapped(*args, **kwargs):
-                left[0] -= 1
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args, **kwargs)
-            return wrapped
-        for place, name in ((os, "rename"), (os, "fsync"), (os, "open"), (os, "mkdir"), (os, "unlink"), (os, "rmdir")):
-            setattr(place, name, counted(getattr(place, name)))
-        target = os.path.join(sys.argv[1], str(step), "model")
-        save(model, target)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print({-signal.SIGKILL: "killed", 0: "done"}.get(os.waitstatus_to_exitcode(status), "failed"))
+    def work():
+        Countdown(step).count(os, "rename", "fsync", "open", "mkdir", "unlink", "rmdir")
+        save(model, os.path.join(sys.argv[1], str(step), "model"))
+    print({-9: "killed", 0: "done"}.get(in_child(work), "failed"))
 """
     steps = 26
     root = saved.parent

@@ -98,10 +98,9 @@ def test_features_do_not_depend_on_batching(data, checkpoint, tmp_path, batch_si
 
 
 KILLED = """
-import os, signal, sys
+import sys
 from pathlib import Path
-import torch
-torch.set_num_threads(1)
+from killed import Countdown, in_child
 from maxmatch.data import feature_writer
 from maxmatch.data.reading import read_dataset
 from maxmatch.extraction import describe_store, extract, load_backbone
@@ -111,21 +110,18 @@ root = Path(sys.argv[1])
 dataset, backbone = read_dataset(sys.argv[2]), load_backbone(sys.argv[3])
 append = feature_writer.FeatureWriter.append
 for step in range(1, 4):
-    child = os.fork()
-    if not child:
-        calls = [0]
-        def counted(self, *arguments):
-            calls[0] += 1
-            if calls[0] == step:
-                self._features.append(arguments[1][0][:3])
-                self._features.sync()
-                os.kill(os.getpid(), signal.SIGKILL)
-            append(self, *arguments)
-        feature_writer.FeatureWriter.append = counted
+    countdown = Countdown(step)
+    def torn(self, *arguments):
+        def half():
+            self._features.append(arguments[1][0][:3])
+            self._features.sync()
+        countdown.tick(half)
+        append(self, *arguments)
+    def work():
+        feature_writer.FeatureWriter.append = torn
         with feature_writer.FeatureWriter(root / str(step), describe_store(backbone, "float32")) as writer:
             extract(backbone.encoder, backbone.reader, dataset, writer, batch_size=3)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(in_child(work))
 """
 
 

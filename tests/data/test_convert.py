@@ -185,38 +185,26 @@ def test_a_bad_line_is_reported_and_the_rest_is_converted(tmp_path):
 
 
 KILLED = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
+from killed import Countdown, in_child
 from maxmatch.data import feature_writer
 from maxmatch.data.convert import convert
 
 feature_writer._COMMIT_SECONDS = 0
-left = [0]
-
-def counted(call):
-    def wrapped(*args, **kwargs):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **kwargs)
-    return wrapped
-
-for name in ("rename", "replace", "fsync", "mkdir"):
-    setattr(os, name, counted(getattr(os, name)))
+countdown = Countdown()
+countdown.count(os, "rename", "replace", "fsync", "mkdir")
 root = Path(sys.argv[1])
 for pair in sys.argv[2:]:
     source, to = pair.split(":")
+    countdown.left = 0
     convert(root / source, root / f"{pair}-0", to)
-    steps = -left[0]
+    steps = -countdown.left
     for step in (2, steps // 2, steps - 2):
-        child = os.fork()
-        if not child:
-            left[0] = step
+        def work():
+            countdown.left = step
             convert(root / source, root / f"{pair}-{step}", to)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        print(pair, step, os.waitstatus_to_exitcode(status))
-    left[0] = 0
+        print(pair, step, in_child(work))
 """
 
 

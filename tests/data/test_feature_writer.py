@@ -50,41 +50,29 @@ def begun(folder, count):
 
 
 KILLED = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
+from killed import Countdown, in_child
 from maxmatch.data import feature_writer, growing
 from test_feature_writer import go_on
 feature_writer._COMMIT_SECONDS = 0
 root = Path(sys.argv[1])
+append = growing.GrowingArray.append
 for step in range(1, int(sys.argv[2]) + 1):
-    child = os.fork()
-    if not child:
-        left = [step]
-        def counted(call):
-            def wrapped(*args, **kwargs):
-                left[0] -= 1
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                # A kill, unlike a power cut, leaves what the system has taken: waiting for the disk is left out.
-                return None if call is fsync else call(*args, **kwargs)
-            return wrapped
-        fsync = os.fsync
-        append = growing.GrowingArray.append
-        def torn(self, rows):
-            left[0] -= 1
-            if not left[0]:
-                self._file.write(rows.tobytes()[: 5 + rows.nbytes // 2])
-                self._file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-            append(self, rows)
+    countdown = Countdown(step)
+    def torn(self, rows):
+        def half():
+            self._file.write(rows.tobytes()[: 5 + rows.nbytes // 2])
+            self._file.flush()
+        countdown.tick(half)
+        append(self, rows)
+    def work():
         growing.GrowingArray.append = torn
-        for place, names in ((os, ("replace", "fsync", "open")), (Path, ("unlink", "open", "mkdir"))):
-            for name in names:
-                setattr(place, name, counted(getattr(place, name)))
+        # A kill, unlike a power cut, leaves what the system has taken: waiting for the disk is left out.
+        countdown.count(os, "replace", "fsync", "open", instead={"fsync": lambda handle: None})
+        countdown.count(Path, "unlink", "open", "mkdir")
         go_on(root / str(step))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print({-signal.SIGKILL: "killed", 0: "done"}.get(os.waitstatus_to_exitcode(status), "failed"))
+    print({-9: "killed", 0: "done"}.get(in_child(work), "failed"))
 """
 
 

@@ -148,35 +148,23 @@ def test_what_an_interrupted_write_completed_is_kept(name, tmp_path, monkeypatch
 
 
 KILLED = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
+from killed import Countdown, in_child
 from sample_splits import split_of
 from test_reading import WRITERS
 
-left = [0]
-
-def counted(call):
-    def wrapped(*args, **kwargs):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **kwargs)
-    return wrapped
-
-for name in ("rename", "replace", "fsync", "mkdir"):
-    setattr(os, name, counted(getattr(os, name)))
+countdown = Countdown()
+countdown.count(os, "rename", "replace", "fsync", "mkdir")
 folder, write = Path(sys.argv[1]), WRITERS[sys.argv[2]]
 splits = {"train": split_of(0, [2, 1]), "val": split_of(2, [1])}
 write(splits, folder / "0" / "data")
-steps = -left[0]
+steps = -countdown.left
 for step in {*range(1, steps, steps // 4), steps - 1, steps}:
-    child = os.fork()
-    if not child:
-        left[0] = step
+    def work():
+        countdown.left = step
         write(splits, folder / str(step) / "data")
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print(step, os.waitstatus_to_exitcode(status))
+    print(step, in_child(work))
 """
 
 
