@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from maxmatch.data.transforms import RandomCrop, crop_box
+from maxmatch.data.transforms import RandomCrop, RandomMirror, crop_box
 from maxmatch.images import ImageTransform, load_image
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -112,6 +112,14 @@ def test_half_of_the_parts_are_mirrored():
             count += 1
             assert torch.equal(got, straight.flip(2))
             assert torch.equal(got, mirrored(picture, generator(seed)))
+    assert abs(count - 200) < 4 * math.sqrt(100)
+
+
+def test_without_a_crop_half_of_the_pictures_are_mirrored_and_nothing_else_is_done():
+    whole, picture = ImageTransform(16, "squash", *PLAIN), noise(60, 40)
+    seen = [RandomMirror(whole)(picture, generator(seed)) for seed in range(400)]
+    count = sum(torch.equal(pixels, whole(picture).flip(2)) for pixels in seen)
+    assert count + sum(torch.equal(pixels, whole(picture)) for pixels in seen) == 400
     assert abs(count - 200) < 4 * math.sqrt(100)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from small_runs import recipe_for, write_data, write_pictures
 
@@ -142,9 +143,22 @@ def test_pictures_are_cropped_for_training_only_and_not_where_the_recipe_says_so
     cropped, _ = prepared(recipe_for(pictures, "resnet152_bigru", workers=0))
     assert cropped.runs_backbones
     assert isinstance(cropped.model.tower("image").reader, PixelReader)
-    whole, _ = prepared(recipe_for(pictures, "resnet152_bigru", workers=0, crop_scale=None))
+    whole, _ = prepared(recipe_for(pictures, "resnet152_bigru", workers=0, crop_scale=None, flip=False))
     assert torch.equal(first_batch(whole.feed, 1), first_batch(whole.feed, None))
     assert torch.equal(first_batch(cropped.feed, None), first_batch(whole.feed, None))
+
+
+def test_pictures_are_mirrored_without_a_crop_too(tmp_path):
+    data = write_pictures(tmp_path / "data")
+    for number in range(3):
+        noise = np.random.default_rng(number).integers(0, 256, (72, 72, 3), np.uint8)
+        Image.fromarray(noise).save(data / f"{number}.png")
+    parts, _ = prepared(recipe_for(data, "resnet152_bigru", workers=0, crop_scale=None, flip=True))
+    plans = [Plan(np.arange(3), seed) for seed in (None, *range(8))]
+    straight, *seen = (batch.inputs["image"].values for batch in parts.feed.batches(plans))
+    turned = [torch.equal(one, other.flip(2)) for batch in seen for one, other in zip(batch, straight, strict=True)]
+    same = [torch.equal(one, other) for batch in seen for one, other in zip(batch, straight, strict=True)]
+    assert 0 < sum(turned) < sum(turned) + sum(same) == 24
 
 
 def test_stored_features_of_a_frozen_backbone_train_the_model_that_pictures_would(pictures, tmp_path):

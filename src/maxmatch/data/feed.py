@@ -14,7 +14,7 @@ from maxmatch.data.mapped import MappedFeed
 from maxmatch.data.resident import Progress, ResidentFeed
 from maxmatch.data.sampler import Plan
 from maxmatch.data.sides import Unreadable, log_unreadable
-from maxmatch.data.transforms import RandomCrop
+from maxmatch.data.transforms import Augmentation
 from maxmatch.readers import FeatureReader, PixelReader, Reader
 from maxmatch.types import Batch
 
@@ -46,7 +46,7 @@ def choose_feed(
     workers: int | None = None,
     captions: int | None = None,
     drop: Mapping[str, float] | None = None,
-    crops: Mapping[str, RandomCrop] | None = None,
+    crops: Mapping[str, Augmentation] | None = None,
     dtype: torch.dtype | None = None,
     fraction: float = 0.5,
     report: Callable[[Unreadable], None] = log_unreadable,

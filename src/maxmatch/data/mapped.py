@@ -13,7 +13,7 @@ from maxmatch.data.items import Items, Split
 from maxmatch.data.sampler import Plan
 from maxmatch.data.selection import Selection
 from maxmatch.data.sides import Side, Unreadable, log_unreadable, side_for
-from maxmatch.data.transforms import RandomCrop
+from maxmatch.data.transforms import Augmentation
 from maxmatch.readers import Reader
 from maxmatch.types import Batch, Inputs
 
@@ -22,8 +22,8 @@ class MappedFeed:
     """Pictures decoded, features read and texts looked up by `workers` processes (0: by this one, not ahead).
 
     readers: those of the model's towers, by modality. captions: at most so many texts a group, chosen at random. drop:
-    the share of regions or words that is left out, by modality. crops: how pictures are cropped at random, by modality;
-    the others are read as for evaluation.
+    the share of regions or words that is left out, by modality. crops: how pictures are cropped or mirrored at random,
+    by modality; the others are read as for evaluation.
 
     A batch is a function of its plan alone; how many workers there are changes nothing. A group with an item that
     cannot be read is left out of its batch, and the item is reported the first time; `unreadable` keeps all of them.
@@ -39,7 +39,7 @@ class MappedFeed:
         workers: int = 4,
         captions: int | None = None,
         drop: Mapping[str, float] | None = None,
-        crops: Mapping[str, RandomCrop] | None = None,
+        crops: Mapping[str, Augmentation] | None = None,
         report: Callable[[Unreadable], None] = log_unreadable,
         ahead: int = 2,
     ) -> None:

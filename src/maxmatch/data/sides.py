@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maxmatch.checks import as_tensor
 from maxmatch.data.items import Items, Split
-from maxmatch.data.transforms import RandomCrop
+from maxmatch.data.transforms import Augmentation
 from maxmatch.readers import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.types import Inputs
 
@@ -50,7 +50,7 @@ class Side(Protocol):
 class PictureSide:
     """Pictures, decoded one by one; with a crop, a random part of each, which depends on seed and place alone."""
 
-    def __init__(self, items: Items, reader: PixelReader, crop: RandomCrop | None) -> None:
+    def __init__(self, items: Items, reader: PixelReader, crop: Augmentation | None) -> None:
         self.items, self.reader, self.crop = items, reader, crop
 
     def read(self, places: np.ndarray, seed: int | None) -> tuple[Inputs, dict[int, str]]:
@@ -165,7 +165,7 @@ def tokenised(texts: Sequence[str], reader: TextReader) -> TextSide:
     return TextSide(whole, np.concatenate([lengths for _, lengths in parts]) if parts else np.zeros(0, np.int64))
 
 
-def side_for(modality: str, split: Split, readers: Mapping[str, Reader], crops: Mapping[str, RandomCrop]) -> Side:
+def side_for(modality: str, split: Split, readers: Mapping[str, Reader], crops: Mapping[str, Augmentation]) -> Side:
     """How a modality is read: as its reader says, which is that of the model's tower."""
     items, reader = split[modality], readers[modality]
     if modality in crops and not isinstance(reader, PixelReader):

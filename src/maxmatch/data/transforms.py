@@ -8,7 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from maxmatch.images import DRAFT, Channels, Source, load_image, normalised
+from maxmatch.images import DRAFT, Channels, ImageTransform, Source, load_image, normalised
 
 _TRIES = 10
 
@@ -50,6 +50,27 @@ class RandomCrop:
         """
         smallest = math.sqrt(self.scale[0] * min(self.ratio[0], 1 / self.ratio[1]))
         return math.ceil(self.size / smallest / DRAFT)
+
+
+@dataclass(frozen=True)
+class RandomMirror:
+    """The picture as evaluation sees it, but mirrored, left to right, with probability `flip`."""
+
+    transform: ImageTransform
+    flip: float = 0.5
+
+    @property
+    def size(self) -> int:
+        """The side of the square."""
+        return self.transform.size
+
+    def __call__(self, source: Source, generator: np.random.Generator) -> Float[Tensor, "3 {self.size} {self.size}"]:
+        """The picture as the model takes it."""
+        pixels = self.transform(source)
+        return pixels.flip(-1) if generator.random() < self.flip else pixels
+
+
+Augmentation = RandomCrop | RandomMirror
 
 
 def crop_box(

@@ -65,8 +65,7 @@ def train(
                     found, good = _validate(run)
                     troubles += found
                     failed = any(trouble.kind == "not_finite" for trouble in found)
-                for trouble in troubles:
-                    run.log.say(f"! {trouble}")
+                _complain(run, troubles)
                 cure = next((trouble for trouble in troubles if trouble.changes), None)
                 if auto_recover and cure is not None and len(run.progress.recoveries) < _MOST_RECOVERIES:
                     recover(run, cure)
@@ -191,6 +190,14 @@ def _troubles(run: Run, found: dict[str, float]) -> list[Trouble]:
     ]
     seen += [watch.unused(run.recipe, found["slots_used"])] if "slots_used" in found else []
     return [trouble for trouble in seen if trouble is not None]
+
+
+def _complain(run: Run, troubles: list[Trouble]) -> None:
+    """Say what is wrong, once as long as it lasts."""
+    for trouble in troubles:
+        if trouble.kind not in run.said:
+            run.log.say(f"! {trouble}")
+    run.said = {trouble.kind for trouble in troubles}
 
 
 def _go_on(run: Run, good: bool) -> None:

@@ -12,12 +12,13 @@ from maxmatch.build import build_model
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.items import Split
 from maxmatch.data.loading import Say, load_data
-from maxmatch.data.transforms import RandomCrop
+from maxmatch.data.transforms import Augmentation, RandomCrop, RandomMirror
 from maxmatch.encoders.glove import read_glove
 from maxmatch.evaluation.encoding import readers_for
 from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.recipe import Data, Recipe
+from maxmatch.recipe_train import Train
 from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, word_tokenizer
 from maxmatch.training.distributed import Processes, first_alone
 
@@ -47,15 +48,9 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
     readers = readers_for(model, train)
     options = recipe.train
     crops = {
-        name: RandomCrop(
-            reader.transform.size,
-            scale=options.crop_scale,
-            flip=0.5 if options.flip else 0.0,
-            mean=reader.transform.mean,
-            std=reader.transform.std,
-        )
+        name: augmented
         for name, reader in readers.items()
-        if isinstance(reader, PixelReader) and options.crop_scale is not None
+        if isinstance(reader, PixelReader) and (augmented := _augmentation(options, reader)) is not None
     }
     share = options.size_augmentation
     drop = {name: share for name, reader in readers.items() if share and not isinstance(reader, PixelReader)}
@@ -73,6 +68,14 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
         for name, reader in readers.items()
     )
     return Prepared(model, train, val, feed, val_feed, backbones)
+
+
+def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
+    """What training does to a picture, as the recipe says."""
+    picture, flip = reader.transform, 0.5 if options.flip else 0.0
+    if options.crop_scale is not None:
+        return RandomCrop(picture.size, scale=options.crop_scale, flip=flip, mean=picture.mean, std=picture.std)
+    return RandomMirror(picture, flip) if flip else None
 
 
 def _may_look(backbone: Any) -> bool:

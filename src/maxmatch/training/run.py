@@ -47,6 +47,8 @@ class Run:
     saved_at: float = -math.inf
     recorded: tuple[object, RecordedSteps] | None = None
     """Steps recorded on the GPU, and what they were recorded for."""
+    said: set[str] = field(default_factory=set)
+    """The troubles that stood at the last validation: they were said, and are not said again while they last."""
 
     @property
     def precision(self) -> torch.dtype | None:
