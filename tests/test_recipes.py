@@ -275,7 +275,15 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         f"{data_set}_{model}{suffix}" for data_set in ("coco", "f30k") for model in TABLE for suffix in ("", "_setdiv")
     }
     peers = {"coco_pvse", "f30k_pvse", "f30k_pvse_maxmatch", "coco_vsepp", "f30k_vsepp"}
-    small = {"flickr8k_maxmatch", "flickr8k_setdiv", "flickr8k_mil", "scenes", "scenes_setdiv", "scenes_mil"}
+    small = {
+        "flickr8k_maxmatch",
+        "flickr8k_setdiv",
+        "flickr8k_mil",
+        "flickr8k_small",
+        "scenes",
+        "scenes_setdiv",
+        "scenes_mil",
+    }
     assert set(NAMES) == paper | peers | small | {f"ablation/{row:02}" for row in range(1, 12)}
     assert sorted(NAMES) == NAMES
 

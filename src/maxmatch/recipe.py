@@ -36,7 +36,7 @@ from maxmatch.recipe_train import Objective, Positive, Section, Train, Whole, wi
 __all__ = ["Data", "Evaluate", "Model", "Objective", "Recipe", "Scenes", "Train"]
 
 _SIMILARITY_OPTIONS = {"smooth_chamfer": ("alpha",), "top_k": ("k",)}
-_TOKENIZERS = ("words", "wordpiece", "pretrained")
+_TOKENIZERS = ("words", "vectors", "wordpiece", "pretrained")
 
 
 class Scenes(Section):
@@ -64,16 +64,16 @@ class Data(Section):
     """The first so many; None for all."""
 
     tokenizer: str = "words"
-    """"words", "wordpiece" (both learned from the training captions), the backbone's own, "pretrained", or a path to a
-    tokenizer.json."""
+    """"words", "wordpiece" (both learned from the training captions), "vectors" (the first words of `word_vectors`),
+    the backbone's own, "pretrained", or a path to a tokenizer.json."""
     min_count: Count = 4
     """How often a word must occur ("words")."""
     vocabulary_size: Count = 8000
-    """How many pieces are learned ("wordpiece")."""
+    """How many pieces are learned ("wordpiece"), or how many words taken ("vectors")."""
     max_length: Count = 128
     """Of a caption, in tokens."""
     word_vectors: str | None = None
-    """A text file of GloVe that the words of a Bi-GRU start from."""
+    """A text file of GloVe that the words of a Bi-GRU start from, or "glove-6b-50d", which installs from PyPI."""
 
     scenes: Scenes | None = None
     """Generate these where `path` is empty."""

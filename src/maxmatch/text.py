@@ -43,7 +43,12 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
     for words in split_into_words(captions):
         counts.update(words)
     frequent = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
-    vocabulary = {word: index for index, word in enumerate([*WORD_SPECIALS, *frequent])}
+    return vocabulary_tokenizer(frequent, max_length)
+
+
+def vocabulary_tokenizer(words: Sequence[str], max_length: int = MAX_LENGTH) -> Tokenizer:
+    """A tokenizer of these lower-cased words, after the special tokens; otherwise as `word_tokenizer`."""
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*WORD_SPECIALS, *words]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     _split_into_words(tokenizer)
     tokenizer.add_special_tokens(list(WORD_SPECIALS))

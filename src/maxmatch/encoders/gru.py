@@ -24,8 +24,10 @@ class GRUEncoder(nn.Module):
     """Local features: the word vectors, after dropout. Global feature: the GRU's last state, after dropout.
 
     directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2.
-    word_vectors: what the vectors start from (see `read_glove`); N(0, 1) otherwise. They are trained either way, that
-    of the padding token too.
+    word_vectors: what the vectors start from (see `read_glove`); N(0, 1) otherwise. They are trained, that of the
+    padding token too, unless train_words is False. vector_width: where given, the vectors are so wide, and a learned
+    projection makes words of `word_width` of them. With vectors that stay as they are, words are understood that no
+    training caption had, if their vectors lie near those of others that one had.
     """
 
     def __init__(
@@ -36,21 +38,27 @@ class GRUEncoder(nn.Module):
         directions: Directions = "mean",
         dropout: float = 0.1,
         word_vectors: Float[Tensor, "V W"] | None = None,
+        vector_width: int | None = None,
+        train_words: bool = True,
     ) -> None:
         super().__init__()
         if directions not in ("mean", "concatenate"):
             raise ValueError(f"directions: expected 'mean' or 'concatenate', got {directions!r}.")
         if directions == "concatenate" and width % 2:
             raise ValueError(f"width: two directions cannot share a width of {width}. Choose an even one.")
-        if word_vectors is not None and word_vectors.shape != (vocabulary_size, word_width):
+        stored = vector_width or word_width
+        if word_vectors is not None and word_vectors.shape != (vocabulary_size, stored):
             raise ValueError(
-                f"word_vectors: expected {vocabulary_size} words of width {word_width}, "
-                f"got {tuple(word_vectors.shape)}. Read them for this vocabulary, and set word_width to their width."
+                f"word_vectors: expected {vocabulary_size} words of width {stored}, "
+                f"got {tuple(word_vectors.shape)}. Read them for this vocabulary, and set "
+                f"{'word_width' if vector_width is None else 'vector_width'} to their width."
             )
         self.local_width = word_width
         self.width = width
         self.directions = directions
-        self.words = nn.Embedding(vocabulary_size, word_width)
+        self.words = nn.Embedding(vocabulary_size, stored)
+        self.words.weight.requires_grad_(train_words)
+        self.projection = nn.Identity() if vector_width is None else nn.Linear(vector_width, word_width)
         if word_vectors is not None:
             with torch.no_grad():
                 self.words.weight.copy_(word_vectors)
@@ -62,7 +70,7 @@ class GRUEncoder(nn.Module):
         """The features of B texts of up to N words, padded on the right."""
         check_ids(ids, self.words.num_embeddings)
         mask = mask_for(ids, mask)
-        local = self.dropout(self.words(ids))
+        local = self.dropout(self.projection(self.words(ids)))
         last = self.last_states_on_device(local, mask) if local.is_cuda else self.last_states(local, mask)
         state = last.mean(0) if self.directions == "mean" else last.transpose(0, 1).flatten(1)
         return Features(local, mask, self.dropout(state), sine_positions(mask, self.local_width, local.dtype))

@@ -25,7 +25,7 @@ class Group:
 
 
 def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
-    """Who learns how fast. A backbone that stays frozen for good is left out.
+    """Who learns how fast. What stays frozen for good is left out.
 
     The set module of a tower of pictures or features is its head and what projects into it; that of texts its head.
     """
@@ -34,7 +34,7 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
         part = model.tower(tower)
         for name, parameter in part.named_parameters():
             kind = _kind(part, name)
-            if kind == "backbone" and (_for_good(train, tower) or not parameter.requires_grad):
+            if not parameter.requires_grad or (kind == "backbone" and _for_good(train, tower)):
                 continue
             factor = (
                 1.0 if kind == "encoder" else train.lr_factor(tower, "backbone" if kind == "backbone" else "set_module")

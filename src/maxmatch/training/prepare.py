@@ -13,13 +13,13 @@ from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.items import Split
 from maxmatch.data.loading import Say, load_data
 from maxmatch.data.transforms import Augmentation, RandomCrop, RandomMirror
-from maxmatch.encoders.glove import read_glove
+from maxmatch.encoders.glove import PACKAGED, read_glove, read_words
 from maxmatch.evaluation.encoding import readers_for
 from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.recipe import Data, Recipe
 from maxmatch.recipe_train import Train
-from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, word_tokenizer
+from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, vocabulary_tokenizer, word_tokenizer
 from maxmatch.training.distributed import Processes, first_alone
 
 
@@ -100,6 +100,10 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
     """The tokenizer that a recipe asks for."""
     if data.tokenizer == "words":
         return word_tokenizer(captions, data.min_count, data.max_length)
+    if data.tokenizer == "vectors":
+        if data.word_vectors is None:
+            raise ValueError("data.tokenizer: 'vectors' takes its words from data.word_vectors, which is not given.")
+        return vocabulary_tokenizer(read_words(_expanded(data.word_vectors), data.vocabulary_size), data.max_length)
     if data.tokenizer == "wordpiece":
         return train_wordpiece_tokenizer(captions, data.vocabulary_size, data.max_length)
     if data.tokenizer == "pretrained":
@@ -110,9 +114,13 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
 def _word_vectors(path: str, tokenizer: Tokenizer, seed: int, say: Say) -> Tensor:
     vocabulary = tokenizer.get_vocab()
     words = sorted(vocabulary, key=lambda word: vocabulary[word])
-    table, missing = read_glove(Path(path).expanduser(), words, torch.Generator().manual_seed(seed))
+    table, missing = read_glove(_expanded(path), words, torch.Generator().manual_seed(seed))
     say(f"word vectors: {len(words) - len(missing)} of {len(words)} words found in {path}, the others start at random")
     return table
+
+
+def _expanded(path: str) -> str | Path:
+    return path if path == PACKAGED else Path(path).expanduser()
 
 
 def _fetched_tokenizer(name: str | None) -> Path:
