@@ -83,7 +83,7 @@ def specialisation(
         raise ValueError(f"facets: expected one for each of {captions} items of {pair[1]!r}, got {len(facets)}.")
     names, kind = np.unique(np.array(facets, dtype=str), return_inverse=True)
     named = [str(facet) for facet in names]
-    partner = encoded.partners(pair)
+    partner = encoded.partners(pair).to(data.sets[0].device)
     pictures = partner.cpu().numpy()
     by_row, by_column = (
         _specialisation(name, named, kind, scores, pictures, seed, orders)
