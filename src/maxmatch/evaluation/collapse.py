@@ -17,7 +17,7 @@ def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
 
     0 where the vectors of a set cancel out; −27.6 where they are all the same, and with K = 1.
     """
-    variance = 1 - sets.double().mean(1).square().sum(-1)
+    variance = 1 - sets.mean(1, dtype=torch.float64).square().sum(-1)
     return float(variance.mean().clamp(min=_TINY).log())
 
 
