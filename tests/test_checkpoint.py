@@ -110,7 +110,7 @@ def test_the_options_of_the_similarity_are_kept_and_acted_on(tmp_path):
 
 def test_options_that_the_similarity_does_not_take_are_refused(saved):
     change(saved, similarity_options={"alpha": 3.0})
-    with pytest.raises(CheckpointError, match="similarity_options.alpha: maxmatch takes no options"):
+    with pytest.raises(CheckpointError, match=r"similarity_options\.alpha: maxmatch takes no options"):
         load(saved)
 
 

@@ -114,7 +114,7 @@ class Model(Section):
     @field_validator("config")
     @classmethod
     def _with_the_similarity(cls, config: ModelConfig | None, info: ValidationInfo) -> ModelConfig | None:
-        said = {key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data}
+        said: dict[str, Any] = {key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data}
         return config and config.model_copy(update=said)
 
     @field_validator("preset")

@@ -1,18 +1,19 @@
 """`maxmatch evaluate`: how well models retrieve."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from maxmatch.cli.sources import Source
-    from maxmatch.data.items import Split
     from maxmatch.evaluation.encoding import EncodedSplit
     from maxmatch.evaluation.scores import Member
-    from maxmatch.evaluation.summary import Line
+    from maxmatch.evaluation.summary import Line, PaperRow
+    from maxmatch.evaluation.tables import Style
 
 
 def evaluate(
@@ -73,61 +74,40 @@ def evaluate(
     """
     if sum((as_json, markdown, latex)) > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
-    from maxmatch.cli.progress import say
-    from maxmatch.cli.sources import choose_split, data_of, divide
-    from maxmatch.evaluation.encoding import load_encoded, save_encoded
-    from maxmatch.evaluation.summary import as_data, extended_table, rank_table, recall_table
-    from maxmatch.evaluation.tables import render
-
-    names = _similarities(similarity or [])
-    sources, path = divide(paths, say)
-    if save_sets is not None and len(sources) > 1:
-        raise typer.BadParameter("--save-sets keeps one model; call it for each.")
     if save_sets is not None and save_sets.suffix != ".safetensors":
         raise typer.BadParameter(f"--save-sets: expected a name that ends in .safetensors, got {save_sets.name}.")
-    encoded: dict[str, EncodedSplit] = {
-        source.path: load_encoded(Path(source.path)) for source in sources if source.kind == "sets"
-    }
-    about: dict[str, object] = {}
-    if any(source.kind == "checkpoint" for source in sources):
-        from maxmatch.data.loading import load_data
+    names = _similarities(similarity or [])
+    from maxmatch.cli.encoding import Wanted, encode_sources
+    from maxmatch.cli.progress import say
+    from maxmatch.cli.sources import divide
+    from maxmatch.evaluation.encoding import save_encoded
 
-        said = {
-            "features": None if features is None else str(features),
-            "format": format,
-            "images": None if images is None else str(images),
-            "captions_per_image": captions_per_image,
-        }
-        data = data_of(sources, path)
-        data = data.model_copy(update={key: value for key, value in said.items() if value is not None})
-        dataset = load_data(data, say)
-        recipes = [source.recipe for source in sources if source.recipe is not None]
-        usual = recipes[0].evaluate.split if path is None and recipes else "test"
-        chosen = choose_split(dataset, split, usual, say)
-        about = {"data": str(dataset.path), "split": chosen}
-        for source in sources:
-            if source.kind == "checkpoint":
-                encoded[source.path] = _encoded(
-                    source, dataset.split(chosen), f"{dataset.path} ({chosen})", about, device, batch_size, workers
-                )
+    sources, data = divide(paths, say)
+    if save_sets is not None and len(sources) > 1:
+        raise typer.BadParameter("--save-sets keeps the sets of one model: call it for each.")
+    if ensemble and len(sources) < 2:
+        raise typer.BadParameter("--ensemble takes two models or more.")
+    options = {"features": features, "format": format, "images": images, "captions_per_image": captions_per_image}
+    said = {
+        key: str(value) if isinstance(value, Path) else value for key, value in options.items() if value is not None
+    }
+    encoded, about = encode_sources(sources, Wanted(data, said, split, device, batch_size, workers))
     if save_sets is not None:
-        save_encoded(encoded[sources[0].path], save_sets)
+        save_encoded(encoded[0], save_sets.expanduser())
         say(f"{save_sets}: the sets are kept there")
     lines, notes = _measured(sources, encoded, names, ensemble, protocol, bootstrap)
-    first = encoded[sources[0].path]
-    pair = _pair(first)
-    about |= {"images": len(first.groups[pair[0]]), "captions": len(first.groups[pair[1]]), "notes": notes}
-    theirs = _paper(paper, sources, about, say)
+    rows, columns = _pair(encoded[0])
+    about |= {"images": len(encoded[0].groups[rows]), "captions": len(encoded[0].groups[columns])}
+    theirs, note = _paper(paper, sources, about, lines)
+    notes += note
     if as_json:
-        print(json.dumps(as_data(lines, theirs, **about), indent=2, ensure_ascii=False))
+        from maxmatch.evaluation.summary import as_data
+
+        print(json.dumps(as_data(lines, theirs, **about, notes=notes), indent=2, ensure_ascii=False))
         return
     where = f"{about['data']}, {about['split']}: " if "data" in about else ""
     notes = [f"{where}{about['images']:,} images, {about['captions']:,} captions", *notes]
-    style: Literal["markdown", "latex", "text"] = "markdown" if markdown else "latex" if latex else "text"
-    shown = [recall_table(lines, theirs), rank_table(lines), extended_table(lines)]
-    tables = [table for table in shown if table is not None]
-    tables[-1] = replace(tables[-1], notes=notes)
-    print("\n\n".join(render(table, style) for table in tables))
+    print(_shown(lines, theirs, notes, "markdown" if markdown else "latex" if latex else "text"))
 
 
 def _similarities(asked: list[str]) -> list[str]:
@@ -144,59 +124,17 @@ def _similarities(asked: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _encoded(
-    source: "Source",
-    split: "Split",
-    where: str,
-    about: dict[str, object],
-    device: str | None,
-    batch_size: int,
-    workers: int | None,
-) -> "EncodedSplit":
-    """What a model makes of a split. What cannot be read is said and left out."""
-    import torch
-
-    from maxmatch.cli.progress import bar, say
-    from maxmatch.evaluation.encoding import encode_items
-    from maxmatch.model import SetEncoder
-
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = SetEncoder.from_pretrained(source.path, place)
-    if len(model.towers) < 2:
-        raise ValueError(f"{source.name}: has the tower {', '.join(model.towers)} alone; retrieval is between two.")
-    try:
-        with bar(f"{source.name}: images", split.size) as advance:
-            before = 0
-
-            def progress(done: int, total: int) -> None:
-                nonlocal before
-                advance(done - before)
-                before = done
-
-            found = encode_items(
-                model,
-                split,
-                batch_size=batch_size,
-                workers=workers,
-                report=lambda item: say(f"{item.modality} {item.id}: {item.reason} Left out, with what belongs to it."),
-                progress=progress,
-            )
-    except ValueError as error:
-        raise ValueError(f"{source.name} cannot encode {where}: {error}") from error
-    if not all(len(sets) for sets in found.sets.values()):
-        raise ValueError(f"{where}: not one image could be read. Check it with `maxmatch data check`.")
-    similarity = {"similarity": model.similarity_name, "similarity_options": model.similarity_options}
-    return replace(found, notes={**about, "model": source.name, **similarity})
-
-
 def _pair(encoded: "EncodedSplit") -> tuple[str, str]:
-    first, second, *_ = encoded.sets
+    """The modalities that retrieval is between: images and texts, or else the first two."""
+    from maxmatch.evaluation.scores import IMAGE_TEXT
+
+    first, second, *_ = IMAGE_TEXT if set(IMAGE_TEXT) <= encoded.sets.keys() else encoded.sets
     return first, second
 
 
 def _measured(
-    sources: "list[Source]",
-    encoded: "dict[str, EncodedSplit]",
+    sources: "Sequence[Source]",
+    encoded: "Sequence[EncodedSplit]",
     names: list[str],
     ensemble: bool,
     protocol: Literal["auto", "plain", "coco"],
@@ -207,15 +145,44 @@ def _measured(
     from maxmatch.evaluation.scores import Member
     from maxmatch.matching.similarity import with_options
 
-    def member(source: "Source", name: str | None) -> "Member":
-        sets = encoded[source.path]
-        trained = sets.notes.get("similarity", "maxmatch")
-        options = sets.notes.get("similarity_options", {}) if name in (None, trained) else {}
-        return Member(source.name, sets, with_options(name or trained, options))
+    def members(name: str | None) -> "list[Member]":
+        found = []
+        for source, sets in zip(sources, encoded, strict=True):
+            trained = sets.notes.get("similarity", "maxmatch")
+            options = sets.notes.get("similarity_options", {}) if name in (None, trained) else {}
+            found.append(Member(source.name, sets, with_options(name or trained, options)))
+        return found
 
-    teams = [[member(source, name)] for name in names or [None] for source in sources]
-    if ensemble:
-        if len(sources) < 2:
-            raise typer.BadParameter("--ensemble takes two models or more.")
-        teams += [[member(source, name) for source in sources] for name in names or [None]]
-    return measure(teams, _pair(encoded[sources[0].path]), protocol, draws)
+    teams = [members(name) for name in names or [None]]
+    singles = [[member] for team in teams for member in team]
+    return measure([*singles, *(teams if ensemble else [])], _pair(encoded[0]), protocol, draws)
+
+
+def _paper(
+    label: str | None, sources: "Sequence[Source]", about: "dict[str, Any]", lines: "Sequence[Line]"
+) -> "tuple[list[PaperRow], list[str]]":
+    """The paper's rows beside ours, and what is to be said of them."""
+    from maxmatch.evaluation.beside import paper_rows
+    from maxmatch.evaluation.summary import PaperRow
+
+    recipes = [source.recipe.name for source in sources if source.recipe is not None]
+    found = paper_rows(label, [*recipes, str(about.get("data", ""))], about["images"])
+    if found is None:
+        return [], []
+    named, rows = found
+    measured = [f"{prefix}rsum" for prefix in lines[0].result.galleries]
+    shown = [row for row in rows if any(name in row.figures for name in measured)]
+    if not shown:
+        return [], [f"paper: {named} has no figures of this protocol"]
+    theirs = [PaperRow(row.method, row.group, row.ensemble, row.figures) for row in shown]
+    return theirs, [f"paper: {named}, its RSUM the sum of its cells"]
+
+
+def _shown(lines: "Sequence[Line]", theirs: "Sequence[PaperRow]", notes: list[str], style: "Style") -> str:
+    """The tables, notes below the last."""
+    from maxmatch.evaluation.summary import extended_table, rank_table, recall_table
+    from maxmatch.evaluation.tables import render
+
+    tables = [recall_table(lines, theirs), rank_table(lines), extended_table(lines)]
+    kept = [table for table in tables if table is not None]
+    return "\n\n".join(render(table, style) for table in [*kept[:-1], replace(kept[-1], notes=notes)])

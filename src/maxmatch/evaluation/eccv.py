@@ -1,7 +1,7 @@
 """ECCV Caption and CxC: COCO's test set with the answers that its captions miss, through the package `eccv_caption`.
 
-Both know items by COCO's ids of images and captions, which Karpathy's JSON keeps. Equal scores stand in the order of the
-data: whoever measures collapsed models looks at the ties of the plain figures first.
+Both know items by COCO's ids of images and captions, which Karpathy's JSON keeps. Equal scores stand in the order of
+the data: whoever measures collapsed models looks at the ties of the plain figures first.
 """
 
 import contextlib
@@ -48,7 +48,9 @@ def extended(
     for name, known in answers.items():
         for way, ids in (("i2t", images), ("t2i", captions)):
             _check_all_there(name, known[way], ids, "image" if way == "i2t" else "caption")
-    depth = max(LEVELS[-1], *(len(some) for known in answers.values() for way in known.values() for some in way.values()))
+    depth = max(
+        LEVELS[-1], *(len(some) for known in answers.values() for way in known.values() for some in way.values())
+    )
     retrieved = best_answers(scores, images, captions, depth)
     found = {
         f"cxc_{way}_r{level}": 100 * float(value)

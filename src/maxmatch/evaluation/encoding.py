@@ -72,6 +72,8 @@ def encode_split(
                 progress(min(number * batch_size, size), size)
     finally:
         model.train(mode)
+    if not any(groups.values()):
+        raise ValueError("not one item could be read. See what is wrong with them: maxmatch data check")
     return EncodedSplit(
         {name: torch.cat(parts) for name, parts in sets.items()},
         {name: torch.cat(parts) for name, parts in groups.items()},
@@ -97,7 +99,9 @@ def encode_items(
     feed = choose_feed(split, readers, model.device, workers=workers, report=report)
     encoded = encode_split(model, feed, split.size, batch_size, precision, progress)
     kept = {name: np.isin(split[name].groups, groups.cpu().numpy()) for name, groups in encoded.groups.items()}
-    ids = {name: [str(split[name].ids[place]) for place in np.flatnonzero(keep)] for name, keep in kept.items()}
+    ids = {
+        name: [str(split[name].ids[place]) for place in np.flatnonzero(keep).tolist()] for name, keep in kept.items()
+    }
     return EncodedSplit(encoded.sets, encoded.groups, ids)
 
 

@@ -45,7 +45,7 @@ class Result:
 
 
 def kind_of(members: int) -> str:
-    """"single" or "ensemble of n"."""
+    """ "single" or "ensemble of n"."""
     return "single" if members == 1 else f"ensemble of {members}"
 
 
@@ -123,7 +123,9 @@ def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Pa
     bounds = []
     for name, groups in (("images", image_groups), ("captions", text_groups)):
         if bool((groups.diff() < 0).any()):
-            raise ValueError(f"--protocol coco: the {name} are not in the order of their groups, so folds mean nothing.")
+            raise ValueError(
+                f"--protocol coco: the {name} are not in the order of their groups, so folds mean nothing."
+            )
         bounds.append(torch.searchsorted(groups.contiguous(), ends).tolist())
     rows, columns = bounds
     for fold in range(FOLDS):
@@ -135,9 +137,7 @@ def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Pa
 def averaged(galleries: Sequence[Gallery]) -> dict[str, float]:
     """The mean of the galleries' figures, RSUM among them; ties are added up."""
     found = [figures(gallery.i2t, gallery.t2i) for gallery in galleries]
-    return {
-        key: sum(each[key] for each in found) / (1 if key.endswith("_ties") else len(found)) for key in found[0]
-    }
+    return {key: sum(each[key] for each in found) / (1 if key.endswith("_ties") else len(found)) for key in found[0]}
 
 
 def collapse(member: Member, pair: Pair = IMAGE_TEXT) -> dict[str, float]:

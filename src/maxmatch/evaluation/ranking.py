@@ -49,7 +49,7 @@ def ranks_of_parts(
     above them; it must come out the same. A part may start and end within a block.
     """
     rows, columns = len(row_groups), len(column_groups)
-    true_row, true_column = _true_pairs(row_groups.contiguous(), column_groups.contiguous())
+    true_row, true_column = true_pairs(row_groups.contiguous(), column_groups.contiguous())
     blocks = [slice(start, min(start + height, rows)) for start in range(0, max(rows, 1), max(height, 1))]
     held = score(blocks[0]) if len(blocks) == 1 else None  # then it is not made twice
     true_scores = _true_scores(score, blocks, true_row, true_column) if held is None else held[true_row, true_column]
@@ -107,7 +107,7 @@ def _true_scores(
 _ONE_SIDED = "every row and every column needs at least one true partner: a group is on one side only."
 
 
-def _true_pairs(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:
+def true_pairs(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:
     """The indices of all pairs of equal group, without a B × C mask."""
     grouped, order = column_groups.sort(stable=True)
     first = torch.searchsorted(grouped, row_groups)

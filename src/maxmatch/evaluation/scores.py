@@ -41,9 +41,7 @@ class Scores:
 
     def blocks(self) -> list[slice]:
         """The rows of each block."""
-        return [
-            slice(start, min(start + self.height, self.shape[0])) for start in range(0, self.shape[0], self.height)
-        ]
+        return [slice(start, min(start + self.height, self.shape[0])) for start in range(0, self.shape[0], self.height)]
 
 
 def scores_of(members: Sequence[Member], pair: Pair = IMAGE_TEXT, max_memory: int = MAX_MEMORY) -> Scores:
@@ -84,8 +82,8 @@ def _culprit(encoded: EncodedSplit, pair: Pair) -> str | None:
             place = int(bad.nonzero()[0])
             known = f" ({encoded.ids[name][place]})" if encoded.ids.get(name) else ""
             return (
-                f"the vectors of {name} {place}{known} hold NaN or infinite values. The model has diverged, or the item's "
-                "features are damaged: look at its training, or check the data with `maxmatch data check`."
+                f"the vectors of {name} {place}{known} hold NaN or infinite values. The model has diverged, or the "
+                "item's features are damaged: look at its training, or check the data with `maxmatch data check`."
             )
     return None
 
@@ -108,9 +106,9 @@ def check_members(members: Sequence[Member], pair: Pair) -> None:
 def _check_same(first: Member, other: Member, name: str) -> None:
     """The first difference between two members' items is named."""
     advice = "Encode both from the same split of the same data."
-    ids = [member.encoded.ids.get(name) for member in (first, other)]
-    if ids[0] is not None and ids[1] is not None:
-        for place, (mine, theirs) in enumerate(zip_longest(*ids)):
+    one, two = (member.encoded.ids.get(name) for member in (first, other))
+    if one is not None and two is not None:
+        for place, (mine, theirs) in enumerate(zip_longest(one, two)):
             if mine != theirs:
                 raise ValueError(
                     f"{name} {place} is {_said(mine)} in {first.name} and {_said(theirs)} in {other.name}: scores of "

@@ -1,8 +1,8 @@
 """How sure a figure is: intervals by bootstrap over images, and a paired test between two models.
 
-What is drawn is a group: an image with all its captions, which are queries of the same luck. The gallery stays as it is:
-an interval says how much a figure would change with other queries, not with other distractors. In the COCO 1K protocol
-each fold is drawn for itself, and the figures of the folds are averaged as in the result.
+What is drawn is a group: an image with all its captions, which are queries of the same luck. The gallery stays as it
+is: an interval says how much a figure would change with other queries, not with other distractors. In the COCO 1K
+protocol each fold is drawn for itself, and the figures of the folds are averaged as in the result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def paired_test(
     """The difference in RSUM of two models on the same data, image by image.
 
     The interval is by bootstrap: both models are measured on the same drawn images. p is by permutation: where the two
-    are alike, swapping their answers for an image changes nothing but the sign of what the image adds to the difference.
+    are alike, swapping their answers for an image changes nothing but the sign of what it adds to the difference.
     """
     pairs = [_sums(gallery) for gallery in first], [_sums(gallery) for gallery in second]
     for one, other in zip(*pairs, strict=True):

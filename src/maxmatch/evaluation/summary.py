@@ -21,8 +21,8 @@ _RANKS = [
     for heading, name, form in (("median", "median_rank", "g"), ("mean", "mean_rank", ".1f"), ("ties", "ties", ".0f"))
 ]
 _SETS = [
-    Column("image", "image_log_variance", ".2f", "log circular variance"),
-    Column("text", "text_log_variance", ".2f", "log circular variance"),
+    Column("image", "image_log_variance", ".2f", "log variance"),
+    Column("text", "text_log_variance", ".2f", "log variance"),
     Column("slots used", "slots_used", ".0%"),
     Column("pairing stable", "pairing_stability", ".0%"),
 ]
@@ -57,7 +57,7 @@ class PaperRow:
 
 def recall_table(lines: Sequence[Line], paper: Sequence[PaperRow] = (), notes: Sequence[str] = ()) -> Table:
     """Recalls and RSUM; with intervals and tests, where they were made; the paper's rows below."""
-    head = [Column("model", "model"), Column("", "kind"), Column("similarity", "similarity")]
+    head = [Column("model", "model"), Column("kind", "kind"), Column("similarity", "similarity")]
     prefixes = list(lines[0].result.galleries)
     several, sure = len(prefixes) > 1, any(line.intervals for line in lines)
     tested = any(line.against_first for line in lines)
