@@ -153,7 +153,8 @@ def _measured(
             found.append(Member(source.name, sets, with_options(name or trained, options)))
         return found
 
-    teams = [members(name) for name in names or [None]]
+    asked: list[str | None] = [*names] or [None]
+    teams = [members(name) for name in asked]
     singles = [[member] for team in teams for member in team]
     return measure([*singles, *(teams if ensemble else [])], _pair(encoded[0]), protocol, draws)
 

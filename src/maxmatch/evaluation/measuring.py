@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from maxmatch.evaluation.eccv import NotCoco, extended, load_metrics
-from maxmatch.evaluation.protocol import Protocol, Result, chosen, evaluate
+from maxmatch.evaluation.protocol import FOLD_SIZE, Protocol, Result, chosen, evaluate
 from maxmatch.evaluation.scores import IMAGE_TEXT, MAX_MEMORY, Member, Pair, check_members, scores_of
 from maxmatch.evaluation.significance import intervals, paired_test
 from maxmatch.evaluation.summary import Line
@@ -22,6 +22,7 @@ def measure(
     protocol: Protocol = "auto",
     draws: int = 1000,
     max_memory: int = MAX_MEMORY,
+    fold_size: int = FOLD_SIZE,
 ) -> tuple[list[Line], list[str]]:
     """A line for each team, of one model or of an ensemble, with intervals and a test against the first; and notes.
 
@@ -29,12 +30,12 @@ def measure(
     """
     first = teams[0][0]
     check_members([first, *(member for team in teams for member in team)], pair)
-    coco = chosen(protocol, first.encoded.groups[pair[0]]) == "coco"
+    coco = chosen(protocol, first.encoded.groups[pair[0]], fold_size) == "coco"
     metrics, notes = _coco_metrics() if coco and pair == IMAGE_TEXT else (None, [])
     results = []
     for team in teams:
         scores = scores_of(team, pair, max_memory)
-        result = evaluate(team, pair=pair, protocol=protocol, scores=scores)
+        result = evaluate(team, pair=pair, protocol=protocol, scores=scores, fold_size=fold_size)
         if metrics is not None:
             try:
                 images, captions = (first.encoded.ids.get(name, ()) for name in pair)

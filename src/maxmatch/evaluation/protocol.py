@@ -57,6 +57,7 @@ def evaluate(
     protocol: Protocol = "auto",
     max_memory: int = MAX_MEMORY,
     scores: Scores | None = None,
+    fold_size: int = FOLD_SIZE,
 ) -> Result:
     """The figures of one model, or of an ensemble of several.
 
@@ -64,7 +65,7 @@ def evaluate(
     """
     scores = scores_of(members, pair, max_memory) if scores is None else scores
     groups = members[0].encoded.groups
-    galleries = search(scores, groups[pair[0]], groups[pair[1]], protocol)
+    galleries = search(scores, groups[pair[0]], groups[pair[1]], protocol, fold_size)
     found = {f"{prefix}{key}": value for prefix, some in galleries.items() for key, value in averaged(some).items()}
     if len(members) == 1:
         found |= collapse(members[0], pair)
