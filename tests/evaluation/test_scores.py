@@ -81,7 +81,9 @@ def renamed(split, modality, place, name):
 def test_members_in_another_order_are_refused_and_the_first_difference_is_named():
     split = split_of()
     other = renamed(renamed(split, "text", 4, "text-5"), "text", 5, "text-4")
-    with pytest.raises(ValueError, match=r"text 4 is 'text-4' in a and 'text-5' in b: .* cannot be averaged"):
+    with pytest.raises(
+        ValueError, match=r"text 4 is 'text-4' in a and 'text-5' in b: .* cannot be averaged or compared"
+    ):
         scores_of([Member("a", split), Member("b", other)])
 
 

@@ -112,7 +112,7 @@ def _check_same(first: Member, other: Member, name: str) -> None:
             if mine != theirs:
                 raise ValueError(
                     f"{name} {place} is {_said(mine)} in {first.name} and {_said(theirs)} in {other.name}: scores of "
-                    f"different items, or of the same in another order, cannot be averaged. {advice}"
+                    f"different items, or of the same in another order, cannot be averaged or compared. {advice}"
                 )
     groups = [member.encoded.groups[name].cpu() for member in (first, other)]
     if len(groups[0]) != len(groups[1]):
