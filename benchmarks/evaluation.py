@@ -78,7 +78,7 @@ def timed(device: str, images: int) -> None:
     result = measured(split)
     peak = memory.peak()
     a, b = (split.sets[name].view(-1, _WIDTH) for name in ("image", "text"))
-    out = torch.empty(min(len(a), 4096), len(b), device=device)
+    out = torch.empty(min(len(a), 2048), len(b), device=device)
 
     def product() -> None:
         for start in range(0, len(a), len(out)):
@@ -94,7 +94,7 @@ def timed(device: str, images: int) -> None:
             "collapse alone": (partial(collapse, member), None),
         },
         "bare product",
-        3,
+        2,
     )
     title = f"intervals of 1K and 5K, {_DRAWS} drawings each"
     rows.append(rows_against(partial(drawn, result), {}, title, 1)[0])

@@ -64,8 +64,9 @@ def evaluate(
     scores: those of the members, where they are there already (`scores_of`).
     """
     scores = scores_of(members, pair, max_memory) if scores is None else scores
-    groups = members[0].encoded.groups
-    galleries = search(scores, groups[pair[0]], groups[pair[1]], protocol, fold_size)
+    first = members[0].encoded
+    images, texts = (first.groups[name].to(first.sets[name].device) for name in pair)  # where the scores are
+    galleries = search(scores, images, texts, protocol, fold_size)
     found = {f"{prefix}{key}": value for prefix, some in galleries.items() for key, value in averaged(some).items()}
     if len(members) == 1:
         found |= collapse(members[0], pair)
@@ -94,7 +95,6 @@ def search(
 
     COCO 1K: five folds of `fold_size` groups, as they follow each other; each fold is a search of its own.
     """
-    image_groups, text_groups = image_groups.to(text_groups.device), text_groups
     whole = Part(slice(0, len(image_groups)), slice(0, len(text_groups)))
     if chosen(protocol, image_groups, fold_size) == "plain":
         named = {"": [whole]}
