@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from maxmatch.evaluation.ranking import ranks_both_ways
+from maxmatch.evaluation.ranking import Part, ranks_both_ways, ranks_of_parts
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -257,3 +257,53 @@ def test_no_loop_over_queries_and_nothing_larger_than_the_scores() -> None:
         assert cost.largest <= scores.numel()
         costs.append(cost.operations)
     assert costs[0] == costs[1]
+
+
+# --- in parts and in blocks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("height", [1, 5, 12, 100])
+@pytest.mark.parametrize("values", [2, 1000])
+def test_parts_rank_as_if_they_were_alone_in_blocks_of_any_height(height: int, values: int) -> None:
+    generator = torch.Generator().manual_seed(height)
+    row_groups, column_groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
+    scores = torch.randint(values, (12, 36), generator=generator).float()
+    parts = [Part(slice(0, 12), slice(0, 36)), Part(slice(0, 5), slice(0, 15)), Part(slice(3, 12), slice(9, 36))]
+    found = ranks_of_parts(lambda rows: scores[rows], height, row_groups, column_groups, parts)
+    for part, sides in zip(parts, found, strict=True):
+        alone = scores[part.rows, part.columns], row_groups[part.rows], column_groups[part.columns]
+        for ours, theirs in zip(sides, ranks_both_ways(*alone), strict=True):
+            assert (ours.ranks.tolist(), ours.ties.tolist()) == (theirs.ranks.tolist(), theirs.ties.tolist())
+        assert_agrees(*alone)
+
+
+def test_blocks_are_asked_for_twice_and_a_single_one_once() -> None:
+    scores, groups = torch.randn(10, 10), torch.arange(10)
+    for height, asked in ((10, [0]), (4, [0, 4, 8, 0, 4, 8])):
+        starts: list[int] = []
+
+        def block(rows: slice, starts: list[int] = starts) -> Tensor:
+            starts.append(rows.start)
+            return scores[rows]
+
+        ranks_of_parts(block, height, groups, groups, [Part(slice(0, 10), slice(0, 10))])
+        assert starts == asked
+
+
+def test_scores_that_are_no_numbers_in_any_block_are_refused() -> None:
+    scores, groups = torch.randn(10, 10), torch.arange(10)
+    scores[7, 2] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        ranks_of_parts(lambda rows: scores[rows], 3, groups, groups, [Part(slice(0, 10), slice(0, 10))])
+
+
+def test_kernel_ranks_parts_in_blocks(kernel_calls: list[tuple[int, ...]]) -> None:
+    scores = torch.randint(4, (12, 36), generator=torch.Generator().manual_seed(0)).float()
+    groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
+    parts = [Part(slice(0, 12), slice(0, 36)), Part(slice(3, 12), slice(9, 36))]
+    found = ranks_of_parts(lambda rows: scores[rows], 5, *groups, parts)
+    assert kernel_calls == [(5, 36), (2, 27), (5, 36), (5, 27), (2, 36), (2, 27)]
+    for part, sides in zip(parts, found, strict=True):
+        alone = scores[part.rows, part.columns], groups[0][part.rows], groups[1][part.columns]
+        assert sides[0].ranks.tolist() == sorted_ranks(*alone)[0]
+        assert sides[1].ties.tolist() == sorted_ranks(alone[0].T, alone[2], alone[1])[1]

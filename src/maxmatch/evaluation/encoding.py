@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +27,15 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """The sets of a split, by modality; the group of each, and where they are asked for, the names of the items."""
+    """The sets of a split, by modality; the group of each, and where they are asked for, the names of the items.
+
+    notes: what else is to be known of them, for whoever reads them from a file: model, data, similarity.
+    """
 
     sets: Mapping[str, Tensor]
     groups: Mapping[str, Tensor]
     ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def partners(self, pair: tuple[str, str]) -> Tensor:
         """For each item of the second modality the place of one of the first that belongs to it."""
@@ -67,6 +72,8 @@ def encode_split(
                 progress(min(number * batch_size, size), size)
     finally:
         model.train(mode)
+    if not any(groups.values()):
+        raise ValueError("not one item could be read. See what is wrong with them: maxmatch data check")
     return EncodedSplit(
         {name: torch.cat(parts) for name, parts in sets.items()},
         {name: torch.cat(parts) for name, parts in groups.items()},
@@ -92,7 +99,9 @@ def encode_items(
     feed = choose_feed(split, readers, model.device, workers=workers, report=report)
     encoded = encode_split(model, feed, split.size, batch_size, precision, progress)
     kept = {name: np.isin(split[name].groups, groups.cpu().numpy()) for name, groups in encoded.groups.items()}
-    ids = {name: [str(split[name].ids[place]) for place in np.flatnonzero(keep)] for name, keep in kept.items()}
+    ids = {
+        name: [str(split[name].ids[place]) for place in np.flatnonzero(keep).tolist()] for name, keep in kept.items()
+    }
     return EncodedSplit(encoded.sets, encoded.groups, ids)
 
 
@@ -112,7 +121,7 @@ def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
 
 
 def save_encoded(encoded: EncodedSplit, path: Path) -> None:
-    """Write sets, groups and names into one safetensors file."""
+    """Write sets, groups, names and notes into one safetensors file."""
     tensors = {
         f"{kind}.{name}": tensor.cpu().contiguous()
         for kind, tensors in (("sets", encoded.sets), ("groups", encoded.groups))
@@ -120,7 +129,8 @@ def save_encoded(encoded: EncodedSplit, path: Path) -> None:
     }
     names = {name: list(ids) for name, ids in encoded.ids.items()}
     with whole(path) as file:
-        file.write(save(tensors, {"format": _FORMAT, "ids": json.dumps(names)}))
+        known = {"format": _FORMAT, "ids": json.dumps(names), "notes": json.dumps(dict(encoded.notes))}
+        file.write(save(tensors, known))
 
 
 def load_encoded(path: Path) -> EncodedSplit:
@@ -138,7 +148,7 @@ def load_encoded(path: Path) -> EncodedSplit:
         raise
     except Exception as error:
         raise ValueError(f"{path}: cannot be read as an encoded split ({error}). Make it again.") from error
-    return EncodedSplit(found["sets"], found["groups"], json.loads(notes["ids"]))
+    return EncodedSplit(found["sets"], found["groups"], json.loads(notes["ids"]), json.loads(notes.get("notes", "{}")))
 
 
 _FORMAT = "maxmatch-sets-1"

@@ -1,0 +1,189 @@
+"""`maxmatch evaluate`: how well models retrieve."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from maxmatch.cli.sources import Source
+    from maxmatch.evaluation.encoding import EncodedSplit
+    from maxmatch.evaluation.scores import Member
+    from maxmatch.evaluation.summary import Line, PaperRow
+    from maxmatch.evaluation.tables import Style
+
+
+def evaluate(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Checkpoints, runs (their best epoch is taken) or files of --save-sets; then the data, in any format. "
+            "A run knows its own data.",
+            metavar="MODEL… [DATA]",
+        ),
+    ],
+    split: Annotated[str | None, typer.Option(help="Default: test, or val where there is none.")] = None,
+    similarity: Annotated[
+        list[str] | None,
+        typer.Option(help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training."),
+    ] = None,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Also all models together: their mean score.")] = False,
+    protocol: Annotated[
+        Literal["auto", "plain", "coco"],
+        typer.Option(help="coco: 1K (five folds) and 5K; auto: that, where there are 5,000 images."),
+    ] = "auto",
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Drawings of images for intervals and tests; 0 for none.")
+    ] = 1000,
+    paper: Annotated[
+        str | None, typer.Option(help="A table of the paper to print beside: table:mscoco, tab:PVSE, …; or none.")
+    ] = None,
+    features: Annotated[Path | None, typer.Option(help="A store of features to use in place of pictures.")] = None,
+    format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    captions_per_image: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    save_sets: Annotated[
+        Path | None, typer.Option(help="Keep what the model made of the split: a .safetensors file.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read pictures.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, unrounded.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the tables as LaTeX (booktabs).")] = False,
+) -> None:
+    """Measure how well models retrieve: R@1, R@5, R@10 both ways and RSUM, ranks and ties, collapse of the sets.
+
+    Ties count against the model. Intervals are by bootstrap over the images; every line is compared with the first one
+    by a paired test. On COCO's test split, read from Karpathy's JSON, CxC and ECCV Caption are measured too.
+
+    Examples:
+
+      maxmatch evaluate runs/first
+
+      maxmatch evaluate runs/first/best flickr8k --similarity maxmatch --similarity max
+
+      maxmatch evaluate runs/a runs/b f30k_precomp --ensemble --latex
+
+      maxmatch evaluate runs/a coco --save-sets a.safetensors
+
+      maxmatch evaluate a.safetensors b.safetensors --ensemble --json
+    """
+    if sum((as_json, markdown, latex)) > 1:
+        raise typer.BadParameter("choose one of --json, --markdown and --latex.")
+    if save_sets is not None and save_sets.suffix != ".safetensors":
+        raise typer.BadParameter(f"--save-sets: expected a name that ends in .safetensors, got {save_sets.name}.")
+    names = _similarities(similarity or [])
+    from maxmatch.cli.encoding import Wanted, encode_sources
+    from maxmatch.cli.progress import say
+    from maxmatch.cli.sources import divide
+    from maxmatch.evaluation.encoding import save_encoded
+
+    sources, data = divide(paths, say)
+    if save_sets is not None and len(sources) > 1:
+        raise typer.BadParameter("--save-sets keeps the sets of one model: call it for each.")
+    if ensemble and len(sources) < 2:
+        raise typer.BadParameter("--ensemble takes two models or more.")
+    options = {"features": features, "format": format, "images": images, "captions_per_image": captions_per_image}
+    said = {
+        key: str(value) if isinstance(value, Path) else value for key, value in options.items() if value is not None
+    }
+    encoded, about = encode_sources(sources, Wanted(data, said, split, device, batch_size, workers))
+    if save_sets is not None:
+        save_encoded(encoded[0], save_sets.expanduser())
+        say(f"{save_sets}: the sets are kept there")
+    lines, notes = _measured(sources, encoded, names, ensemble, protocol, bootstrap)
+    rows, columns = _pair(encoded[0])
+    about |= {"images": len(encoded[0].groups[rows]), "captions": len(encoded[0].groups[columns])}
+    theirs, note = _paper(paper, sources, about, lines)
+    notes += note
+    if as_json:
+        from maxmatch.evaluation.summary import as_data
+
+        print(json.dumps(as_data(lines, theirs, **about, notes=notes), indent=2, ensure_ascii=False))
+        return
+    where = f"{about['data']}, {about['split']}: " if "data" in about else ""
+    notes = [f"{where}{about['images']:,} images, {about['captions']:,} captions", *notes]
+    print(_shown(lines, theirs, notes, "markdown" if markdown else "latex" if latex else "text"))
+
+
+def _similarities(asked: list[str]) -> list[str]:
+    """The names, each once; all for "all"."""
+    from maxmatch.matching.similarity import SIMILARITIES
+
+    names = []
+    for name in asked:
+        name = {"max": "mil"}.get(name, name)
+        if name != "all" and name not in SIMILARITIES:
+            known = ", ".join([*SIMILARITIES, "max", "all"])
+            raise typer.BadParameter(f"--similarity: expected one of {known}, got {name!r}.")
+        names += list(SIMILARITIES) if name == "all" else [name]
+    return list(dict.fromkeys(names))
+
+
+def _pair(encoded: "EncodedSplit") -> tuple[str, str]:
+    """The modalities that retrieval is between: images and texts, or else the first two."""
+    from maxmatch.evaluation.scores import IMAGE_TEXT
+
+    first, second, *_ = IMAGE_TEXT if set(IMAGE_TEXT) <= encoded.sets.keys() else encoded.sets
+    return first, second
+
+
+def _measured(
+    sources: "Sequence[Source]",
+    encoded: "Sequence[EncodedSplit]",
+    names: list[str],
+    ensemble: bool,
+    protocol: Literal["auto", "plain", "coco"],
+    draws: int,
+) -> "tuple[list[Line], list[str]]":
+    """A line for each model and similarity, one for each ensemble; and what is to be said of them."""
+    from maxmatch.evaluation.measuring import measure
+    from maxmatch.evaluation.scores import Member
+    from maxmatch.matching.similarity import with_options
+
+    def members(name: str | None) -> "list[Member]":
+        found = []
+        for source, sets in zip(sources, encoded, strict=True):
+            trained = sets.notes.get("similarity", "maxmatch")
+            options = sets.notes.get("similarity_options", {}) if name in (None, trained) else {}
+            found.append(Member(source.name, sets, with_options(name or trained, options)))
+        return found
+
+    asked: list[str | None] = [*names] or [None]
+    teams = [members(name) for name in asked]
+    singles = [[member] for team in teams for member in team]
+    return measure([*singles, *(teams if ensemble else [])], _pair(encoded[0]), protocol, draws)
+
+
+def _paper(
+    label: str | None, sources: "Sequence[Source]", about: "dict[str, Any]", lines: "Sequence[Line]"
+) -> "tuple[list[PaperRow], list[str]]":
+    """The paper's rows beside ours, and what is to be said of them."""
+    from maxmatch.evaluation.beside import paper_rows
+    from maxmatch.evaluation.summary import PaperRow
+
+    recipes = [source.recipe.name for source in sources if source.recipe is not None]
+    found = paper_rows(label, [*recipes, str(about.get("data", ""))], about["images"])
+    if found is None:
+        return [], []
+    named, rows = found
+    measured = [f"{prefix}rsum" for prefix in lines[0].result.galleries]
+    shown = [row for row in rows if any(name in row.figures for name in measured)]
+    if not shown:
+        return [], [f"paper: {named} has no figures of this protocol"]
+    theirs = [PaperRow(row.method, row.group, row.ensemble, row.figures) for row in shown]
+    return theirs, [f"paper: {named}, its RSUM the sum of its cells"]
+
+
+def _shown(lines: "Sequence[Line]", theirs: "Sequence[PaperRow]", notes: list[str], style: "Style") -> str:
+    """The tables, notes below the last."""
+    from maxmatch.evaluation.summary import extended_table, rank_table, recall_table
+    from maxmatch.evaluation.tables import render
+
+    tables = [recall_table(lines, theirs), rank_table(lines), extended_table(lines)]
+    kept = [table for table in tables if table is not None]
+    return "\n\n".join(render(table, style) for table in [*kept[:-1], replace(kept[-1], notes=notes)])

@@ -1,0 +1,162 @@
+"""Intervals and tests against loops over drawings, and whether they keep what they promise."""
+
+import itertools
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from made_splits import gallery_of
+
+from maxmatch.evaluation.significance import RECALLS, intervals, paired_test
+
+
+def made_gallery(seed, images=30, easy=0.5):
+    """Ranks drawn at random: 1 with the probability `easy`, else up to 20; one to four captions an image."""
+    generator = np.random.default_rng(seed)
+    text_groups = np.repeat(np.arange(images), 1 + np.arange(images) % 4)
+
+    def ranks(count):
+        return np.where(generator.random(count) < easy, 1, generator.integers(1, 21, count)).tolist()
+
+    return gallery_of(ranks(images), ranks(len(text_groups)), list(range(images)), text_groups.tolist())
+
+
+def slow_recalls(gallery, drawn):
+    """The recalls of a list of images, each as often as it was drawn, with its captions."""
+    found = []
+    for ranks, groups in ((gallery.i2t, gallery.image_groups), (gallery.t2i, gallery.text_groups)):
+        queries = [r for g in drawn for r, of in zip(ranks.ranks.tolist(), groups.tolist(), strict=True) if of == g]
+        found += [100 * sum(r <= level for r in queries) / len(queries) for level in (1, 5, 10)]
+    return found
+
+
+def slow_drawings(galleries, draws, generator):
+    """What `intervals` draws, one by one and in its order: for each gallery all drawings."""
+    parts = []
+    for gallery in galleries:
+        numbers = sorted(set(gallery.image_groups.tolist()))
+        lines = generator.integers(0, len(numbers), (draws, len(numbers))).tolist()
+        parts.append([slow_recalls(gallery, [numbers[place] for place in line]) for line in lines])
+    return [[statistics.mean(part[d][c] for part in parts) for c in range(6)] for d in range(draws)]
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_intervals_are_those_of_recalls_counted_in_a_loop(folds):
+    galleries = [made_gallery(seed, images=12 + seed) for seed in range(folds)]
+    ours = intervals(galleries, 50, np.random.default_rng(3))
+    drawn = slow_drawings(galleries, 50, np.random.default_rng(3))
+    for place, name in enumerate(RECALLS):
+        values = [line[place] for line in drawn]
+        assert ours[name] == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+    assert ours["rsum"] == pytest.approx(tuple(np.quantile([sum(line) for line in drawn], [0.025, 0.975])))
+
+
+def test_an_image_is_drawn_with_its_captions_also_where_images_were_left_out():
+    """Groups 3 and 7: each either found by all or by none, so that a drawing gives 0, 50 or 100 both ways."""
+    gallery = gallery_of([1, 30], [1, 1, 30, 30], [3, 7], [3, 3, 7, 7])
+    ours = intervals([gallery], 2000, np.random.default_rng(0))
+    assert ours["i2t_r1"] == ours["t2i_r10"] == (0, 100)
+    assert ours["rsum"] == (0, 600)
+
+
+def test_an_interval_holds_the_truth_about_as_often_as_it_says():
+    """Images drawn from a world where R@1 is known; of 300 intervals of 90 % between 85 and 95 % hold it."""
+    generator = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        luck = generator.random(80)  # captions of an image share its luck, which is what the images are drawn for
+        i2t = np.where(generator.random(80) < luck, 1, 99)
+        t2i = np.where(generator.random((80, 3)) < luck[:, None], 1, 99).ravel()
+        groups = np.arange(80)
+        gallery = gallery_of(i2t.tolist(), t2i.tolist(), groups.tolist(), np.repeat(groups, 3).tolist())
+        low, high = intervals([gallery], 300, generator, level=0.9)["t2i_r1"]
+        held += low <= 50 <= high
+    assert 0.85 <= held / 300 <= 0.95
+
+
+def exact_p(first, second):
+    """All ways of swapping two models' answers, image by image."""
+    numbers = first.image_groups.tolist()
+    observed = sum(slow_recalls(second, numbers)) - sum(slow_recalls(first, numbers))
+
+    def added(number):
+        total = 0.0
+        for ours, theirs, groups in (
+            (first.i2t, second.i2t, first.image_groups),
+            (first.t2i, second.t2i, first.text_groups),
+        ):
+            for level in (1, 5, 10):
+                for a, b, of in zip(ours.ranks.tolist(), theirs.ranks.tolist(), groups.tolist(), strict=True):
+                    if of == number:
+                        total += 100 * ((b <= level) - (a <= level)) / len(groups)
+        return total
+
+    parts = [added(number) for number in numbers]
+    assert sum(parts) == pytest.approx(observed)
+    swapped = [
+        abs(sum(s * part for s, part in zip(signs, parts, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(parts))
+    ]
+    return observed, sum(value >= abs(observed) - 1e-9 for value in swapped) / len(swapped)
+
+
+def test_the_p_of_a_difference_is_that_of_all_ways_of_swapping_answers():
+    for seed in range(4):
+        first, second = made_gallery(seed, images=10), made_gallery(seed + 50, images=10, easy=0.8)
+        observed, p = exact_p(first, second)
+        ours = paired_test([first], [second], 20_000, np.random.default_rng(seed))
+        assert ours.rsum == pytest.approx(observed)
+        assert ours.p == pytest.approx(p, abs=0.015)
+        assert ours.low < ours.rsum < ours.high
+
+
+def test_a_model_against_itself_does_not_differ():
+    gallery = made_gallery(0)
+    assert paired_test([gallery], [gallery], 100, np.random.default_rng(0)) == (0, 0, 0, 1)
+
+
+def test_two_models_of_equal_worth_are_seldom_told_apart_and_unequal_ones_always():
+    tests = [
+        paired_test([made_gallery(seed)], [made_gallery(seed + 1000)], 200, np.random.default_rng(seed)).p < 0.1
+        for seed in range(200)
+    ]
+    assert 0.03 <= np.mean(tests) <= 0.17
+    clear = paired_test(
+        [made_gallery(0, 200, easy=0.2)], [made_gallery(1, 200, easy=0.7)], 999, np.random.default_rng()
+    )
+    assert clear.p == 0.001
+    assert clear.low > 0
+
+
+def test_the_same_seed_gives_the_same_interval():
+    gallery = [made_gallery(0)]
+    one, two, other = (intervals(gallery, 100, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert one == two != other
+
+
+def test_drawings_in_several_chunks_are_all_made(monkeypatch):
+    monkeypatch.setattr("maxmatch.evaluation.significance._BLOCK", 100)
+    gallery = [made_gallery(0)]
+    ours = intervals(gallery, 400, np.random.default_rng(1))
+    low, high = ours["rsum"]
+    assert low < sum(slow_recalls(gallery[0], range(30))) < high
+
+
+def test_models_that_were_asked_different_queries_are_not_compared():
+    with pytest.raises(ValueError, match="same data"):
+        paired_test([made_gallery(0, 12)], [made_gallery(0, 13)], 10, np.random.default_rng(0))
+
+
+def test_no_drawings_are_refused():
+    with pytest.raises(ValueError, match="draws: expected at least 1, got 0"):
+        intervals([made_gallery(0)], 0, np.random.default_rng(0))
+
+
+def test_ranks_may_lie_on_any_device_and_of_any_type():
+    gallery = made_gallery(0)
+    half = gallery.i2t._replace(ranks=gallery.i2t.ranks.to(torch.int32))
+    from dataclasses import replace
+
+    changed = replace(gallery, i2t=half)
+    assert intervals([changed], 20, np.random.default_rng(0)) == intervals([gallery], 20, np.random.default_rng(0))
