@@ -11,7 +11,7 @@ import torch
 from tiny_models import SIZES, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from tiny_models import with_statistics as trained
 
-from maxmatch import SetEncoder, checkpoint
+from maxmatch import SetEncoder, checkpoint, similarity
 from maxmatch.build import build_model
 from maxmatch.checkpoint import CheckpointError, load, save
 from maxmatch.config import ModelConfig
@@ -93,6 +93,33 @@ def test_pairing_is_kept(tmp_path):
     config = load(tmp_path / "model").config
     assert (config.pairing, config.pairing_stability) == ([1, 0, 3, 2], 0.875)
     assert "0–1, 1–0, 2–3, 3–2; so matched in 88% of true pairs" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_options_of_the_similarity_are_kept_and_acted_on(tmp_path):
+    config = tiny_config("region_bigru").model_copy(
+        update={"similarity": "smooth_chamfer", "similarity_options": {"alpha": 2.0}}
+    )
+    build_model(config, {"text": tokenizer_for(config)}, seed=0).save_pretrained(tmp_path / "model")
+    model = SetEncoder.from_pretrained(tmp_path / "model")
+    sets = model.encode_texts(texts(4))
+    assert torch.equal(model.similarity(sets, sets), similarity.smooth_chamfer(sets, sets, alpha=2.0))
+    assert not torch.equal(model.similarity(sets, sets), similarity.smooth_chamfer(sets, sets))
+    assert model.similarity_like("smooth_chamfer").keywords == {"alpha": 2.0}
+    assert model.similarity_like("top_k") == "top_k"
+
+
+def test_options_that_the_similarity_does_not_take_are_refused(saved):
+    change(saved, similarity_options={"alpha": 3.0})
+    with pytest.raises(CheckpointError, match="similarity_options.alpha: maxmatch takes no options"):
+        load(saved)
+
+
+def test_a_config_of_before_there_were_options_is_read(saved):
+    path = saved / "config.json"
+    written = json.loads(path.read_text())
+    assert written.pop("similarity_options") == {}
+    path.write_text(json.dumps(written))
+    assert load(saved).similarity_options == {}
 
 
 def test_two_towers_of_text_have_a_tokenizer_each(tmp_path):

@@ -173,6 +173,12 @@ def test_the_similarity_of_a_config_counts_unless_the_recipe_says_another():
     for given in (config, ModelConfig.model_validate(config)):
         inherited = Model(config=given)
         assert (inherited.similarity, inherited.resolved().similarity) == ("mil", "mil")
+    alpha = {**config, "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4}}
+    for said in ({}, {"similarity": "smooth_chamfer"}):
+        assert Model(config=alpha, **said).resolved().similarity_options == {"alpha": 4}
+    assert Model(config=alpha, similarity="mil").resolved().similarity_options == {}
+    other = Model(config=alpha, similarity_options={"alpha": 5})
+    assert other.config.similarity_options == other.resolved().similarity_options == {"alpha": 5}
     own = Model(config=config, similarity="chamfer")
     assert (own.similarity, own.config.similarity, own.resolved().similarity) == ("chamfer",) * 3
 
@@ -190,6 +196,14 @@ def test_options_of_a_similarity_are_those_of_its_function():
                 with pytest.raises(ValidationError, match="takes"):
                     Model.model_validate(model)
         assert theirs <= {"alpha", "k"}
+
+
+def test_inference_takes_the_options_of_training_for_the_similarity_of_training_only():
+    model = {"preset": "region_bigru", "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4.0}}
+    trained = recipe(model=model)
+    assert trained.similarity_options("smooth_chamfer") == {"alpha": 4.0}
+    assert trained.similarity_options("top_k") == {}
+    assert trained.model.resolved().similarity_options == {"alpha": 4.0}
 
 
 def test_the_count_of_top_k_stays_a_whole_number():

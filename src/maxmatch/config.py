@@ -17,12 +17,15 @@ SCHEMA_VERSION = 1
 """The version of what is written to config.json. A reader refuses a higher one."""
 
 SimilarityName = Literal["maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim"]
+SIMILARITY_OPTIONS: dict[str, tuple[str, ...]] = {"smooth_chamfer": ("alpha",), "top_k": ("k",)}
+"""What a similarity takes beside the sets; those that are not here take nothing."""
 Channels = tuple[float, float, float]
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
@@ -178,6 +181,7 @@ class Tower(Part):
 class ModelConfig(Part):
     """A whole model.
 
+    similarity_options: alpha of smooth_chamfer, k of top_k, as it was trained; where not given, the function's own.
     pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
     pairing_stability: the share of true pairs whose best matching is exactly that one. Nothing here acts on the two:
     they are kept for search, which may lay out sets by them.
@@ -187,8 +191,14 @@ class ModelConfig(Part):
     width: Count = 1024
     towers: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], Tower] = Field(min_length=1)
     similarity: SimilarityName = "maxmatch"
+    similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     pairing: list[int] | None = None
     pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        check_similarity_options(self.similarity, self.similarity_options)
+        return self
 
     @model_validator(mode="after")
     def _pairing_fits(self) -> Self:
@@ -205,6 +215,14 @@ class ModelConfig(Part):
         if not all(0 <= slot < second.set_size for slot in partners):
             raise ValueError(f"pairing: the second tower has slots 0 to {second.set_size - 1}, got {self.pairing}")
         return self
+
+
+def check_similarity_options(similarity: str, options: Iterable[str]) -> None:
+    """Refuse an option that the similarity does not take."""
+    takes = SIMILARITY_OPTIONS.get(similarity, ())
+    for option in options:
+        if option not in takes:
+            raise refusal(f"{similarity} takes {', '.join(takes) or 'no options'}", "similarity_options", option)
 
 
 def problems(error: ValidationError) -> str:

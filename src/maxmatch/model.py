@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from maxmatch.checks import as_tensor
 from maxmatch.config import ModelConfig
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching.similarity import SIMILARITIES, Similarity, with_options
 from maxmatch.read_ahead import Skipped, progress, read_ahead
 from maxmatch.readers import TextReader
 from maxmatch.tower import Tower
@@ -76,6 +76,7 @@ class SetEncoder(nn.Module):
         self.towers = nn.ModuleDict(dict(towers))
         self.dim = next(iter(widths.values()))
         self.similarity_name = similarity
+        self.similarity_options = {} if config is None else dict(config.similarity_options)
         self.config = config
 
     @property
@@ -202,7 +203,11 @@ class SetEncoder(nn.Module):
 
     def similarity(self, a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Float[Tensor, "n m"]:
         """The score of every set of `a` with every set of `b`, by the model's similarity."""
-        return SIMILARITIES[self.similarity_name](as_tensor(a), as_tensor(b))
+        return SIMILARITIES[self.similarity_name](as_tensor(a), as_tensor(b), **self.similarity_options)
+
+    def similarity_like(self, name: str) -> str | Similarity:
+        """A similarity by its name: with the options that this model was trained with, if it was trained with it."""
+        return with_options(name, self.similarity_options if name == self.similarity_name else {})
 
     def explain(self, image: Any, text: str) -> Explanation:
         """Which slots of an image and a text were matched, how well, and what each of them looked at."""

@@ -23,19 +23,20 @@ from maxmatch.config import (
     PIE,
     Count,
     ModelConfig,
+    Positive,
     SetPrediction,
     SimilarityName,
     Tower,
+    check_similarity_options,
     describe,
     refusal,
     unknown_key,
 )
 from maxmatch.presets import PRESETS
-from maxmatch.recipe_train import Objective, Positive, Section, Train, Whole, without_null
+from maxmatch.recipe_train import Objective, Section, Train, Whole, without_null
 
 __all__ = ["Data", "Evaluate", "Model", "Objective", "Recipe", "Scenes", "Train"]
 
-_SIMILARITY_OPTIONS = {"smooth_chamfer": ("alpha",), "top_k": ("k",)}
 _TOKENIZERS = ("words", "wordpiece", "pretrained")
 
 
@@ -103,17 +104,18 @@ class Model(Section):
     @model_validator(mode="before")
     @classmethod
     def _similarity_of_the_config(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("similarity") is not None:
+        config = data.get("config") if isinstance(data, dict) else None
+        known = config.model_dump() if isinstance(config, ModelConfig) else config
+        if not isinstance(known, dict) or data.get("similarity") not in (None, known.get("similarity")):
             return data
-        config = data.get("config")
-        return data | {
-            "similarity": config.get("similarity") if isinstance(config, dict) else config and config.similarity
-        }
+        options = data.get("similarity_options") or known.get("similarity_options")
+        return data | {"similarity": known.get("similarity"), "similarity_options": options}
 
     @field_validator("config")
     @classmethod
     def _with_the_similarity(cls, config: ModelConfig | None, info: ValidationInfo) -> ModelConfig | None:
-        return config and config.model_copy(update={"similarity": info.data.get("similarity", config.similarity)})
+        said = {key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data}
+        return config and config.model_copy(update=said)
 
     @field_validator("preset")
     @classmethod
@@ -139,11 +141,7 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _can_be_resolved(self) -> Self:
-        takes = _SIMILARITY_OPTIONS.get(self.similarity, ())
-        for option in self.similarity_options:
-            if option not in takes:
-                text = f"{self.similarity} takes {', '.join(takes) or 'no options'}"
-                raise refusal(text, "similarity_options", option)
+        check_similarity_options(self.similarity, self.similarity_options)
         if (self.preset is None) == (self.config is None):
             raise refusal(f"give either a preset ({', '.join(PRESETS)}) or a whole config", "preset")
         if self.config is not None and self.options:
@@ -159,7 +157,9 @@ class Model(Section):
         """The whole config."""
         config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
         assert config is not None
-        return config.model_copy(update={"similarity": self.similarity})
+        return config.model_copy(
+            update={"similarity": self.similarity, "similarity_options": dict(self.similarity_options)}
+        )
 
 
 class Evaluate(Section):
@@ -196,6 +196,10 @@ class Recipe(Section):
     def similarities(self) -> tuple[SimilarityName, ...]:
         """Those used at inference; the first one chooses the best epoch."""
         return self.evaluate.similarities or (self.model.similarity,)
+
+    def similarity_options(self, similarity: str) -> dict[str, int | float]:
+        """The options of a similarity at inference: those of training, if it is the one of training."""
+        return dict(self.model.similarity_options) if similarity == self.model.similarity else {}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

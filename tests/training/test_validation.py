@@ -53,3 +53,12 @@ def test_plans_in_order_have_every_group_once_and_nothing_random():
     plans = in_order(7, 3)
     assert [plan.groups.tolist() for plan in plans] == [[0, 1, 2], [3, 4, 5], [6]]
     assert all(plan.seed is None for plan in plans)
+
+
+def test_validation_ranks_by_the_options_that_training_has():
+    generator = torch.Generator().manual_seed(0)
+    sets = {name: torch.nn.functional.normalize(torch.randn(20, 4, 6, generator=generator), dim=-1) for name in PAIR}
+    encoded = EncodedSplit(sets, {name: torch.arange(20) for name in PAIR})
+    given = [measures(encoded, PAIR, "top_k", options)["rsum"] for options in ({"k": 1}, {"k": 16}, None)]
+    assert given[0] == measures(encoded, PAIR, "mil")["rsum"]
+    assert len(set(given)) == 3

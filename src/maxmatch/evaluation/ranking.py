@@ -1,5 +1,8 @@
 """Where the true answers stand in the ranking."""
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -7,6 +10,13 @@ from torch import Tensor
 from maxmatch.checks import NotFiniteError
 from maxmatch.matching.backend import kernels_for
 from maxmatch.types import Ranks
+
+
+class Part(NamedTuple):
+    """A search of its own among some rows and some columns, which hold their groups whole."""
+
+    rows: slice
+    columns: slice
 
 
 def ranks_both_ways(
@@ -21,22 +31,77 @@ def ranks_both_ways(
             f"scores of {len(scores)} rows and {scores.shape[1]} columns need a group for each of them, "
             f"got {len(row_groups)} and {len(column_groups)} groups."
         )
+    whole = Part(slice(0, len(row_groups)), slice(0, len(column_groups)))
+    (found,) = ranks_of_parts(lambda rows: scores[rows], len(scores), row_groups, column_groups, [whole])
+    return found
+
+
+def ranks_of_parts(
+    score: Callable[[slice], Tensor],
+    height: int,
+    row_groups: Int[Tensor, " B"],
+    column_groups: Int[Tensor, " C"],
+    parts: Sequence[Part],
+) -> list[tuple[Ranks, Ranks]]:
+    """`ranks_both_ways` of each part, from scores that come `height` rows at a time: score(rows) has all columns.
+
+    With more than one block every block is asked for twice, first for the scores of the true pairs, then to count those
+    above them; it must come out the same. A part may start and end within a block.
+    """
+    rows, columns = len(row_groups), len(column_groups)
     true_row, true_column = true_pairs(row_groups.contiguous(), column_groups.contiguous())
-    rows = len(row_groups)
+    blocks = [slice(start, min(start + height, rows)) for start in range(0, max(rows, 1), max(height, 1))]
+    held = score(blocks[0]) if len(blocks) == 1 else None  # then it is not made twice
+    true_scores = _true_scores(score, blocks, true_row, true_column) if held is None else held[true_row, true_column]
     # From here on rows and columns are done together: B + C queries, the columns after the rows.
-    query = torch.cat([true_row, true_column + rows])
-    true_scores = scores[true_row, true_column].repeat(2)
-    best = scores.new_full((sum(scores.shape),), -torch.inf).scatter_reduce(0, query, true_scores, "amax")
-    above, equal, no_numbers = _count_levels(scores, best)
+    query, true_scores = torch.cat([true_row, true_column + rows]), true_scores.repeat(2)
+    best = true_scores.new_full((rows + columns,), -torch.inf).scatter_reduce(0, query, true_scores, "amax")
+    above, equal = ([query.new_zeros(_length(p.rows) + _length(p.columns)) for p in parts] for _ in range(2))
+    no_numbers = query.new_zeros(())
+    for block in blocks:
+        scores = score(block) if held is None else held
+        for part, more, as_many in zip(parts, above, equal, strict=True):
+            seen = slice(max(part.rows.start, block.start), min(part.rows.stop, block.stop))
+            if seen.start < seen.stop:
+                within = scores[seen.start - block.start : seen.stop - block.start, part.columns]
+                level = torch.cat([best[seen], best[rows + part.columns.start : rows + part.columns.stop]])
+                counts = _count_levels(within, level)
+                for total, count in ((more, counts[0]), (as_many, counts[1])):
+                    total[seen.start - part.rows.start : seen.stop - part.rows.start] = count[: len(within)]
+                    total[_length(part.rows) :] += count[len(within) :]
+                no_numbers = no_numbers + counts[2]
     # One look at the device for both checks. A query without a true answer has a best of −∞.
     bad, maybe_lonely = torch.stack([no_numbers, best.isneginf().sum()]).tolist()
     if bad:
         raise NotFiniteError("scores: NaN among them; no ranking can be made of that. Look for NaN in the embeddings.")
     if maybe_lonely and not bool(torch.isin(column_groups, row_groups).all()):
         raise ValueError(_ONE_SIDED)
-    ties = equal.long().scatter_add(0, query, -(true_scores == best[query]).long())  # less the true ones among them
-    ranks = above + ties + 1
-    return Ranks(ranks[:rows], ties[:rows]), Ranks(ranks[rows:], ties[rows:])
+    true_ties = query.new_zeros(rows + columns).scatter_add(0, query, (true_scores == best[query]).long())
+    found = []
+    for part, more, as_many in zip(parts, above, equal, strict=True):
+        own = torch.cat([true_ties[:rows][part.rows], true_ties[rows:][part.columns]])
+        ties = as_many - own
+        ranks, size = more + ties + 1, _length(part.rows)
+        found.append((Ranks(ranks[:size], ties[:size]), Ranks(ranks[size:], ties[size:])))
+    return found
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _true_scores(
+    score: Callable[[slice], Tensor], blocks: Sequence[slice], true_row: Tensor, true_column: Tensor
+) -> Tensor:
+    """The scores of the true pairs, which are in the order of their rows, block by block."""
+    starts = torch.tensor([block.start for block in blocks[1:]], device=true_row.device)
+    bounds = [0, *torch.searchsorted(true_row, starts).tolist(), len(true_row)]
+    return torch.cat(
+        [
+            score(block)[true_row[first:last] - block.start, true_column[first:last]]
+            for block, first, last in zip(blocks, bounds[:-1], bounds[1:], strict=True)
+        ]
+    )
 
 
 _ONE_SIDED = "every row and every column needs at least one true partner: a group is on one side only."

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.matching.scoring import score_matrix
+from maxmatch.matching.similarity import Similarity
 from maxmatch.types import Ranks
 
 LEVELS = (1, 5, 10)
@@ -16,7 +17,7 @@ def retrieval(
     texts: Float[Tensor, "C L D"],
     image_groups: Int[Tensor, " B"],
     text_groups: Int[Tensor, " C"],
-    similarity: str = "maxmatch",
+    similarity: str | Similarity = "maxmatch",
 ) -> dict[str, float]:
     """The figures of retrieval between two collections of sets; items of one group are true answers to each other.
 

@@ -5,8 +5,9 @@ image with vector l of each caption. What is chosen (a matching, a maximum) is c
 flows through the chosen cosines. Half-precision input gives float32 scores.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -276,3 +277,8 @@ SIMILARITIES: dict[str, Similarity] = {
     "mean": mean,
     "maxsim": maxsim,
 }
+
+
+def with_options(name: str, options: Mapping[str, int | float]) -> str | Similarity:
+    """A similarity with its options; without any the name itself, for which `score_matrix` knows faster ways."""
+    return partial(SIMILARITIES[name], **options) if options else name

@@ -29,7 +29,9 @@ def finish(run: Run) -> dict[str, float]:
     if run.parts.val is not None and run.parts.val_feed is not None:
         size, batch = run.parts.val.size, run.recipe.train.batch_size
         encoded = encode_split(model, run.parts.val_feed, size, batch, run.precision)
-        found |= measures(encoded, run.recipe.objective.pairs[0], run.recipe.similarities[0])
+        similarity = run.recipe.similarities[0]
+        options = run.recipe.similarity_options(similarity)
+        found |= measures(encoded, run.recipe.objective.pairs[0], similarity, options)
     write_whole(run.folder.done, json.dumps(found, indent=2) + "\n")
     run.states.clear()
     return found

@@ -175,7 +175,9 @@ def _measures(run: Run) -> dict[str, float]:
         try:
             with with_average(run.average, run.parts.model):
                 encoded = encode_split(run.parts.model, run.parts.val_feed, size, batch, run.precision)
-            found = measures(encoded, run.recipe.objective.pairs[0], run.recipe.similarities[0])
+            similarity = run.recipe.similarities[0]
+            options = run.recipe.similarity_options(similarity)
+            found = measures(encoded, run.recipe.objective.pairs[0], similarity, options)
         except NotFiniteError:
             found = {"rsum": math.nan}
     return same_everywhere(found, run.here.device)
