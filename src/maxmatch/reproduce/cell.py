@@ -1,7 +1,7 @@
 """Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.cell FOLDER [DEVICE]`.
 
-It goes on where an earlier process stopped. When the process that started it ends, however that came to be, its standard
-input is closed; then it saves where it stands and ends too.
+It goes on where an earlier process stopped. When the process that started it ends, however that came to be, its
+standard input is closed; then it saves where it stands and ends too.
 """
 
 import os

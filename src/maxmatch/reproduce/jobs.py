@@ -10,7 +10,7 @@ from typing import Any, Literal
 from maxmatch.files import write_whole
 from maxmatch.recipe import Recipe
 
-Protocol = Literal["plain", "coco"]
+Protocol = Literal["plain", "auto"]
 JOB, RESULT, LOG = "job.json", "result.json", "log.txt"
 _VERSION = 1
 """Raised by one when the same settings would give other figures."""
@@ -21,7 +21,7 @@ class Job:
     """A model, or an ensemble of several that were trained before, and the split it is measured on.
 
     members: the folder of each recipe's run; of a single model this is the job's own. split: None for the recipe's, or
-    what the data has. protocol: "coco" measures on 1K and on 5K.
+    what the data has. protocol: as of `maxmatch.evaluation.protocol`.
     """
 
     folder: Path

@@ -52,7 +52,9 @@ def targets() -> dict[str, Target]:
     """All of them, by name."""
     made = (
         _main("flickr30k", "table:flickr30k", "flickr30k", "f30k", ("i2t_r1", "t2i_r1", "rsum")),
-        _main("coco", "table:mscoco", "coco", "coco", ("coco_1k_rsum", "coco_5k_i2t_r1", "coco_5k_t2i_r1", "coco_5k_rsum")),
+        _main(
+            "coco", "table:mscoco", "coco", "coco", ("coco_1k_rsum", "coco_5k_i2t_r1", "coco_5k_t2i_r1", "coco_5k_rsum")
+        ),
         _ablation(),
         _elements(),
         _resnext("resnext", "coco", "coco", ("MS-COCO 1K Test Images", "MS-COCO 5K Test Images")),
@@ -110,7 +112,11 @@ def _ablation() -> Target:
     return Target("ablation", "table_abl", about, "coco", tuple(lines), ("similarity", *LOSSES), ("coco_5k_rsum",))
 
 
-_THREE = (("MIL", "MIL", MIL, "ablation/01"), ("Smooth Chamfer", "smooth-Chamfer", SETDIV, "ablation/02"), (OURS, OURS, MAXMATCH, "ablation/11"))
+_THREE = (
+    ("MIL", "MIL", MIL, "ablation/01"),
+    ("Smooth Chamfer", "smooth-Chamfer", SETDIV, "ablation/02"),
+    (OURS, OURS, MAXMATCH, "ablation/11"),
+)
 
 
 def _elements() -> Target:
