@@ -102,7 +102,7 @@ def test_every_target_is_called_by_its_name_and_by_the_papers_label():
         assert target_called(target.label).label == target.label
     assert {target.label for target in targets().values()} >= set(tables())
     assert target_called("fig:qualitativei2t").name == "qualitative"
-    with pytest.raises(ValueError, match="ablatoin: no table or figure .* Did you mean 'ablation'"):
+    with pytest.raises(ValueError, match=r"ablatoin: no table or figure .* Did you mean 'ablation'"):
         target_called("ablatoin")
 
 
@@ -177,7 +177,7 @@ def test_quick_is_smaller_and_lies_elsewhere(tmp_path):
 
 
 def test_data_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="--data nowhere: no such file or folder.*--data scenes"):
+    with pytest.raises(FileNotFoundError, match=r"--data nowhere: no such file or folder\. .*--data scenes"):
         plan(target_called("ablation"), Options(["nowhere"], tmp_path))
     with pytest.raises(ValueError, match="flickr8k_maxmatch: says nothing of scenes"):
         plan(target_called("ablation"), Options(["scenes"], tmp_path, base="flickr8k_maxmatch"))

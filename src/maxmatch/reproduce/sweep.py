@@ -58,6 +58,7 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: Report)
                     running[job.folder] = job, start(job, device)
             for job, process in list(running.values()):
                 if process.poll() is not None:
+                    _stop([process])
                     del running[job.folder]
                     note(job, _outcome(job, process.returncode))
             if running:
@@ -100,11 +101,12 @@ def _outcome(job: Job, code: int) -> Outcome:
         return Outcome(None, "interrupted; run the command again to go on")
     said = (job.folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
     _, marked, reason = said.rpartition(SAID)
-    lines = (reason if marked else said).strip().splitlines() or [f"exit {code}"]
+    lines = (reason if marked else said).strip().splitlines() or [f"ended with exit code {code} and no result"]
     return Outcome(None, f"{lines[0] if marked else lines[-1]} ({job.folder / LOG})")
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End processes by closing their input, and wait until they have saved."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()
