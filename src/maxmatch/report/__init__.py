@@ -1,0 +1,1 @@
+"""Reports: figures and pages."""
