@@ -21,7 +21,7 @@ def ranks_both_ways(
             f"scores of {len(scores)} rows and {scores.shape[1]} columns need a group for each of them, "
             f"got {len(row_groups)} and {len(column_groups)} groups."
         )
-    true_row, true_column = _true_pairs(row_groups.contiguous(), column_groups.contiguous())
+    true_row, true_column = true_pairs(row_groups.contiguous(), column_groups.contiguous())
     rows = len(row_groups)
     # From here on rows and columns are done together: B + C queries, the columns after the rows.
     query = torch.cat([true_row, true_column + rows])
@@ -42,7 +42,7 @@ def ranks_both_ways(
 _ONE_SIDED = "every row and every column needs at least one true partner: a group is on one side only."
 
 
-def _true_pairs(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:
+def true_pairs(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:
     """The indices of all pairs of equal group, without a B × C mask."""
     grouped, order = column_groups.sort(stable=True)
     first = torch.searchsorted(grouped, row_groups)

@@ -94,7 +94,7 @@ class _Best:
         self.indices = torch.full((rows, k), -1, device=job.device)
 
     def add(self, rows: slice, columns: slice, scores: Tensor) -> None:
-        values, places = _first_largest(scores, min(self.k, scores.shape[1]))
+        values, places = first_largest(scores, min(self.k, scores.shape[1]))
         filled = self.filled.get(rows.start, 0)
         values = torch.cat([self.scores[rows, :filled], values], 1)
         places = torch.cat([self.indices[rows, :filled], places + columns.start], 1)
@@ -107,7 +107,7 @@ class _Best:
         return TopHits(self.scores, self.indices)
 
 
-def _first_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def first_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row in descending order, equal ones in the order of their columns."""
     values, places = scores.topk(k, dim=1)
     # topk takes any of those that tie for the last place: rows where it had a choice are sorted whole.
