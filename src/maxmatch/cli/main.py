@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from maxmatch.cli import data
+from maxmatch.cli.analyse import analyse
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.train import train
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(analyse)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
 

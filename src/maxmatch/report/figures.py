@@ -51,8 +51,8 @@ def heatmap(cosines: Mapping[str, np.ndarray], rows: str = "image", columns: str
 
 @rc_context(STYLE)
 def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text") -> Figure:
-    """In how many of 100 true pairs each slot is matched with each."""
-    shares = 100 * counts / max(counts.sum(1).max(), 1)
+    """In how many of 100 true pairs each slot is matched with each. counts: over all true pairs."""
+    shares = 100 * counts * min(counts.shape) / max(counts.sum(), 1)
     figure = Figure((COLUMN, 0.8 * COLUMN), layout="constrained")
     axes = figure.subplots()
     norm = Normalize(0, 100)
@@ -64,24 +64,23 @@ def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text
 
 
 @rc_context(STYLE)
-def facet_matrix(
-    values: np.ndarray, facets: Sequence[str], label: str, chance: float | None = None, slots: str = "text slot"
-) -> Figure:
-    """What each slot (column) knows of each facet (row). The best slot of a facet is framed."""
-    height = 0.9 + 0.28 * len(facets)
-    figure = Figure((COLUMN, height), layout="constrained")
+def facet_shares(shares: np.ndarray, overall: Sequence[float], facets: Sequence[str], slots: str = "image") -> Figure:
+    """Of 100 captions about a facet (row), how many each slot (column) recognises best; below, of all captions.
+
+    Framed: the slot that has most more of this facet than of all captions.
+    """
+    values = 100 * np.vstack([shares, overall])
+    figure = Figure((COLUMN, 0.9 + 0.26 * len(values)), layout="constrained")
     axes = figure.subplots()
-    finite = values[np.isfinite(values)]
-    low = float(finite.min()) if chance is None else min(chance, float(finite.min()))
-    norm = Normalize(low, max(float(finite.max()), low + 1e-6))
-    _matrix(axes, values, norm, "cividis", "{:.1f}" if finite.max() > 2 else "{:.2f}", aspect="auto")
-    axes.set_yticks(range(len(facets)), map(plain, facets))
-    axes.set_xlabel(slots)
-    for row, best in enumerate(np.nanargmax(np.nan_to_num(values, nan=-np.inf), axis=1)):
-        axes.add_patch(Rectangle((best - 0.46, row - 0.42), 0.92, 0.84, fill=False, edgecolor="#D55E00", linewidth=1.5))
-    bar = figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label=label, aspect=25)
-    if chance is not None:
-        bar.ax.axhline(chance, color="#D55E00", linewidth=1.5)
+    norm = Normalize(0, max(float(values.max()), 1.0))
+    _matrix(axes, values, norm, "cividis", "{:.0f}", aspect="auto")
+    axes.set_yticks(range(len(values)), [*map(plain, facets), "all captions"])
+    axes.axhline(len(facets) - 0.5, color="white", linewidth=3)
+    axes.set_xlabel(f"{slots} slot")
+    if values.shape[1] > 1:
+        for row, best in enumerate((values[:-1] - values[-1]).argmax(1)):
+            axes.add_patch(Rectangle((best - 0.47, row - 0.43), 0.94, 0.86, fill=False, edgecolor=PALETTE[4], lw=1.5))
+    figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label="% of the captions in a row", aspect=25)
     return figure
 
 
@@ -117,10 +116,9 @@ def element_bars(kept: Mapping[str, np.ndarray], whole: float, chance: float | N
 
 @rc_context(STYLE)
 def slot_usage(used: Mapping[str, np.ndarray]) -> Figure:
-    """In how many of 100 true pairs each slot has a part in the score."""
-    figure = _bars(
-        {name: 100 * values for name, values in used.items()}, "slot", "part in the score,\n% of true pairs", ".0f"
-    )
+    """In how many of 100 true pairs each slot holds the largest cosine."""
+    shares = {name: 100 * values for name, values in used.items()}
+    figure = _bars(shares, "slot", "holds the largest cosine,\n% of true pairs", ".0f")
     figure.axes[0].set_ylim(0, 112)
     figure.axes[0].set_yticks(range(0, 101, 25))
     _legend_above(figure, 2)

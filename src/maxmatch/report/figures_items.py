@@ -46,7 +46,9 @@ def scatter(points: np.ndarray, slots: np.ndarray, modalities: Sequence[str], of
         Line2D([], [], color=colour, linestyle="", marker="s", markersize=4, label=f"slot {name}")
         for colour, name in zip(colours, slot_names(count), strict=True)
     ]
-    figure.legend(handles=[*kinds, *hues], loc="outside upper center", ncols=min(4, len(hues) + 2), columnspacing=1)
+    figure.legend(
+        handles=[*kinds, *hues], loc="outside upper center", ncols=min(5, -(-(count + 2) // 2)), columnspacing=1
+    )
     return figure
 
 

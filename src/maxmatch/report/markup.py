@@ -38,6 +38,16 @@ def joined(*children: Child) -> Markup:
     return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child))
 
 
+def number(value: float, form: str) -> str:
+    """A number for people: with a real minus sign."""
+    return format(value, form).replace("-", "−")
+
+
+def an(noun: str) -> str:
+    """A noun with its article."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def data_uri(content: bytes, kind: str) -> str:
     """A file as an address that holds it."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
