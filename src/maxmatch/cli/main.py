@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from maxmatch.cli import data
+from maxmatch.cli.analyse import analyse
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.reproduce import reproduce
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(analyse)
 app.command()(reproduce)
 app.command()(doctor)
 app.add_typer(data.app, name="data")

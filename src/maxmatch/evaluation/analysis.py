@@ -120,7 +120,7 @@ def _some(drawn: np.random.Generator, count: int, wanted: int) -> list[int]:
 
 def _numbered(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:
     """The groups counted from 0, on the CPU."""
-    numbers = torch.cat([row_groups, column_groups]).unique(return_inverse=True)[1].cpu()
+    numbers = torch.unique(torch.cat([row_groups, column_groups]), return_inverse=True)[1].cpu()
     return numbers[: len(row_groups)], numbers[len(row_groups) :]
 
 

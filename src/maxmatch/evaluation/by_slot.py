@@ -75,7 +75,7 @@ def by_slot(encoded: EncodedSplit, pair: tuple[str, str], queries: Sequence[int]
     for slot in range(rows.shape[1]):
         # "mil" of a single vector and a set is the largest cosine.
         scores = score_matrix(rows[:, [slot]], columns, "mil")
-        firsts.append(torch.cat([first_largest(part, 1)[1] for part in scores.split(_ROWS)]))
+        firsts.append(torch.cat([first_largest(part, 1)[1] for part in torch.split(scores, _ROWS)]))
         ranks.append(ranks_both_ways(scores, *data.groups)[0].ranks)
         kept.append(first_largest(scores[shown], min(answers, len(columns))) if len(shown) else None)
         del scores  # before the next one is made

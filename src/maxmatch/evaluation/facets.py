@@ -1,26 +1,26 @@
 """Do slots specialise? For generated scenes, where it is known what each caption is about.
 
-A caption is about one facet of its picture: an object, a place, the background. If slots specialise, then captions about
-one facet are recognised by one slot of the picture, and captions about another facet by another slot.
+A caption is about one facet of its picture: an object, a place, the background. If slots specialise, captions about one
+facet are recognised by one slot of the picture, and captions about another facet by another slot.
 
-*Which slot recognises a caption*: slot k of a picture is as near to a caption as the nearest of the caption's vectors.
-How far above the average of slot k over all pictures the true picture is, in standard deviations of slot k over all
-pictures, is the slot's *standard score*: how clearly that slot alone tells the true picture from others. The slot with
-the largest one recognises the caption (the first of equally large ones). A slot that is the same for all pictures scores 0. The same
-for the slots of captions: slot l is as near to a picture as the nearest of the picture's vectors.
+*How clearly a slot recognises a caption*: slot k of a picture is as near to a caption as the nearest of the caption's
+vectors. How far the true picture is above the average of all pictures, in their standard deviation, is the slot's
+*standard score*: 0 where the slot tells nothing, 0 too where it is the same for all pictures. Likewise for the slots of
+captions: slot l is as near to a picture as the nearest of the picture's vectors.
 
-*Specialisation*: the mutual information I between the facet and the slot, set between what chance gives (0) and the most
-that is possible (1):
+*Specialisation* compares two choices of one slot for each caption, by the mean standard score that they give:
 
-    (I − I_chance) / (I_most − I_chance),   I_most = min(H(facet), log2 K)
+    own = by the slot that is best for the caption's facet
+    one = by the slot that is best for all captions
+    specialisation = (own − one) / own · n / (n − 1),   n = the smaller of the numbers of facets and slots
 
-I_chance is the mean over many random orders of the facets among the captions of each picture (of all captions, where no
-picture has several), the slots staying as they are. The share of these orders that give as much information as the true
-one is the p-value. Thus facets that are easier than others, pictures that one slot recognises best, and slots that are
-better than others do not count as specialisation.
+Both are chosen on other pictures than those they are measured on (ten parts, each measured with what the nine others
+say), so that chance gives 0. It is 0 where slots are all equal, where one slot is best for everything, however much
+facets differ in difficulty, and where slots differ but not by facet; 1 where each facet is recognised by its own slot
+and no other. The interval is that of own − one, 95 %, over pictures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.paired import Paired, paired
 from maxmatch.matching.similarity import cosine_planes
 
+_PARTS = 10
 _VALUES = 2**24  # cosines at a time
 _NO_SPREAD = 1e-6
 _SAME = 1e-3  # standard scores that differ by less are not told apart: in float32 equal slots need not be quite equal
@@ -48,22 +49,20 @@ class Specialisation:
     facets: list[str]
     counts: list[int]
     """How many captions are about each facet."""
-    shares: Float[np.ndarray, "F K"]
-    """The share of the captions about each facet that each slot recognises best; each row sums to 1."""
-    overall: list[float]
-    """The share of all captions that each slot recognises best: what a facet's row is without specialisation."""
     scores: Float[np.ndarray, "F K"]
-    """The mean standard score: how clearly slot k alone tells the true picture of a caption about facet f."""
-    information: float
-    """Mutual information of facet and slot, in bits."""
-    chance: float
-    """What it is on average when facets are dealt at random."""
-    most: float
-    """The most that it can be."""
+    """How clearly each slot recognises the captions about each facet: the mean standard score."""
+    best: list[int]
+    """The slot that recognises the captions about each facet most clearly."""
+    shares: Float[np.ndarray, "F K"]
+    """Of the captions about each facet, the share that each slot recognises more clearly than the others do."""
+    own: float
+    """Mean standard score by the slot that is best for the caption's facet, chosen on other pictures."""
+    one: float
+    """Mean standard score by the slot that is best for all captions, chosen on other pictures."""
+    interval: tuple[float, float]
+    """Of own − one, 95 %. If 0 is below it, slots specialise beyond chance."""
     specialisation: float
-    """(information − chance) / (most − chance): 0 at chance, 1 where the facet decides the slot; 0 with one slot."""
-    p_value: float
-    """The share of random orders with as much information."""
+    """From 0, not at all, to 1, each facet has its own slot; by chance a little below or above 0."""
 
 
 def caption_facets(split: Split, encoded: EncodedSplit, pair: tuple[str, str] = ("image", "text")) -> list[str] | None:
@@ -108,10 +107,12 @@ def specialisation(
     if len(facets) != captions:
         raise ValueError(f"facets: expected one for each of {captions} items of {pair[1]!r}, got {len(facets)}.")
     names, kind = np.unique(np.array(facets, dtype=str), return_inverse=True)
-    groups = data.groups[1].cpu().numpy()
+    named = [str(facet) for facet in names]
+    partner = encoded.partners(pair)
+    parts = _parts(partner.cpu().numpy(), len(data.sets[0]), seed)
     by_row, by_column = (
-        _specialisation(name, [str(facet) for facet in names], kind, scores, _orders(groups, orders, seed))
-        for name, scores in zip(pair, standard_scores(data, encoded.partners(pair)), strict=True)
+        _specialisation(name, named, kind, scores, partner.cpu().numpy(), parts)
+        for name, scores in zip(pair, standard_scores(data, partner), strict=True)
     )
     return by_row, by_column
 
@@ -141,56 +142,66 @@ def _standard(near: Float[Tensor, "S B c"], partner: Int[Tensor, " c"]) -> Float
     return ((true - near.mean(1)) / spread).where(spread > _NO_SPREAD, 0.0).T
 
 
+def _parts(pictures: Int[np.ndarray, " C"], count: int, seed: int) -> Int[np.ndarray, " C"]:
+    """The part, of ten, of each caption: that of its picture, drawn at random."""
+    part: np.ndarray = (np.random.default_rng(seed).permutation(count) % _PARTS)[pictures]
+    return part
+
+
 def _specialisation(
-    modality: str, names: list[str], kind: np.ndarray, scores: np.ndarray, orders: Iterator[np.ndarray]
+    modality: str,
+    names: list[str],
+    kind: Int[np.ndarray, " C"],
+    scores: Float[np.ndarray, "C K"],
+    pictures: Int[np.ndarray, " C"],
+    parts: Int[np.ndarray, " C"],
 ) -> Specialisation:
-    slots = scores.shape[1]
-    best = (scores >= scores.max(1, keepdims=True) - _SAME).argmax(1)
-    table = _table(kind, best, len(names), slots)
-    counts = table.sum(1)
-    means = np.stack([np.bincount(kind, scores[:, slot], len(names)) / counts for slot in range(slots)], 1)
-    information = _information(table)
-    by_chance = np.array([_information(_table(kind[order], best, len(names), slots)) for order in orders])
-    chance = float(by_chance.mean())
-    most = min(_entropy(counts), float(np.log2(slots)))
-    room = most - chance
+    facets, slots = len(names), scores.shape[1]
+    counts = np.bincount(kind, minlength=facets)
+    means = _sums(scores, kind, facets) / counts[:, None]
+    own, one = np.zeros(len(scores)), np.zeros(len(scores))
+    for part in np.unique(parts):
+        here = parts == part
+        if here.all():
+            continue
+        best = _largest(scores[~here].mean(0, keepdims=True))[0]
+        count = np.bincount(kind[~here], minlength=facets)[:, None]
+        by_facet = _largest(_sums(scores[~here], kind[~here], facets) / np.maximum(count, 1))
+        by_facet[count[:, 0] == 0] = best
+        one[here] = scores[here, best]
+        own[here] = scores[here, by_facet[kind[here]]]
+    recognised = np.eye(slots)[_largest(scores)]
+    least = min(facets, slots)
+    gain, level = float((own - one).mean()), float(own.mean())
+    reach = 1.96 * _standard_error(own - one, pictures)
     return Specialisation(
         modality=modality,
         facets=names,
         counts=counts.tolist(),
-        shares=table / counts[:, None],
-        overall=(table.sum(0) / len(kind)).tolist(),
         scores=means,
-        information=information,
-        chance=chance,
-        most=most,
-        specialisation=(information - chance) / room if room > _NO_SPREAD else 0.0,
-        p_value=float((1 + (by_chance >= information - _NO_SPREAD).sum()) / (1 + len(by_chance))),
+        best=_largest(means).tolist(),
+        shares=_sums(recognised, kind, facets) / counts[:, None],
+        own=level,
+        one=float(one.mean()),
+        interval=(gain - reach, gain + reach),
+        specialisation=gain / level * least / (least - 1) if least > 1 and level > _SAME else 0.0,
     )
 
 
-def _orders(groups: np.ndarray, count: int, seed: int) -> Iterator[np.ndarray]:
-    """Random orders of the captions: each takes the place of another of its picture; of any, where all are alone."""
-    generator = np.random.default_rng(seed)
-    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    group = group if sizes.max() > 1 else np.zeros(len(groups), np.int64)
-    place = np.argsort(group, kind="stable")
-    for _ in range(count):
-        order = np.empty(len(groups), np.int64)
-        order[place] = np.argsort(group + generator.random(len(groups)))
-        yield order
+def _sums(values: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int) -> Float[np.ndarray, "F K"]:
+    """The sum of the rows of each facet."""
+    return np.stack([np.bincount(kind, column, facets) for column in values.T], 1)
 
 
-def _table(kind: np.ndarray, slot: np.ndarray, kinds: int, slots: int) -> np.ndarray:
-    """How many captions about each facet each slot recognises."""
-    return np.bincount(kind * slots + slot, minlength=kinds * slots).reshape(kinds, slots)
+def _largest(values: Float[np.ndarray, "n K"]) -> Int[np.ndarray, " n"]:
+    """Where the largest of a row is: the first of those that are not told apart."""
+    place: np.ndarray = (values >= values.max(1, keepdims=True) - _SAME).argmax(1)
+    return place
 
 
-def _information(table: np.ndarray) -> float:
-    """I(row; column) = H(row) + H(column) − H(both), in bits."""
-    return _entropy(table.sum(1)) + _entropy(table.sum(0)) - _entropy(table.ravel())
-
-
-def _entropy(counts: np.ndarray) -> float:
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log2(share)).sum())
+def _standard_error(values: Float[np.ndarray, " C"], pictures: Int[np.ndarray, " C"]) -> float:
+    """Of the mean, where captions of one picture may go together."""
+    _, place = np.unique(pictures, return_inverse=True)
+    together = np.bincount(place, values - values.mean())
+    count = len(together)
+    return float(np.sqrt((together**2).sum() * count / (count - 1)) / len(values)) if count > 1 else 0.0
