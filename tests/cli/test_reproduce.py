@@ -102,7 +102,7 @@ def test_the_ablation_is_a_table_of_eleven_rows_beside_the_papers(uninterrupted)
     for row, line in zip(whole["rows"], rows, strict=True):
         assert f"{row['ours']['rsum']['mean']:.1f}" in line
         assert {"image_log_variance", "pairing_stability", "slots_used", "text_slot_4_rsum"} <= row["ours"].keys()
-    assert "split val (8 images), one seed" in said  # there is no test split
+    assert "split val (8 images, RSUM" in said  # there is no test split
     assert "changes to the recipe" in said
 
 
@@ -206,3 +206,22 @@ def test_the_list_names_targets_and_labels(capsys):
         ["ablation", "table_abl"],
         ["elements", "tab:5"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("heatmap", ["heatmap.pdf", "heatmap.png"]),
+        (
+            "fig:tsne",
+            [f"tsne-{name}.{kind}" for name in ("mil", "smooth-chamfer", "maxmatch") for kind in ("pdf", "png")],
+        ),
+        ("qualitative", ["qualitative-smooth-chamfer/report.html", "qualitative-maxmatch/report.html"]),
+    ],
+)
+def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, uninterrupted, data, capsys, monkeypatch):
+    monkeypatch.setattr(sweep, "start", None)  # would fail if it were called
+    code, said = run(capsys, *arguments(data, uninterrupted[0], target=target))
+    assert code == 0
+    assert said.out.split() == [str(uninterrupted[0] / name) for name in expected]
+    assert all((uninterrupted[0] / name).stat().st_size > 1000 for name in expected)

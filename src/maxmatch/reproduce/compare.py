@@ -129,7 +129,12 @@ def _notes(plan: Plan, outcomes: Outcomes) -> list[str]:
     """What the figures are of."""
     measured = {"coco": "COCO", "flickr30k": "Flickr30k"}[plan.target.data]
     results = [outcome.result for outcome in outcomes.values() if outcome.result is not None]
-    splits = sorted({f"{result['split']} ({result['images']:,} images)" for result in results})
+    splits = sorted(
+        {
+            f"{result['split']} ({result['images']:,} images, RSUM {result['figures']['chance_rsum']:.1f} by chance)"
+            for result in results
+        }
+    )
     data = "the recipes that ship" if plan.base is None else f"changes to the recipe {plan.base}"
     seeds = f"mean ± standard deviation over {plan.options.seeds} seeds" if plan.options.seeds > 1 else "one seed"
     notes = [f"{plan.target.label}: {plan.target.about}."]
