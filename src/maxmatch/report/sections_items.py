@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from maxmatch.evaluation.by_slot import Answer, BySlot, SlotExample
 from maxmatch.evaluation.failures import Failure, Failures
 from maxmatch.report.contents import Contents
-from maxmatch.report.markup import Markup, data_uri, element, joined, number, table
+from maxmatch.report.markup import DASH, Markup, data_uri, element, joined, number, table
 from maxmatch.report.sections_numbers import paragraph, slot_recalls
 from maxmatch.report.shown import Shown, thumbnail
 
@@ -159,7 +159,9 @@ def _looks(contents: Contents, pictures: Mapping[str, bytes], place: int) -> Mar
         joined(element("div", f"text slot {slot + 1}", class_="label"), element("div", words(pair.words, weights)))
         for slot, weights in enumerate(pair.text_attention.tolist())
     ]
-    met = ", ".join(f"{one.image_slot + 1}–{one.text_slot + 1} ({number(one.cosine, '.2f')})" for one in pair.pairs)
+    met = ", ".join(
+        f"{one.image_slot + 1}{DASH}{one.text_slot + 1} ({number(one.cosine, '.2f')})" for one in pair.pairs
+    )
     return element(
         "div",
         element("img", src=data_uri(image, "image/png"), alt="What each image slot looks at", class_="strip")

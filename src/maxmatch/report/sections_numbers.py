@@ -6,7 +6,7 @@ from maxmatch.evaluation.analysis import Analysis
 from maxmatch.evaluation.by_slot import BySlot
 from maxmatch.evaluation.facets import Specialisation
 from maxmatch.evaluation.retrieval import LEVELS
-from maxmatch.report.markup import Child, Markup, an, data_uri, element, joined, number, table
+from maxmatch.report.markup import DASH, Child, Markup, an, data_uri, element, joined, number, table
 
 
 def figure(pictures: Mapping[str, bytes], name: str, reading: str) -> Markup | None:
@@ -97,11 +97,11 @@ def meeting(analysis: Analysis, pictures: Mapping[str, bytes]) -> Markup:
     """Which slots meet."""
     first, second = analysis.pair
     pairing = analysis.pairing
-    usual = ", ".join(f"{slot + 1}–{partner + 1}" for slot, partner in enumerate(pairing.partner) if partner >= 0)
+    usual = ", ".join(f"{slot + 1}{DASH}{partner + 1}" for slot, partner in enumerate(pairing.partner) if partner >= 0)
     return joined(
         paragraph(
             f"The vectors of a set have numbers, called slots. In the best one-to-one matching of {an(first)} and its "
-            f"{second}, {first} slots meet {second} slots. Most often they meet as {usual} ({first}–{second}); "
+            f"{second}, {first} slots meet {second} slots. The usual partners are {usual} ({first}–{second}); "
             f"{pairing.stability:.1%} of true pairs are matched exactly so. Of all slots, {pairing.used:.0%} ever have "
             f"a part in the score of a true pair by {analysis.similarity}."
         ),
