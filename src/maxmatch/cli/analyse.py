@@ -94,8 +94,6 @@ def analyse(
 
 def summary(found: "Analysis") -> str:
     """The most important numbers, for a terminal."""
-    from maxmatch.report.sections_numbers import p_value
-
     first, second = found.pair
     means = {name: found.within[name].mean for name in found.pair}
     lines = [
@@ -120,7 +118,11 @@ def summary(found: "Analysis") -> str:
         ),
         ("pairing stability", f"{found.pairing.stability:.1%}", f"slots used {found.pairing.used:.0%}"),
         *(
-            (f"specialisation of {one.modality} slots", f"{one.specialisation:.3f}", f"p {p_value(one.p_value)}")
+            (
+                f"specialisation of {one.modality} slots",
+                f"{one.specialisation:.3f}",
+                f"beyond chance: {'yes' if one.interval[0] > 0 else 'no'}",
+            )
             for one in found.facets or ()
         ),
     ]

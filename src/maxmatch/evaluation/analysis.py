@@ -14,11 +14,11 @@ from maxmatch.evaluation.collapse import Pairing, log_circular_variance, slot_pa
 from maxmatch.evaluation.cosines import BetweenSets, WithinSets, between_sets, within_sets
 from maxmatch.evaluation.elements import Elements, element_analysis
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.facets import Specialisation, specialisation
 from maxmatch.evaluation.failures import Failures, worst_queries
 from maxmatch.evaluation.paired import paired
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.evaluation.retrieval import chance, figures
+from maxmatch.evaluation.specialisation import Specialisation, specialisation
 from maxmatch.matching.scoring import score_matrix
 
 

@@ -49,7 +49,8 @@ class BySlot:
     recalls: list[dict[str, float]]
     """For each slot r1, r5, r10: how many per cent of the queries find a true answer so high by that slot alone."""
     distinct: float
-    """How many different items the K slots of a query have for first answer, on average: 1 collapsed, K all differ."""
+    """How many different items the K slots of a query have for first answer, on average: 1 collapsed, K all differ. To
+    be read beside the recalls: slots that tell nothing differ, too."""
     distinct_groups: float
     """The same, where items of one group (the captions of one image) count as one."""
     any_slot: dict[str, float]

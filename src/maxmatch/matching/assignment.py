@@ -56,6 +56,8 @@ def maximal_assignment(
 def assign_planes(cosines: Float[Tensor, "K L *batch"]) -> Int[Tensor, "K *batch"]:
     """The matching of every block, without checks: for each row its column, −1 where it has none."""
     rows, columns = cosines.shape[:2]
+    if rows == 1:
+        return _first_largest(cosines[0])[None]
     flat = cosines.reshape(rows, columns, -1)
     size = max(rows, columns)
     if rows != columns:  # what is matched with a row or column of zeros is unmatched, and no total changes
@@ -65,6 +67,15 @@ def assign_planes(cosines: Float[Tensor, "K L *batch"]) -> Int[Tensor, "K *batch
     counts = flat.new_tensor([rows, columns], dtype=torch.long).expand(flat.shape[2], 2)
     chosen = _assign_squares(flat, counts)[:rows]
     return chosen.masked_fill_(chosen >= columns, -1).reshape(rows, *cosines.shape[2:])
+
+
+def _first_largest(cosines: Tensor) -> Tensor:
+    """(L, ...) -> where the largest is, the first of equal ones: a single vector takes the best of the other side."""
+    best, chosen = cosines[0], torch.zeros_like(cosines[0], dtype=torch.long)
+    for column in range(1, len(cosines)):  # a pass for each is far faster on the CPU than argmax across planes
+        chosen = chosen.masked_fill_(cosines[column] > best, column)
+        best = torch.maximum(best, cosines[column])
+    return chosen
 
 
 def _assign_squares(squares: Tensor, counts: Tensor) -> Tensor:

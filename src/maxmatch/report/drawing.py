@@ -9,7 +9,7 @@ from maxmatch.report.contents import METHODS, Contents
 from maxmatch.report.figures import (
     cosine_histogram,
     element_bars,
-    facet_shares,
+    facet_scores,
     heatmap,
     pairing_shares,
     slot_usage,
@@ -35,7 +35,7 @@ def draw(contents: Contents) -> Iterator[tuple[str, Figure]]:
     kept = {name: np.array(analysis.elements.rsum(name)) for name in analysis.pair}
     yield "elements", element_bars(kept, analysis.elements.whole["rsum"], analysis.chance["rsum"])
     for found in analysis.facets or ():
-        yield f"facets-{found.modality}", facet_shares(found.shares, found.overall, found.facets, found.modality)
+        yield f"facets-{found.modality}", facet_scores(found.scores, found.best, found.facets, found.modality)
     if contents.projection is not None:
         yield "vectors", _scatter(contents)
     yield from _attention(contents)

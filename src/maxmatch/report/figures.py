@@ -64,23 +64,18 @@ def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text
 
 
 @rc_context(STYLE)
-def facet_shares(shares: np.ndarray, overall: Sequence[float], facets: Sequence[str], slots: str = "image") -> Figure:
-    """Of 100 captions about a facet (row), how many each slot (column) recognises best; below, of all captions.
-
-    Framed: the slot that has most more of this facet than of all captions.
-    """
-    values = 100 * np.vstack([shares, overall])
-    figure = Figure((COLUMN, 0.9 + 0.26 * len(values)), layout="constrained")
+def facet_scores(scores: np.ndarray, best: Sequence[int], facets: Sequence[str], slots: str = "image") -> Figure:
+    """How clearly each slot (column) recognises captions about each facet (row). Framed: the best slot of a facet."""
+    figure = Figure((COLUMN, 0.9 + 0.26 * len(scores)), layout="constrained")
     axes = figure.subplots()
-    norm = Normalize(0, max(float(values.max()), 1.0))
-    _matrix(axes, values, norm, "cividis", "{:.0f}", aspect="auto")
-    axes.set_yticks(range(len(values)), [*map(plain, facets), "all captions"])
-    axes.axhline(len(facets) - 0.5, color="white", linewidth=3)
+    norm = Normalize(min(0.0, float(scores.min())), max(float(scores.max()), 0.1))
+    _matrix(axes, scores, norm, "cividis", "{:.2f}", aspect="auto")
+    axes.set_yticks(range(len(scores)), map(plain, facets))
     axes.set_xlabel(f"{slots} slot")
-    if values.shape[1] > 1:
-        for row, best in enumerate((values[:-1] - values[-1]).argmax(1)):
-            axes.add_patch(Rectangle((best - 0.47, row - 0.43), 0.94, 0.86, fill=False, edgecolor=PALETTE[4], lw=1.5))
-    figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label="% of the captions in a row", aspect=25)
+    axes.set_ylabel("caption about")
+    for row, slot in enumerate(best):
+        axes.add_patch(Rectangle((slot - 0.47, row - 0.43), 0.94, 0.86, fill=False, edgecolor=PALETTE[4], lw=1.5))
+    figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label="standard score", aspect=25)
     return figure
 
 

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import html
 
+DASH = "\u2060–\u2060"
+"""A dash that no line ends at."""
 _EMPTY = ("img", "meta")  # elements without an end
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from maxmatch.evaluation.by_slot import Answer, BySlot, SlotExample
 from maxmatch.evaluation.failures import Failure, Failures
 from maxmatch.report.contents import Contents
-from maxmatch.report.markup import Markup, data_uri, element, joined, number, table
+from maxmatch.report.markup import DASH, Markup, data_uri, element, joined, number, table
 from maxmatch.report.sections_numbers import paragraph, slot_recalls
 from maxmatch.report.shown import Shown, thumbnail
 
@@ -136,9 +136,9 @@ def attention(contents: Contents, pictures: Mapping[str, bytes]) -> Markup:
     return joined(
         paragraph(
             f"Where the slots of {len(found.pairs)} images and of their captions look. In pictures: the brighter a "
-            "place, the more of its attention the slot gives to it. In captions: the darker the shade behind a word, "
-            "the more; each row is scaled to its own largest weight. Words stand as the model divides the text, with the "
-            "marks that it puts around it."
+            "place, the more of its attention the slot gives to it. In captions: the stronger the shade behind a word, "
+            "the more; each row is scaled to its own largest weight. Words stand as the model divides the text, with "
+            "the marks that it puts around it."
         ),
         paragraph(
             "Two slots of one item look at the same places to this extent, on average (0% different places, 100% the "
@@ -146,20 +146,22 @@ def attention(contents: Contents, pictures: Mapping[str, bytes]) -> Markup:
         )
         if overlaps
         else None,
-        *(_looks(contents, pictures, number) for number in range(1, len(found.pairs) + 1)),
+        *(_looks(contents, pictures, place) for place in range(len(found.pairs))),
         table(["", "places it looks at (%)"], rows, "How widely each slot looks: 100% is everywhere evenly"),
     )
 
 
-def _looks(contents: Contents, pictures: Mapping[str, bytes], number: int) -> Markup:
+def _looks(contents: Contents, pictures: Mapping[str, bytes], place: int) -> Markup:
     assert contents.attention is not None
-    pair = contents.attention.pairs[number - 1]
-    image = pictures.get(f"attention-{number}-image")
+    pair = contents.attention.pairs[place]
+    image = pictures.get(f"attention-{place + 1}-image")
     rows = [
         joined(element("div", f"text slot {slot + 1}", class_="label"), element("div", words(pair.words, weights)))
         for slot, weights in enumerate(pair.text_attention.tolist())
     ]
-    met = ", ".join(f"{one.image_slot + 1}–{one.text_slot + 1} ({number(one.cosine, '.2f')})" for one in pair.pairs)
+    met = ", ".join(
+        f"{one.image_slot + 1}{DASH}{one.text_slot + 1} ({number(one.cosine, '.2f')})" for one in pair.pairs
+    )
     return element(
         "div",
         element("img", src=data_uri(image, "image/png"), alt="What each image slot looks at", class_="strip")

@@ -6,7 +6,7 @@ from maxmatch.evaluation.analysis import Analysis
 from maxmatch.evaluation.by_slot import BySlot
 from maxmatch.evaluation.facets import Specialisation
 from maxmatch.evaluation.retrieval import LEVELS
-from maxmatch.report.markup import Child, Markup, an, data_uri, element, joined, number, table
+from maxmatch.report.markup import DASH, Child, Markup, an, data_uri, element, joined, number, table
 
 
 def figure(pictures: Mapping[str, bytes], name: str, reading: str) -> Markup | None:
@@ -79,8 +79,8 @@ def collapse(analysis: Analysis, pictures: Mapping[str, bytes]) -> Markup:
         paragraph(
             "A set collapses when all its vectors point the same way: then it says no more than one vector. Circular "
             "variance is 1 − (length of the mean vector)². Its logarithm is 0 when the vectors of a set cancel out, "
-            "and falls without end as they come together. The mean cosine is 1 when all vectors of a set are the same, and "
-            "0 when they have nothing in common."
+            "and falls without end as they come together. The mean cosine is 1 when all vectors of a set are the same, "
+            "and 0 when they have nothing in common."
         ),
         paragraph("With one vector in each set there is nothing to compare.") if alone else None,
         table(["", "vectors in a set", "log circular variance", "mean cosine within a set"], rows),
@@ -97,11 +97,11 @@ def meeting(analysis: Analysis, pictures: Mapping[str, bytes]) -> Markup:
     """Which slots meet."""
     first, second = analysis.pair
     pairing = analysis.pairing
-    usual = ", ".join(f"{slot + 1}–{partner + 1}" for slot, partner in enumerate(pairing.partner) if partner >= 0)
+    usual = ", ".join(f"{slot + 1}{DASH}{partner + 1}" for slot, partner in enumerate(pairing.partner) if partner >= 0)
     return joined(
         paragraph(
             f"The vectors of a set have numbers, called slots. In the best one-to-one matching of {an(first)} and its "
-            f"{second}, {first} slots meet {second} slots. Most often they meet as {usual} ({first}–{second}); "
+            f"{second}, {first} slots meet {second} slots. The usual partners are {usual} ({first}–{second}); "
             f"{pairing.stability:.1%} of true pairs are matched exactly so. Of all slots, {pairing.used:.0%} ever have "
             f"a part in the score of a true pair by {analysis.similarity}."
         ),
@@ -169,10 +169,9 @@ def facets(found: tuple[Specialisation, Specialisation], pictures: Mapping[str, 
         [
             f"{one.modality} slots",
             number(one.specialisation, ".3f"),
-            f"{one.information:.3f}",
-            f"{one.chance:.3f}",
-            f"{one.most:.2f}",
-            p_value(one.p_value),
+            number(one.own, ".3f"),
+            number(one.one, ".3f"),
+            f"{number(one.interval[0], '.3f')} to {number(one.interval[1], '.3f')}",
         ]
         for one in found
     ]
@@ -180,21 +179,22 @@ def facets(found: tuple[Specialisation, Specialisation], pictures: Mapping[str, 
         figure(
             pictures,
             f"facets-{one.modality}",
-            f"Of 100 captions about a facet (row), how many each {one.modality} slot recognises best. Without "
-            "specialisation every row is like the last one. Framed: the slot that stands out most in its row.",
+            f"How clearly each {one.modality} slot (column) tells the true picture from all others, for captions about "
+            "one thing (row): by how many standard deviations the true picture stands above the average. Framed: the "
+            "best slot of a row. If slots specialise, the frames are in different columns.",
         )
         for one in found
     ]
+    headings = ["specialisation", "by the facet's slot", "by one slot for all", "difference, 95% interval"]
     return joined(
         paragraph(
             "Of these pictures it is known what each caption is about, its facet. If slots specialise, captions about "
-            "one facet are recognised by one slot, and captions about another facet by another: the facet says which slot. "
-            "Specialisation is 0 where it says no more than chance, and 1 where it decides the slot. The p-value is the "
-            "share of random orders of the facets that give as much information."
+            "one facet are recognised by one slot, and captions about another by another. Compared are two ways to "
+            "choose a slot: for each facet its own, or one for all captions, both chosen on other pictures. "
+            "Specialisation is 0 where the first is no better than the second, and 1 where each facet is recognised by "
+            "a slot of its own and by no other."
         ),
-        table(
-            ["", "specialisation", "information (bits)", "by chance (bits)", "most possible (bits)", "p-value"], rows
-        ),
+        table(["", *headings], rows),
         element("div", *shown, class_="figures"),
     )
 
@@ -215,8 +215,3 @@ def slot_recalls(found: BySlot) -> Markup:
             ["", *(f"R@{level} (%)" for level in LEVELS)], rows, f"From {found.query} to {found.gallery} by one slot"
         ),
     )
-
-
-def p_value(value: float) -> str:
-    """A p-value as people read it."""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"

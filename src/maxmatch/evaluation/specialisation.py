@@ -1,0 +1,215 @@
+"""Do slots specialise? For generated scenes, where it is known what each caption is about.
+
+A caption is about one facet of its picture: an object, a place, the background. If slots specialise, captions about one
+facet are recognised by one slot of the picture, and captions about another facet by another slot.
+
+*How clearly a slot recognises a caption*: slot k of a picture is as near to a caption as the nearest of the caption's
+vectors. How far the true picture is above the average of all pictures, in their standard deviation, is the slot's
+*standard score*: 0 where the slot tells nothing, 0 too where it is the same for all pictures. Likewise for the slots of
+captions: slot l is as near to a picture as the nearest of the picture's vectors.
+
+*Specialisation* compares two choices of one slot for each caption, by the mean standard score that they give:
+
+    own = by the slot that is best for the caption's facet
+    one = by the slot that is best for all captions
+    specialisation = (own − one) / own · n / (n − 1),   n = the smaller of the numbers of facets and slots
+
+Both are chosen on other pictures than those they are measured on (ten parts, each measured with what the nine others
+say), so that chance gives 0. It is 0 where slots are all equal, where one slot is best for everything, however much
+facets differ in difficulty, and where slots differ but not by facet; 1 where each facet is recognised by its own slot
+and no other. The interval is that of own − one, 95 %, over pictures.
+
+*Preference* is less: whether the facet has any influence on which slot recognises a caption most clearly. It is tested
+by the mutual information of the two, against random orders of the facets among the captions of each picture (among all
+captions, where no picture has several). A preference without specialisation is common: one slot is best for every
+facet, but by less for some of them, or some facets are so hard that noise decides.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from maxmatch.evaluation.encoding import EncodedSplit
+from maxmatch.evaluation.paired import Paired, paired
+from maxmatch.matching.similarity import cosine_planes
+
+_PARTS = 10
+_VALUES = 2**24  # cosines at a time
+_NO_SPREAD = 1e-6
+_SAME = 1e-3  # standard scores that differ by less are not told apart: in float32 equal slots need not be quite equal
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """Whether the slots of one modality specialise in facets."""
+
+    modality: str
+    """Whose slots."""
+    facets: list[str]
+    counts: list[int]
+    """How many captions are about each facet."""
+    scores: Float[np.ndarray, "F K"]
+    """How clearly each slot recognises the captions about each facet: the mean standard score."""
+    best: list[int]
+    """The slot that recognises the captions about each facet most clearly."""
+    shares: Float[np.ndarray, "F K"]
+    """Of the captions about each facet, the share that each slot recognises more clearly than the others do."""
+    own: float
+    """Mean standard score by the slot that is best for the caption's facet, chosen on other pictures."""
+    one: float
+    """Mean standard score by the slot that is best for all captions, chosen on other pictures."""
+    interval: tuple[float, float]
+    """Of own − one, 95 %. If 0 is below it, slots specialise beyond chance."""
+    specialisation: float
+    """From 0, not at all, to 1, each facet has its own slot; by chance a little below or above 0."""
+    information: float
+    """Mutual information of a caption's facet and the slot that recognises it most clearly, in bits."""
+    chance: float
+    """What it is on average when the facets are dealt at random."""
+    p_value: float
+    """The share of random orders with as much information: whether there is a preference at all."""
+
+
+def specialisation(
+    encoded: EncodedSplit, pair: tuple[str, str], facets: Sequence[str], *, seed: int = 0, orders: int = 1_000
+) -> tuple[Specialisation, Specialisation]:
+    """Whether the slots of the first and of the second modality specialise. facets: one for each item of the second."""
+    data = paired(encoded, pair)
+    captions = len(data.sets[1])
+    if len(facets) != captions:
+        raise ValueError(f"facets: expected one for each of {captions} items of {pair[1]!r}, got {len(facets)}.")
+    names, kind = np.unique(np.array(facets, dtype=str), return_inverse=True)
+    named = [str(facet) for facet in names]
+    partner = encoded.partners(pair)
+    pictures = partner.cpu().numpy()
+    by_row, by_column = (
+        _specialisation(name, named, kind, scores, pictures, seed, orders)
+        for name, scores in zip(pair, standard_scores(data, partner), strict=True)
+    )
+    return by_row, by_column
+
+
+def standard_scores(
+    data: Paired, partner: Int[Tensor, " C"]
+) -> tuple[Float[np.ndarray, "C K"], Float[np.ndarray, "C L"]]:
+    """The standard score of each slot of the true picture partner[c], and of each slot of the caption, for every
+    caption c; see above.
+    """
+    pictures, captions = data.sets
+    step = max(1, _VALUES // (len(pictures) * pictures.shape[1] * captions.shape[1]))
+    by_picture_slot, by_caption_slot = [], []
+    for start in range(0, len(captions), step):
+        part = slice(start, start + step)
+        planes = cosine_planes(pictures, captions[part])
+        by_picture_slot.append(_standard(planes.amax(1), partner[part]))
+        by_caption_slot.append(_standard(planes.amax(0), partner[part]))
+    return torch.cat(by_picture_slot).cpu().numpy(), torch.cat(by_caption_slot).cpu().numpy()
+
+
+def _standard(near: Float[Tensor, "S B c"], partner: Int[Tensor, " c"]) -> Float[Tensor, "c S"]:
+    """How far slot s of the true picture is above the average of all pictures, in standard deviations."""
+    near = near.double()
+    true = near.gather(1, partner.expand(len(near), 1, -1))[:, 0]
+    spread = near.std(1, correction=0)
+    return ((true - near.mean(1)) / spread).where(spread > _NO_SPREAD, 0.0).T
+
+
+def _specialisation(
+    modality: str,
+    names: list[str],
+    kind: Int[np.ndarray, " C"],
+    scores: Float[np.ndarray, "C K"],
+    pictures: Int[np.ndarray, " C"],
+    seed: int,
+    orders: int,
+) -> Specialisation:
+    facets, slots = len(names), scores.shape[1]
+    parts = _parts(pictures, seed)
+    counts = np.bincount(kind, minlength=facets)
+    means = _sums(scores, kind, facets) / counts[:, None]
+    own, one = np.zeros(len(scores)), np.zeros(len(scores))
+    for part in np.unique(parts):
+        here = parts == part
+        if here.all():
+            continue
+        best = _largest(scores[~here].mean(0, keepdims=True))[0]
+        count = np.bincount(kind[~here], minlength=facets)[:, None]
+        by_facet = _largest(_sums(scores[~here], kind[~here], facets) / np.maximum(count, 1))
+        by_facet[count[:, 0] == 0] = best
+        one[here] = scores[here, best]
+        own[here] = scores[here, by_facet[kind[here]]]
+    clearest = _largest(scores)
+    table = _sums(np.eye(slots)[clearest], kind, facets)
+    information = _information(table)
+    dealt = [
+        _information(_sums(np.eye(slots)[clearest], kind[order], facets)) for order in _orders(pictures, orders, seed)
+    ]
+    least = min(facets, slots)
+    gain, level = float((own - one).mean()), float(own.mean())
+    reach = 1.96 * _standard_error(own - one, pictures)
+    return Specialisation(
+        modality=modality,
+        facets=names,
+        counts=counts.tolist(),
+        scores=means,
+        best=_largest(means).tolist(),
+        shares=table / counts[:, None],
+        own=level,
+        one=float(one.mean()),
+        interval=(gain - reach, gain + reach),
+        specialisation=gain / level * least / (least - 1) if least > 1 and level > _SAME else 0.0,
+        information=information,
+        chance=float(np.mean(dealt)),
+        p_value=(1 + sum(value > information - _NO_SPREAD for value in dealt)) / (1 + orders),
+    )
+
+
+def _parts(pictures: Int[np.ndarray, " C"], seed: int) -> Int[np.ndarray, " C"]:
+    """The part, of ten, of each caption: that of its picture, drawn at random."""
+    part: np.ndarray = (np.random.default_rng(seed).permutation(pictures.max() + 1) % _PARTS)[pictures]
+    return part
+
+
+def _orders(pictures: Int[np.ndarray, " C"], count: int, seed: int) -> Iterator[Int[np.ndarray, " C"]]:
+    """Random orders of the captions: each takes the place of another of its picture; of any, where all are alone."""
+    generator = np.random.default_rng(seed)
+    _, place, sizes = np.unique(pictures, return_inverse=True, return_counts=True)
+    picture = place if sizes.max() > 1 else np.zeros(len(pictures), np.int64)
+    together = np.argsort(picture, kind="stable")
+    for _ in range(count):
+        order = np.empty(len(pictures), np.int64)
+        order[together] = np.argsort(picture + generator.random(len(pictures)))
+        yield order
+
+
+def _information(table: Float[np.ndarray, "F K"]) -> float:
+    """I(facet; slot) = H(facet) + H(slot) − H(both), in bits, of a table of counts."""
+    return max(0.0, _entropy(table.sum(1)) + _entropy(table.sum(0)) - _entropy(table.ravel()))
+
+
+def _entropy(counts: np.ndarray) -> float:
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log2(share)).sum())
+
+
+def _sums(values: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int) -> Float[np.ndarray, "F K"]:
+    """The sum of the rows of each facet."""
+    return np.stack([np.bincount(kind, column, facets) for column in values.T], 1)
+
+
+def _largest(values: Float[np.ndarray, "n K"]) -> Int[np.ndarray, " n"]:
+    """Where the largest of a row is: the first of those that are not told apart."""
+    place: np.ndarray = (values >= values.max(1, keepdims=True) - _SAME).argmax(1)
+    return place
+
+
+def _standard_error(values: Float[np.ndarray, " C"], pictures: Int[np.ndarray, " C"]) -> float:
+    """Of the mean, where captions of one picture may go together."""
+    _, place = np.unique(pictures, return_inverse=True)
+    together = np.bincount(place, values - values.mean())
+    count = len(together)
+    return float(np.sqrt((together**2).sum() * count / (count - 1)) / len(values)) if count > 1 else 0.0
