@@ -135,6 +135,16 @@ def test_killed_while_it_trains_a_model_goes_on_and_gives_the_same(uninterrupted
     assert "image: only slot 4" in said.read_text()
 
 
+def test_interrupted_it_says_how_to_go_on_and_exits_130(data, tmp_path, capsys, monkeypatch):
+    def interrupted(job, device):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "start", interrupted)
+    code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    assert code == 130
+    assert f"{tmp_path / 'out'}: interrupted; all models at work are saved. Go on with the same command." in said.err
+
+
 def test_what_another_table_trained_is_not_trained_again(uninterrupted, data, capsys, monkeypatch):
     monkeypatch.setattr(sweep, "start", None)  # would fail if it were called
     code, said = run(capsys, *arguments(data, uninterrupted[0], "--json", target="tab:5"))

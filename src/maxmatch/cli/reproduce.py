@@ -118,11 +118,11 @@ def _swept(planned: "Plan", at_once: int, device: str) -> "dict[Path, Outcome]":
         try:
             return sweep(jobs, at_once, device, report)
         except KeyboardInterrupt:
-            line = f"{planned.options.out}: interrupted; all models at work are saved. Go on with the same command."
-            raise KeyboardInterrupt(line) from None
+            say(f"{planned.options.out}: interrupted; all models at work are saved. Go on with the same command.")
+            raise
 
 
 def _best_device() -> str:
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
