@@ -50,9 +50,12 @@ class ImageTransform:
 
     def __call__(self, source: Source) -> Float[Tensor, "3 {self.size} {self.size}"]:
         """The picture as the model takes it."""
+        return normalised(self.seen(source), self.mean, self.std)
+
+    def seen(self, source: Source) -> Image.Image:
+        """The part of the picture that the model sees, in the size that it sees."""
         image = load_image(source, at_least=round(self.size / _CROP))
-        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self._box(image))
-        return normalised(image, self.mean, self.std)
+        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self._box(image))
 
     def _box(self, image: Image.Image) -> tuple[float, float, float, float]:
         """The part of the picture that is kept. The rest is never resized, however long the picture is."""

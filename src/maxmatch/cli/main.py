@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import typer
 
 from maxmatch.cli import data
+from maxmatch.cli.analyse import analyse
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.evaluate import evaluate
+from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(analyse)
+app.command()(reproduce)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.paired import Paired, paired
 from maxmatch.evaluation.retrieval import retrieval
+from maxmatch.matching.similarity import Similarity
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Elements:
 
 
 def element_analysis(
-    encoded: EncodedSplit, pair: tuple[str, str], similarity: str, whole: dict[str, float] | None = None
+    encoded: EncodedSplit, pair: tuple[str, str], similarity: str | Similarity, whole: dict[str, float] | None = None
 ) -> Elements:
     """Retrieval with one slot kept, for each slot of both modalities, by the same scores as in evaluation.
 
@@ -42,5 +43,5 @@ def element_analysis(
     )
 
 
-def _figures(data: Paired, rows: Tensor, columns: Tensor, similarity: str) -> dict[str, float]:
+def _figures(data: Paired, rows: Tensor, columns: Tensor, similarity: str | Similarity) -> dict[str, float]:
     return retrieval(rows, columns, *data.groups, similarity)

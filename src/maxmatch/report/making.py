@@ -1,0 +1,143 @@
+"""From a model and a split to a report: encode, measure, look, write."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from maxmatch.data.items import IMAGE, TEXT, Split
+from maxmatch.evaluation.analysis import Analysis, analyse
+from maxmatch.evaluation.attention import Attention, attention
+from maxmatch.evaluation.encoding import EncodedSplit, encode_items
+from maxmatch.evaluation.facets import caption_facets
+from maxmatch.evaluation.projection import Projection, project
+from maxmatch.model import SetEncoder
+from maxmatch.readers import FeatureReader, PixelReader
+from maxmatch.report.shown import Shown, shown_items
+from maxmatch.report.writing import write_report
+from maxmatch.training.log import read_metrics
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be measured and shown.
+
+    similarity: None is the model's own. examples: queries and failures each way, and pairs whose attention is shown.
+    projection: "tsne" or "umap".
+    """
+
+    similarity: str | None = None
+    examples: int = 5
+    projection: str = "tsne"
+    seed: int = 0
+    batch_size: int = 64
+
+
+def make_report(
+    model: SetEncoder,
+    split: Split,
+    visible: Split,
+    folder: Path,
+    wanted: Wanted,
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    run: Path | None = None,
+    say: Say = lambda line: None,
+    advance: Callable[[int], object] = lambda count: None,
+) -> tuple[Analysis, Path]:
+    """Analyse a model on a split and write the report; what was found, and where the page is.
+
+    visible: the same split with its pictures, where `split` has features in their place; else the same one. run: the
+    folder of the run that the model comes from, whose metrics.jsonl is drawn where there is one. advance: told how many
+    groups more are encoded.
+    """
+    pair = pair_of(model)
+    done = 0
+
+    def progress(now: int, _: int) -> None:
+        nonlocal done
+        advance(now - done)
+        done = now
+
+    encoded = encode_items(model, split, batch_size=wanted.batch_size, progress=progress)
+    say("measuring")
+    found = analyse(
+        encoded,
+        pair,
+        wanted.similarity or model.similarity_name,
+        facets=caption_facets(split, encoded, pair),
+        examples=wanted.examples,
+        worst=wanted.examples,
+        seed=wanted.seed,
+    )
+    items = shown_items(visible, encoded)
+    looks = _looks(model, found, items, encoded, wanted.examples, say)
+    say("drawing")
+    page = write_report(
+        found,
+        folder,
+        title=title,
+        facts=facts,
+        items=items,
+        projection=_projected(encoded, pair, wanted, say),
+        attention=looks.attention,
+        seen=looks.seen,
+        records=[] if run is None else read_metrics(run),
+    )
+    return found, page
+
+
+def pair_of(model: SetEncoder) -> tuple[str, str]:
+    """The two modalities that are compared: images with texts, or the first two that the model has."""
+    names = list(model.towers)
+    if IMAGE in names and TEXT in names:
+        return IMAGE, TEXT
+    if len(names) < 2:
+        raise ValueError(f"MODEL: expected two modalities to compare, this model has only {', '.join(names)}.")
+    return names[0], names[1]
+
+
+class _Looks(NamedTuple):
+    attention: Attention | None
+    seen: list[Image.Image | None]
+
+
+def _looks(
+    model: SetEncoder, found: Analysis, items: Mapping[str, Shown], encoded: EncodedSplit, count: int, say: Say
+) -> _Looks:
+    """What the slots look at in the images that are shown as examples, each with the first of its captions."""
+    nothing = _Looks(None, [])
+    if found.pair != (IMAGE, TEXT):
+        return nothing
+    reader = model.tower(IMAGE).reader
+    groups, texts = encoded.groups[IMAGE].tolist(), encoded.groups[TEXT].tolist()
+    images = [example.item for example in found.by_slot[0].examples][:count]
+    captions = [items[TEXT].text(texts.index(groups[place])) for place in images]
+    raw = [items[IMAGE].raw(place) for place in images]
+    seen: list[Image.Image | None] = [None] * len(images)
+    if isinstance(reader, PixelReader):
+        if any(items[IMAGE].picture(place) is None for place in images):
+            say("the pictures are not there: the report does not show what slots look at")
+            return nothing
+        seen = [reader.transform.seen(value) for value in raw]
+    elif not isinstance(reader, FeatureReader):
+        return nothing
+    try:
+        return _Looks(attention(model, raw, [caption for caption in captions if caption is not None]), seen)
+    except ValueError as error:  # a head of another kind, that has no attention to show
+        say(f"{error} The report does without it.")
+        return nothing
+
+
+def _projected(encoded: EncodedSplit, pair: tuple[str, str], wanted: Wanted, say: Say) -> Projection | None:
+    """Vectors in the plane, where there are enough of them and what it takes is installed."""
+    try:
+        return project(encoded, pair, method=wanted.projection, seed=wanted.seed)
+    except ValueError as error:
+        say(f"{error} The report does without it.")
+        return None

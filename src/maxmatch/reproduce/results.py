@@ -1,0 +1,34 @@
+"""Before and after a sweep: data that is to be generated, and tables on the disk."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from maxmatch.evaluation.tables import Style, render
+from maxmatch.files import write_whole
+from maxmatch.reproduce.compare import compared, table
+from maxmatch.reproduce.jobs import Job
+from maxmatch.reproduce.planning import Plan
+from maxmatch.reproduce.sweep import Outcome
+
+
+def make_data(jobs: Sequence[Job], say: Callable[[str], object]) -> None:
+    """Generate the scenes that jobs wait for, or all of them would at once."""
+    from maxmatch.data.loading import load_data
+
+    missing = {job.recipes[0].data.path: job.recipes[0].data for job in jobs if job.result() is None}
+    for path, data in missing.items():
+        if path is not None and data.scenes is not None and not (Path(path) / "metadata.jsonl").exists():
+            load_data(data, say)
+
+
+def write(plan: Plan, outcomes: Mapping[Path, Outcome], style: Style = "text") -> str:
+    """Put the table into the folder, as Markdown and as JSON; the table in a style."""
+    target, made = plan.target, table(plan, outcomes)
+    rows = compared(plan, outcomes)
+    whole = json.dumps(
+        {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}, indent=2
+    )
+    write_whole(plan.options.out / f"{target.name}.json", whole + "\n")
+    write_whole(plan.options.out / f"{target.name}.md", render(made, "markdown") + "\n")
+    return whole if style == "json" else render(made, style)

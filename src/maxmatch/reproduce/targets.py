@@ -1,0 +1,167 @@
+"""What can be reproduced: the paper's tables and figures as lists of models and of the figures reported for them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from maxmatch.evaluation.reported import LOSSES, OURS, Row, tables
+from maxmatch.reproduce.variants import MAXMATCH, MAXMATCH_ON_PVSE, MIL, PVSE, SETDIV, VSEPP, Variant
+
+SLOTS = 4  # in the paper's sets
+_RESNET, _BIGRU, _BERT = "Resnet152 + Bi-GRU", "Faster R-CNN + Bi-GRU", "Faster R-CNN + BERT"
+_RECIPES = {_RESNET: "resnet152_bigru", _BIGRU: "region_bigru", _BERT: "region_bert"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model of a table. One without a recipe is another's: the paper's figures of it are shown, nothing is trained.
+
+    recipe: that ships, for the paper's data. variant: of a base recipe, for other data; None where that says nothing.
+    paper: what the paper reports, by the names of `maxmatch.evaluation.reported`, and `image_slot_1_rsum` … of tab:5.
+    """
+
+    title: tuple[str, ...]
+    paper: Mapping[str, float]
+    recipe: str | None = None
+    variant: Variant | None = None
+    group: str = ""
+    ensemble: bool = False
+    """Of the first two seeds' models: their scores averaged."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or a figure of the paper."""
+
+    name: str
+    label: str
+    """In the paper's source."""
+    about: str
+    data: Literal["coco", "flickr30k"]
+    """What the paper measured on."""
+    lines: tuple[Line, ...]
+    headings: tuple[str, ...] = ("method",)
+    figures: tuple[str, ...] = ()
+    """Which of the paper's figures are shown, ours beside them."""
+    kind: Literal["rows", "slots", "figure"] = "rows"
+    """A line for each model, a column for each (tab:5), or a picture."""
+
+
+def targets() -> dict[str, Target]:
+    """All of them, by name."""
+    made = (
+        _main("flickr30k", "table:flickr30k", "flickr30k", "f30k", ("i2t_r1", "t2i_r1", "rsum")),
+        _main(
+            "coco", "table:mscoco", "coco", "coco", ("coco_1k_rsum", "coco_5k_i2t_r1", "coco_5k_t2i_r1", "coco_5k_rsum")
+        ),
+        _ablation(),
+        _elements(),
+        _resnext("resnext", "coco", "coco", ("MS-COCO 1K Test Images", "MS-COCO 5K Test Images")),
+        _resnext("resnext-flickr30k", "flickr30k", "f30k", ("Flickr30k Test Images",)),
+        _pvse(),
+        _figure("tsne", "fig:tsne", "t-SNE of the vectors by slot and modality: MIL, smooth-Chamfer, MaxMatch", 3),
+        _figure("heatmap", "fig:heatmap", "Mean cosines of slots with slots: MIL, smooth-Chamfer, MaxMatch", 3),
+        _figure("qualitative", "fig:qualitative", "What each slot retrieves: smooth-Chamfer (Set Div), MaxMatch", 2),
+    )
+    return {target.name: target for target in made}
+
+
+def target_called(name: str) -> Target:
+    """A target by its name, or by the paper's label."""
+    known = targets()
+    by_label = {target.label: target for target in reversed(known.values())}
+    by_label["fig:qualitativei2t"] = known["qualitative"]
+    found = known.get(name) or by_label.get(name)
+    if found is None:
+        near = get_close_matches(name, [*known, *by_label], n=1)
+        advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+        raise ValueError(f"{name}: no table or figure of the paper is called so. {advice}")
+    return found
+
+
+def _main(name: str, label: str, data: Literal["coco", "flickr30k"], prefix: str, figures: tuple[str, ...]) -> Target:
+    """table:flickr30k, table:mscoco. Elsewhere the rows are those of one group: backbones are the base's."""
+    lines = []
+    for row in tables()[label].rows:
+        recipe = {
+            OURS: f"{prefix}_{_RECIPES[row.group]}",
+            "Set Div": f"{prefix}_{_RECIPES[row.group]}_setdiv",
+            "VSE++": f"{prefix}_vsepp",
+            "PVSE": f"{prefix}_pvse",
+        }.get(row.method)
+        variant = {OURS: MAXMATCH, "Set Div": SETDIV, "VSE++": VSEPP, "PVSE": PVSE}.get(row.method)
+        elsewhere = variant if row.group == _RESNET else None
+        lines.append(Line((_marked(row),), row.figures, recipe, elsewhere, row.group, row.ensemble))
+    return Target(name, label, tables()[label].caption, data, tuple(lines), figures=figures)
+
+
+def _marked(row: Row) -> str:
+    return f"{row.method}{'†' if row.ensemble else ''}{'‡' if row.external else ''}"
+
+
+def _ablation() -> Target:
+    similarities = {"MIL": "mil", "Smooth-Chamfer": "smooth_chamfer", "Maximal Pair Assignment": "maxmatch"}
+    lines = []
+    for number, row in enumerate(tables()["table_abl"].rows, start=1):
+        losses = row.losses or ()
+        title = (row.method, *("✓" if loss in losses else "" for loss in LOSSES))
+        variant = Variant(similarities[row.method], losses)  # type: ignore[arg-type]
+        lines.append(Line(title, row.figures, f"ablation/{number:02}", variant))
+    about = tables()["table_abl"].caption
+    return Target("ablation", "table_abl", about, "coco", tuple(lines), ("similarity", *LOSSES), ("coco_5k_rsum",))
+
+
+_THREE = (
+    ("MIL", "MIL", MIL, "ablation/01"),
+    ("Smooth Chamfer", "smooth-Chamfer", SETDIV, "ablation/02"),
+    (OURS, OURS, MAXMATCH, "ablation/11"),
+)
+
+
+def _elements() -> Target:
+    lines = []
+    for method, title, variant, recipe in _THREE:
+        paper: dict[str, float] = {}
+        for row in tables()["tab:5"].rows:
+            if row.method == method and row.slot is not None:
+                paper[f"{row.group}_slot_{row.slot}_rsum"] = row.figures["coco_5k_rsum"]
+            elif row.method == method and row.group == "image":
+                paper["coco_5k_rsum"] = row.figures["coco_5k_rsum"]
+            elif row.method == method and row.group == "circular variance":
+                paper["log_variance"] = row.figures["log_variance"]
+        lines.append(Line((title,), paper, recipe, variant))
+    about = tables()["tab:5"].caption
+    return Target("elements", "tab:5", about, "coco", tuple(lines), figures=("coco_5k_rsum",), kind="slots")
+
+
+def _resnext(name: str, data: Literal["coco", "flickr30k"], prefix: str, groups: tuple[str, ...]) -> Target:
+    """tab:resnext: of one data set, whose parts are joined to one line a method."""
+    table = tables()["tab:resnext"]
+    recipes = {OURS: f"{prefix}_resnext101_bert", "Set Div": f"{prefix}_resnext101_bert_setdiv"}
+    variants = {OURS: MAXMATCH, "Set Div": SETDIV}
+    lines = []
+    for method in ("VSE∞", "Set Div", OURS):
+        found = [row.figures for row in table.rows if row.method == method and row.group in groups]
+        paper = {key: value for figures in found for key, value in figures.items()}
+        lines.append(Line((method,), paper, recipes.get(method), variants.get(method)))
+    figures = ("coco_1k_rsum", "coco_5k_rsum") if data == "coco" else ("i2t_r1", "t2i_r1", "rsum")
+    return Target(name, table.label, f"{table.caption}: {' and '.join(groups)}", data, tuple(lines), figures=figures)
+
+
+def _pvse() -> Target:
+    recipes = {
+        "VSE++": ("f30k_vsepp", VSEPP),
+        "PVSE": ("f30k_pvse", PVSE),
+        "Set Div": ("f30k_resnet152_bigru_setdiv", SETDIV),
+        "MaxMatch + PVSE": ("f30k_pvse_maxmatch", MAXMATCH_ON_PVSE),
+        OURS: ("f30k_resnet152_bigru", MAXMATCH),
+    }
+    table = tables()["tab:PVSE"]
+    lines = tuple(Line((row.method,), row.figures, *recipes.get(row.method, (None, None))) for row in table.rows)
+    return Target("pvse", table.label, table.caption, "flickr30k", lines, figures=("i2t_r1", "t2i_r1", "rsum"))
+
+
+def _figure(name: str, label: str, about: str, models: int) -> Target:
+    lines = tuple(Line((title,), {}, recipe, variant) for _, title, variant, recipe in _THREE[-models:])
+    return Target(name, label, about, "coco", lines, kind="figure")

@@ -1,0 +1,76 @@
+"""The table: the paper's rows, ours beside them, and what failed."""
+
+import pytest
+
+from maxmatch.evaluation.tables import render
+from maxmatch.reproduce.compare import compared, table
+from maxmatch.reproduce.planning import Options, plan
+from maxmatch.reproduce.sweep import Outcome
+from maxmatch.reproduce.targets import target_called
+
+COLLAPSE = {
+    "image_log_variance": -1.5,
+    "text_log_variance": -2.25,
+    "slots_used": 1.0,
+    "pairing_stability": 0.97,
+    "chance_rsum": 3.2,
+}
+
+
+def outcomes_for(made, figures, failed=()):
+    return {
+        job.folder: Outcome(None, "no room left on the disk")
+        if place in failed
+        else Outcome({"figures": {**figures(place), **COLLAPSE}, "split": "test", "images": 1000, "seconds": 3.0})
+        for place, job in enumerate(made.jobs)
+    }
+
+
+def lines_of(made, outcomes):
+    return render(table(made, outcomes)).splitlines()
+
+
+def test_ours_stands_beside_the_papers_and_a_failure_is_explained(tmp_path):
+    made = plan(target_called("ablation"), Options(["scenes"], tmp_path, quick=True))
+    said = lines_of(made, outcomes_for(made, lambda place: {"rsum": 100.0 + place}, failed=[3]))
+    assert said[3].split() == ["MIL", "✓", "✓", "438.98", "100.0", "-1.50", "-2.25", "100%", "97%"]
+    assert said[6].split()[-2:] == ["442.43", "failed"]
+    assert said[13].split()[-6:] == ["446.53", "110.0", "-1.50", "-2.25", "100%", "97%"]
+    notes = "\n".join(said[14:])
+    assert (
+        "Paper: on COCO. Ours: changes to the recipe scenes, split test (1,000 images, RSUM 3.2 by chance), one seed."
+        in notes
+    )
+    assert "Smooth-Chamfer ✓ ✓ ✓: failed: no room left on the disk" in notes
+    assert "It shows that all works, not which row is better" in notes
+
+
+def test_several_seeds_are_a_mean_and_a_deviation_and_a_failed_one_is_left_out(tmp_path):
+    made = plan(target_called("elements"), Options(["scenes"], tmp_path, seeds=3))
+    outcomes = outcomes_for(made, lambda place: {"rsum": 100.0 + place**2, "image_slot_2_rsum": 7.0}, failed=[2])
+    rows = compared(made, outcomes)
+    assert rows[0]["ours"]["rsum"] == {"mean": 100.5, "deviation": pytest.approx(0.7071, abs=1e-4), "seeds": [100, 101]}
+    assert rows[0]["failed"] == ["no room left on the disk"]
+    said = lines_of(made, outcomes)
+    assert "100.5 ± 0.7" in said[3]
+    assert said[5].split()[:8] == ["image:", "only", "slot", "2", "389.97", "7.0", "±", "0.0"]
+    assert "438.98" in said[3]
+    assert next(line for line in said if line.startswith("image: log(Var.)")).split()[2:4] == ["-7.35", "-1.50"]
+
+
+def test_on_coco_1k_and_5k_stand_beside_the_papers_and_others_methods_have_no_column_of_ours(tmp_path):
+    made = plan(target_called("coco"), Options([f"region={tmp_path}"], tmp_path, seeds=2))
+    figures = {"coco_1k_rsum": 530.0, "coco_5k_i2t_r1": 60.0, "coco_5k_t2i_r1": 40.0, "coco_5k_rsum": 440.0}
+    said = lines_of(made, outcomes_for(made, lambda place: figures))
+    assert sum("±" in line for line in said if "440.0" in line) == 4  # Set Div and MaxMatch, with Bi-GRU and BERT
+    ensembles = [line for line in said if line.startswith("MaxMatch†")]
+    assert [line.split()[1:9] for line in ensembles] == [
+        ["530.40", "61.9", "43.1", "442.66", "530.0", "60.0", "40.0", "440.0"],
+        ["536.30", "65.4", "45.1", "452.70", "530.0", "60.0", "40.0", "440.0"],
+    ]
+    scan = next(line for line in said if line.startswith("SCAN†"))
+    assert scan.split()[1:] == ["507.90", "50.4", "38.6", "410.90"]
+    assert "Not trained: no --data for coco_vsepp; no --data for coco_pvse; no --data for coco_resnet152" in "\n".join(
+        said
+    )
+    assert [line for line in said if line == "Faster R-CNN + BERT"]

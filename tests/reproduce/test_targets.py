@@ -1,0 +1,183 @@
+"""What is reproduced are the paper's rows, whatever the data."""
+
+import pytest
+from small_runs import recipe_for, write_data
+
+from maxmatch.evaluation.reported import LOSSES, tables
+from maxmatch.recipe_files import dump_recipe, list_recipes, load_recipe
+from maxmatch.reproduce.planning import Options, plan
+from maxmatch.reproduce.targets import target_called, targets
+from maxmatch.reproduce.variants import MAXMATCH_ON_PVSE, PVSE, SETDIV, VSEPP, changes
+
+ELEVEN = [  # similarity, Div, MMD, GD, ISD, RSUM: typed from the paper
+    ("mil", 1, 1, 0, 0, 438.98),
+    ("smooth_chamfer", 1, 1, 0, 0, 439.57),
+    ("smooth_chamfer", 1, 1, 1, 0, 441.76),
+    ("smooth_chamfer", 1, 1, 0, 1, 442.43),
+    ("smooth_chamfer", 0, 0, 1, 1, 443.11),
+    ("smooth_chamfer", 1, 1, 1, 1, 444.10),
+    ("maxmatch", 1, 1, 0, 0, 441.23),
+    ("maxmatch", 0, 0, 1, 0, 442.67),
+    ("maxmatch", 0, 0, 0, 1, 443.49),
+    ("maxmatch", 0, 0, 1, 1, 444.49),
+    ("maxmatch", 1, 1, 1, 1, 446.53),
+]
+
+
+def same_but_for_names(one, other):
+    return one.model_dump(exclude={"name", "description"}) == other.model_dump(exclude={"name", "description"})
+
+
+def rows_of(lines):
+    found = []
+    for planned in lines:
+        (job,) = planned.jobs
+        (recipe,) = job.recipes
+        goal = recipe.objective
+        weights = (goal.div_weight, goal.mmd_weight, goal.gd_weight, goal.isd_weight)
+        found.append((recipe.model.similarity, *(int(weight > 0) for weight in weights)))
+    return found
+
+
+def test_the_ablation_on_scenes_has_the_eleven_rows_of_the_paper(tmp_path):
+    made = plan(target_called("ablation"), Options(["scenes"], tmp_path))
+    assert rows_of(made.lines) == [row[:5] for row in ELEVEN]
+    assert [planned.line.paper["coco_5k_rsum"] for planned in made.lines] == [row[5] for row in ELEVEN]
+    ticks = [tuple(int(tick == "✓") for tick in planned.line.title[1:]) for planned in made.lines]
+    assert ticks == [row[1:5] for row in ELEVEN]
+    assert made.target.headings == ("similarity", *LOSSES)
+
+
+def test_the_ablation_on_the_papers_data_takes_the_recipes_that_ship(tmp_path):
+    made = plan(target_called("table_abl"), Options([str(tmp_path)], tmp_path))
+    assert rows_of(made.lines) == [row[:5] for row in ELEVEN]
+    for number, planned in enumerate(made.lines, start=1):
+        shipped = load_recipe(f"ablation/{number:02}", [f"data.path={tmp_path}"])
+        assert same_but_for_names(planned.jobs[0].recipes[0], shipped)
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_rows_made_from_a_base_change_what_the_recipes_of_the_ablation_change(number):
+    base = load_recipe("coco_region_bert")
+    line = target_called("ablation").lines[number - 1]
+    made = load_recipe("coco_region_bert", changes(line.variant, base))
+    assert same_but_for_names(made, load_recipe(f"ablation/{number:02}"))
+
+
+def test_peers_made_from_a_base_differ_in_similarity_losses_head_and_set_size():
+    for name in ("scenes", "flickr8k_maxmatch"):
+        base = load_recipe(name)
+        setdiv, vsepp, pvse, ours = (
+            load_recipe(name, changes(one, base)) for one in (SETDIV, VSEPP, PVSE, MAXMATCH_ON_PVSE)
+        )
+        assert setdiv.model.similarity == "smooth_chamfer"
+        assert setdiv.similarities == ("smooth_chamfer",)
+        assert {tower.set_size for tower in vsepp.model.resolved().towers.values()} == {1}
+        assert {tower.set_size for tower in pvse.model.resolved().towers.values()} == {2}
+        for recipe in (pvse, ours):
+            assert {tower.head.name for tower in recipe.model.resolved().towers.values()} == {"pie"}
+        assert pvse.objective.diversity == "pvse"
+        assert ours.objective == base.objective
+        assert vsepp.objective.gd_weight == vsepp.objective.div_weight == 0
+        assert all(one.train == base.train and one.data == base.data for one in (setdiv, vsepp, pvse, ours))
+
+
+def test_scenes_are_compared_as_the_recipes_that_ship_for_them(tmp_path):
+    made = plan(target_called("elements"), Options(["scenes"], tmp_path))
+    for planned, name in zip(made.lines, ("scenes_mil", "scenes_setdiv", "scenes"), strict=True):
+        recipe = planned.jobs[0].recipes[0]
+        assert same_but_for_names(recipe, load_recipe(name, [f"data.path={recipe.data.path}"]))
+
+
+def test_a_base_that_is_not_maxmatch_or_lacks_a_loss_is_refused_with_advice(tmp_path):
+    with pytest.raises(ValueError, match=r"scenes_mil: trains with mil.*--base"):
+        plan(target_called("ablation"), Options(["scenes"], tmp_path, base="scenes_mil"))
+    with pytest.raises(ValueError, match=r"has no GD \(objective.gd_weight=0\).*objective.gd_weight=0.1"):
+        plan(target_called("ablation"), Options(["scenes"], tmp_path, changes=["objective.gd_weight=0"]))
+
+
+def test_every_target_is_called_by_its_name_and_by_the_papers_label():
+    for name, target in targets().items():
+        assert target_called(name).name == name
+        assert target_called(target.label).label == target.label
+    assert {target.label for target in targets().values()} >= set(tables())
+    assert target_called("fig:qualitativei2t").name == "qualitative"
+    with pytest.raises(ValueError, match=r"ablatoin: no table or figure .* Did you mean 'ablation'"):
+        target_called("ablatoin")
+
+
+def test_every_recipe_of_every_target_ships_and_every_row_of_the_paper_is_shown():
+    shipped = {name for name, _ in list_recipes()}
+    for target in targets().values():
+        assert {line.recipe for line in target.lines if line.recipe is not None} <= shipped
+        for line in target.lines:
+            assert len(line.title) == len(target.headings)
+    assert len(targets()["flickr30k"].lines) == 27
+    assert len(targets()["coco"].lines) == 26
+    trained = [line.recipe for line in targets()["flickr30k"].lines if line.recipe is not None]
+    assert len(trained) == len(set(trained)) + 2  # the two ensembles are made of models that are there
+
+
+def test_elements_have_the_papers_figure_of_every_slot():
+    ours = targets()["elements"].lines[2].paper
+    assert ours["image_slot_1_rsum"] == 440.89
+    assert ours["text_slot_4_rsum"] == 443.78
+    assert ours["log_variance"] == -1.68
+    assert len(ours) == 10
+
+
+def test_data_can_be_given_for_the_recipes_that_read_it(tmp_path):
+    for name in ("regions", "pictures"):
+        (tmp_path / name).mkdir()
+    data = [f"region={tmp_path / 'regions'}", f"resnet={tmp_path / 'pictures'}"]
+    made = plan(target_called("flickr30k"), Options(data, tmp_path, seeds=2))
+    paths = {planned.line.recipe: planned.jobs[0].recipes[0].data.path for planned in made.lines if planned.jobs}
+    assert paths["f30k_region_bert"] == str(tmp_path / "regions")
+    assert paths["f30k_resnet152_bigru_setdiv"] == str(tmp_path / "pictures")
+    missing = {planned.line.recipe: planned.why_none for planned in made.lines if planned.why_none}
+    assert missing == {name: f"no --data for {name}" for name in ("f30k_vsepp", "f30k_pvse")}
+
+
+def test_an_ensemble_is_of_two_seeds_and_comes_after_them(tmp_path):
+    one = plan(target_called("flickr30k"), Options([str(tmp_path)], tmp_path))
+    assert {planned.why_none for planned in one.lines if planned.line.ensemble and planned.line.recipe} == {
+        "an ensemble: takes --seeds 2"
+    }
+    three = plan(target_called("flickr30k"), Options([str(tmp_path)], tmp_path, seeds=3))
+    both = [planned for planned in three.lines if planned.line.ensemble and planned.jobs]
+    assert len(both) == 2
+    for planned in both:
+        (job,) = planned.jobs
+        assert [recipe.seed for recipe in job.recipes] == [0, 1]
+        places = [other.folder for other in three.jobs]
+        assert all(places.index(member) < places.index(job.folder) for member in job.members)
+    assert len(three.jobs) == 8 * 3 + 2
+
+
+def test_what_the_user_changes_does_not_undo_the_row(tmp_path):
+    options = Options(["scenes"], tmp_path, changes=["objective.gd_weight=0.3", "train.epochs=2"], seeds=2)
+    made = plan(target_called("ablation"), options)
+    first, last = made.lines[0].jobs[1].recipes[0], made.lines[10].jobs[1].recipes[0]
+    assert (first.objective.gd_weight, last.objective.gd_weight) == (0.0, 0.3)
+    assert first.train.epochs == last.train.epochs == 2
+    assert last.seed == 1
+
+
+def test_quick_is_smaller_and_lies_elsewhere(tmp_path):
+    whole = plan(target_called("ablation"), Options(["scenes"], tmp_path))
+    quick = plan(target_called("ablation"), Options(["scenes"], tmp_path, quick=True))
+    assert not {job.folder for job in whole.jobs} & {job.folder for job in quick.jobs}
+    small, large = quick.jobs[0].recipes[0], whole.jobs[0].recipes[0]
+    assert small.data.scenes.images < large.data.scenes.images
+    assert small.data.path != large.data.path
+    file = tmp_path / "own.yaml"
+    file.write_text(dump_recipe(recipe_for(write_data(tmp_path / "data"), epochs=45)))
+    real = plan(target_called("ablation"), Options([str(tmp_path / "data")], tmp_path, base=str(file), quick=True))
+    assert real.jobs[0].recipes[0].train.epochs == 3
+
+
+def test_data_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"--data nowhere: no such file or folder\. .*--data scenes"):
+        plan(target_called("ablation"), Options(["nowhere"], tmp_path))
+    with pytest.raises(ValueError, match="flickr8k_maxmatch: says nothing of scenes"):
+        plan(target_called("ablation"), Options(["scenes"], tmp_path, base="flickr8k_maxmatch"))
