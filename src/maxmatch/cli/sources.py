@@ -67,8 +67,9 @@ def _source(argument: str) -> Source | None:
 
 
 def _with_short_names(sources: Sequence[Source]) -> list[Source]:
-    """Their last names, where those are told apart by them."""
-    short = [Path(source.name).name for source in sources]
+    """Their last names, where those are told apart by them; that of a run goes before best/ and last/."""
+    paths = [Path(source.name) for source in sources]
+    short = [f"{path.parent.name}/{path.name}" if path.name in ("best", "last") else path.name for path in paths]
     return [
         replace(source, name=name) if short.count(name) == 1 else source
         for source, name in zip(sources, short, strict=True)
