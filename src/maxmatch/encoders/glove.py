@@ -78,8 +78,7 @@ def _from_package(wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
 def _packaged_words() -> list[str]:
     import pyarrow.parquet as parquet
 
-    words: list[str] = parquet.read_table(_package_folder() / "glove_6B_index.parquet")["index"].to_pylist()
-    return words
+    return [str(word) for word in parquet.read_table(_package_folder() / "glove_6B_index.parquet")["index"].to_pylist()]
 
 
 def _package_folder() -> Path:
