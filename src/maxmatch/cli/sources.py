@@ -98,11 +98,14 @@ def data_of(sources: Sequence[Source], path: str | None) -> "Data":
 
 
 def choose_split(dataset: "Dataset", asked: str | None, usual: str, say: Callable[[str], object]) -> str:
-    """The split that was asked for; without that the usual one, or "val" where it is not there, which is said."""
+    """The split that was asked for; without that the usual one. Where it is not there, "test", "val" or the only one
+    that is, and that is said.
+    """
     if asked is not None:
         dataset.split(asked)
         return asked
-    for name in (usual, "test", "val"):
+    only = [*dataset.splits] if len(dataset.splits) == 1 else []
+    for name in (usual, "test", "val", *only):
         if name in dataset.splits:
             if name != usual:
                 say(f"{dataset.path}: has no split {usual!r}; measured on {name!r}")
