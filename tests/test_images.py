@@ -64,6 +64,14 @@ def test_mean_and_deviation_are_those_of_each_channel():
     torch.testing.assert_close(got[:, 0, 0], torch.tensor([0.2, 0.0, -0.05]))
 
 
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_what_the_model_sees_is_what_it_takes_before_the_numbers_are_normalised(resize):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8))
+    plain = ImageTransform(24, resize, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    seen = torch.from_numpy(np.asarray(plain.seen(picture), np.float32) / 255).movedim(2, 0)
+    assert torch.equal(plain(picture), seen)
+
+
 def test_a_long_strip_is_not_blown_up():
     """Its short side scaled to 256, this picture would have 6.6 milliard pixels."""
     strip = np.zeros((1, 100_000, 3), dtype=np.uint8)
