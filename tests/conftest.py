@@ -59,6 +59,7 @@ install_import_hook(
         "maxmatch.training",
         "maxmatch.losses",
         "maxmatch.evaluation",
+        "maxmatch.report",
         "maxmatch.extraction",
         "maxmatch.data.formats.folder",
         "maxmatch.data.reading",

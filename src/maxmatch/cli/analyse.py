@@ -53,10 +53,12 @@ def analyse(
     from maxmatch.data.loading import load_data
     from maxmatch.matching.similarity import SIMILARITIES
     from maxmatch.model import SetEncoder
-    from maxmatch.report.making import Wanted, make_report
-    from maxmatch.report.writing import check_plots, refuse_foreign
+    from maxmatch.report.making import Wanted, check_installed, make_report
+    from maxmatch.report.writing import refuse_foreign
 
-    check_plots()
+    projection = "umap" if umap else "tsne"
+    check_installed(projection)
+    similarity = {"max": "mil"}.get(similarity or "", similarity)
     if similarity is not None and similarity not in SIMILARITIES:
         raise ValueError(f"--similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
     sources, path = divide([model] if data is None else [model, data], say)
@@ -82,7 +84,7 @@ def analyse(
             part,
             visible.split(name),
             folder,
-            Wanted(similarity, examples, "umap" if umap else "tsne", seed, batch_size),
+            Wanted(similarity, examples, projection, seed, batch_size),
             title=source.name,
             facts={"model": source.path, "data": str(dataset.path), "split": name},
             run=Path(source.path).parent,

@@ -67,8 +67,9 @@ def _source(argument: str) -> Source | None:
 
 
 def _with_short_names(sources: Sequence[Source]) -> list[Source]:
-    """Their last names, where those are told apart by them."""
-    short = [Path(source.name).name for source in sources]
+    """Their last names, where those are told apart by them; that of a run goes before best/ and last/."""
+    paths = [Path(source.name) for source in sources]
+    short = [f"{path.parent.name}/{path.name}" if path.name in ("best", "last") else path.name for path in paths]
     return [
         replace(source, name=name) if short.count(name) == 1 else source
         for source, name in zip(sources, short, strict=True)
@@ -97,11 +98,14 @@ def data_of(sources: Sequence[Source], path: str | None) -> "Data":
 
 
 def choose_split(dataset: "Dataset", asked: str | None, usual: str, say: Callable[[str], object]) -> str:
-    """The split that was asked for; without that the usual one, or "val" where it is not there, which is said."""
+    """The split that was asked for; without that the usual one. Where it is not there, "test", "val" or the only one
+    that is, and that is said.
+    """
     if asked is not None:
         dataset.split(asked)
         return asked
-    for name in (usual, "test", "val"):
+    only = [*dataset.splits] if len(dataset.splits) == 1 else []
+    for name in (usual, "test", "val", *only):
         if name in dataset.splits:
             if name != usual:
                 say(f"{dataset.path}: has no split {usual!r}; measured on {name!r}")

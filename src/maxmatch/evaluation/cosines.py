@@ -90,4 +90,5 @@ def between_sets(encoded: EncodedSplit, pair: tuple[str, str]) -> BetweenSets:
 
 def _sum(sets: Tensor) -> Tensor:
     """Over all sets, slot by slot, in float64 without a copy of them all."""
-    return sets.sum(0, dtype=torch.float64)
+    parts = [sets[start : start + _BLOCK].double().sum(0) for start in range(0, len(sets), _BLOCK)]
+    return torch.stack(parts).sum(0)

@@ -48,7 +48,7 @@ def paired(encoded: EncodedSplit, pair: tuple[str, str]) -> Paired:
     check_pair(*sets)
     for name, vectors in zip(pair, sets, strict=True):
         refuse_not_finite(name, vectors)
-    groups = encoded.groups[rows].contiguous(), encoded.groups[columns].contiguous()
-    if not bool(torch.isin(groups[0], groups[1]).all() & torch.isin(groups[1], groups[0]).all()):
+    row_groups, column_groups = (encoded.groups[name].to(sets[0].device).contiguous() for name in pair)
+    if not bool(torch.isin(row_groups, column_groups).all() & torch.isin(column_groups, row_groups).all()):
         raise ValueError(f"pair: some {rows} has no true {columns}, or some {columns} no true {rows}. Leave it out.")
-    return Paired(pair, sets, groups, (encoded.ids.get(rows, ()), encoded.ids.get(columns, ())))
+    return Paired(pair, sets, (row_groups, column_groups), (encoded.ids.get(rows, ()), encoded.ids.get(columns, ())))

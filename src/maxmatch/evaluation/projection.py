@@ -1,5 +1,6 @@
 """The vectors of some true pairs in two dimensions (fig:tsne)."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,9 @@ def _tsne() -> Any:
 
 def _umap() -> Any:
     try:
-        from umap import UMAP
+        with warnings.catch_warnings():  # it misses TensorFlow, which is needed for nothing here
+            warnings.simplefilter("ignore", ImportWarning)
+            from umap import UMAP
     except ImportError as error:
         raise ImportError("UMAP needs umap-learn. Run: pip install 'maxmatch[umap]'") from error
     return UMAP

@@ -14,10 +14,10 @@ captions: slot l is as near to a picture as the nearest of the picture's vectors
     one = by the slot that is best for all captions
     specialisation = (own − one) / own · n / (n − 1),   n = the smaller of the numbers of facets and slots
 
-Both are chosen on other pictures than those they are measured on (ten parts, each measured with what the nine others
-say), so that chance gives 0. It is 0 where slots are all equal, where one slot is best for everything, however much
-facets differ in difficulty, and where slots differ but not by facet; 1 where each facet is recognised by its own slot
-and no other. The interval is that of own − one, 95 %, over pictures.
+Both are chosen on one half of the pictures and measured on the other, so that chance gives 0. It is 0 where slots are
+all equal, where one slot is best for everything, however much facets differ in difficulty, and where slots differ but
+not by facet; 1 where each facet is recognised by its own slot and no other. The interval is that of own − one, 95 %,
+over pictures.
 
 *Preference* is less: whether the facet has any influence on which slot recognises a caption most clearly. It is tested
 by the mutual information of the two, against random orders of the facets among the captions of each picture (among all
@@ -30,14 +30,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.paired import Paired, paired
 from maxmatch.matching.similarity import cosine_planes
 
-_PARTS = 10
 _VALUES = 2**24  # cosines at a time
 _NO_SPREAD = 1e-6
 _SAME = 1e-3  # standard scores that differ by less are not told apart: in float32 equal slots need not be quite equal
@@ -59,9 +58,9 @@ class Specialisation:
     shares: Float[np.ndarray, "F K"]
     """Of the captions about each facet, the share that each slot recognises more clearly than the others do."""
     own: float
-    """Mean standard score by the slot that is best for the caption's facet, chosen on other pictures."""
+    """Mean standard score by the slot that is best for the caption's facet, on the second half of the pictures."""
     one: float
-    """Mean standard score by the slot that is best for all captions, chosen on other pictures."""
+    """Mean standard score by the slot that is best for all captions, on the second half of the pictures."""
     interval: tuple[float, float]
     """Of own − one, 95 %. If 0 is below it, slots specialise beyond chance."""
     specialisation: float
@@ -75,7 +74,7 @@ class Specialisation:
 
 
 def specialisation(
-    encoded: EncodedSplit, pair: tuple[str, str], facets: Sequence[str], *, seed: int = 0, orders: int = 1_000
+    encoded: EncodedSplit, pair: tuple[str, str], facets: Sequence[str], *, seed: int = 0, orders: int = 999
 ) -> tuple[Specialisation, Specialisation]:
     """Whether the slots of the first and of the second modality specialise. facets: one for each item of the second."""
     data = paired(encoded, pair)
@@ -84,7 +83,7 @@ def specialisation(
         raise ValueError(f"facets: expected one for each of {captions} items of {pair[1]!r}, got {len(facets)}.")
     names, kind = np.unique(np.array(facets, dtype=str), return_inverse=True)
     named = [str(facet) for facet in names]
-    partner = encoded.partners(pair)
+    partner = encoded.partners(pair).to(data.sets[0].device)
     pictures = partner.cpu().numpy()
     by_row, by_column = (
         _specialisation(name, named, kind, scores, pictures, seed, orders)
@@ -128,29 +127,20 @@ def _specialisation(
     orders: int,
 ) -> Specialisation:
     facets, slots = len(names), scores.shape[1]
-    parts = _parts(pictures, seed)
     counts = np.bincount(kind, minlength=facets)
     means = _sums(scores, kind, facets) / counts[:, None]
-    own, one = np.zeros(len(scores)), np.zeros(len(scores))
-    for part in np.unique(parts):
-        here = parts == part
-        if here.all():
-            continue
-        best = _largest(scores[~here].mean(0, keepdims=True))[0]
-        count = np.bincount(kind[~here], minlength=facets)[:, None]
-        by_facet = _largest(_sums(scores[~here], kind[~here], facets) / np.maximum(count, 1))
-        by_facet[count[:, 0] == 0] = best
-        one[here] = scores[here, best]
-        own[here] = scores[here, by_facet[kind[here]]]
+    chosen, measured = _halves(pictures, seed)
+    one_slot, own_slot = _choices(scores[chosen], kind[chosen], facets)
+    one, own = scores[measured, one_slot], scores[measured, own_slot[kind[measured]]]
     clearest = _largest(scores)
-    table = _sums(np.eye(slots)[clearest], kind, facets)
+    table = _counted(kind, clearest, (facets, slots))
     information = _information(table)
     dealt = [
-        _information(_sums(np.eye(slots)[clearest], kind[order], facets)) for order in _orders(pictures, orders, seed)
+        _information(_counted(kind[order], clearest, (facets, slots))) for order in _orders(pictures, orders, seed)
     ]
     least = min(facets, slots)
-    gain, level = float((own - one).mean()), float(own.mean())
-    reach = 1.96 * _standard_error(own - one, pictures)
+    gain, level = float(own.mean() - one.mean()), float(own.mean())
+    reach = 1.96 * _standard_error(own - one, pictures[measured])
     return Specialisation(
         modality=modality,
         facets=names,
@@ -168,10 +158,20 @@ def _specialisation(
     )
 
 
-def _parts(pictures: Int[np.ndarray, " C"], seed: int) -> Int[np.ndarray, " C"]:
-    """The part, of ten, of each caption: that of its picture, drawn at random."""
-    part: np.ndarray = (np.random.default_rng(seed).permutation(pictures.max() + 1) % _PARTS)[pictures]
-    return part
+def _halves(pictures: Int[np.ndarray, " C"], seed: int) -> tuple[Bool[np.ndarray, " C"], Bool[np.ndarray, " C"]]:
+    """The captions of one half of the pictures, drawn at random, and those of the other. One picture is both halves."""
+    first: np.ndarray = (np.random.default_rng(seed).permutation(pictures.max() + 1) % 2 == 0)[pictures]
+    return (first, ~first) if first.any() and not first.all() else (np.full_like(first, True),) * 2
+
+
+def _choices(
+    scores: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int
+) -> tuple[int, Int[np.ndarray, " F"]]:
+    """The slot that is best for all captions, and the one for each facet (the former where a facet is not there)."""
+    best = int(_largest(scores.mean(0, keepdims=True))[0])
+    counts = np.bincount(kind, minlength=facets)
+    by_facet = _largest(_sums(scores, kind, facets) / np.maximum(counts, 1)[:, None])
+    return best, np.where(counts > 0, by_facet, best)
 
 
 def _orders(pictures: Int[np.ndarray, " C"], count: int, seed: int) -> Iterator[Int[np.ndarray, " C"]]:
@@ -186,7 +186,12 @@ def _orders(pictures: Int[np.ndarray, " C"], count: int, seed: int) -> Iterator[
         yield order
 
 
-def _information(table: Float[np.ndarray, "F K"]) -> float:
+def _counted(kind: np.ndarray, slot: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """How many captions about each facet each slot recognises."""
+    return np.bincount(kind * shape[1] + slot, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def _information(table: np.ndarray) -> float:
     """I(facet; slot) = H(facet) + H(slot) − H(both), in bits, of a table of counts."""
     return max(0.0, _entropy(table.sum(1)) + _entropy(table.sum(0)) - _entropy(table.ravel()))
 

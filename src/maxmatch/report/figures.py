@@ -124,7 +124,9 @@ def slot_usage(used: Mapping[str, np.ndarray]) -> Figure:
 def training_curves(records: Iterable[Mapping[str, Any]]) -> Figure | None:
     """RSUM, losses and circular variance over a run, from the records of its metrics.jsonl; None without any."""
     train, val = _by_step(records, "train"), _by_step(records, "val")
-    panels = [draw for draw, found in ((_draw_rsum, val), (_draw_losses, train), (_draw_variance, val)) if found]
+    known = {name for record in (*train.values(), *val.values()) for name, value in record.items() if value is not None}
+    wanted = ((_draw_rsum, {"rsum"}), (_draw_losses, set(_LOSSES)), (_draw_variance, _variances(known)))
+    panels = [draw for draw, names in wanted if names & known]
     if not panels:
         return None
     figure = Figure((COLUMN, 0.4 + 1.6 * len(panels)), layout="constrained")
@@ -158,12 +160,16 @@ def _draw_losses(axes: Axes, train: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _draw_variance(axes: Axes, val: Mapping[int, Mapping[str, Any]]) -> None:
-    names = sorted({name for record in val.values() for name in record if name.endswith("_log_variance")})
-    for place, name in enumerate(names):
+    names = _variances({name for record in val.values() for name in record})
+    for place, name in enumerate(sorted(names)):
         modality = name.removesuffix("_log_variance")
         _line(axes, val, name, _plural(modality), PALETTE[place], marker="os^"[place % 3], markersize=3)
     axes.set_ylabel("log circular\nvariance")
     axes.legend(loc="best")
+
+
+def _variances(names: set[str]) -> set[str]:
+    return {name for name in names if name.endswith("_log_variance")}
 
 
 def _line(

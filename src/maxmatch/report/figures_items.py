@@ -93,7 +93,8 @@ def attention_on_parts(parts: Sequence[str], attention: np.ndarray, label: str) 
     """How much of its attention each slot (row) gives to each part (column): words, or regions of a picture."""
     count = len(parts)
     letters = max(len(part) for part in parts)
-    figure = Figure((COLUMN, 0.22 * len(attention) + 0.4 + 0.065 * letters), layout="constrained")
+    height = max(0.9, 0.22 * len(attention))  # the label of the colours needs as much
+    figure = Figure((COLUMN, height + 0.4 + 0.065 * letters), layout="constrained")
     axes = figure.subplots()
     shown = axes.imshow(100 * attention, cmap="cividis", vmin=0, aspect="auto")
     axes.set_xticks(range(count), map(plain, parts), rotation=90, fontsize=7 if count <= 20 else 5)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
 from maxmatch.data.items import IMAGE, TEXT, Split
+from maxmatch.data.sides import Unreadable
 from maxmatch.evaluation.analysis import Analysis, analyse
 from maxmatch.evaluation.attention import Attention, attention
 from maxmatch.evaluation.encoding import EncodedSplit, encode_items
@@ -15,8 +17,9 @@ from maxmatch.evaluation.facets import caption_facets
 from maxmatch.evaluation.projection import Projection, project
 from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader
+from maxmatch.report.contents import METHODS
 from maxmatch.report.shown import Shown, shown_items
-from maxmatch.report.writing import write_report
+from maxmatch.report.writing import check_plots, write_report
 from maxmatch.training.log import read_metrics
 
 Say = Callable[[str], object]
@@ -64,7 +67,7 @@ def make_report(
         advance(now - done)
         done = now
 
-    encoded = encode_items(model, split, batch_size=wanted.batch_size, progress=progress)
+    encoded = encode_items(model, split, batch_size=wanted.batch_size, progress=progress, report=_left_out(say))
     say("measuring")
     found = analyse(
         encoded,
@@ -100,6 +103,23 @@ def pair_of(model: SetEncoder) -> tuple[str, str]:
     if len(names) < 2:
         raise ValueError(f"MODEL: expected two modalities to compare, this model has only {', '.join(names)}.")
     return names[0], names[1]
+
+
+def check_installed(projection: str) -> None:
+    """ImportError, with the cure, where figures cannot be drawn: said before anything is measured."""
+    check_plots()
+    package, extra = {"tsne": ("sklearn", "plots"), "umap": ("umap", "umap")}[projection]
+    if find_spec(package) is None:
+        raise ImportError(
+            f"{METHODS[projection]} needs a package that is not installed: pip install 'maxmatch[{extra}]'"
+        )
+
+
+def _left_out(say: Say) -> Callable[[Unreadable], None]:
+    def report(item: Unreadable) -> None:
+        say(f"{item.modality} {item.id}: {item.reason} Left out, with what belongs to it.")
+
+    return report
 
 
 class _Looks(NamedTuple):

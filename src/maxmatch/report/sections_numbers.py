@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from maxmatch.evaluation.analysis import Analysis
 from maxmatch.evaluation.by_slot import BySlot
-from maxmatch.evaluation.facets import Specialisation
 from maxmatch.evaluation.retrieval import LEVELS
+from maxmatch.evaluation.specialisation import Specialisation
 from maxmatch.report.markup import DASH, Child, Markup, an, data_uri, element, joined, number, table
 
 
@@ -172,6 +172,7 @@ def facets(found: tuple[Specialisation, Specialisation], pictures: Mapping[str, 
             number(one.own, ".3f"),
             number(one.one, ".3f"),
             f"{number(one.interval[0], '.3f')} to {number(one.interval[1], '.3f')}",
+            "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
         ]
         for one in found
     ]
@@ -185,14 +186,21 @@ def facets(found: tuple[Specialisation, Specialisation], pictures: Mapping[str, 
         )
         for one in found
     ]
-    headings = ["specialisation", "by the facet's slot", "by one slot for all", "difference, 95% interval"]
+    headings = [
+        "specialisation",
+        "by the facet's slot",
+        "by one slot for all",
+        "difference, 95% interval",
+        "preference, p",
+    ]
     return joined(
         paragraph(
             "Of these pictures it is known what each caption is about, its facet. If slots specialise, captions about "
             "one facet are recognised by one slot, and captions about another by another. Compared are two ways to "
             "choose a slot: for each facet its own, or one for all captions, both chosen on other pictures. "
             "Specialisation is 0 where the first is no better than the second, and 1 where each facet is recognised by "
-            "a slot of its own and by no other."
+            "a slot of its own and by no other. A preference is less: the facet has some influence on which slot is "
+            "clearest; p is the share of random orders of the facets that have as much."
         ),
         table(["", *headings], rows),
         element("div", *shown, class_="figures"),

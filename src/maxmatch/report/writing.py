@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,8 @@ def numbers(contents: Contents) -> dict[str, Any]:
 
 def check_plots() -> None:
     """ImportError, with the cure, where figures cannot be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("figures need matplotlib, which is not installed: pip install 'maxmatch[plots]'") from error
+    if find_spec("matplotlib") is None:
+        raise ImportError("figures need matplotlib, which is not installed: pip install 'maxmatch[plots]'")
 
 
 def refuse_foreign(folder: Path) -> None:
