@@ -223,7 +223,6 @@ def test_the_list_names_targets_and_labels(capsys):
             "fig:tsne",
             [f"tsne-{name}.{kind}" for name in ("mil", "smooth-chamfer", "maxmatch") for kind in ("pdf", "png")],
         ),
-        ("qualitative", ["qualitative-smooth-chamfer/report.html", "qualitative-maxmatch/report.html"]),
     ],
 )
 def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, uninterrupted, data, capsys, monkeypatch):
@@ -232,3 +231,21 @@ def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, unint
     assert code == 0
     assert said.out.split() == [str(uninterrupted[0] / name) for name in expected]
     assert all((uninterrupted[0] / name).stat().st_size > 1000 for name in expected)
+
+
+def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, capsys, monkeypatch):
+    made = []
+
+    def report(model, split, visible, folder, wanted, *, title, facts, run):
+        made.append((model.similarity_name, split.size, visible is split, title, facts["split"], run.parent.name))
+        return None, folder / "report.html"
+
+    monkeypatch.setattr("maxmatch.report.making.make_report", report)  # it has tests of its own
+    code, said = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
+    assert code == 0
+    folders = [uninterrupted[0] / f"qualitative-{name}" for name in ("smooth-chamfer", "maxmatch")]
+    assert said.out.split() == [str(folder / "report.html") for folder in folders]
+    assert made == [
+        ("smooth_chamfer", 8, True, "smooth-Chamfer", "val", "cells"),
+        ("maxmatch", 8, True, "MaxMatch", "val", "cells"),
+    ]

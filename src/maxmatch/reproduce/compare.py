@@ -108,7 +108,8 @@ def _by_slot(plan: Plan, outcomes: Outcomes) -> Table:
     for side in sizes:
         row = [f"{side}: log(Var.)"]
         for planned, one in zip(plan.lines, lines, strict=True):
-            row += [planned.line.paper.get("log_variance"), _shown(one, f"{side}_log_variance", ".2f")]
+            ours = _shown(one, f"{side}_log_variance", ".2f")
+            row += [planned.line.paper.get("log_variance"), f"{ours:.2f}" if isinstance(ours, float) else ours]
         rows.append(row)
     told = "log(Var.): the paper gives one figure for both modalities, measured on Flickr30k."
     failed = [f"{_called(line)}: {failure}" for line in plan.lines for failure in _failures(line, outcomes)]
