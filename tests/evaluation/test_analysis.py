@@ -8,6 +8,7 @@ from reference import random_sets
 from maxmatch.evaluation.analysis import analyse
 from maxmatch.evaluation.collapse import log_circular_variance, slot_pairing
 from maxmatch.evaluation.retrieval import retrieval
+from maxmatch.matching.similarity import with_options
 
 
 @pytest.mark.parametrize("similarity", ["maxmatch", "mil"])
@@ -25,6 +26,15 @@ def test_an_analysis_says_what_evaluation_says(similarity):
     assert ours.facets is None
     assert 0 < ours.chance["t2i_r1"] == pytest.approx(100 / 9)
     assert [way.query for way in ours.by_slot] == [way.query for way in ours.failures] == ["image", "text"]
+
+
+def test_the_options_of_a_similarity_are_those_of_the_scores():
+    split = random_split()
+    soft = with_options("smooth_chamfer", {"alpha": 0.5})
+    groups = (split.groups["image"], split.groups["text"])
+    expected = retrieval(split.sets["image"], split.sets["text"], *groups, soft)
+    assert analyse(split, PAIR, "smooth_chamfer").retrieval != expected
+    assert analyse(split, PAIR, "smooth_chamfer", options={"alpha": 0.5}).retrieval == expected
 
 
 def test_groups_may_have_any_numbers():

@@ -20,6 +20,7 @@ from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.evaluation.retrieval import chance, figures
 from maxmatch.evaluation.specialisation import Specialisation, specialisation
 from maxmatch.matching.scoring import score_matrix
+from maxmatch.matching.similarity import with_options
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def analyse(
     pair: tuple[str, str],
     similarity: str,
     *,
+    options: Mapping[str, int | float] | None = None,
     facets: Sequence[str] | None = None,
     examples: int = 8,
     answers: int = 5,
@@ -80,13 +82,14 @@ def analyse(
 ) -> Analysis:
     """Analyse the sets of two modalities, on the device that they are on.
 
-    facets: what each item of the second modality is about, see `maxmatch.evaluation.facets.caption_facets`. examples:
+    options: of the similarity, alpha or k, where they are not the usual ones. facets: what each item of the second modality is about, see `maxmatch.evaluation.facets.caption_facets`. examples:
     how many queries, drawn at random, are shown with the answers of each of their slots. worst: how many failures are
     shown each way; answers: with how many answers. The largest thing held is one score matrix.
     """
     data = paired(encoded, pair)
     rows, columns = data.sets
-    scores = score_matrix(rows, columns, similarity)
+    scoring = with_options(similarity, options or {})
+    scores = score_matrix(rows, columns, scoring)
     found = figures(*ranks_both_ways(scores, *data.groups))
     failures = worst_queries(scores, data, worst, answers)
     del scores
@@ -106,7 +109,7 @@ def analyse(
         within={name: within_sets(sets) for name, sets in zip(pair, data.sets, strict=True)},
         between=between_sets(encoded, pair),
         pairing=slot_pairing(rows, columns, encoded.partners(pair), similarity),
-        elements=element_analysis(encoded, pair, similarity, found),
+        elements=element_analysis(encoded, pair, scoring, found),
         by_slot=(forth, back),
         failures=failures,
         facets=None if facets is None else specialisation(encoded, pair, facets, seed=seed),

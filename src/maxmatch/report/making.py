@@ -69,10 +69,12 @@ def make_report(
 
     encoded = encode_items(model, split, batch_size=wanted.batch_size, progress=progress, report=_left_out(say))
     say("measuring")
+    similarity = wanted.similarity or model.similarity_name
     found = analyse(
         encoded,
         pair,
-        wanted.similarity or model.similarity_name,
+        similarity,
+        options=model.similarity_options if similarity == model.similarity_name else {},
         facets=caption_facets(split, encoded, pair),
         examples=wanted.examples,
         worst=wanted.examples,
