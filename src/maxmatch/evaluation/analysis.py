@@ -82,9 +82,10 @@ def analyse(
 ) -> Analysis:
     """Analyse the sets of two modalities, on the device that they are on.
 
-    options: of the similarity, alpha or k, where they are not the usual ones. facets: what each item of the second modality is about, see `maxmatch.evaluation.facets.caption_facets`. examples:
-    how many queries, drawn at random, are shown with the answers of each of their slots. worst: how many failures are
-    shown each way; answers: with how many answers. The largest thing held is one score matrix.
+    options: of the similarity, alpha or k, where they are not the usual ones. facets: what each item of the second
+    modality is about, see `maxmatch.evaluation.facets.caption_facets`. examples: how many queries, drawn at random, are
+    shown with the answers of each of their slots. worst: how many failures are shown each way; answers: with how many
+    answers. The largest thing held is one score matrix.
     """
     data = paired(encoded, pair)
     rows, columns = data.sets
