@@ -136,6 +136,17 @@ def test_rows_figures_and_questions_go_to_all_processes(tmp_path):
         }
 
 
+@pytest.mark.parametrize(("asked", "expected"), [("cuda", 1), ("cuda:0", 0), (None, 1)])
+def test_a_gpu_without_a_number_is_the_one_of_the_process(asked, expected, monkeypatch):
+    chosen = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    with ours.processes(asked) as here:
+        assert here.device == torch.device("cuda", expected)
+    assert chosen == [here.device]
+
+
 def test_alone_nothing_is_exchanged():
     rows = torch.ones(2, 3, requires_grad=True)
     assert gather(rows) is rows

@@ -34,9 +34,9 @@ class Processes:
 def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or be the only one. device: None takes a GPU where there is one."""
     local = int(os.environ.get("LOCAL_RANK", 0))
-    if device is None:
-        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
