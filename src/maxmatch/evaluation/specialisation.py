@@ -37,7 +37,7 @@ from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.paired import Paired, paired
 from maxmatch.matching.similarity import cosine_planes
 
-_VALUES = 2**24  # cosines at a time
+_VALUES = 2**21  # cosines at a time: little enough that the memory is given back between times
 _NO_SPREAD = 1e-6
 _SAME = 1e-3  # standard scores that differ by less are not told apart: in float32 equal slots need not be quite equal
 
