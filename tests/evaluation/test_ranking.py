@@ -134,6 +134,16 @@ def test_collapsed_scores_rank_last_and_tie_with_every_wrong_answer() -> None:
     assert columns.ties.tolist() == [5] * 30
 
 
+def test_more_wrong_answers_than_a_byte_counts_are_all_counted() -> None:
+    for rows, columns in ((700, 700), (700, 3)):
+        groups = torch.arange(rows) % columns
+        there, back = ranks_both_ways(torch.zeros(rows, columns), groups, torch.arange(columns))
+        assert set(there.ranks.tolist()) == {columns}
+        wrong = rows - torch.bincount(groups)
+        assert back.ranks.tolist() == (wrong + 1).tolist()
+        assert back.ties.tolist() == wrong.tolist()
+
+
 def test_perfect_scores_rank_first_without_ties() -> None:
     groups = torch.tensor([4, 4, 9, 1, 9, 4])
     images = torch.tensor([9, 1, 4])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -126,7 +127,30 @@ def _count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor
     if kernels is not None and scores.stride(1) == 1:
         counts: tuple[Tensor, Tensor, Tensor] = kernels.count_levels(scores, level)
         return counts
+    if scores.device.type == "cpu":
+        return _count_on_cpu(scores.detach(), level.detach())
     by_row, by_column = level[: len(scores), None], level[None, len(scores) :]
     above = torch.cat([(scores > by_row).sum(1), (scores > by_column).sum(0)])
     equal = torch.cat([(scores == by_row).sum(1), (scores == by_column).sum(0)])
     return above, equal, scores.isnan().sum()
+
+
+def _count_on_cpu(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by NumPy, which counts booleans ten times as fast as torch, in blocks that stay in the caches."""
+    rows, columns = scores.shape
+    if scores.dtype.itemsize == 2:  # NumPy knows no bfloat16; nothing is rounded
+        scores, level = scores.float(), level.float()
+    by_row, by_column = level[:rows, None].numpy(), level[rows:].numpy()
+    above, equal = (np.zeros(rows + columns, np.int64) for _ in range(2))
+    no_numbers = 0
+    height = max(1, min(255, _CACHED // max(columns, 1)))  # so many ones add up in a byte
+    for start in range(0, rows, height):
+        part, these = scores[start : start + height].numpy(), slice(start, start + height)
+        for count, compare in ((above, np.greater), (equal, np.equal)):
+            count[:rows][these] = np.count_nonzero(compare(part, by_row[these]), axis=1)
+            count[rows:] += np.add.reduce(compare(part, by_column).view(np.uint8), axis=0, dtype=np.uint8)
+        no_numbers += int(np.count_nonzero(np.isnan(part)))
+    return torch.from_numpy(above), torch.from_numpy(equal), torch.tensor(no_numbers)
+
+
+_CACHED = 2**18
