@@ -1,0 +1,314 @@
+"""SetIndex: sets with ids and metadata, kept in a folder, found by their similarity.
+
+index = SetIndex.create("photos.index", dim=1024, set_size=4, model=model)
+index.add(["a.jpg", "b.jpg"], model.encode_images(["a.jpg", "b.jpg"]), [{"year": 2019}, {"year": 2024}])
+for hit in index.search(model.encode_texts(["a dog"]), k=5, where="year >= 2020")[0]:
+    print(hit.id, hit.score, hit.matches)
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import JsonValue, ValidationError
+from torch import Tensor
+
+from maxmatch.config import problems
+from maxmatch.model import SetEncoder
+from maxmatch.search.engine import Engine, Place, Rows
+from maxmatch.search.engines import create_engine, open_engine
+from maxmatch.search.folder import empty_folder, writing
+from maxmatch.search.hit import Hit
+from maxmatch.search.identity import model_identity, slot_stability
+from maxmatch.search.intake import checked_ids, checked_sets, rows_of
+from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
+from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
+from maxmatch.search.verify import Verification, measure
+from maxmatch.search.where import Condition
+from maxmatch.search.where_parser import condition_of
+
+_SCAN_BELOW = 10_000
+_TUNED_WITH = 100
+_TARGET = 0.99
+_log = logging.getLogger("maxmatch")
+
+
+class SetIndex:
+    """Sets of `set_size` unit vectors of width `dim`, with string ids and metadata, in a folder.
+
+    Several processes may read while one writes; two that write wait for each other. Equal scores come in the order in
+    which the items were added; an item that was replaced counts as added anew.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.engine = engine
+        self._last_added = 0
+        self._said: set[str] = set()
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        dim: int,
+        set_size: int,
+        *,
+        model: SetEncoder | str | None = None,
+        similarity: str | None = None,
+        stability: float | None = None,
+        dtype: str = "float32",
+        engine: str = "lance",
+        settings: Mapping[str, JsonValue] | None = None,
+    ) -> Self:
+        """A new, empty index in a new or empty folder.
+
+        model: what makes the sets, so that no other model's come in: a SetEncoder, or a text that names it. From a
+        SetEncoder the similarity (else "maxmatch") and the stability of the slots' pairing are taken too. stability:
+        how often slot i of a query meets slot i of its item; from 0.9 on a search need not scan. dtype: float32, or
+        float16 for half the room. engine: "lance" (files, fast), "exhaustive" (files, every search scans) or "milvus"
+        (a server); settings: the engine's own.
+        """
+        folder = Path(folder).expanduser().resolve()
+        if isinstance(model, SetEncoder):
+            similarity = model.similarity_name if similarity is None else similarity
+            stability = slot_stability(model) if stability is None else stability
+        try:
+            manifest = Manifest.model_validate(
+                {
+                    "set_size": set_size,
+                    "dim": dim,
+                    "dtype": dtype,
+                    "similarity": similarity or "maxmatch",
+                    "model": None if model is None else model_identity(model),
+                    "stability": stability,
+                    "engine": engine,
+                    "settings": dict(settings or {}),
+                }
+            )
+        except ValidationError as error:
+            raise ValueError(problems(error)) from error
+        empty_folder(folder)
+        with writing(folder):
+            empty_folder(folder)  # again, now that nobody else can be making one
+            opened = create_engine(engine, _place(folder, manifest))
+            write_manifest(folder, manifest)  # last: a folder without it is no index
+        return cls(folder, manifest, opened)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """The index of a folder."""
+        folder = Path(folder).expanduser().resolve()
+        manifest = read_manifest(folder)
+        return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)))
+
+    def __len__(self) -> int:
+        return self.engine.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self.engine.close()
+
+    def add(
+        self,
+        ids: Sequence[str],
+        sets: Tensor | np.ndarray,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        model: SetEncoder | str | None = None,
+        optimise: bool = True,
+    ) -> None:
+        """Add new items: all of them, or none where one is refused. When it returns they are on the disk.
+
+        metadata: a mapping for each, of what JSON knows. An id that is there already is refused; `upsert` replaces.
+        optimise: False puts off work on the engine's index, when many calls follow each other; `compact` does it then.
+        """
+        self._check_model(model)
+        rows = self._rows(ids, sets, metadata)
+        if not rows.ids:
+            return
+        with writing(self.folder):
+            present = self.engine.present(rows.ids)
+            if present:
+                first = next(name for name in rows.ids if name in present)
+                raise ValueError(
+                    f"ids: {first!r} is in the index already ({len(present)} of {len(rows.ids)} are). "
+                    "Use upsert to replace items, or remove them first."
+                )
+            self.engine.add(rows)
+            self._settle(optimise)
+
+    def upsert(
+        self,
+        ids: Sequence[str],
+        sets: Tensor | np.ndarray,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        model: SetEncoder | str | None = None,
+        optimise: bool = True,
+    ) -> None:
+        """As `add`, but items whose id is there already are replaced, metadata included."""
+        self._check_model(model)
+        rows = self._rows(ids, sets, metadata)
+        if not rows.ids:
+            return
+        with writing(self.folder):
+            self.engine.upsert(rows)
+            self._settle(optimise)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove items: all of them, or none where one is not there."""
+        names = checked_ids(ids)
+        if not names:
+            return
+        with writing(self.folder):
+            present = self.engine.present(names)
+            unknown = [name for name in names if name not in present]
+            if unknown:
+                raise ValueError(
+                    f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). "
+                    "Nothing was removed."
+                )
+            self.engine.delete(names)
+            self._settle(optimise=True)
+
+    def search(
+        self,
+        sets: Tensor | np.ndarray,
+        k: int = 10,
+        where: str | Condition | None = None,
+        exact: bool = False,
+        *,
+        candidates: int | None = None,
+        effort: float | None = None,
+        model: SetEncoder | str | None = None,
+    ) -> list[list[Hit]]:
+        """For each query set the k best items, best first, among those that pass the filter (`search.where`).
+
+        exact: score every item, as `maxmatch.top_hits` does. Otherwise the engine proposes candidates, which are then
+        scored exactly; how many, and with what effort, is as measured last (`verify`), unless it is given.
+        """
+        if k < 1:
+            raise ValueError(f"k: expected at least 1, got {k}.")
+        self._check_model(model)
+        queries = torch.from_numpy(np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32))
+        condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)
+        if len(queries) == 0:
+            return []
+        if exact or self._must_scan(queries.shape[1], condition):
+            best = scan(self.engine, queries, k, condition, self.manifest)
+        else:
+            best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
+        return hits_of(best, self.engine)
+
+    def verify(
+        self,
+        sets: Tensor | np.ndarray | None = None,
+        k: int = 10,
+        *,
+        sample: int = 200,
+        target: float = 0.99,
+        seed: int = 0,
+    ) -> Verification:
+        """Check the files, measure the recall of a search against the exhaustive scan, and keep the least costly
+        settings that reach the target for the searches to come.
+
+        sets: queries such as will come (captions of pictures that are not in the index). Without them items are drawn
+        from the index itself, which are easier to find than real queries are.
+        """
+        self.engine.check()
+        real = sets is not None
+        drawn = self.engine.sample(sample, seed).vectors if sets is None else checked_sets(self.manifest, "sets", sets)
+        if real and drawn.shape[1] != self.manifest.set_size:
+            raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {drawn.shape[1]}.")
+        queries = np.array(drawn, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
+        if not len(queries):
+            raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
+        result = measure(self.engine, torch.from_numpy(queries), k, self.manifest, target, real)
+        if self.engine.approximate:
+            with writing(self.folder):
+                self._keep(result.chosen)
+        return result
+
+    def compact(self) -> None:
+        """Put the files in order: merge small ones, bring the engine's index up to date and measure it, free the room
+        of items that were removed or replaced (of the last ten minutes, next time: someone may be reading them).
+        """
+        with writing(self.folder):
+            self._tune(self.engine.optimise(thorough=True))
+
+    def info(self) -> dict[str, JsonValue]:
+        """What the index holds, how it is kept, and how well it was last measured to find."""
+        facts = self.manifest.model_dump(mode="json")
+        reason = reason_to_scan(self.manifest, self.manifest.set_size)
+        how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
+        return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
+
+    def _rows(
+        self, ids: Sequence[str], sets: Tensor | np.ndarray, metadata: Sequence[Mapping[str, Any]] | None
+    ) -> Rows:
+        rows = rows_of(self.manifest, ids, sets, metadata, self._last_added)
+        if rows.ids:
+            self._last_added = int(rows.added[-1])
+        return rows
+
+    def _check_model(self, model: SetEncoder | str | None) -> None:
+        """Refuse the sets of another model than the index was made for."""
+        if model is None:
+            return
+        given = model_identity(model)
+        if self.manifest.model is not None and given != self.manifest.model:
+            raise ValueError(
+                f"model: this index holds sets of the model {self.manifest.model[:16]}, got those of {given[:16]}: "
+                "their vectors cannot be compared. Encode with that model, or make another index for this one."
+            )
+
+    def _settle(self, optimise: bool) -> None:
+        """After a write: the engine's own work. The items are safe, so that a failure here is only told."""
+        if not optimise:
+            return
+        try:
+            self._tune(self.engine.optimise())
+        except OSError as error:
+            _log.warning("%s: the items are stored, but were not put in order: %s", self.folder, error)
+
+    def _tune(self, trained: bool) -> None:
+        """Measure the recall anew when the engine's index is new. What real queries have shown is kept."""
+        if not trained or reason_to_scan(self.manifest, self.manifest.set_size) is not None:
+            return
+        known = self.manifest.tuning
+        if known is not None and known.real_queries:
+            return
+        drawn = np.array(self.engine.sample(_TUNED_WITH, seed=0).vectors, dtype=np.float32)
+        queries = torch.from_numpy(drawn.reshape(-1, self.manifest.set_size, self.manifest.dim))
+        self._keep(measure(self.engine, queries, 10, self.manifest, _TARGET, real_queries=False).chosen)
+
+    def _keep(self, tuning: Tuning) -> None:
+        self.manifest = self.manifest.model_copy(update={"tuning": tuning})
+        write_manifest(self.folder, self.manifest)
+
+    def _must_scan(self, set_size: int, condition: Condition | None) -> bool:
+        """Whether all items are to be scored; why is said once, unless it is only that there are few."""
+        if not self.engine.approximate:
+            return True
+        reason = reason_to_scan(self.manifest, set_size)
+        if reason is not None:
+            if reason not in self._said:
+                _log.warning("%s: every search scans all items: %s", self.folder, reason)
+                self._said.add(reason)
+            return True
+        # Of few items that pass, an index over all of them finds hardly any.
+        return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
+
+
+def _place(folder: Path, manifest: Manifest) -> Place:
+    return Place(folder, manifest.set_size * manifest.dim, manifest.dtype, manifest.settings)
