@@ -15,6 +15,7 @@ from maxmatch.search.engine import Place
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
+SETTINGS = frozenset({"uri", "timeout", "consistency", "collection", "index", "shards"})
 TOKEN = "MAXMATCH_MILVUS_TOKEN"
 FILE = "milvus.json"
 """In the index's folder: which collection holds its items."""
@@ -72,11 +73,14 @@ class Server:
 
 def server_of(place: Place) -> Server:
     """The server that the settings name."""
+    unknown = sorted(set(place.settings) - SETTINGS)
+    if unknown:
+        raise ValueError(f"settings: Milvus knows {', '.join(sorted(SETTINGS))}; got {unknown[0]!r}.")
     uri = place.settings.get("uri")
     parts = urlsplit(uri) if isinstance(uri, str) else None
     if not isinstance(uri, str) or parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"uri: expected the address of a Milvus server, as http://localhost:19530, got {uri!r}.")
-    if parts.username or parts.password or "token" in place.settings:
+    if parts.username or parts.password:
         raise ValueError(f"uri: a password would be written to the folder. Leave it out, and set {TOKEN} instead.")
     seconds = place.settings.get("timeout", 60)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
