@@ -248,7 +248,8 @@ class Milvus:
 
     def _get(self, ids: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
         """The items of these ids that are there, in the order of the ids."""
-        together = min(_IDS, self._page if "vector" in fields else _MESSAGE_BYTES // LONGEST)
+        largest = self._item_bytes if "vector" in fields else LONGEST if "metadata" in fields else 1
+        together = max(1, min(_IDS, _MESSAGE_BYTES // largest))
         parts = (ids[start : start + together] for start in range(0, len(ids), together))
         by_id = {row["id"]: row for part in parts for row in self._query(_among(part), fields)}
         return [by_id[name] for name in ids if name in by_id]

@@ -88,6 +88,9 @@ def server_of(place: Place) -> Server:
     consistency = place.settings.get("consistency", "Strong")
     if consistency not in ("Strong", "Session", "Bounded", "Eventually"):
         raise ValueError(f"consistency: expected Strong, Session, Bounded or Eventually, got {consistency!r}.")
+    shards = place.settings.get("shards", 1)
+    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 16:
+        raise ValueError(f"shards: expected 1 to 16, got {shards!r}.")
     return Server(uri, float(seconds), str(consistency))
 
 

@@ -46,8 +46,8 @@ def expression(condition: Condition, holds: bool = True) -> str:
             word = " and " if isinstance(condition, Every) == holds else " or "
             return "(" + word.join(expression(part, holds) for part in parts) + ")"
         case Missing(key):
-            parts = [_there(_path(key, kind), not holds) for kind in _LETTER]
-            return "(" + (" and " if holds else " or ").join(parts) + ")"
+            there = [_there(_path(key, kind), not holds) for kind in _LETTER]
+            return "(" + (" and " if holds else " or ").join(there) + ")"
         case Begins(key, text):
             end = _after_all_that_begin_with(text)
             low = Comparison(key, ">=", text)
