@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from pydantic import JsonValue
 
 from benchmarks.search_data import Data
 from maxmatch import SetIndex
@@ -29,7 +30,7 @@ def milvus(kind: str, consistency: str) -> Callable[[Data, Path], Search]:
             server = MilvusServer(MilvusServerConfig(data_dir=str(store)))  # stops with this process
             server.start()
             uri = f"http://127.0.0.1:{server.listen_port}"
-        settings = {"uri": uri, "index": kind, "consistency": consistency, "timeout": 600}
+        settings: dict[str, JsonValue] = {"uri": uri, "index": kind, "consistency": consistency, "timeout": 600}
         index = SetIndex.create(
             folder / "index", dim=width, set_size=size, engine="milvus", stability=1.0, settings=settings
         )
