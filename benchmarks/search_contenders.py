@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.search_data import Data
+from benchmarks.search_milvus import milvus
 from maxmatch import SetIndex, similarity, top_hits
 
 Search = Callable[[np.ndarray], list[list[int]]]
@@ -103,6 +104,9 @@ CONTENDERS: dict[str, Build] = {
     "SetIndex, LanceDB IVF_PQ": _index("lance", settings={"index": "ivf_pq"}),
     "SetIndex, LanceDB IVF_SQ": _index("lance", settings={"index": "ivf_sq"}),
     "SetIndex, LanceDB IVF_FLAT": _index("lance", settings={"index": "ivf_flat"}),
+    "SetIndex, Milvus HNSW": milvus("HNSW", "Strong"),
+    "SetIndex, Milvus HNSW, Bounded": milvus("HNSW", "Bounded"),
+    "SetIndex, Milvus IVF_SQ8, Bounded": milvus("IVF_SQ8", "Bounded"),
     "FAISS HNSW32": _faiss("HNSW32,Flat", 128),
     "FAISS IVF": _faiss("IVF{lists},Flat", 16),
     "FAISS IVF, 8 bits": _faiss("IVF{lists},SQ8", 16),

@@ -64,6 +64,7 @@ install_import_hook(
         "maxmatch.search.best",
         "maxmatch.search.engines.lance_files",
         "maxmatch.search.engines.lance_filter",
+        "maxmatch.search.engines.milvus_where",
         "maxmatch.search.folder",
         "maxmatch.search.hit",
         "maxmatch.search.manifest",

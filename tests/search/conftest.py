@@ -1,19 +1,35 @@
 """An index on each engine."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_sets import ENGINES
+from milvus_collections import Recycling
+from milvus_server import MilvusServer, running_server
 
 from maxmatch import SetIndex
+from maxmatch.search.engines import milvus
 
 Make = Callable[..., SetIndex]
 
 
+@pytest.fixture(scope="session")
+def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+    """One server for all tests; never skipped where there is one to start."""
+    cache = request.config.cache.mkdir("milvus")
+    with running_server(cache, tmp_path_factory.mktemp("milvus")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(milvus, "make_collection", Recycling())
+        ENGINES["milvus"]["uri"] = server.uri
+        yield server
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "milvus":
+        request.getfixturevalue("milvus_server")
     return str(request.param)
 
 
@@ -30,3 +46,4 @@ def make(engine: str, tmp_path: Path) -> Iterator[Make]:
     yield create
     for index in made:
         index.close()
+        shutil.rmtree(index.folder)  # with it goes the claim to a collection on the server

@@ -21,7 +21,9 @@ def data():
 @pytest.fixture(scope="module", params=FAST)
 def index(request, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("candidates") / "index"
-    settings = {**ENGINES[request.param], "train_from": 1_000}
+    if request.param == "milvus":
+        request.getfixturevalue("milvus_server")
+    settings = {**ENGINES[request.param], **({"train_from": 1_000} if request.param == "lance" else {})}
     index = SetIndex.create(folder, dim=16, set_size=4, stability=1.0, engine=request.param, settings=settings)
     index.add([str(n) for n in range(_COUNT)], data[0], [{"even": n % 2 == 0, "n": n} for n in range(_COUNT)])
     yield index

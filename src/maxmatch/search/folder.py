@@ -10,7 +10,14 @@ from maxmatch.search.manifest import FILE
 
 LOCK = ".lock"
 TABLE = "items.lance"
-_LEFT = (LOCK, TABLE, f"{TABLE}.sums", f".{FILE}.part")  # by a `create` that was killed
+_LEFT = (
+    LOCK,
+    TABLE,
+    f"{TABLE}.sums",
+    "milvus.json",
+    f".{FILE}.part",
+    ".milvus.json.part",
+)  # by a `create` that was killed
 _PATIENCE = 60.0
 _PAUSE = 0.05
 
