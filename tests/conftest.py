@@ -51,6 +51,7 @@ install_import_hook(
         "maxmatch.recipe_files",
         "maxmatch.recipe_yaml",
         "maxmatch.training",
+        "maxmatch.search",
         "maxmatch.losses",
         "maxmatch.evaluation",
         "maxmatch.extraction",

@@ -13,6 +13,7 @@ import typer
 from maxmatch.cli import data
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
+from maxmatch.cli.encode import encode
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(train)
 app.command()(doctor)
+app.command()(encode)
 app.add_typer(data.app, name="data")
 
 
