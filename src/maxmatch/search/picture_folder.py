@@ -9,6 +9,7 @@ from maxmatch.data.items import IMAGE
 from maxmatch.data.problems import DataError, Problem
 from maxmatch.search.listing import LeftOut, Listing
 
+_LONGEST = 1024  # characters of an id that an index keeps
 _JUNK = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "$recycle.bin", "@eadir"})
 
 
@@ -23,6 +24,8 @@ def list_pictures(folder: Path) -> Listing:
         suffix = Path(name).suffix.lower()
         if not _is_text(name):
             left_out.append(LeftOut(ascii(name), "its name is not UTF-8. Rename the file."))
+        elif len(name) > _LONGEST:
+            left_out.append(LeftOut(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
         elif suffix not in SUFFIXES:
             left_out.append(LeftOut(name, f"no picture by its name, which ends in {suffix or 'nothing'}."))
         else:

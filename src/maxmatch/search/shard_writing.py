@@ -19,6 +19,7 @@ from maxmatch.search.shards import (
     Encoded,
     ShardManifest,
     left_out_in,
+    notes_of,
     opened,
     read_manifest,
     shard_file,
@@ -65,17 +66,11 @@ def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
 
 def write_batch(folder: Path, number: int, batch: Encoded) -> None:
     """Keep some items of a shard that is not complete, for good."""
-    notes = {
-        "format": FORMAT,
-        "places": json.dumps(batch.places),
-        "rows": json.dumps(
-            [{"id": name, "metadata": known} for name, known in zip(batch.ids, batch.metadata, strict=True)]
-        ),
-        "skipped": json.dumps([asdict(one) for one in batch.skipped]),
-    }
+    rows = [{"id": name, "metadata": known} for name, known in zip(batch.ids, batch.metadata, strict=True)]
+    notes = {"places": batch.places, "rows": rows, "skipped": [asdict(one) for one in batch.skipped]}
     places = [*batch.places, *(one.place for one in batch.skipped if one.place is not None)]
     with whole(folder / f".{shard_file(folder, number).stem}.{min(places):09d}") as file:
-        file.write(save({"sets": np.ascontiguousarray(batch.sets)}, notes))
+        file.write(save({"sets": np.ascontiguousarray(batch.sets)}, {FORMAT: json.dumps(notes)}))
 
 
 def batches(folder: Path, number: int) -> list[Encoded]:
@@ -97,9 +92,9 @@ def complete(folder: Path, number: int, manifest: ShardManifest) -> None:
     lines = (json.dumps({"id": rows[at][0], "metadata": rows[at][1]}, ensure_ascii=False) for at in order)
     with whole(file.with_suffix(".jsonl")) as out:
         out.writelines(f"{line}\n".encode() for line in lines)
-    notes = {"format": FORMAT, "skipped": json.dumps([asdict(one) for one in skipped])}
+    notes = {"skipped": [asdict(one) for one in skipped]}  # under one name: safetensors keeps no order among several
     with whole(file) as out:
-        out.write(save({"sets": np.ascontiguousarray(sets[order])}, notes))
+        out.write(save({"sets": np.ascontiguousarray(sets[order])}, {FORMAT: json.dumps(notes)}))
     for used in _batch_files(folder, number):
         used.unlink()
 
@@ -110,7 +105,7 @@ def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[LeftOut]) -
     for number in range(manifest.shards):
         with opened(shard_file(folder, number)) as file:
             encoded += file.get_slice("sets").get_shape()[0]
-            skipped += left_out_in(file.metadata())
+            skipped += left_out_in(notes_of(file))
         for leftover in _batch_files(folder, number):  # of a process that ended between completing and removing
             leftover.unlink()
     with whole(folder / SKIPPED) as out:
@@ -133,12 +128,11 @@ def _batch_files(folder: Path, number: int) -> list[Path]:
 
 def _read_batch(path: Path) -> Encoded:
     with opened(path) as file:
-        notes = file.metadata()
-        rows = json.loads(notes["rows"])
+        notes = notes_of(file)
         return Encoded(
-            json.loads(notes["places"]),
-            [row["id"] for row in rows],
-            [row["metadata"] for row in rows],
+            notes["places"],
+            [row["id"] for row in notes["rows"]],
+            [row["metadata"] for row in notes["rows"]],
             file.get_tensor("sets"),
             left_out_in(notes),
         )

@@ -86,7 +86,7 @@ def read_shard(folder: Path, number: int, manifest: ShardManifest) -> Encoded:
     """A shard's sets with their ids and metadata."""
     path = shard_file(folder, number)
     with opened(path) as file:
-        sets, skipped = file.get_tensor("sets"), left_out_in(file.metadata())
+        sets, skipped = file.get_tensor("sets"), left_out_in(notes_of(file))
     rows = _rows(path.with_suffix(".jsonl"))
     if sets.shape != (len(rows), manifest.set_size, manifest.dim):
         expected = f"({len(rows)}, {manifest.set_size}, {manifest.dim})"
@@ -118,9 +118,15 @@ def read_manifest(folder: Path) -> ShardManifest:
         raise ShardError(f"{path}: {problems(error)}") from error
 
 
-def left_out_in(notes: Mapping[str, str]) -> list[LeftOut]:
+def left_out_in(notes: Mapping[str, Any]) -> list[LeftOut]:
     """Which items a file's notes say could not be encoded."""
-    return [LeftOut(**one) for one in json.loads(notes["skipped"])]
+    return [LeftOut(**one) for one in notes["skipped"]]
+
+
+def notes_of(file: Any) -> dict[str, Any]:
+    """What a file of sets says beside them."""
+    notes: dict[str, Any] = json.loads(file.metadata()[FORMAT])
+    return notes
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -138,7 +144,7 @@ def opened(path: Path) -> Iterator[Any]:
     """A safetensors file of ours; one that is damaged is named."""
     try:
         with safe_open(path, "numpy") as file:
-            if (file.metadata() or {}).get("format") != FORMAT:
+            if FORMAT not in (file.metadata() or {}):
                 raise ShardError(f"{path}: no shard of ours. Remove it, and encode again.")
             yield file
     except (SafetensorError, OSError) as error:
