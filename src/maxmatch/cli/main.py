@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import typer
 
-from maxmatch.cli import data
+from maxmatch.cli import data, index
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
+from maxmatch.cli.search import search
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -28,7 +29,9 @@ app.command()(demo)
 app.command()(train)
 app.command()(doctor)
 app.command()(encode)
+app.command()(search)
 app.add_typer(data.app, name="data")
+app.add_typer(index.app, name="index")
 
 
 @app.callback()

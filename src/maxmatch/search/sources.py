@@ -1,9 +1,11 @@
 """From whatever lies on the disk to a list of items to encode."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from maxmatch.data.formats.columns import IMAGE_COLUMNS
 from maxmatch.data.formats.picture_files import SUFFIXES
@@ -12,6 +14,7 @@ from maxmatch.data.formats.tables import tables_in
 from maxmatch.data.items import IMAGE, TEXT, Items
 from maxmatch.data.problems import DataError, Problem
 from maxmatch.data.reading import FORMATS, read_dataset, recognise
+from maxmatch.data.rows import pick
 from maxmatch.search.listing import LeftOut, Listing, noting, plain
 from maxmatch.search.picture_folder import list_pictures
 from maxmatch.search.table_rows import list_lines, list_table, list_tars
@@ -146,3 +149,10 @@ class _Joined(Sequence[Any]):
 
 def _words(modality: str) -> str:
     return {IMAGE: "pictures", TEXT: "captions"}.get(modality, modality)
+
+
+def without(listing: Listing, ids: Collection[str]) -> Listing:
+    """The listing without some items."""
+    kept = [place for place, name in enumerate(listing.ids) if name not in ids]
+    values, names = pick(listing.values, np.array(kept, np.int64)), [listing.ids[place] for place in kept]
+    return replace(listing, values=values, ids=names, metadata=[listing.metadata[place] for place in kept])
