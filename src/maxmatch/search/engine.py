@@ -67,8 +67,9 @@ class Engine(Protocol):
     state as it was before; ValueError where stored files are damaged, naming them.
     """
 
-    approximate: bool
-    """Whether `candidates` is faster than scanning all items. If not, the index scans, and never asks for them."""
+    @property
+    def approximate(self) -> bool:
+        """Whether `candidates` is faster than scanning all items. If not, the index scans, and never asks for them."""
 
     def add(self, rows: Rows) -> None:
         """Store new items. None of the ids is stored yet: the index has looked."""
@@ -112,6 +113,9 @@ class Engine(Protocol):
         does it all, and frees the room of what was removed. Changes no item. True if the index was trained anew, so
         that its recall is to be measured again.
         """
+
+    def check(self) -> None:
+        """Look for damage that reading alone does not show; ValueError that names the file. A server checks itself."""
 
     def info(self) -> dict[str, JsonValue]:
         """What a person wants to know: version, kind of index, how many items are in it, bytes on the disk."""
