@@ -2,10 +2,14 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from maxmatch.search.listing import LeftOut
 
 
 def encode(
@@ -49,8 +53,8 @@ def encode(
     from maxmatch.cli.loading import load_model, located
     from maxmatch.cli.progress import bar, cores, say
     from maxmatch.search.encoding_run import describe, encode_shards, started
-    from maxmatch.search.listing import LeftOut
     from maxmatch.search.shard_writing import finish
+    from maxmatch.search.shards import SKIPPED
     from maxmatch.search.sources import list_source
 
     begun = time.monotonic()
@@ -59,16 +63,7 @@ def encode(
     encoder = load_model(model, device, listing.modality)
     size = batch_size or (16 if encoder.device.type == "cpu" else 64)
     precision: Literal["float16", "float32"] = "float16" if dtype == "fp16" else "float32"
-    shown = 0
-
-    def report(one: LeftOut) -> None:
-        nonlocal shown
-        shown += 1
-        if shown <= 5:
-            say(f"left out: {one.id}: {one.reason}")
-        elif shown == 6:
-            say(f"more was left out; {out / 'skipped.jsonl'} will have all of it, with reasons")
-
+    report = first_reasons(out / SKIPPED)
     with started(listing, out.expanduser(), describe(encoder, listing, precision, shard_size, located(model))) as job:
         numbers = job.unfinished()
         left = sum(len(job.left(number)) for number in numbers)
@@ -84,7 +79,24 @@ def encode(
         facts = {"path": str(out), **done.model_dump(mode="json"), "skipped": skipped, "seconds": round(seconds, 1)}
         print(json.dumps(facts))
     else:
-        lost = f"; {skipped:,} left out, see {out / 'skipped.jsonl'}" if skipped else ""
+        lost = f"; {skipped:,} left out, see {out / SKIPPED}" if skipped else ""
         print(f"{out}: {done.encoded:,} sets {done.set_size} × {done.dim} {dtype}{lost}")
     if not done.encoded:
-        raise ValueError(f"{source}: nothing could be encoded. {out / 'skipped.jsonl'} says why.")
+        raise ValueError(f"{source}: nothing could be encoded. {out / SKIPPED} says why.")
+
+
+def first_reasons(full: Path) -> "Callable[[LeftOut], None]":
+    """What says the first items that are left out, and where all of them will be listed."""
+    from maxmatch.cli.progress import say
+
+    shown = 0
+
+    def report(one: "LeftOut") -> None:
+        nonlocal shown
+        shown += 1
+        if shown <= 5:
+            say(f"left out: {one.id}: {one.reason}")
+        elif shown == 6:
+            say(f"more was left out; {full} will have all of it, with reasons")
+
+    return report

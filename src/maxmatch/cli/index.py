@@ -1,6 +1,7 @@
 """`maxmatch index`: make, fill, check and mend an index."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import typer
 from maxmatch.cli.index_fill import add, build
 
 if TYPE_CHECKING:
-    from maxmatch.search.manifest import Tuning
+    from maxmatch.search.verify import Verification
 
 _HELP = """Make, fill, check and mend an index of sets.
 
@@ -63,15 +64,18 @@ def remove(
     from maxmatch.search.index import SetIndex
     from maxmatch.search.parcels import read_ids
 
-    names = [*(ids or []), *(read_ids(ids_file) if ids_file is not None else [])]
+    given = [*(ids or []), *(read_ids(ids_file) if ids_file is not None else [])]
+    names = list(dict.fromkeys(given))
     if not names:
         raise typer.BadParameter("name the items with --ids or --ids-file")
     with SetIndex.open(index) as opened:
-        removed = opened.remove(names, missing=missing)
+        if missing == "ignore":
+            present = opened.engine.present(names)
+            names = [name for name in names if name in present]
+        opened.remove(names)
         left = len(opened)
-    _print(
-        as_json, {"path": str(index), "removed": removed, "items": left}, f"{index}: {removed:,} removed, {left:,} left"
-    )
+    facts = {"path": str(index), "removed": len(names), "items": left}
+    _print(as_json, facts, f"{index}: {len(names):,} removed, {left:,} left")
 
 
 @app.command()
@@ -106,7 +110,15 @@ def verify(
             texts = list(list_source(queries, "text").values)[:sample]
             sets = model_of(opened, index, model, device).encode_texts(texts)
         measured = opened.verify(sets, k, sample=sample, target=target)
-    _print(as_json, {"path": str(index), **measured.model_dump(mode="json")}, _advice(index, measured, target))
+    facts = {
+        "path": str(index),
+        **measured.chosen.model_dump(mode="json"),
+        "target": target,
+        "reached": measured.reached,
+        "scan_milliseconds": measured.scan_milliseconds,
+        "trials": [{**asdict(one), "settings": one.settings._asdict()} for one in measured.trials],
+    }
+    _print(as_json, facts, _advice(index, measured))
 
 
 @app.command()
@@ -134,15 +146,24 @@ def compact(index: _Folder, as_json: _Json = False) -> None:
     _print(as_json, {"path": str(index), "items": items}, f"{index}: {items:,} items")
 
 
-def _advice(index: Path, measured: "Tuning", target: float) -> str:
-    found = f"{measured.recall:.1%} of the {measured.k} best are found"
-    line = f"{index}: {found} (95 %: {measured.low:.1%} to {measured.high:.1%}; {measured.queries:,} searches)"
-    line += f"\nkept: {measured.candidates:,} candidates, effort {measured.effort:g}"
-    if measured.recall < target:
-        line += f"\nless than the {target:.0%} asked for: search with --exact, or rebuild with --dtype fp32"
-    if not measured.real_queries:
-        line += "\nmeasured with items of the index; --queries FILE measures with what people will ask"
-    return line
+def _advice(index: Path, measured: "Verification") -> str:
+    chosen = measured.chosen
+    lines = [f"{index}: {chosen.items:,} items, {chosen.queries:,} searches for the {chosen.k} best"]
+    for one in measured.trials:
+        how = f"{one.settings.candidates:,} candidates, effort {one.settings.effort:g}"
+        lines.append(f"  {how:<32} finds {one.recall:6.1%} in {one.milliseconds:.1f} ms each")
+    lines.append(f"  {'all items':<32} finds 100.0% in {measured.scan_milliseconds:.1f} ms each")
+    if measured.trials:
+        interval = f"95 %: {chosen.low:.1%} to {chosen.high:.1%}"
+        kept = f"{chosen.candidates:,} candidates, effort {chosen.effort:g}"
+        lines.append(f"Searches use {kept} from now on: {chosen.recall:.1%} are found ({interval}).")
+    else:
+        lines.append("Every search scans all items, and finds all.")
+    if not measured.reached:
+        lines.append(f"Less than the {measured.target:.1%} asked for: search with --exact where it matters.")
+    if not chosen.real_queries:
+        lines.append("Measured with items of the index; --queries FILE measures with what people will ask.")
+    return "\n".join(lines)
 
 
 def _lines(known: dict[str, Any], indent: str = "") -> list[str]:

@@ -38,6 +38,10 @@ def build(
     uri: Annotated[str | None, typer.Option(help="Where the Milvus server is: http://localhost:19530")] = None,
     dtype: Annotated[Literal["fp16", "fp32"] | None, typer.Option(help="Default: that of the sets.")] = None,
     similarity: Annotated[str | None, typer.Option(help="Default: the model's, or maxmatch.")] = None,
+    stability: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="How often slot i of a query meets slot i of its item. Default: the model's."),
+    ] = None,
     device: _Device = None,
     as_json: _Json = False,
 ) -> None:
@@ -79,7 +83,7 @@ def build(
             cargo.set_size,
             model=encoder if encoder is not None else made_by.identity if made_by else None,
             similarity=similarity or (made_by.similarity if made_by else None),
-            stability=made_by.stability if made_by else None,
+            stability=stability if stability is not None else made_by.stability if made_by else None,
             dtype=precision,
             engine=engine,
             settings=settings,
@@ -170,7 +174,8 @@ def _cargo(
         raise typer.BadParameter("--ids and --metadata go with --sets; what was encoded has its own")
     if shards:
         return shards_cargo([one.expanduser() for one in shards])
-    assert source is not None and name is not None
+    assert source is not None
+    assert name is not None
     return _encoded(folder, source, modality, encoder, name, dtype, keep)
 
 
@@ -184,12 +189,13 @@ def _encoded(
     keep: "SetIndex | None",
 ) -> "Cargo":
     """The items of a source, encoded beside the index. keep: an index whose items are not encoded again."""
+    from maxmatch.cli.encode import first_reasons
     from maxmatch.cli.loading import located
     from maxmatch.cli.progress import bar, cores, say
     from maxmatch.search.filling import is_begun
     from maxmatch.search.origin import encode_for, waiting_shards
     from maxmatch.search.parcels import shards_cargo
-    from maxmatch.search.shards import read_manifest
+    from maxmatch.search.shards import SKIPPED, read_manifest
     from maxmatch.search.sources import list_source, without
 
     place = waiting_shards(folder)
@@ -204,11 +210,10 @@ def _encoded(
     with bar(listing.modality, len(listing)) as advance:
         manifest = encode_for(
             folder, encoder, listing, precision, located(name), batch, cores(), advance,
-            lambda one: say(f"left out: {one.id}: {one.reason}"),
+            first_reasons(folder / SKIPPED),
         )  # fmt: skip
-    if not manifest.encoded:
-        shutil.rmtree(place)
-        raise ValueError(f"{source}: nothing new that could be encoded.")
+    if not manifest.encoded and keep is None:
+        raise ValueError(f"{source}: nothing could be encoded. {place / SKIPPED} says why.")
     return shards_cargo([place])
 
 
@@ -227,14 +232,19 @@ def _check_model(encoder: Any, cargo: "Cargo", name: str | None) -> None:
 def _finish(opened: "SetIndex", index: Path, cargo: "Cargo", source: Path | None, as_json: bool) -> None:
     """Say what was done, and tidy up."""
     from maxmatch.search.origin import waiting_shards
+    from maxmatch.search.shards import SKIPPED
 
     items = len(opened)
     manifest = opened.manifest
     opened.close()
     if source is not None:
-        shutil.rmtree(waiting_shards(index), ignore_errors=True)
+        place = waiting_shards(index)
+        shutil.copyfile(place / SKIPPED, opened.folder / SKIPPED)
+        shutil.rmtree(place)
     if as_json:
         facts = {"path": str(index), "added": cargo.items, "items": items, **manifest.model_dump(mode="json")}
         print(json.dumps(facts))
         return
-    print(f"{index}: {items:,} items, sets {manifest.set_size} × {manifest.dim}, {manifest.engine}")
+    print(
+        f"{index}: {cargo.items:,} added; {items:,} items, sets {manifest.set_size} × {manifest.dim}, {manifest.engine}"
+    )

@@ -1,5 +1,6 @@
 """Encoding a source to shards: reads ahead, keeps every batch, and goes on where an earlier run was stopped."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ Advance = Callable[[int], object]
 Dtype = Literal["float16", "float32"]
 SHARD_SIZE = 10_000
 _COMMIT_SECONDS = 0.25  # of work at most are lost when the process is killed, beside the batch in hand
+_BUFFER = re.compile(r" <_io\.[^>]*>")
 _NOT_FINITE = "the model gives NaN or infinite values for it. Look at the item; if all are so, at the model's weights."
 
 
@@ -92,6 +94,8 @@ def encode_shards(
     Which items share a batch depends on the source and the batch size alone, so that a run that was interrupted gives
     the same numbers as one that was not.
     """
+    if not len(job.listing):
+        return
     reader = _reader(model, job)
     plan = []
     for number in numbers:
@@ -140,7 +144,9 @@ def encode_source(
 def _encoded(model: SetEncoder, job: Job, batch: Batch) -> Encoded:
     """The sets of a batch that was read, in the precision of the shards."""
     listing, manifest = job.listing, job.manifest
-    skipped = [LeftOut(listing.ids[one.index], one.reason, one.index) for one in batch.skipped]
+    skipped = [
+        LeftOut(listing.ids[one.index], _why(one.reason, listing, one.index), one.index) for one in batch.skipped
+    ]
     sets = np.zeros((0, manifest.set_size, manifest.dim), manifest.dtype)
     places = batch.places
     if batch.inputs is not None:
@@ -159,6 +165,12 @@ def _encoded(model: SetEncoder, job: Job, batch: Batch) -> Encoded:
         sets = vectors[finite].astype(manifest.dtype)
     ids = [listing.ids[place] for place in places]
     return Encoded(places, ids, [dict(listing.metadata[place]) for place in places], sets, skipped)
+
+
+def _why(reason: str, listing: Listing, place: int) -> str:
+    """A reason without the path, which the id says, and without what Pillow calls the open file."""
+    where = listing.metadata[place].get("path")
+    return _BUFFER.sub("", reason.removeprefix(f"{where}: "))
 
 
 def _joined(parts: Sequence[Encoded]) -> Encoded:

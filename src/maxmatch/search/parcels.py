@@ -89,7 +89,8 @@ def array_cargo(sets: Path, ids: Path, metadata: Path | None = None) -> Cargo:
 
     def read(number: int) -> Parcel:
         part = slice(number * step, (number + 1) * step)
-        return Parcel(names[part], np.asarray(array[part]), None if rows is None else rows[part])
+        dtype = np.float16 if array.dtype == np.float16 else np.float32
+        return Parcel(names[part], np.asarray(array[part], dtype), None if rows is None else rows[part])
 
     files = [file.stat() for file in (sets, metadata) if file is not None]
     mark = _mark([[str(sets.absolute())], names, [[one.st_size, one.st_mtime_ns] for one in files]])
