@@ -1,7 +1,6 @@
 """Filling an index: every item once, whatever happens meanwhile."""
 
 import json
-import signal
 
 import numpy as np
 import pytest
