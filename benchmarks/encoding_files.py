@@ -75,10 +75,15 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
+def _batches(folder: Path) -> int:
+    """How many batches of the shard in hand are kept."""
+    return len(list(folder.glob(".shard-*")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--size", type=int, default=256, help="pixels on a side")
+    parser.add_argument("--size", type=int, default=224, help="pixels on a side")
     parser.add_argument("--model", help="a model's folder; default: a small random one")
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
@@ -100,12 +105,15 @@ def main() -> None:
         assert listed == bad, "not exactly the bad files are listed"
         assert facts["encoded"] == options.files - len(bad)
         print(f"undisturbed: {straight:.0f} s with its start, {facts['encoded'] / straight:.0f} pictures/s")
-        moments, kept = random.Random(0), []
+        moments = random.Random(0)
+        kept: list[int] = []
         begin = time.monotonic()
         while True:
             process = subprocess.Popen([*command, str(root / "killed")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             if len(kept) < options.kills:
-                time.sleep(moments.uniform(0.2, 1.2) * straight / options.kills)
+                enough = _batches(root / "killed") + moments.randint(3, 60)
+                while process.poll() is None and _batches(root / "killed") < enough:
+                    time.sleep(0.01)
                 process.send_signal(signal.SIGKILL)
             said = process.communicate()[1].decode()
             found = _THERE.search(said)
@@ -113,6 +121,7 @@ def main() -> None:
             if process.returncode == 0:
                 break
             assert process.returncode == -signal.SIGKILL, said
+        assert len(kept) > 1, "it was done before it could be killed"
         print(f"killed {len(kept) - 1} times: {time.monotonic() - begin:.0f} s; found at each start: {kept}")
         assert kept == sorted(kept), "something that was kept is gone"
         assert content(root / "killed") == content(root / "straight"), "not what the undisturbed run made"

@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from maxmatch.data.formats import precomp
 from maxmatch.model import SetEncoder
 from maxmatch.search import encoding_run
 from maxmatch.search.encoding_run import describe, encode_source, started
-from maxmatch.search.shard_writing import alone
+from maxmatch.search.ray_encoding import Task, Worker, encode_on_ray
+from maxmatch.search.shard_writing import alone, finish
 from maxmatch.search.shards import ShardError, read_manifest, read_shard, shard_file
 from maxmatch.search.sources import list_source
 
@@ -287,3 +290,27 @@ def test_a_folder_without_shards_says_how_to_make_some(tmp_path):
         (tmp_path / "manifest.json").write_text(text)
         with pytest.raises(ShardError, match=words):
             read_manifest(tmp_path)
+
+
+def test_workers_of_a_cluster_write_what_one_process_writes(heap, checkpoint, model, whole, tmp_path):
+    """Each makes shards of its own; Ray itself only hands them out."""
+    listing, out = list_source(heap[0]), tmp_path / "out"
+    with started(listing, out, describe(model, listing, "float32", 64)) as job:
+        task = Task(str(checkpoint), str(heap[0]), str(out), "folder", batch_size=16)
+        first, second = Worker(task), Worker(task)
+        covered = [worker({"shard": np.array([n])}) for n, worker in ((2, first), (0, second), (3, first), (1, second))]
+        assert sum(int(one["items"].sum()) for one in covered) == len(listing)
+        finish(out, job.manifest, listing.left_out)
+    mine, theirs = files(out), files(whole)
+    for name in mine.keys() | theirs.keys():
+        assert name == "manifest.json" or mine[name] == theirs[name]
+    (tmp_path / "other").mkdir()
+    Image.new("RGB", (50, 50)).save(tmp_path / "other" / "a.png")
+    with pytest.raises(ValueError, match="another source on this machine"):
+        Worker(replace(task, source=str(tmp_path / "other")))
+
+
+def test_without_ray_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'maxmatch\[ray\]'"):
+        encode_on_ray(Task("m", "s", "f", "folder"), [0], print)

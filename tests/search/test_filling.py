@@ -104,7 +104,7 @@ for verb in sys.argv[2:]:
 
 def test_killed_at_random_moments_it_goes_on_and_adds_nothing_twice(tmp_path):
     """Many kills, against the promises of an index; those of the index itself are tested beside it."""
-    expected = write_shards(tmp_path / "shards", 80, shard_size=2)
+    expected = write_shards(tmp_path / "shards", 40, shard_size=2)
     verbs = ["build", "refuse", "skip", "replace"]
     done = run(KILLED, tmp_path, *verbs)
     ends = [list(map(int, line.split())) for line in done.stdout.splitlines()]

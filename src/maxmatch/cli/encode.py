@@ -35,6 +35,9 @@ def encode(
         str | None, typer.Option(help="What the source is, if not what is recognised: folder, table, lines …")
     ] = None,
     split: Annotated[list[str] | None, typer.Option(help="Of a data set only this split; may be given again.")] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), a shard at a time; needs 'maxmatch[ray]'.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Encode pictures or texts to sets of vectors, in files with their ids and metadata.
@@ -70,7 +73,14 @@ def encode(
         if left < len(listing):
             say(f"{out}: {len(listing) - left:,} of {len(listing):,} are there already")
         with bar(listing.modality, left) as advance:
-            encode_shards(encoder, job, numbers, size, workers or cores(), advance, report)
+            if ray:
+                from maxmatch.search.ray_encoding import Task, encode_on_ray
+
+                places = (located(model), str(listing.path), str(job.folder.resolve()))
+                task = Task(*places, listing.format, split, encoder.device.type, size, workers or 1)
+                encode_on_ray(task, numbers, advance)
+            else:
+                encode_shards(encoder, job, numbers, size, workers or cores(), advance, report)
         done = finish(job.folder, job.manifest, listing.left_out)
     assert done.encoded is not None
     seconds = time.monotonic() - begun
