@@ -104,7 +104,7 @@ def test_a_folder_that_is_no_index_is_refused_with_the_reason(stored, tmp_path):
             SetIndex.open(stored)
     path.write_text(json.dumps(whole))
     (stored / "items.lance").rename(stored / "elsewhere")
-    with pytest.raises(FileNotFoundError, match="items.lance: missing; it holds the items"):
+    with pytest.raises(FileNotFoundError, match=r"items\.lance: missing; it holds the items"):
         SetIndex.open(stored)
 
 

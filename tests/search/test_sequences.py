@@ -84,7 +84,9 @@ class Sequences(RuleBasedStateMachine):
             assert len(self.index) == len(self.known)
 
     def _items(self, names, sets, years):
-        metadata = [{} if year is None else {"year": year, "name": name} for name, year in zip(names, years, strict=False)]
+        metadata = [
+            {} if year is None else {"year": year, "name": name} for name, year in zip(names, years, strict=False)
+        ]
         return _POOL[sets[: len(names)]], metadata
 
     def _note(self, names, items, metadata):

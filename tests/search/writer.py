@@ -31,7 +31,7 @@ def plan(seed: int) -> list[tuple[str, list[str]]]:
             names = [f"{step}-{n}" for n in range(8)]
             there |= set(names)
         elif what == "upsert":
-            names = sorted(random.sample(sorted(there), min(4, len(there)))) + [f"{step}-new"]
+            names = [*sorted(random.sample(sorted(there), min(4, len(there)))), f"{step}-new"]
             there |= set(names)
         elif what == "remove":
             names = sorted(random.sample(sorted(there), 6))
