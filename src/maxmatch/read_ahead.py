@@ -48,9 +48,11 @@ def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: boo
     return Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
 
 
-def read_ahead(reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool) -> Iterator[Batch]:
-    """The batches in order, the next few being read while the model works on one."""
-    workers = min(_READERS, os.cpu_count() or 1)
+def read_ahead(
+    reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
+) -> Iterator[Batch]:
+    """The batches in order, the next few being read in `workers` threads while the model works on one."""
+    workers = workers or min(_READERS, os.cpu_count() or 1)
     pool = ThreadPoolExecutor(workers)
     try:
         ahead: deque[Future[Batch]] = deque()

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import typer
 
-from maxmatch.cli import data
+from maxmatch.cli import data, index
 from maxmatch.cli.analyse import analyse
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
+from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
 from maxmatch.cli.reproduce import reproduce
+from maxmatch.cli.search import search
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -31,8 +33,11 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(analyse)
 app.command()(reproduce)
+app.command()(encode)
+app.command()(search)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
+app.add_typer(index.app, name="index")
 
 
 @app.callback()

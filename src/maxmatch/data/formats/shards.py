@@ -34,16 +34,16 @@ _BRACES = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*\.tar)")
 
 def recognises(path: Path) -> bool:
     """Whether this is a tar, a folder of them, or a name like train-{000000..000012}.tar."""
-    return bool(_tars(path))
+    return bool(tars_by_split(path))
 
 
 def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     """The splits of these tars; "train" where names do not say."""
     rows = [
         Row(tar / key, None, cells, split)
-        for split, tars in _tars(path).items()
+        for split, tars in tars_by_split(path).items()
         for tar in tars
-        for key, cells in _samples(tar, report)
+        for key, cells in samples(tar, report)
     ]
     columns = find_columns(column_names(row.cells for row in rows))
     splits = {} if columns is None else gather(rows, replace(columns, split=None), _locate, report, TarItems)
@@ -79,7 +79,7 @@ def _locate(row: Row, modality: str, cell: Any) -> tuple[str, Member]:
     return row.file.relative_to(cell.tar.parent).as_posix(), cell
 
 
-def _tars(path: Path) -> dict[str, list[Path]]:
+def tars_by_split(path: Path) -> dict[str, list[Path]]:
     """The tars by split."""
     found: dict[str, list[Path]] = {}
     if path.is_dir():
@@ -98,8 +98,10 @@ def _tars(path: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _samples(tar: Path, report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The samples of a tar, each with what a row of a table would hold."""
+def samples(tar: Path, report: Report, bare: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The samples of a tar, each with what a row of a table would hold. bare: a picture without a caption will do, and
+    a caption without a picture.
+    """
     if not tar.is_file():
         report(Problem(tar, "no such file", "Bring it back, or name the tars that there are.", fatal=True))
         return
@@ -118,7 +120,7 @@ def _samples(tar: Path, report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
                 if key in seen:
                     raise BadCell("a second sample of this name in one tar", "Give each its own name.")
                 seen.add(key)
-                yield key, _cells(parts, file)
+                yield key, _cells(parts, file, bare)
             except BadCell as bad:
                 if not cut or number + 1 < len(groups):  # of the last, a part may lie beyond the cut
                     report(Problem(tar / key, bad.what, bad.cure))
@@ -131,7 +133,7 @@ def _key(member: Member) -> str:
     return f"{folder}{slash}{base}" if base else ""
 
 
-def _cells(parts: Sequence[Member], file: BinaryIO) -> dict[str, Any]:
+def _cells(parts: Sequence[Member], file: BinaryIO, bare: bool) -> dict[str, Any]:
     """What a row of a table would hold."""
     by_suffix: dict[str, Member] = {}
     for part in parts:
@@ -139,19 +141,20 @@ def _cells(parts: Sequence[Member], file: BinaryIO) -> dict[str, Any]:
         if by_suffix.setdefault(suffix, part) is not part:
             raise BadCell(f"two members .{suffix} in one sample", "Give each sample its own name.")
     picture = next((part for suffix, part in by_suffix.items() if f".{suffix}" in SUFFIXES), None)
-    if picture is None:
+    if picture is None and not (bare and by_suffix.keys() & {"txt", "json"}):
         raise BadCell(f"no picture, only {', '.join(by_suffix)}", f"Expected {', '.join(sorted(SUFFIXES))}.")
     cells: dict[str, Any] = _object(by_suffix["json"], file) if "json" in by_suffix else {}
     text = _text(by_suffix["txt"], file) if "txt" in by_suffix else ""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     name = next((name for known in CAPTION_COLUMNS for name in cells if name.lower() == known and cells[name]), None)
     captions = lines if name is None else cells.pop(name)
-    if not captions:
+    if not captions and not (bare and picture is not None):
         raise BadCell("no caption", "Expected a .txt, or a .json with 'caption'.")
     if lines and captions not in (text.strip(), lines):
         raise BadCell("the captions in .txt and in .json differ", "Remove one of them.")
     others = {name: cell for name, cell in cells.items() if name.lower() not in ("image", "caption")}
-    return {"image": picture, "caption": captions, **others}
+    found = {"image": picture, "caption": captions or None}
+    return {**{name: cell for name, cell in found.items() if cell is not None}, **others}
 
 
 def _text(part: Member, file: BinaryIO) -> str:

@@ -1,0 +1,112 @@
+"""`maxmatch encode`: pictures or texts to sets on the disk, for an index or another program."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from maxmatch.search.listing import LeftOut
+
+
+def encode(
+    model: Annotated[str, typer.Argument(help="A model's folder, or its name on the Hugging Face Hub.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line."),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the sets. A run that was stopped there goes on.")],
+    modality: Annotated[
+        str | None, typer.Option(help="image, text … Default: image where the source has pictures.")
+    ] = None,
+    dtype: Annotated[Literal["fp16", "fp32"], typer.Option(help="fp16 takes half the room.")] = "fp16",
+    shard_size: Annotated[int, typer.Option(min=1, help="Items in a file of sets.")] = 10_000,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Items at once. Default: 64 on a GPU, 16 on a CPU.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that read. Default: a core each, up to 8.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="What the source is, if not what is recognised: folder, table, lines …")
+    ] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Of a data set only this split; may be given again.")] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), a shard at a time; needs 'maxmatch[ray]'.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Encode pictures or texts to sets of vectors, in files with their ids and metadata.
+
+    What cannot be read, or is no picture, is left out and listed with the reason in skipped.jsonl. A run that was
+    stopped, killed even, goes on when the same command runs again, and encodes nothing twice.
+
+    Examples:
+
+      maxmatch encode runs/coco/best ~/Pictures --out sets
+
+      maxmatch encode runs/coco/best captions.txt --out captions --modality text
+
+      maxmatch index build photos --from sets
+    """
+    from maxmatch.cli.loading import load_model, located
+    from maxmatch.cli.progress import bar, cores, say
+    from maxmatch.search.encoding_run import describe, encode_shards, started
+    from maxmatch.search.shard_writing import finish
+    from maxmatch.search.shards import SKIPPED
+    from maxmatch.search.sources import list_source
+
+    begun = time.monotonic()
+    listing = list_source(source, modality, format, split)
+    say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format}), {len(listing.left_out):,} left out")
+    encoder = load_model(model, device, listing.modality)
+    size = batch_size or (16 if encoder.device.type == "cpu" else 64)
+    precision: Literal["float16", "float32"] = "float16" if dtype == "fp16" else "float32"
+    report = first_reasons(out / SKIPPED)
+    with started(listing, out.expanduser(), describe(encoder, listing, precision, shard_size, located(model))) as job:
+        numbers = job.unfinished()
+        left = sum(len(job.left(number)) for number in numbers)
+        if left < len(listing):
+            say(f"{out}: {len(listing) - left:,} of {len(listing):,} are there already")
+        with bar(listing.modality, left) as advance:
+            if ray:
+                from maxmatch.search.ray_encoding import Task, encode_on_ray
+
+                places = (located(model), str(listing.path), str(job.folder.resolve()))
+                task = Task(*places, listing.format, split, encoder.device.type, size, workers or 1)
+                encode_on_ray(task, numbers, advance)
+            else:
+                encode_shards(encoder, job, numbers, size, workers or cores(), advance, report)
+        done = finish(job.folder, job.manifest, listing.left_out)
+    assert done.encoded is not None
+    seconds = time.monotonic() - begun
+    skipped = done.items - done.encoded + len(listing.left_out)
+    if as_json:
+        facts = {"path": str(out), **done.model_dump(mode="json"), "skipped": skipped, "seconds": round(seconds, 1)}
+        print(json.dumps(facts))
+    else:
+        lost = f"; {skipped:,} left out, see {out / SKIPPED}" if skipped else ""
+        print(f"{out}: {done.encoded:,} sets {done.set_size} × {done.dim} {dtype}{lost}")
+    if not done.encoded:
+        raise ValueError(f"{source}: nothing could be encoded. {out / SKIPPED} says why.")
+
+
+def first_reasons(full: Path) -> "Callable[[LeftOut], None]":
+    """What says the first items that are left out, and where all of them will be listed."""
+    from maxmatch.cli.progress import say
+
+    shown = 0
+
+    def report(one: "LeftOut") -> None:
+        nonlocal shown
+        shown += 1
+        if shown <= 5:
+            say(f"left out: {one.id}: {one.reason}")
+        elif shown == 6:
+            say(f"more was left out; {full} will have all of it, with reasons")
+
+    return report

@@ -1,0 +1,82 @@
+"""`maxmatch search`: the items of an index that are nearest to a text or a picture."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from maxmatch.search.hit import Hit
+
+
+def search(
+    query: Annotated[str, typer.Argument(help="What to look for, in words. Left out with --image.")],
+    index: Annotated[Path | None, typer.Argument(help="The index's folder.", show_default=False)] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
+    image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
+    where: Annotated[str | None, typer.Option(help='Only items whose metadata are so: "year >= 2020"')] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Score every item: slower, and misses nothing.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
+    ] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print paths alone, for another program.")] = False,
+    model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
+) -> None:
+    """Find the items of an index that are nearest to a text, or to a picture.
+
+    Examples:
+
+      maxmatch search "a dog on a beach" photos
+
+      maxmatch search "a dog" photos -k 50 --where "size > 100000 and path like '%2024%'" --explain
+
+      maxmatch search --image dog.jpg photos --paths
+    """
+    from maxmatch.cli.loading import model_of
+    from maxmatch.search.index import SetIndex
+
+    folder = Path(query) if image is not None and index is None else index
+    if folder is None:
+        raise typer.BadParameter("name the index, too: maxmatch search QUERY INDEX")
+    if image is not None and index is not None:
+        raise typer.BadParameter("one query: words, or --image; not both")
+    if image is None and not query.strip():
+        raise typer.BadParameter("an empty query finds nothing: write some words")
+    with SetIndex.open(folder) as opened:
+        encoder = model_of(opened, folder, model, device)
+        sets = encoder.encode_images([image.expanduser()]) if image is not None else encoder.encode_texts([query])
+        [hits] = opened.search(sets, k, where, exact)
+    if as_json:
+        print(json.dumps({"query": query if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
+    elif paths:
+        for hit in hits:
+            print(_name(hit))
+    else:
+        for rank, hit in enumerate(hits, start=1):
+            print(f"{rank:>3}  {hit.score:7.4f}  {_name(hit)}")
+            if explain:
+                print("\n".join(_reasons(hit)))
+        if not hits:
+            print(f"nothing in {folder}" + (" that passes --where" if where else ""))
+
+
+def _name(hit: "Hit") -> str:
+    """Where an item is, or what it says, or its id."""
+    known = hit.metadata.get("path") or hit.metadata.get("text")
+    return known if isinstance(known, str) else hit.id
+
+
+def _reasons(hit: "Hit") -> list[str]:
+    lines = [f"     slot {one.query_slot} – {one.item_slot}   cosine {one.cosine:6.3f}" for one in hit.matches]
+    shown = {name: value for name, value in hit.metadata.items() if value != _name(hit)}
+    return [*lines, *(f"     {name}: {value}" for name, value in shown.items())]
+
+
+def _plain(hit: "Hit") -> dict[str, Any]:
+    plain = asdict(hit)
+    plain["matches"] = [one._asdict() for one in hit.matches]
+    return plain

@@ -1,0 +1,86 @@
+"""All pictures in a folder and those below it. What is no picture is named, but for what systems leave behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from maxmatch.data.formats.picture_files import SUFFIXES
+from maxmatch.data.items import IMAGE
+from maxmatch.data.problems import DataError, Problem
+from maxmatch.search.listing import LeftOut, Listing
+
+_LONGEST = 1024  # characters of an id that an index keeps
+_JUNK = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "$recycle.bin", "@eadir"})
+
+
+def list_pictures(folder: Path) -> Listing:
+    """The pictures by their paths from the folder, in the order of these. Links to folders are followed, each folder
+    once, so that a loop does no harm. Metadata: `path`, `size` and `mtime` (seconds since 1970).
+    """
+    found: dict[str, os.DirEntry[str]] = {}
+    left_out: list[LeftOut] = []
+    for entry in _files(folder, left_out):
+        name = Path(entry.path).relative_to(folder).as_posix()
+        suffix = Path(name).suffix.lower()
+        if not _is_text(name):
+            left_out.append(LeftOut(ascii(name), "its name is not UTF-8. Rename the file."))
+        elif len(name) > _LONGEST:
+            left_out.append(LeftOut(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
+        elif suffix not in SUFFIXES:
+            left_out.append(LeftOut(name, f"no picture by its name, which ends in {suffix or 'nothing'}."))
+        else:
+            found[name] = entry
+    if not found:
+        raise DataError(
+            Problem(folder, "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}.")
+        )
+    names = sorted(found)
+    paths = [folder / name for name in names]
+    metadata = [{"path": str(path), **_stat(found[name])} for path, name in zip(paths, names, strict=True)]
+    return Listing(folder, "folder", IMAGE, paths, names, metadata, sorted(left_out, key=lambda one: one.id))
+
+
+def _files(folder: Path, left_out: list[LeftOut]) -> Iterator[os.DirEntry[str]]:
+    """The files below a folder, those behind links last: a folder keeps the name that it has by itself."""
+    seen: set[tuple[int, int]] = set()
+    waiting, links = [folder], list[Path]()
+    while waiting or links:
+        place = waiting.pop() if waiting else links.pop(0)
+        try:
+            known = os.stat(place)
+            if (known.st_dev, known.st_ino) in seen:
+                continue
+            seen.add((known.st_dev, known.st_ino))
+            with os.scandir(place) as entries:
+                visible = sorted((one for one in entries if not _is_junk(one.name)), key=lambda one: one.name)
+        except OSError as error:
+            if place == folder:
+                raise
+            left_out.append(LeftOut(ascii(str(place)), f"a folder that cannot be read ({error.strerror}). Permit it."))
+            continue
+        for entry in visible:
+            if entry.is_dir():
+                (links if entry.is_symlink() else waiting).append(Path(entry.path))
+            else:
+                yield entry
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def _stat(entry: os.DirEntry[str]) -> dict[str, object]:
+    """Size and time of change, as they were before the file is read; nothing where it cannot be."""
+    try:
+        known = entry.stat()
+    except OSError:
+        return {}
+    return {"size": known.st_size, "mtime": known.st_mtime}
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
