@@ -28,6 +28,14 @@ def test_an_exact_search_is_top_hits_of_the_raw_sets(make):
     assert np.array([[hit.score for hit in hits] for hits in found]) == pytest.approx(expected.scores.numpy(), abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_arrays_of_any_precision_are_taken(make, dtype):
+    sets = unit_sets(6).numpy().astype(dtype)
+    index = make()
+    index.add([str(n) for n in range(6)], sets)
+    assert [hits[0].id for hits in index.search(sets, k=1, exact=True)] == [str(n) for n in range(6)]
+
+
 def test_a_hit_says_which_slots_met_how_closely_and_what_is_known_of_it(make):
     items, queries = unit_sets(5, size=2), unit_sets(1, size=2, seed=1)
     index = make()

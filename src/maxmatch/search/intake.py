@@ -72,6 +72,7 @@ def checked_sets(
         )
     refuse_not_finite(what, sets)
     array = sets.detach().float().cpu().numpy() if isinstance(sets, Tensor) else np.asarray(sets)
+    array = array.astype(np.float32) if array.dtype == np.float64 else array
     norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
     wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)
     if len(wrong):
