@@ -19,7 +19,7 @@ def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
     0 where the vectors of a set cancel out; −27.6 where they are all the same, and with K = 1.
     """
     # In blocks: all of it in double precision would take twice the memory of the sets.
-    variance = torch.cat([1 - part.double().mean(1).square().sum(-1) for part in sets.split(_SMALL_BLOCK)])
+    variance = torch.cat([1 - part.double().mean(1).square().sum(-1) for part in torch.split(sets, _SMALL_BLOCK)])
     return float(variance.mean().clamp(min=_TINY).log())
 
 
