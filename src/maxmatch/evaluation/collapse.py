@@ -10,6 +10,7 @@ from maxmatch.matching.assignment import maximal_assignment
 
 _TINY = 1e-12  # a variance no float32 vectors can be told from zero by
 _BLOCK = 8_192
+_SMALL_BLOCK = 512
 
 
 def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
