@@ -61,7 +61,6 @@ install_import_hook(
         "maxmatch.search.folder",
         "maxmatch.search.hit",
         "maxmatch.search.manifest",
-        "maxmatch.search.where",
         "maxmatch.search.where_parser",
         "maxmatch.data.formats.folder",
         "maxmatch.data.reading",

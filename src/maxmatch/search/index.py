@@ -18,7 +18,7 @@ from torch import Tensor
 
 from maxmatch.config import problems
 from maxmatch.model import SetEncoder
-from maxmatch.search.engine import Engine, Place, Rows
+from maxmatch.search.engine import Engine, Place
 from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
 from maxmatch.search.hit import Hit
@@ -32,7 +32,7 @@ from maxmatch.search.where_parser import condition_of
 
 _SCAN_BELOW = 10_000
 _TUNED_WITH = 100
-_TARGET = 0.99
+_TARGET = 0.998  # of items of the index, which are easier to find than real queries
 _log = logging.getLogger("maxmatch")
 
 
@@ -132,20 +132,7 @@ class SetIndex:
         metadata: a mapping for each, of what JSON knows. An id that is there already is refused; `upsert` replaces.
         optimise: False puts off work on the engine's index, when many calls follow each other; `compact` does it then.
         """
-        self._check_model(model)
-        rows = self._rows(ids, sets, metadata)
-        if not rows.ids:
-            return
-        with writing(self.folder):
-            present = self.engine.present(rows.ids)
-            if present:
-                first = next(name for name in rows.ids if name in present)
-                raise ValueError(
-                    f"ids: {first!r} is in the index already ({len(present)} of {len(rows.ids)} are). "
-                    "Use upsert to replace items, or remove them first."
-                )
-            self.engine.add(rows)
-            self._settle(optimise)
+        self._store(ids, sets, metadata, model, optimise, replace=False)
 
     def upsert(
         self,
@@ -157,13 +144,7 @@ class SetIndex:
         optimise: bool = True,
     ) -> None:
         """As `add`, but items whose id is there already are replaced, metadata included."""
-        self._check_model(model)
-        rows = self._rows(ids, sets, metadata)
-        if not rows.ids:
-            return
-        with writing(self.folder):
-            self.engine.upsert(rows)
-            self._settle(optimise)
+        self._store(ids, sets, metadata, model, optimise, replace=True)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove items: all of them, or none where one is not there."""
@@ -253,13 +234,30 @@ class SetIndex:
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
         return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
 
-    def _rows(
-        self, ids: Sequence[str], sets: Tensor | np.ndarray, metadata: Sequence[Mapping[str, Any]] | None
-    ) -> Rows:
+    def _store(
+        self,
+        ids: Sequence[str],
+        sets: Tensor | np.ndarray,
+        metadata: Sequence[Mapping[str, Any]] | None,
+        model: SetEncoder | str | None,
+        optimise: bool,
+        replace: bool,
+    ) -> None:
+        self._check_model(model)
         rows = rows_of(self.manifest, ids, sets, metadata, self._last_added)
-        if rows.ids:
-            self._last_added = int(rows.added[-1])
-        return rows
+        if not rows.ids:
+            return
+        self._last_added = int(rows.added[-1])
+        with writing(self.folder):
+            present = set() if replace else self.engine.present(rows.ids)
+            if present:
+                first = next(name for name in rows.ids if name in present)
+                raise ValueError(
+                    f"ids: {first!r} is in the index already ({len(present)} of {len(rows.ids)} are). "
+                    "Use upsert to replace items, or remove them first."
+                )
+            (self.engine.upsert if replace else self.engine.add)(rows)
+            self._settle(optimise)
 
     def _check_model(self, model: SetEncoder | str | None) -> None:
         """Refuse the sets of another model than the index was made for."""
