@@ -1,0 +1,31 @@
+"""The engines that an index can stand on, by name. Each is a module with `create(place)` and `open_engine(place)`."""
+
+from importlib import import_module
+from types import ModuleType
+
+from maxmatch.search.engine import Engine, Place
+
+# name -> module. Loaded when first used: each brings a library of its own.
+ENGINES = {
+    "lance": "maxmatch.search.engines.lance",
+    "exhaustive": "maxmatch.search.engines.exhaustive",
+    "milvus": "maxmatch.search.engines.milvus",
+}
+
+
+def create_engine(name: str, place: Place) -> Engine:
+    """An empty store."""
+    engine: Engine = _module(name).create(place)
+    return engine
+
+
+def open_engine(name: str, place: Place) -> Engine:
+    """The store that is there."""
+    engine: Engine = _module(name).open_engine(place)
+    return engine
+
+
+def _module(name: str) -> ModuleType:
+    if name not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {name!r}.")
+    return import_module(ENGINES[name])

@@ -1,0 +1,119 @@
+"""What comes into an index, checked: every refusal names the item and says what to do."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from maxmatch.checks import check_sets, refuse_not_finite
+from maxmatch.search.engine import Rows
+from maxmatch.search.manifest import Manifest
+
+_UNIT_TOLERANCE = 1e-2  # as in `maxmatch.checks`: half precision moves a norm by a few thousandths
+LONGEST_ID = 1024
+
+
+def rows_of(
+    manifest: Manifest,
+    ids: Sequence[str],
+    sets: Tensor | np.ndarray,
+    metadata: Sequence[Mapping[str, Any]] | None,
+    after: int,
+) -> Rows:
+    """Items as an engine stores them, numbered by the clock, above `after`."""
+    names = checked_ids(ids)
+    vectors = checked_sets(manifest, "sets", sets, names)
+    if vectors.shape[1] != manifest.set_size:
+        raise ValueError(
+            f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. "
+            f"Make another index with set_size={vectors.shape[1]}."
+        )
+    if len(vectors) != len(names):
+        raise ValueError(f"ids and sets: {len(names)} ids for {len(vectors)} sets; give one id for each set.")
+    texts = ["{}"] * len(names) if metadata is None else _json_texts(names, metadata)
+    added = np.arange(len(names), dtype=np.int64) + max(time.time_ns(), after + 1)
+    flat = np.ascontiguousarray(vectors.reshape(len(vectors), -1), dtype=manifest.dtype)
+    return Rows(names, added, flat, texts)
+
+
+def checked_ids(ids: Sequence[str]) -> list[str]:
+    """A list of distinct strings."""
+    if isinstance(ids, str | bytes):
+        raise ValueError(f"ids: expected a list of strings, got one {type(ids).__name__}. For one item use [id].")
+    names = list(ids)
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if not isinstance(name, str):
+            raise ValueError(
+                f"ids: expected strings, got {name!r} ({type(name).__name__}) at {place}. Use [str(id) for id in ids]."
+            )
+        if not 0 < len(name) <= LONGEST_ID or "\0" in name or not _is_text(name):
+            raise ValueError(
+                f"ids: {name[:40]!r} at {place}: expected 1 to {LONGEST_ID} characters that can be written as UTF-8."
+            )
+        if name in seen:
+            raise ValueError(f"ids: {name!r} comes twice. Give every item once.")
+        seen.add(name)
+    return names
+
+
+def checked_sets(
+    manifest: Manifest, what: str, sets: Tensor | np.ndarray, names: Sequence[str] | None = None
+) -> np.ndarray:
+    """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length."""
+    check_sets(what, sets)
+    if sets.shape[2] != manifest.dim:
+        raise ValueError(
+            f"{what}: this index holds vectors of width {manifest.dim}, got {sets.shape[2]}. "
+            "Encode with the model that the index was made with, or make another index."
+        )
+    refuse_not_finite(what, sets)
+    array = sets.detach().float().cpu().numpy() if isinstance(sets, Tensor) else np.asarray(sets)
+    norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
+    wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)
+    if len(wrong):
+        item = int(wrong[0])
+        name = f"item {item}" if names is None or item >= len(names) else repr(names[item])
+        raise ValueError(
+            f"{what}: {name} has vectors of length {norms[item].min():.3g} to {norms[item].max():.3g}; expected unit "
+            "length. Normalise: torch.nn.functional.normalize(sets, dim=-1)."
+        )
+    return array
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+    if isinstance(metadata, Mapping) or len(metadata) != len(names):
+        came = "one mapping" if isinstance(metadata, Mapping) else str(len(metadata))
+        raise ValueError(f"metadata: expected a mapping for each of the {len(names)} items, got {came}.")
+    texts = []
+    for name, values in zip(names, metadata, strict=True):
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            raise ValueError(f"metadata of {name!r}: expected a mapping with strings as keys, got {values!r:.80}.")
+        try:
+            text = json.dumps(dict(values), ensure_ascii=False, allow_nan=False, default=_plain)
+            text.encode()
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"metadata of {name!r}: not to be written as JSON ({error}). "
+                "Give texts, finite numbers, booleans, None, lists and mappings of these."
+            ) from error
+        texts.append(text)
+    return texts
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's: they come out of tables."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
