@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from maxmatch.matching.scoring import score_matrix, top_hits, top_hits_both
     from maxmatch.model import SetEncoder
     from maxmatch.recipe import Recipe
+    from maxmatch.search.index import SetIndex
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Recipe",
     "SetEncoder",
+    "SetIndex",
     "losses",
     "maximal_assignment",
     "score_matrix",
@@ -31,6 +33,7 @@ __all__ = [
 _HOMES: dict[str, tuple[str, str | None]] = {
     "Recipe": ("maxmatch.recipe", "Recipe"),
     "SetEncoder": ("maxmatch.model", "SetEncoder"),
+    "SetIndex": ("maxmatch.search.index", "SetIndex"),
     "losses": ("maxmatch.losses", None),
     "similarity": ("maxmatch.matching.similarity", None),
     "maximal_assignment": ("maxmatch.matching.assignment", "maximal_assignment"),

@@ -29,7 +29,9 @@ class Best:
     @classmethod
     def none(cls, slots: int) -> "Best":
         """Nothing yet."""
-        return cls(np.empty(0, np.float32), np.empty(0, np.int64), [], np.empty((0, slots), int), np.empty((0, slots)), [])
+        return cls(
+            np.empty(0, np.float32), np.empty(0, np.int64), [], np.empty((0, slots), int), np.empty((0, slots)), []
+        )
 
     def merge(self, other: "Best", k: int) -> "Best":
         """The k best of both."""
@@ -63,9 +65,10 @@ def score(queries: Tensor, found: Found, k: int, similarity: str) -> list[Best]:
     order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
     in_order = bool((order[1:] > order[:-1]).all())
     vectors = found.vectors if in_order else found.vectors[order]
-    sets = torch.from_numpy(np.ascontiguousarray(vectors)).view(len(order), -1, queries.shape[2])
-    hits = top_hits(queries, sets.float(), k, similarity, device=queries.device)
-    scores, places = hits.scores.cpu().numpy(), hits.indices.cpu()
+    # Arrow's memory is not to be written to, which torch has no notion of: hence a copy.
+    sets = torch.from_numpy(np.array(vectors, dtype=np.float32)).view(len(order), -1, queries.shape[2])
+    hits = top_hits(queries, sets, k, similarity)
+    scores, places = hits.scores.numpy(), hits.indices
     partners, cosines = _matchings(queries, sets, places)
     results = []
     for row, chosen in enumerate(order[places.numpy()]):
@@ -77,11 +80,11 @@ def score(queries: Tensor, found: Found, k: int, similarity: str) -> list[Best]:
 
 def _matchings(queries: Tensor, sets: Tensor, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """For each query and each of its hits the slot that every slot of the query was matched with, and the cosines."""
-    chosen = sets[places].float().to(queries.device)  # (n, k, K, D)
+    chosen = sets[places]  # (n, k, K, D)
     cosines = torch.einsum("nld,nmkd->nmlk", queries, chosen)
     partners = maximal_assignment(cosines)
     matched = cosines.gather(3, partners.clamp(min=0)[..., None])[..., 0].masked_fill(partners < 0, 0.0)
-    return partners.cpu().numpy(), matched.cpu().numpy()
+    return partners.numpy(), matched.numpy()
 
 
 def score_each(queries: Tensor, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:

@@ -113,6 +113,9 @@ class Engine(Protocol):
         that its recall is to be measured again.
         """
 
+    def check(self) -> None:
+        """Look for damage that reading alone does not show; ValueError that names the file. A server checks itself."""
+
     def info(self) -> dict[str, JsonValue]:
         """What a person wants to know: version, kind of index, how many items are in it, bytes on the disk."""
 

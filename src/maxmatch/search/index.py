@@ -1,15 +1,13 @@
 """SetIndex: sets with ids and metadata, kept in a folder, found by their similarity.
 
-    index = SetIndex.create("photos.index", dim=1024, set_size=4, model=model)
-    index.add(["a.jpg", "b.jpg"], model.encode_images(["a.jpg", "b.jpg"]), [{"year": 2019}, {"year": 2024}])
-    for hit in index.search(model.encode_texts(["a dog"]), k=5, where="year >= 2020")[0]:
-        print(hit.id, hit.score, hit.matches)
+index = SetIndex.create("photos.index", dim=1024, set_size=4, model=model)
+index.add(["a.jpg", "b.jpg"], model.encode_images(["a.jpg", "b.jpg"]), [{"year": 2019}, {"year": 2024}])
+for hit in index.search(model.encode_texts(["a dog"]), k=5, where="year >= 2020")[0]:
+    print(hit.id, hit.score, hit.matches)
 """
 
-import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,22 +18,25 @@ from torch import Tensor
 
 from maxmatch.config import problems
 from maxmatch.model import SetEncoder
-from maxmatch.search.best import Best, best_of_all, score_each
 from maxmatch.search.engine import Engine, Place, Rows
 from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
-from maxmatch.search.hit import Hit, Match
+from maxmatch.search.hit import Hit
 from maxmatch.search.identity import model_identity, slot_stability
 from maxmatch.search.intake import checked_ids, checked_sets, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
+from maxmatch.search.retrieve import by_candidates, hits_of, scan, settings_for
+from maxmatch.search.verify import Verification, measure
 from maxmatch.search.where import Condition
 from maxmatch.search.where_parser import condition_of
 
 STABLE = 0.9
 """From this share of true pairs on whose slots meet in their order, a flattened set is searched as one vector."""
 _ALIGNED = ("maxmatch", "top_k", "chamfer", "smooth_chamfer", "maxsim")  # large where slot i is near slot i
-_SCAN_BLOCK_BYTES = 64 * 2**20
-_BATCH_BYTES = 256 * 2**20
+_SCAN_BELOW = 10_000
+_TUNED_WITH = 100
+_TARGET = 0.99
+_WORTH_IT = 0.5
 _log = logging.getLogger("maxmatch")
 
 
@@ -168,11 +169,20 @@ class SetIndex:
             self.engine.upsert(rows)
             self._settle(optimise)
 
-    def remove(self, ids: Sequence[str], *, missing: str = "refuse") -> int:
-        """Remove items and say how many: all, or none where one is not there. missing: "ignore" removes those there
-        are.
-        """
-        raise NotImplementedError
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove items: all of them, or none where one is not there."""
+        names = checked_ids(ids)
+        if not names:
+            return
+        with writing(self.folder):
+            present = self.engine.present(names)
+            unknown = [name for name in names if name not in present]
+            if unknown:
+                raise ValueError(
+                    f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). Nothing was removed."
+                )
+            self.engine.delete(names)
+            self._settle(optimise=True)
 
     def search(
         self,
@@ -190,7 +200,19 @@ class SetIndex:
         exact: score every item, as `maxmatch.top_hits` does. Otherwise the engine proposes candidates, which are then
         scored exactly; how many, and with what effort, is as measured last (`verify`), unless it is given.
         """
-        raise NotImplementedError
+        if k < 1:
+            raise ValueError(f"k: expected at least 1, got {k}.")
+        self._check_model(model)
+        queries = torch.from_numpy(np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32))
+        condition = condition_of(where)
+        if len(queries) == 0:
+            return []
+        if exact or self._must_scan(queries.shape[1], condition):
+            best = scan(self.engine, queries, k, condition, self.manifest)
+        else:
+            chosen = settings_for(self.manifest.tuning, k, candidates, effort)
+            best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
+        return hits_of(best, self.engine)
 
     def verify(
         self,
@@ -200,21 +222,118 @@ class SetIndex:
         sample: int = 200,
         target: float = 0.99,
         seed: int = 0,
-    ) -> "Tuning":
-        """Measure the recall of a search against the exhaustive scan, and keep the least costly settings that reach
-        the target.
+    ) -> Verification:
+        """Check the files, measure the recall of a search against the exhaustive scan, and keep the least costly
+        settings that reach the target for the searches to come.
 
-        sets: queries such as will come (captions of pictures that are not in the index); without them items are drawn
-        from the index, which are easier to find than real queries.
+        sets: queries such as will come (captions of pictures that are not in the index). Without them items are drawn
+        from the index itself, which are easier to find than real queries are.
         """
-        raise NotImplementedError
+        self.engine.check()
+        real = sets is not None
+        drawn = self.engine.sample(sample, seed).vectors if sets is None else checked_sets(self.manifest, "sets", sets)
+        if real and drawn.shape[1] != self.manifest.set_size:
+            raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {drawn.shape[1]}.")
+        queries = np.array(drawn, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
+        if not len(queries):
+            raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
+        result = measure(self.engine, torch.from_numpy(queries), k, self.manifest, target, real)
+        if self.engine.approximate:
+            with writing(self.folder):
+                self._keep(result.chosen)
+        return result
 
     def compact(self) -> None:
-        """Put the files in order: merge small ones, free the room of removed items, bring the engine's index up to
-        date.
+        """Put the files in order: merge small ones, bring the engine's index up to date and measure it, free the room
+        of items that were removed or replaced (of the last ten minutes, next time: someone may be reading them).
         """
-        raise NotImplementedError
+        with writing(self.folder):
+            self._tune(self.engine.optimise(thorough=True))
 
     def info(self) -> dict[str, JsonValue]:
         """What the index holds, how it is kept, and how well it was last measured to find."""
-        raise NotImplementedError
+        facts = self.manifest.model_dump(mode="json")
+        reason = self._reason_to_scan(self.manifest.set_size)
+        how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
+        return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
+
+    def _rows(
+        self, ids: Sequence[str], sets: Tensor | np.ndarray, metadata: Sequence[Mapping[str, Any]] | None
+    ) -> Rows:
+        rows = rows_of(self.manifest, ids, sets, metadata, self._last_added)
+        if rows.ids:
+            self._last_added = int(rows.added[-1])
+        return rows
+
+    def _check_model(self, model: SetEncoder | str | None) -> None:
+        """Refuse the sets of another model than the index was made for."""
+        if model is None:
+            return
+        given = model_identity(model)
+        if self.manifest.model is not None and given != self.manifest.model:
+            raise ValueError(
+                f"model: this index holds sets of the model {self.manifest.model[:16]}, got those of {given[:16]}: their "
+                "vectors cannot be compared. Encode with that model, or make another index for this one."
+            )
+
+    def _settle(self, optimise: bool) -> None:
+        """After a write: the engine's own work. The items are safe, so that a failure here is only told."""
+        if not optimise:
+            return
+        try:
+            self._tune(self.engine.optimise())
+        except OSError as error:
+            _log.warning("%s: the items are stored, but were not put in order: %s", self.folder, error)
+
+    def _tune(self, trained: bool) -> None:
+        """Measure the recall anew when the engine's index is new. What real queries have shown is kept."""
+        if not trained or self._reason_to_scan(self.manifest.set_size) is not None:
+            return
+        known = self.manifest.tuning
+        if known is not None and known.real_queries:
+            return
+        drawn = np.array(self.engine.sample(_TUNED_WITH, seed=0).vectors, dtype=np.float32)
+        queries = torch.from_numpy(drawn.reshape(-1, self.manifest.set_size, self.manifest.dim))
+        self._keep(measure(self.engine, queries, 10, self.manifest, _TARGET, real_queries=False).chosen)
+
+    def _keep(self, tuning: Tuning) -> None:
+        self.manifest = self.manifest.model_copy(update={"tuning": tuning})
+        write_manifest(self.folder, self.manifest)
+
+    def _must_scan(self, set_size: int, condition: Condition | None) -> bool:
+        """Whether all items are to be scored; why is said once, unless it is only that there are few."""
+        if not self.engine.approximate:
+            return True
+        reason = self._reason_to_scan(set_size)
+        if reason is not None:
+            if reason not in self._said:
+                _log.warning("%s: every search scans all items: %s", self.folder, reason)
+                self._said.add(reason)
+            return True
+        # Of few items that pass, an index over all of them finds hardly any.
+        return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
+
+    def _reason_to_scan(self, set_size: int) -> str | None:
+        """Why candidates by one flattened vector would not do."""
+        manifest = self.manifest
+        if set_size != manifest.set_size:
+            return f"the query's sets have {set_size} vectors, those of the index {manifest.set_size}."
+        if manifest.similarity not in _ALIGNED:
+            return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
+        if manifest.tuning is not None and manifest.tuning.real_queries:
+            return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
+        if manifest.stability is None:
+            return (
+                "it is not known whether slot i of a query meets slot i of its item. "
+                "Measure it with index.verify(queries), or give the model or stability=… when making an index."
+            )
+        if manifest.stability < STABLE:
+            return (
+                f"slot i of a query meets slot i of its item in {manifest.stability:.0%} of pairs only (candidates need "
+                f"{STABLE:.0%}). Train with GD and ISD for stable slots."
+            )
+        return None
+
+
+def _place(folder: Path, manifest: Manifest) -> Place:
+    return Place(folder, manifest.set_size * manifest.dim, manifest.dtype, manifest.settings)

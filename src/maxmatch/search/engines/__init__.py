@@ -28,4 +28,10 @@ def open_engine(name: str, place: Place) -> Engine:
 def _module(name: str) -> ModuleType:
     if name not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {name!r}.")
-    return import_module(ENGINES[name])
+    try:
+        return import_module(ENGINES[name])
+    except ImportError as error:
+        if error.name is not None and error.name.startswith("maxmatch"):
+            raise
+        extra = "milvus" if name == "milvus" else "search"
+        raise ImportError(f"engine {name!r} needs {error.name}: pip install 'maxmatch[{extra}]'") from error

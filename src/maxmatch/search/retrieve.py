@@ -1,0 +1,89 @@
+"""Two ways to the best items: score all of them, or those that the engine proposes."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from maxmatch.search.best import Best, best_of_all, score_each
+from maxmatch.search.engine import Engine, Found
+from maxmatch.search.hit import Hit, Match
+from maxmatch.search.manifest import Manifest, Tuning
+from maxmatch.search.where import Condition
+
+_SCAN_BYTES = 32 * 2**20
+_BATCH_BYTES = 128 * 2**20
+_AT_LEAST = 100
+
+
+class Settings(NamedTuple):
+    """How many candidates, and with what effort they are looked for."""
+
+    candidates: int
+    effort: float
+
+
+def settings_for(tuning: Tuning | None, k: int, candidates: int | None, effort: float | None) -> Settings:
+    """As given; else as measured, in proportion to k; else ten times k, a hundred at least."""
+    if candidates is not None and candidates < k:
+        raise ValueError(f"candidates: expected at least k = {k}, got {candidates}.")
+    if effort is not None and not effort > 0:
+        raise ValueError(f"effort: expected a positive number, got {effort}.")
+    if tuning is None:
+        usual = Settings(max(_AT_LEAST, 10 * k), 1.0)
+    else:
+        usual = Settings(tuning.candidates * math.ceil(k / tuning.k), tuning.effort)
+    return Settings(candidates or usual.candidates, effort or usual.effort)
+
+
+def scan(engine: Engine, queries: Tensor, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
+    """The k best among all items that pass."""
+    block = max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim))
+    return best_of_all(queries, engine.scan(block, where), k, manifest.similarity)
+
+
+def by_candidates(
+    engine: Engine, queries: Tensor, k: int, where: Condition | None, manifest: Manifest, settings: Settings
+) -> list[Best]:
+    """The k best among those that the engine proposes; all are scored for a query to which it proposes too few."""
+    best: list[Best] = []
+    at_once = max(1, _BATCH_BYTES // (4 * manifest.set_size * manifest.dim * settings.candidates))
+    for start in range(0, len(queries), at_once):
+        part = queries[start : start + at_once]
+        found = engine.candidates(part.reshape(len(part), -1).numpy(), settings.candidates, where, settings.effort)
+        best += score_each(part, [_unique(each) for each in found], k, manifest.similarity)
+    short = [place for place, each in enumerate(best) if len(each.ids) < k]
+    if short and engine.count(where) > min(len(best[place].ids) for place in short):
+        for place, whole in zip(short, scan(engine, queries[short], k, where, manifest), strict=True):
+            best[place] = whole
+    return best
+
+
+def _unique(found: Found) -> Found:
+    """Every item once: an engine may name one twice while its index is being renewed."""
+    if len(set(found.ids)) == len(found.ids):
+        return found
+    places = list({name: place for place, name in enumerate(found.ids)}.values())
+    texts = None if found.metadata is None else [found.metadata[place] for place in places]
+    return Found([found.ids[place] for place in places], found.added[places], found.vectors[places], texts)
+
+
+def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
+    """What a search gives; metadata that did not come along is fetched. An item removed meanwhile is left out."""
+    missing = sorted({name for each in best if each.metadata is None for name in each.ids})
+    fetched = engine.metadata(missing) if missing else {}
+    return [_hits(each, fetched) for each in best]
+
+
+def _hits(best: Best, fetched: dict[str, str]) -> list[Hit]:
+    texts = [fetched.get(name) for name in best.ids] if best.metadata is None else best.metadata
+    hits = []
+    for place, (name, text) in enumerate(zip(best.ids, texts, strict=True)):
+        pairs = enumerate(zip(best.partners[place].tolist(), best.cosines[place].tolist(), strict=True))
+        matches = [Match(slot, partner, cosine) for slot, (partner, cosine) in pairs if partner >= 0]
+        if text is not None:
+            hits.append(Hit(name, float(np.float32(best.scores[place])), matches, json.loads(text)))
+    return hits

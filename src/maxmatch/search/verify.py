@@ -1,0 +1,109 @@
+"""How many of the truly best items a search finds, and what it takes to find nearly all."""
+
+import math
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from maxmatch.search.best import Best
+from maxmatch.search.engine import Engine
+from maxmatch.search.manifest import Manifest, Tuning
+from maxmatch.search.retrieve import Settings, by_candidates, scan
+
+_LADDER = 9  # settings that are tried at most
+_NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one setting found."""
+
+    settings: Settings
+    recall: float
+    milliseconds: float
+    """For one query, of those asked together."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `SetIndex.verify` has measured."""
+
+    chosen: Tuning
+    """The settings that searches use from now on."""
+    target: float
+    reached: bool
+    trials: list[Trial]
+    scan_milliseconds: float
+    """The exhaustive scan, for one query."""
+
+    @property
+    def advice(self) -> str:
+        """In words."""
+        found = f"recall@{self.chosen.k} {self.chosen.recall:.3f} ({self.chosen.low:.3f} to {self.chosen.high:.3f})"
+        how = f"with {self.chosen.candidates} candidates and effort {self.chosen.effort:g}"
+        if not self.trials:
+            return "Every search scans all items: recall is 1."
+        if not self.reached:
+            return f"Only {found} {how}; the target is {self.target:g}. Search with exact=True where it matters."
+        easy = "" if self.chosen.real_queries else " Queries were items of the index; give real ones to be sure."
+        return f"{found} {how}.{easy}"
+
+
+def measure(
+    engine: Engine, queries: Tensor, k: int, manifest: Manifest, target: float, real_queries: bool
+) -> Verification:
+    """Try settings, each about twice as costly as the one before, until one finds the target's share."""
+    if k < 1:
+        raise ValueError(f"k: expected at least 1, got {k}.")
+    if not 0 < target <= 1:
+        raise ValueError(f"target: expected a share above 0 and up to 1, got {target}.")
+    begin = time.perf_counter()
+    truth = scan(engine, queries, k, None, manifest)
+    scan_ms = (time.perf_counter() - begin) * 1e3 / len(queries)
+    items = max(1, engine.count())
+    trials: list[Trial] = []
+    recall, settings = 1.0, Settings(max(k, 1), 1.0)
+    for step in range(_LADDER if engine.approximate else 0):
+        settings = Settings(5 * k * 2 ** ((step + 1) // 2), 2.0 ** (step // 2))
+        begin = time.perf_counter()
+        found = by_candidates(engine, queries, k, None, manifest, settings)
+        each = (time.perf_counter() - begin) * 1e3 / len(queries)
+        recall = recall_of(found, truth)
+        trials.append(Trial(settings, recall, each))
+        if recall >= target:
+            break
+    low, high = wilson(recall, len(queries))
+    chosen = Tuning(
+        candidates=settings.candidates,
+        effort=settings.effort,
+        k=k,
+        recall=recall,
+        low=low,
+        high=high,
+        queries=len(queries),
+        items=items,
+        real_queries=real_queries,
+    )
+    return Verification(chosen, target, recall >= target, trials, scan_ms)
+
+
+def recall_of(found: list[Best], truth: list[Best]) -> float:
+    """The share of the truly best that were found. One with the same score as the last of the truth counts as it."""
+    shares = []
+    for mine, true in zip(found, truth, strict=True):
+        if true.ids:
+            as_good = [score >= true.scores[-1] - 1e-6 for score in mine.scores]
+            shares.append(min(len(true.ids), sum(as_good)) / len(true.ids))
+    return sum(shares) / len(shares) if shares else 1.0
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `count` independent trials.
+
+    Each query counts as one trial, though it looks for k items: those of one query are missed together.
+    """
+    square = _NORMAL_95**2
+    centre = (share + square / (2 * count)) / (1 + square / count)
+    half = _NORMAL_95 * math.sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
+    return max(0.0, centre - half), min(1.0, centre + half)
