@@ -13,6 +13,7 @@ import typer
 from maxmatch.cli import data
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
+from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(serve)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
 
