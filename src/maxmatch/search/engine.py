@@ -67,8 +67,9 @@ class Engine(Protocol):
     state as it was before; ValueError where stored files are damaged, naming them.
     """
 
-    approximate: bool
-    """Whether `candidates` is faster than scanning all items. If not, the index scans, and never asks for them."""
+    @property
+    def approximate(self) -> bool:
+        """Whether `candidates` is faster than scanning all items. If not, the index scans, and never asks for them."""
 
     def add(self, rows: Rows) -> None:
         """Store new items. None of the ids is stored yet: the index has looked."""

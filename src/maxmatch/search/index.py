@@ -25,18 +25,14 @@ from maxmatch.search.hit import Hit
 from maxmatch.search.identity import model_identity, slot_stability
 from maxmatch.search.intake import checked_ids, checked_sets, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
-from maxmatch.search.retrieve import by_candidates, hits_of, scan, settings_for
+from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
 from maxmatch.search.verify import Verification, measure
 from maxmatch.search.where import Condition
 from maxmatch.search.where_parser import condition_of
 
-STABLE = 0.9
-"""From this share of true pairs on whose slots meet in their order, a flattened set is searched as one vector."""
-_ALIGNED = ("maxmatch", "top_k", "chamfer", "smooth_chamfer", "maxsim")  # large where slot i is near slot i
 _SCAN_BELOW = 10_000
 _TUNED_WITH = 100
 _TARGET = 0.99
-_WORTH_IT = 0.5
 _log = logging.getLogger("maxmatch")
 
 
@@ -179,7 +175,8 @@ class SetIndex:
             unknown = [name for name in names if name not in present]
             if unknown:
                 raise ValueError(
-                    f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). Nothing was removed."
+                    f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). "
+                    "Nothing was removed."
                 )
             self.engine.delete(names)
             self._settle(optimise=True)
@@ -259,7 +256,7 @@ class SetIndex:
     def info(self) -> dict[str, JsonValue]:
         """What the index holds, how it is kept, and how well it was last measured to find."""
         facts = self.manifest.model_dump(mode="json")
-        reason = self._reason_to_scan(self.manifest.set_size)
+        reason = reason_to_scan(self.manifest, self.manifest.set_size)
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
         return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
 
@@ -278,8 +275,8 @@ class SetIndex:
         given = model_identity(model)
         if self.manifest.model is not None and given != self.manifest.model:
             raise ValueError(
-                f"model: this index holds sets of the model {self.manifest.model[:16]}, got those of {given[:16]}: their "
-                "vectors cannot be compared. Encode with that model, or make another index for this one."
+                f"model: this index holds sets of the model {self.manifest.model[:16]}, got those of {given[:16]}: "
+                "their vectors cannot be compared. Encode with that model, or make another index for this one."
             )
 
     def _settle(self, optimise: bool) -> None:
@@ -293,7 +290,7 @@ class SetIndex:
 
     def _tune(self, trained: bool) -> None:
         """Measure the recall anew when the engine's index is new. What real queries have shown is kept."""
-        if not trained or self._reason_to_scan(self.manifest.set_size) is not None:
+        if not trained or reason_to_scan(self.manifest, self.manifest.set_size) is not None:
             return
         known = self.manifest.tuning
         if known is not None and known.real_queries:
@@ -310,7 +307,7 @@ class SetIndex:
         """Whether all items are to be scored; why is said once, unless it is only that there are few."""
         if not self.engine.approximate:
             return True
-        reason = self._reason_to_scan(set_size)
+        reason = reason_to_scan(self.manifest, set_size)
         if reason is not None:
             if reason not in self._said:
                 _log.warning("%s: every search scans all items: %s", self.folder, reason)
@@ -318,27 +315,6 @@ class SetIndex:
             return True
         # Of few items that pass, an index over all of them finds hardly any.
         return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
-
-    def _reason_to_scan(self, set_size: int) -> str | None:
-        """Why candidates by one flattened vector would not do."""
-        manifest = self.manifest
-        if set_size != manifest.set_size:
-            return f"the query's sets have {set_size} vectors, those of the index {manifest.set_size}."
-        if manifest.similarity not in _ALIGNED:
-            return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
-        if manifest.tuning is not None and manifest.tuning.real_queries:
-            return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
-        if manifest.stability is None:
-            return (
-                "it is not known whether slot i of a query meets slot i of its item. "
-                "Measure it with index.verify(queries), or give the model or stability=… when making an index."
-            )
-        if manifest.stability < STABLE:
-            return (
-                f"slot i of a query meets slot i of its item in {manifest.stability:.0%} of pairs only (candidates need "
-                f"{STABLE:.0%}). Train with GD and ISD for stable slots."
-            )
-        return None
 
 
 def _place(folder: Path, manifest: Manifest) -> Place:

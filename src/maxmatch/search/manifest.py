@@ -53,7 +53,7 @@ class Manifest(Part):
     stability: Annotated[float, Field(ge=0, le=1)] | None = None
     """How often slot i meets slot i in a true pair. None: not known."""
     engine: str = "lance"
-    settings: dict[str, JsonValue] = {}
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
     tuning: Tuning | None = None
 
 

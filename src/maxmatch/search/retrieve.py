@@ -19,11 +19,38 @@ _BATCH_BYTES = 128 * 2**20
 _AT_LEAST = 100
 
 
+STABLE = 0.9
+"""From this share of true pairs on whose slots meet in their order, a flattened set is searched as one vector."""
+_ALIGNED = ("maxmatch", "top_k", "chamfer", "smooth_chamfer", "maxsim")  # large where slot i is near slot i
+_WORTH_IT = 0.5
+
+
 class Settings(NamedTuple):
     """How many candidates, and with what effort they are looked for."""
 
     candidates: int
     effort: float
+
+
+def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
+    """Why candidates by one flattened vector would not do for queries of that size; None where they do."""
+    if set_size != manifest.set_size:
+        return f"the query's sets have {set_size} vectors, those of the index {manifest.set_size}."
+    if manifest.similarity not in _ALIGNED:
+        return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
+    if manifest.tuning is not None and manifest.tuning.real_queries:
+        return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
+    if manifest.stability is None:
+        return (
+            "it is not known whether slot i of a query meets slot i of its item. "
+            "Measure it with index.verify(queries), or give the model or stability=… when making an index."
+        )
+    if manifest.stability < STABLE:
+        return (
+            f"slot i of a query meets slot i of its item in {manifest.stability:.0%} of pairs only "
+            f"(candidates need {STABLE:.0%}). Train with GD and ISD for stable slots."
+        )
+    return None
 
 
 def settings_for(tuning: Tuning | None, k: int, candidates: int | None, effort: float | None) -> Settings:

@@ -137,10 +137,10 @@ class _Reader:
             if not math.isfinite(float(word)):
                 self._refuse(f"{word} is larger than numbers can be.", place)
             return float(word)
-        if kind == "reserved" and word in ("TRUE", "FALSE"):
-            self._advance()
-            return word == "TRUE"
-        self._unexpected("a value: a number, true, false, or a text in single quotes")
+        if (kind, word) not in (("reserved", "TRUE"), ("reserved", "FALSE")):
+            self._unexpected("a value: a number, true, false, or a text in single quotes")
+        self._advance()
+        return word == "TRUE"
 
     def _peek(self) -> tuple[str, str, int]:
         return self.tokens[self.next]

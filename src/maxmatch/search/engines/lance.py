@@ -7,6 +7,7 @@ and a killed writer leaves the last. LanceDB does not wait for the disk: after e
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,15 @@ def create(place: Place, trained: bool = True) -> "LanceEngine":
     """An empty table in the folder."""
     database = _connect(place)
     vectors = pa.list_(pa.float32() if place.dtype == "float32" else pa.float16(), place.width)
-    schema = pa.schema(
-        [
-            pa.field("id", pa.string(), nullable=False),
-            pa.field("added", pa.int64(), nullable=False),
-            pa.field("vector", vectors, nullable=False),
-            pa.field("metadata", pa.string(), nullable=False),
-        ]
-    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("added", pa.int64(), nullable=False),
+        pa.field("vector", vectors, nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),
+    ]
     with storing(place.folder):
         left = "overwrite" if (place.folder / TABLE).exists() else "create"
-        table = database.create_table(_NAME, schema=schema, mode=left)
+        table = database.create_table(_NAME, schema=pa.schema(fields), mode=left)
     put_on_disk(place.folder / TABLE)
     return LanceEngine(place, table, trained)
 
@@ -132,7 +131,7 @@ class LanceEngine:
         order = np.argsort(rows, kind="stable")
         ends = np.searchsorted(rows[order], np.arange(len(queries) + 1))
         table = table.take(order)
-        return [_found(table.slice(begin, end - begin)) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+        return [_found(table.slice(begin, end - begin)) for begin, end in pairwise(ends)]
 
     def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
         """Every item that passes, in blocks."""
@@ -201,7 +200,7 @@ class LanceEngine:
                 "version": self.table.version,
                 "files": self.table.stats()["fragment_stats"]["num_fragments"],
                 "bytes": bytes_on_disk(self.path),
-                "metadata_columns": self._columns(),
+                "metadata_columns": [*self._columns()],
             }
             if self.index is not None:
                 coverage = self.index.coverage()
@@ -245,13 +244,13 @@ class LanceEngine:
     def _sql(self, where: Condition) -> str:
         return sql(where, self._columns())
 
-    def _with_ids(self, ids: Sequence[str], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def _with_ids(self, ids: Sequence[str], columns: list[str]) -> Iterator[Any]:
         for start in range(0, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]
             yield from self.table.search().where(f"id IN ({literals(part)})").select(columns).to_batches()
 
 
-def _found(table: pa.Table) -> Found:
+def _found(table: Any) -> Found:
     vectors = table["vector"].combine_chunks()
     flat = vectors.flatten().to_numpy(zero_copy_only=False)
     texts = table["metadata"].to_pylist() if "metadata" in table.column_names else None

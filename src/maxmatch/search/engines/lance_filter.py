@@ -7,6 +7,7 @@ What a filter can see is stored twice: in the JSON text that is given back, and 
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,7 +35,7 @@ def column_of(kind: Kind, key: str) -> str:
     return f"{kind}_{key if _PLAIN.fullmatch(key) else '0x' + key.encode().hex()}"
 
 
-def metadata_columns(texts: Sequence[str]) -> dict[str, pa.Array]:
+def metadata_columns(texts: Sequence[str]) -> dict[str, Any]:
     """The columns of some items, from their JSON texts: of each key and kind that any of them has."""
     values: dict[tuple[Kind, str], list[Value | None]] = {}
     for row, text in enumerate(texts):

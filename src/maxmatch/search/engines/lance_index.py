@@ -67,9 +67,11 @@ class VectorIndex:
     def _config(self, items: int) -> Any:
         from lancedb import index
 
-        partitions = max(1, items // _PARTITION)
+        kinds: dict[str, Any] = {
+            "ivf_rq": index.IvfRq,
+            "ivf_pq": index.IvfPq,
+            "ivf_sq": index.IvfSq,
+            "ivf_flat": index.IvfFlat,
+        }
         # Vectors of one length: the nearest are those with the largest inner product.
-        common = {"distance_type": "l2", "num_partitions": partitions}
-        if self.kind == "ivf_pq":
-            return index.IvfPq(**common)
-        return {"ivf_rq": index.IvfRq, "ivf_sq": index.IvfSq, "ivf_flat": index.IvfFlat}[self.kind](**common)
+        return kinds[self.kind](distance_type="l2", num_partitions=max(1, items // _PARTITION))
