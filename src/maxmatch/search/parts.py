@@ -16,7 +16,9 @@ MOST_PARTS = 8
 LARGEST_WEIGHT = 10.0
 _POOL = 10  # for each hit that is wanted so many of each part's best are weighed
 _LEAST_POOL = 200
-_PART = re.compile(r'\s*(?P<sign>[+\-−–]?)\s*(?P<weight>\d{1,3}(?:\.\d{1,3})?)?\s*[*×]?\s*["“”](?P<text>[^"“”]*)["“”]\s*')
+_PART = re.compile(
+    r"""\s*(?P<sign>[+\-−–]?)\s*(?P<weight>\d{1,3}(?:\.\d{1,3})?)?\s*[*×]?\s*["“”](?P<text>[^"“”]*)["“”]\s*"""
+)
 
 
 class TextPart(NamedTuple):
@@ -67,7 +69,9 @@ def search_parts(
     names = [name for name in found if name in stored]  # one may have been removed meanwhile
     items = torch.stack([stored[name] for name in names])
     score = SIMILARITIES[index.manifest.similarity]
-    total = torch.stack([weight * score(part[None], items)[0] for part, weight in zip(sets, weights, strict=True)]).sum(0)
+    total = torch.stack([weight * score(part[None], items)[0] for part, weight in zip(sets, weights, strict=True)]).sum(
+        0
+    )
     values, places = total.sort(descending=True, stable=True)
     return [
         Hit(names[place], value, metadata=found[names[place]].metadata)

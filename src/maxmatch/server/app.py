@@ -78,9 +78,7 @@ def create_app(
     app.include_router(search_routes(service), prefix=API)
     app.include_router(picture_routes(service), prefix=API)
     app.include_router(page_routes(service))
-    app.add_middleware(
-        Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics
-    )
+    app.add_middleware(Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics)
     return app
 
 

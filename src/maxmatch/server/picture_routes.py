@@ -28,9 +28,7 @@ def picture_routes(service: Service) -> APIRouter:
         """The facts of a picture."""
         return facts_of(service.item(key))
 
-    @router.get(
-        "/items/{key}/thumbnail", response_class=Response, responses={**_WEBP, **documented(404, 422)}
-    )
+    @router.get("/items/{key}/thumbnail", response_class=Response, responses={**_WEBP, **documented(404, 422)})
     async def thumbnail(
         key: KeyPath,
         size: Annotated[Size, Query(description="The longest side.")] = 320,
@@ -61,9 +59,7 @@ def picture_routes(service: Service) -> APIRouter:
         except (FileNotFoundError, ImageError):
             raise _unreadable() from None
 
-    @router.get(
-        "/uploads/{key}/thumbnail", response_class=Response, responses={**_WEBP, **documented(404, 422)}
-    )
+    @router.get("/uploads/{key}/thumbnail", response_class=Response, responses={**_WEBP, **documented(404, 422)})
     async def upload_thumbnail(
         key: KeyPath, size: Annotated[Size, Query(description="The longest side.")] = 320
     ) -> Response:

@@ -79,9 +79,7 @@ class Searcher:
         self.uploads = uploads
         self.threshold = threshold
         self._known: OrderedDict[str, Tensor] = OrderedDict()
-        self._encoding = Batcher[str, Tensor](
-            self._encode, most, window, seen=metrics.batches.labels("encode").observe
-        )
+        self._encoding = Batcher[str, Tensor](self._encode, most, window, seen=metrics.batches.labels("encode").observe)
         # Those that were encoded together come together: no need to wait for more.
         self._searching = Batcher[Search, list[Hit]](
             self._search, most, 0.0, seen=metrics.batches.labels("search").observe
@@ -147,9 +145,7 @@ class Searcher:
         answers: list[list[Hit]] = [[] for _ in asked]
         for place, search in enumerate(asked):
             if len(search.sets) > 1:
-                answers[place] = search_parts(
-                    self.gallery.index, search.sets, search.weights, search.k, search.where
-                )
+                answers[place] = search_parts(self.gallery.index, search.sets, search.weights, search.k, search.where)
             else:
                 together[len(search.sets[0]), search.where].append(place)
         for (_, where), places in together.items():

@@ -133,7 +133,7 @@ class PartExplained(BaseModel):
     weight: float
     score: float
     query_slots: Annotated[list[int], Field(description="Which slots of the query the rows are.")]
-    cosines: Annotated[list[list[float]], Field(description="A row for each slot of the query, a column for the item's.")]
+    cosines: Annotated[list[list[float]], Field(description="Rows: the query's slots; columns: the item's.")]
     pairs: Annotated[list[PairOut], Field(description="The best one-to-one matching.")]
     words: Annotated[list[str] | None, Field(description="The query's words, as the tokenizer divides it.")]
     word_attention: Annotated[list[list[float]] | None, Field(description="A row for each slot of the query.")]

@@ -10,7 +10,7 @@ from maxmatch.search.facts import facts_condition
 from maxmatch.server.errors import Refusal, documented
 from maxmatch.server.explaining import facts_of, reads_pictures
 from maxmatch.server.querying import Part
-from maxmatch.server.schema import HitOut, PairOut, Paging, SearchBody, SearchQuery, SearchResult
+from maxmatch.server.schema import HitOut, Paging, PairOut, SearchBody, SearchQuery, SearchResult
 from maxmatch.server.service import Service
 from maxmatch.server.uploads import Upload, read_upload
 

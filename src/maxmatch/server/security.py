@@ -207,9 +207,8 @@ class _Watch:
 def _too_long(headers: Headers, limit: int) -> Response | None:
     """A refusal by the length that the request says it has, before any of it is read."""
     length = headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= limit or not length:
-        return None
-    return _too_large_response(limit)
+    short = length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= limit
+    return None if short or not length else _too_large_response(limit)
 
 
 def _too_large_response(limit: int) -> Response:
