@@ -75,9 +75,7 @@ def app_of(gallery, **more):
 @contextmanager
 def client_of(gallery, **more):
     """Asks as this machine does, under its own name."""
-    with TestClient(
-        app_of(gallery, **more), base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000)
-    ) as client:
+    with TestClient(app_of(gallery, **more), base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000)) as client:
         yield client
 
 
@@ -109,5 +107,3 @@ class Running:
     @property
     def address(self):
         return f"http://127.0.0.1:{self.port}"
-
-

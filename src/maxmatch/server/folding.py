@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-THRESHOLD = 0.985
+THRESHOLD = 0.99
 _WIDTH = 128
 
 

@@ -4,13 +4,15 @@ import io
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from PIL import Image
+from pydantic import BeforeValidator
 
 from maxmatch.images import load_image
 
-Size = Literal[160, 320, 640, 1280]
+# A parameter of an address comes as text.
+Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]
 """The longest side."""
 _KEPT_BYTES = 96 * 2**20
 _AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded

@@ -40,7 +40,7 @@ function territories(slots) {
   return cells(slots[0].length, slots[0][0].length, (row, column) => {
     const values = shares.map((share) => share[row][column]);
     const best = values.indexOf(Math.max(...values));
-    return [...channels(colour(best)), Math.round(40 + 140 * values[best])];
+    return [...channels(colour(best)), Math.round(30 + 110 * values[best])];
   });
 }
 
@@ -61,7 +61,7 @@ export function overlay(canvas, slots, slot) {
 }
 
 /** A small picture with one slot's spotlight. */
-export function mini(image, slots, slot, height = 84) {
+export function mini(image, slots, slot, height = 68) {
   const ratio = Math.min(2, Math.max(0.5, image.naturalWidth / image.naturalHeight || 1));
   const scale = Math.min(window.devicePixelRatio || 1, 2);
   const canvas = document.createElement("canvas");

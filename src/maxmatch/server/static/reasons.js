@@ -38,10 +38,10 @@ function pairRow(part, pair, { image, slots, queryImage, choose, only }) {
       el("span", { class: "track", "aria-hidden": "true" }, el("i", { "--a": strength(pair.cosine).toFixed(3) })),
       el("span", {}, `cosine ${pair.cosine.toFixed(2)}`)),
     el("div", { class: "do" },
-      el("button", { class: "link", type: "button", "data-only": "item", onclick: () => only("item", pair.item_slot), "aria-label": `Search with slot ${found} of the picture only` },
-        "Search with this slot only"),
-      el("button", { class: "link", type: "button", "data-only": "query", onclick: () => only("query", pair.query_slot), "aria-label": `Search with slot ${query} of the query only` },
-        part.words ? "Search with this reading only" : "Search with the query's slot only")),
+      el("button", { class: "link", type: "button", "data-only": "item", onclick: () => only("item", pair.item_slot) },
+        `Search with picture slot ${found} only`),
+      el("button", { class: "link", type: "button", "data-only": "query", onclick: () => only("query", pair.query_slot) },
+        `Search with query slot ${query} only`)),
   );
 }
 
@@ -70,8 +70,8 @@ export function slotsAlone({ image, slots, choose, only }) {
     el("li", { class: "pair", "--slot": colour(slot), "data-slot": slot },
       el("div", { class: "read" },
         el("div", { class: "who" }, el("span", { class: "dot" }, String(slot + 1)), `Slot ${slot + 1}`),
-        el("button", { class: "link", type: "button", "data-only": "item", onclick: () => only("item", slot), "aria-label": `Search with slot ${slot + 1} of the picture only` },
-          "Search with this slot only")),
+        el("button", { class: "link", type: "button", "data-only": "item", onclick: () => only("item", slot) },
+          `Search with slot ${slot + 1} only`)),
       el("button", { class: "mini", type: "button", "aria-label": `Show where slot ${slot + 1} looks`, onclick: () => choose(slot) }, mini(image, slots, slot))),
   );
   return [
