@@ -43,9 +43,9 @@ class Gallery(NamedTuple):
         return key_of(self.ids[place])
 
 
-def make_gallery(folder):
-    """24 pictures in four folders, of three shapes, a day apart; two of them the same."""
-    generate(folder / "scenes", images=COUNT, size=96)
+def make_gallery(folder, count=COUNT):
+    """Pictures in four folders, of three shapes, a day apart; two of them the same."""
+    generate(folder / "scenes", images=count, size=96)
     rows = [json.loads(line) for line in (folder / "scenes" / "metadata.jsonl").read_text().splitlines()]
     model = tiny_model("resnet152_bigru", set_size=3)
     root, ids, facts = folder / "pictures", [], []
@@ -100,7 +100,6 @@ class Running:
 
     def stop(self):
         self.server.should_exit = True
-        self.server.force_exit = True
         self.thread.join(20)
         assert not self.thread.is_alive()
 

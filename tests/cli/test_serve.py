@@ -49,7 +49,7 @@ def test_the_address_is_printed_once_the_server_answers_and_control_c_ends_it(tm
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     server = subprocess.Popen(
-        [sys.executable, "-m", "maxmatch.cli.main", *map(str, command_line)],
+        [sys.executable, "-m", "maxmatch.cli.main", "serve", *map(str, given)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

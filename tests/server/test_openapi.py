@@ -13,15 +13,15 @@ from served import Running, app_of
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 OPERATIONS = {
-    "GET /api/v1/search": 40,
-    "POST /api/v1/search": 40,
-    "POST /api/v1/search/image": 25,
-    "GET /api/v1/items/{key}": 10,
-    "GET /api/v1/items/{key}/thumbnail": 25,
-    "GET /api/v1/items/{key}/explain": 25,
-    "GET /api/v1/uploads/{key}/thumbnail": 10,
-    "GET /api/v1/gallery": 5,
-    "GET /api/v1/health": 5,
+    "GET /api/v1/search": 20,
+    "POST /api/v1/search": 20,
+    "POST /api/v1/search/image": 12,
+    "GET /api/v1/items/{key}": 6,
+    "GET /api/v1/items/{key}/thumbnail": 12,
+    "GET /api/v1/items/{key}/explain": 12,
+    "GET /api/v1/uploads/{key}/thumbnail": 6,
+    "GET /api/v1/gallery": 2,
+    "GET /api/v1/health": 2,
 }
 """And how many requests each gets."""
 
@@ -40,8 +40,13 @@ def test_every_route_is_described_and_tried(description):
     assert described == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("sense", ["sense", "nonsense"])
+@pytest.mark.parametrize(
+    ("sense", "name"),
+    [
+        *(("sense", name) for name in OPERATIONS),
+        *(("nonsense", name) for name in OPERATIONS if name.split("/")[-1] not in ("gallery", "health")),
+    ],
+)
 def test_requests_with_sense_and_without_never_fail_the_server(description, gallery, name, sense):
     method, path = name.split()
     operation = description[path][method]

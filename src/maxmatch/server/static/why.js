@@ -20,7 +20,7 @@ export class Why {
     });
     dialog.addEventListener("click", (event) => event.target === dialog && actions.close());
     dialog.addEventListener("keydown", (event) => this.pressed(event));
-    new ResizeObserver(() => this.fit()).observe(dialog);
+    this.room = new ResizeObserver(() => this.fit());
   }
 
   /** Show a picture: at once what is known, then what the model saw. */
@@ -45,8 +45,8 @@ export class Why {
       if (given.aborted) return;
       this.answer = answer;
       this.state = state;
-      this.fit();
       this.fill();
+      this.fit();
     } catch (error) {
       if (error.name === "AbortError" || given.aborted) return;
       const said = error instanceof api.Refused ? error.message : "The server does not answer.";
@@ -75,6 +75,8 @@ export class Why {
     this.image.addEventListener("load", () => this.fit());
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.photo = el("div", { class: "photo" }, this.image, this.canvas);
+    this.room.disconnect();
+    this.room.observe(this.photo);
     this.chooser = el("div", { class: "slots", role: "radiogroup", "aria-label": "Where each slot looked" });
     this.reasons = el("section", { class: "reasons", "aria-label": "Why this picture", tabindex: "0" }, el("p", { class: "wait" }, "Looking …"));
     const strip = duplicates.length
