@@ -37,16 +37,7 @@ def test_no_id_leads_out_of_the_folder(tmp_path):
 def test_the_address_is_printed_once_the_server_answers_and_control_c_ends_it(tmp_path):
     gallery = make_gallery(tmp_path)
     gallery.model.save_pretrained(tmp_path / "model")
-    command_line = [
-        "serve",
-        tmp_path / "index",
-        "--model",
-        tmp_path / "model",
-        "--pictures",
-        gallery.root,
-        "--port",
-        "0",
-    ]
+    given = [tmp_path / "index", "--model", tmp_path / "model", "--pictures", gallery.root, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     server = subprocess.Popen(
         [sys.executable, "-m", "maxmatch.cli.main", "serve", *map(str, given)],

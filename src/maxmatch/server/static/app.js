@@ -13,6 +13,7 @@ import { pictures } from "./words.js";
 const PAGE = 48;
 const LONGEST = 200;
 const TYPING = 130;
+const NEAR = 1200;
 
 let state = read(location.search);
 let shown = null;
@@ -113,7 +114,7 @@ async function pageOn() {
   if (!connection.away) fillUp();
 }
 
-const fillUp = () => find("end").getBoundingClientRect().top < innerHeight * 2 && pageOn();
+const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
 
 function failed(error) {
   if (error.name === "AbortError") return;
@@ -237,7 +238,8 @@ addEventListener("popstate", (event) => {
   update({ restore: event.state });
 });
 addEventListener("scroll", after(150, note), { passive: true });
-new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && pageOn(), { rootMargin: "1200px" }).observe(find("end"));
+addEventListener("scroll", fillUp, { passive: true });
+addEventListener("resize", fillUp);
 watchPictures({ veil: find("drop"), button: find("pick"), input: find("file"), take: takePicture, refuse: (said) => connection.say(said) });
 
 history.scrollRestoration = "manual";
