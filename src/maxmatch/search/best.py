@@ -1,92 +1,112 @@
 """The best items of each query: scored by the index's similarity, with the matching that each score is made of."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.assignment import assign_planes, maximal_assignment
 from maxmatch.matching.scoring import top_hits
 from maxmatch.search.engine import Found
 
 
-@dataclass
-class Best:
-    """The k best of one query so far: by score, equal ones in the order in which they were added."""
+class Best(NamedTuple):
+    """The best items of one query, best first; equal scores in the order in which the items were added."""
 
-    scores: np.ndarray
-    added: np.ndarray
     ids: list[str]
+    scores: np.ndarray
     partners: np.ndarray
     """(n, L): the slot of the item that each slot of the query was matched with, −1 for none."""
     cosines: np.ndarray
     """(n, L): theirs, 0 for none."""
-    metadata: list[str] | None
-    """Where the engine gave it along."""
-
-    @classmethod
-    def none(cls, slots: int) -> "Best":
-        """Nothing yet."""
-        return cls(
-            np.empty(0, np.float32), np.empty(0, np.int64), [], np.empty((0, slots), int), np.empty((0, slots)), []
-        )
-
-    def merge(self, other: "Best", k: int) -> "Best":
-        """The k best of both."""
-        scores, added = np.concatenate([self.scores, other.scores]), np.concatenate([self.added, other.added])
-        order = np.lexsort((added, -scores))[:k]
-        ids = self.ids + other.ids
-        texts = None if self.metadata is None or other.metadata is None else self.metadata + other.metadata
-        return Best(
-            scores[order],
-            added[order],
-            [ids[place] for place in order],
-            np.concatenate([self.partners, other.partners])[order],
-            np.concatenate([self.cosines, other.cosines])[order],
-            None if texts is None else [texts[place] for place in order],
-        )
+    metadata: list[str] | None = None
+    """JSON texts, where the engine gave them along."""
 
 
 def best_of_all(queries: Tensor, blocks: Iterable[Found], k: int, similarity: str) -> list[Best]:
     """The k best of each query (n, L, D) among all items, block after block."""
-    best = [Best.none(queries.shape[1]) for _ in queries]
+    count, slots, _ = queries.shape
+    best = _Running(
+        np.empty((count, 0), np.float32),
+        np.empty((count, 0), np.int64),
+        np.empty((count, 0), object),
+        np.empty((count, 0, slots), np.int64),
+        np.empty((count, 0, slots), np.float32),
+    )
     for block in blocks:
-        found = score(queries, block, k, similarity)
-        best = [kept.merge(new, k) for kept, new in zip(best, found, strict=True)]
+        if block.ids:
+            best = _merged(best, _scored(queries, block, k, similarity), k)
+    return [
+        Best(best.ids[row].tolist(), best.scores[row], best.partners[row], best.cosines[row]) for row in range(count)
+    ]
+
+
+class _Running(NamedTuple):
+    """The best so far of many queries, (queries, so far, …)."""
+
+    scores: np.ndarray
+    added: np.ndarray
+    ids: np.ndarray
+    partners: np.ndarray
+    cosines: np.ndarray
+
+
+def _merged(first: _Running, second: _Running, k: int) -> _Running:
+    scores, added, ids, partners, cosines = (np.concatenate(pair, 1) for pair in zip(first, second, strict=True))
+    order = np.lexsort((added, -scores), axis=1)[:, :k]
+    flat = [np.take_along_axis(values, order, 1) for values in (scores, added, ids)]
+    deep = [np.take_along_axis(values, order[:, :, None], 1) for values in (partners, cosines)]
+    return _Running(*flat, *deep)
+
+
+def _scored(queries: Tensor, found: Found, k: int, similarity: str) -> _Running:
+    """The k best of each query among the same items."""
+    order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
+    in_order = bool((order[1:] > order[:-1]).all())
+    # Arrow's memory is not to be written to, which torch has no notion of: hence a copy.
+    vectors = np.array(found.vectors if in_order else found.vectors[order], dtype=np.float32)
+    sets = torch.from_numpy(vectors).view(len(order), -1, queries.shape[2])
+    hits = top_hits(queries, sets, k, similarity)
+    cosines = torch.einsum("nld,nmkd->nmlk", queries, sets[hits.indices])
+    partners = maximal_assignment(cosines)
+    matched = cosines.gather(3, partners.clamp(min=0)[..., None])[..., 0].masked_fill(partners < 0, 0.0)
+    places = order[hits.indices.numpy()]
+    ids = np.array(found.ids, object)[places]
+    return _Running(hits.scores.numpy(), found.added[places], ids, partners.numpy(), matched.numpy())
+
+
+def best_of_each(queries: Tensor, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
+    """The k best of each query (n, K, D) among its own candidates."""
+    if similarity != "maxmatch":
+        alone = [
+            best_of_all(query[None], [found], k, similarity)[0]
+            for query, found in zip(queries, candidates, strict=True)
+        ]
+        return [_with_metadata(best, found) for best, found in zip(alone, candidates, strict=True)]
+    # One matching for all pairs of a query with a candidate: planes (K, K, pairs).
+    size = queries.shape[1]
+    ends = np.cumsum([0] + [len(found.ids) for found in candidates])
+    planes = np.empty((size, size, ends[-1]), np.float32)
+    for query, found, begin, end in zip(queries.numpy(), candidates, ends[:-1], ends[1:], strict=True):
+        vectors = found.vectors.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
+        planes[:, :, begin:end] = (query @ vectors.T).reshape(size, end - begin, size).transpose(0, 2, 1)
+    partners = assign_planes(torch.from_numpy(planes)).numpy()
+    matched = np.take_along_axis(planes, partners[:, None], 1)[:, 0]
+    scores = np.exp(matched).mean(0) - 1
+    best = []
+    for found, begin, end in zip(candidates, ends[:-1], ends[1:], strict=True):
+        order = np.lexsort((found.added, -scores[begin:end]))[:k]
+        rows = begin + order
+        ids = [found.ids[place] for place in order]
+        texts = None if found.metadata is None else [found.metadata[place] for place in order]
+        best.append(Best(ids, scores[rows], partners[:, rows].T, matched[:, rows].T, texts))
     return best
 
 
-def score(queries: Tensor, found: Found, k: int, similarity: str) -> list[Best]:
-    """The k best of each query among the same items."""
-    if not found.ids:
-        return [Best.none(queries.shape[1]) for _ in queries]
-    order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
-    in_order = bool((order[1:] > order[:-1]).all())
-    vectors = found.vectors if in_order else found.vectors[order]
-    # Arrow's memory is not to be written to, which torch has no notion of: hence a copy.
-    sets = torch.from_numpy(np.array(vectors, dtype=np.float32)).view(len(order), -1, queries.shape[2])
-    hits = top_hits(queries, sets, k, similarity)
-    scores, places = hits.scores.numpy(), hits.indices
-    partners, cosines = _matchings(queries, sets, places)
-    results = []
-    for row, chosen in enumerate(order[places.numpy()]):
-        ids, texts = [found.ids[place] for place in chosen], found.metadata
-        metadata = None if texts is None else [texts[place] for place in chosen]
-        results.append(Best(scores[row], found.added[chosen], ids, partners[row], cosines[row], metadata))
-    return results
-
-
-def _matchings(queries: Tensor, sets: Tensor, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """For each query and each of its hits the slot that every slot of the query was matched with, and the cosines."""
-    chosen = sets[places]  # (n, k, K, D)
-    cosines = torch.einsum("nld,nmkd->nmlk", queries, chosen)
-    partners = maximal_assignment(cosines)
-    matched = cosines.gather(3, partners.clamp(min=0)[..., None])[..., 0].masked_fill(partners < 0, 0.0)
-    return partners.numpy(), matched.numpy()
-
-
-def score_each(queries: Tensor, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
-    """The k best of each query among its own candidates."""
-    return [score(query[None], found, k, similarity)[0] for query, found in zip(queries, candidates, strict=True)]
+def _with_metadata(best: Best, found: Found) -> Best:
+    if found.metadata is None:
+        return best
+    texts = dict(zip(found.ids, found.metadata, strict=True))
+    return best._replace(metadata=[texts[name] for name in best.ids])

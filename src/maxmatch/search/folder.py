@@ -16,9 +16,9 @@ _PAUSE = 0.05
 
 
 @contextmanager
-def writing(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """Be the only one who writes; another one is waited for. The lock goes with the process, however it ends."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _PATIENCE
     while True:
         with (folder / LOCK).open("ab") as file:
             try:

@@ -201,13 +201,12 @@ class SetIndex:
             raise ValueError(f"k: expected at least 1, got {k}.")
         self._check_model(model)
         queries = torch.from_numpy(np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32))
-        condition = condition_of(where)
+        condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)
         if len(queries) == 0:
             return []
         if exact or self._must_scan(queries.shape[1], condition):
             best = scan(self.engine, queries, k, condition, self.manifest)
         else:
-            chosen = settings_for(self.manifest.tuning, k, candidates, effort)
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
         return hits_of(best, self.engine)
 

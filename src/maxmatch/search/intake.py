@@ -35,7 +35,7 @@ def rows_of(
         raise ValueError(f"ids and sets: {len(names)} ids for {len(vectors)} sets; give one id for each set.")
     texts = ["{}"] * len(names) if metadata is None else _json_texts(names, metadata)
     added = np.arange(len(names), dtype=np.int64) + max(time.time_ns(), after + 1)
-    flat = np.ascontiguousarray(vectors.reshape(len(vectors), -1), dtype=manifest.dtype)
+    flat = np.ascontiguousarray(vectors.reshape(len(vectors), manifest.set_size * manifest.dim), manifest.dtype)
     return Rows(names, added, flat, texts)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from maxmatch.search.best import Best, best_of_all, score_each
+from maxmatch.search.best import Best, best_of_all, best_of_each
 from maxmatch.search.engine import Engine, Found
 from maxmatch.search.hit import Hit, Match
 from maxmatch.search.manifest import Manifest, Tuning
@@ -81,7 +81,7 @@ def by_candidates(
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once]
         found = engine.candidates(part.reshape(len(part), -1).numpy(), settings.candidates, where, settings.effort)
-        best += score_each(part, [_unique(each) for each in found], k, manifest.similarity)
+        best += best_of_each(part, [_unique(each) for each in found], k, manifest.similarity)
     short = [place for place, each in enumerate(best) if len(each.ids) < k]
     if short and engine.count(where) > min(len(best[place].ids) for place in short):
         for place, whole in zip(short, scan(engine, queries[short], k, where, manifest), strict=True):

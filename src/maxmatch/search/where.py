@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Value = str | float | bool
+Value = str | int | float | bool
 Kind = Literal["text", "number", "boolean"]
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 

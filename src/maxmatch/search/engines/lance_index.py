@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from maxmatch.search.engine import Place
 
 KINDS = ("ivf_rq", "ivf_pq", "ivf_sq", "ivf_flat")
-TRAIN_FROM = 20_000
+TRAIN_FROM = 10_000
 """Below that a scan is as fast."""
 _PARTITION = 2_000  # items in one
 _PROBES = 16

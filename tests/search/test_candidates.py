@@ -1,0 +1,186 @@
+"""Search without a scan: what it finds, when it is not used, and how it is measured."""
+
+import logging
+
+import pytest
+from made_sets import ENGINES, aligned_sets, unit_sets
+
+from maxmatch import SetIndex, score_matrix, top_hits
+from maxmatch.search.retrieve import Settings, settings_for
+from maxmatch.search.verify import wilson
+
+_COUNT = 3_000
+FAST = [name for name in ENGINES if name != "exhaustive"]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return aligned_sets(_COUNT, 40)
+
+
+@pytest.fixture(scope="module", params=FAST)
+def index(request, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("candidates") / "index"
+    settings = {**ENGINES[request.param], "train_from": 1_000}
+    index = SetIndex.create(folder, dim=16, set_size=4, stability=1.0, engine=request.param, settings=settings)
+    index.add([str(n) for n in range(_COUNT)], data[0], [{"even": n % 2 == 0, "n": n} for n in range(_COUNT)])
+    yield index
+    index.close()
+
+
+def _no_scan(index, monkeypatch):
+    def scan(*arguments):
+        raise AssertionError("all items were scanned")
+
+    monkeypatch.setattr(index.engine, "scan", scan)
+
+
+def _recall(found, expected):
+    shares = [
+        len({hit.id for hit in hits} & {str(place) for place in row}) / len(row)
+        for hits, row in zip(found, expected.indices.tolist(), strict=True)
+    ]
+    return sum(shares) / len(shares)
+
+
+def test_nearly_all_of_the_best_are_found_without_a_scan(index, data, monkeypatch):
+    _no_scan(index, monkeypatch)
+    expected = top_hits(data[1], data[0], 10)
+    found = index.search(data[1], k=10)
+    assert _recall(found, expected) >= 0.99
+    assert all(len(hits) == 10 for hits in found)
+    scores = score_matrix(data[1], data[0])
+    for row, hits in enumerate(found):
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        for hit in hits:
+            place = int(hit.id)
+            assert hit.score == pytest.approx(float(scores[row, place]), abs=1e-6)
+            assert hit.metadata == {"even": place % 2 == 0, "n": place}
+
+
+def test_one_query_finds_what_it_finds_among_many(index, data):
+    together = index.search(data[1][:5], k=3)
+    for query, hits in zip(data[1][:5], together, strict=True):
+        assert [hit.id for hit in index.search(query[None], k=3)[0]] == [hit.id for hit in hits]
+
+
+def test_a_filter_comes_before_the_choice_of_candidates(index, data, monkeypatch):
+    from maxmatch.search import index as module
+
+    monkeypatch.setattr(module, "_SCAN_BELOW", 100)
+    expected = top_hits(data[1], data[0][::2], 10)
+    with monkeypatch.context() as patch:
+        _no_scan(index, patch)
+        found = index.search(data[1], k=10, where="even = true")
+    assert all(hit.metadata["even"] for hits in found for hit in hits)
+    mine = [{hit.metadata["n"] // 2 for hit in hits} for hits in found]
+    shares = [len(ids & set(row)) / 10 for ids, row in zip(mine, expected.indices.tolist(), strict=True)]
+    assert sum(shares) / len(shares) >= 0.98
+
+
+def test_where_few_pass_they_are_all_scored(index, data):
+    (hits,) = index.search(data[1][:1], k=10, where="n < 7")
+    expected = top_hits(data[1][:1], data[0][:7], 7)
+    assert [hit.metadata["n"] for hit in hits] == expected.indices[0].tolist()
+
+
+def test_a_query_with_too_few_candidates_is_answered_by_a_scan(index, data, monkeypatch):
+    real = index.engine.candidates
+    monkeypatch.setattr(
+        index.engine, "candidates", lambda queries, count, where, effort: real(queries, 2, where, effort)
+    )
+    expected = top_hits(data[1][:3], data[0], 10)
+    assert _recall(index.search(data[1][:3], k=10), expected) == 1
+
+
+def test_what_is_written_later_is_found_too(index, data, monkeypatch):
+    query = unit_sets(1, 4, 16, seed=9)
+    index.add(["new"], query)
+    with monkeypatch.context() as patch:
+        _no_scan(index, patch)
+        assert index.search(query)[0][0].id == "new"
+        index.remove(["new"])
+        assert "new" not in {hit.id for hit in index.search(query)[0]}
+
+
+def test_unstable_slots_are_answered_by_a_scan_and_that_is_said_once(data, tmp_path, caplog):
+    items, queries = data[0][:300], data[1][:5]
+    turned = queries.roll(1, dims=1)  # slot i of a query meets slot i − 1 of its item
+    expected = top_hits(turned, items, 5)
+    for name, options, message in (
+        ("unknown", {}, "not known whether slot i"),
+        ("low", {"stability": 0.5}, "in 50% of pairs only"),
+        ("mil", {"stability": 1.0, "similarity": "mil"}, "similarity 'mil' is not that of vectors in their order"),
+    ):
+        index = SetIndex.create(tmp_path / name, dim=16, set_size=4, settings={"train_from": 100}, **options)
+        index.add([str(n) for n in range(300)], items)
+        assert index.engine.approximate
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="maxmatch"):
+            index.search(turned, k=5)
+            found = index.search(turned, k=5)
+        assert len(caplog.messages) == 1
+        assert message in caplog.text
+        assert message in str(index.info()["search"])
+        if name != "mil":
+            assert _recall(found, expected) == 1
+
+
+def test_verify_measures_what_a_search_finds_and_keeps_it(index, data):
+    result = index.verify(data[1], k=5, target=0.9)
+    assert result.reached
+    assert result.chosen.real_queries
+    assert result.chosen.low <= result.chosen.recall <= result.chosen.high
+    assert result.trials[-1].recall == result.chosen.recall >= 0.9
+    assert f"{result.chosen.candidates} candidates" in result.advice
+    again = SetIndex.open(index.folder)
+    assert again.manifest.tuning == result.chosen
+    again.close()
+
+
+def test_real_queries_decide_whether_a_search_need_not_scan(data, tmp_path, monkeypatch):
+    index = SetIndex.create(tmp_path / "index", dim=16, set_size=4, settings={"train_from": 500})
+    index.add([str(n) for n in range(_COUNT)], data[0])
+    assert index.manifest.tuning is None
+    index.verify(data[1])
+    assert str(index.info()["search"]).startswith("candidates")
+    with monkeypatch.context() as patch:
+        _no_scan(index, patch)
+        index.search(data[1][:1])
+    lost = index.verify(data[1].flip(1), k=10)  # slot i of these meets slot 3 − i
+    assert lost.chosen.recall < 0.5
+    assert not lost.reached
+    assert "Search with exact=True" in lost.advice
+    assert str(index.info()["search"]).startswith("scans all items: too little was found")
+
+
+def test_the_recall_is_measured_when_the_index_is_trained(index):
+    tuning = SetIndex.open(index.folder).manifest.tuning
+    assert tuning is not None
+    assert tuning.items >= 1_000
+
+
+def test_settings_are_as_given_else_as_measured_else_usual(index):
+    tuning = index.manifest.tuning.model_copy(update={"candidates": 60, "effort": 2.0, "k": 10})
+    assert settings_for(None, 10, None, None) == Settings(100, 1.0)
+    assert settings_for(None, 50, None, None) == Settings(500, 1.0)
+    assert settings_for(tuning, 10, None, None) == Settings(60, 2.0)
+    assert settings_for(tuning, 25, None, None) == Settings(180, 2.0)
+    assert settings_for(tuning, 5, 7, 0.5) == Settings(7, 0.5)
+
+
+def test_the_interval_is_wilsons():
+    assert wilson(1.0, 100) == pytest.approx((0.9630, 1.0), abs=1e-4)
+    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+
+
+def test_verify_of_an_empty_index_or_with_wrong_wishes_is_refused(tmp_path, data):
+    index = SetIndex.create(tmp_path / "index", dim=16, set_size=4)
+    with pytest.raises(ValueError, match="nothing to measure"):
+        index.verify()
+    index.add(["a"], data[0][:1])
+    for arguments, message in (({"k": 0}, "k: expected"), ({"target": 1.5}, "target: expected")):
+        with pytest.raises(ValueError, match=message):
+            index.verify(**arguments)
+    assert index.verify().advice == "Every search scans all items: recall is 1."

@@ -1,0 +1,197 @@
+"""What a person is promised who keeps sets in an index, on every engine."""
+
+import numpy as np
+import pytest
+import torch
+from made_sets import axis_sets, unit_sets
+from scipy.optimize import linear_sum_assignment
+from tiny_models import tiny_model
+
+from maxmatch import SetIndex, top_hits
+from maxmatch.search.hit import Match
+from maxmatch.search.identity import model_identity
+
+
+def _ids(count):
+    return [f"item {place}" for place in range(count)]
+
+
+def test_an_exact_search_is_top_hits_of_the_raw_sets(make):
+    items, queries = unit_sets(40), unit_sets(5, seed=1)
+    index = make()
+    index.add(_ids(40), items)
+    expected = top_hits(queries, items, 7)
+    found = index.search(queries, k=7, exact=True)
+    assert [[hit.id for hit in hits] for hits in found] == [
+        [f"item {place}" for place in row] for row in expected.indices.tolist()
+    ]
+    assert np.array([[hit.score for hit in hits] for hits in found]) == pytest.approx(expected.scores.numpy(), abs=1e-6)
+
+
+def test_a_hit_says_which_slots_met_how_closely_and_what_is_known_of_it(make):
+    items, queries = unit_sets(5, size=2), unit_sets(1, size=2, seed=1)
+    index = make()
+    known = [{"name": f"größer '{place}'", "tags": ["a", {"b": None}], "size": place, "ok": True} for place in range(5)]
+    index.add(_ids(5), items, known)
+    for hit in index.search(queries)[0]:
+        place = int(hit.id.removeprefix("item "))
+        cosines = (queries[0] @ items[place].T).numpy()
+        rows, columns = linear_sum_assignment(cosines, maximize=True)
+        assert [match[:2] for match in hit.matches] == list(zip(rows, columns, strict=True))
+        assert [match.cosine for match in hit.matches] == pytest.approx(list(cosines[rows, columns]), abs=1e-6)
+        assert all(isinstance(match, Match) for match in hit.matches)
+        assert hit.score == pytest.approx(float(np.expm1(cosines[rows, columns]).mean()), abs=1e-6)
+        assert hit.metadata == known[place]
+
+
+def test_sets_of_another_size_than_the_index_are_matched_as_far_as_they_go(make):
+    items, queries = unit_sets(9), unit_sets(3, size=3, seed=1)
+    index = make()
+    index.add(_ids(9), items)
+    expected = top_hits(queries, items, 4)
+    for row, hits in enumerate(index.search(queries, k=4)):
+        assert [hit.id for hit in hits] == [f"item {place}" for place in expected.indices[row].tolist()]
+        assert all(len(hit.matches) == 2 for hit in hits)
+
+
+def test_items_of_equal_score_come_in_the_order_in_which_they_were_added(make):
+    index = make()
+    for name in ("z", "b", "m", "a"):
+        index.add([name], axis_sets(1))
+    index.upsert(["b"], axis_sets(1))
+    assert [hit.id for hit in index.search(axis_sets(1), exact=True)[0]] == ["z", "m", "a", "b"]
+
+
+def test_what_is_added_is_there_for_whoever_opens_the_folder(make):
+    index = make(similarity="mil", dtype="float16", model="some model", stability=0.75)
+    items = unit_sets(6)
+    index.add(_ids(6), items, [{"n": place} for place in range(6)])
+    again = SetIndex.open(index.folder)
+    assert again.manifest == index.manifest
+    assert len(again) == 6
+    expected = top_hits(items[:2], items.half().float(), 3, "mil")
+    found = again.search(items[:2], k=3)
+    assert [[hit.metadata["n"] for hit in hits] for hits in found] == expected.indices.tolist()
+    assert np.array([[hit.score for hit in hits] for hits in found]) == pytest.approx(expected.scores.numpy(), abs=1e-6)
+    again.close()
+
+
+def test_an_open_index_sees_what_another_one_writes(make):
+    index = make()
+    other = SetIndex.open(index.folder)
+    assert len(other) == 0
+    index.add(["a", "b"], unit_sets(2))
+    assert len(other) == 2
+    index.remove(["a"])
+    assert [hit.id for hit in other.search(unit_sets(1))[0]] == ["b"]
+    other.close()
+
+
+def test_upsert_replaces_vectors_and_metadata(make):
+    items = unit_sets(3)
+    index = make()
+    index.add(["a", "b"], items[:2], [{"v": 1, "old": True}, {"v": 1}])
+    index.upsert(["a", "c"], items[1:], [{"v": 2}, {"v": 2}])
+    found = {hit.id: hit for hit in index.search(items[1:2])[0]}
+    assert {name: hit.metadata for name, hit in found.items()} == {"a": {"v": 2}, "b": {"v": 1}, "c": {"v": 2}}
+    assert found["a"].score == found["b"].score
+    assert index.search(items[:1], where="old = true") == [[]]
+
+
+def test_an_empty_index_and_no_queries_find_nothing(make):
+    index = make()
+    assert index.search(unit_sets(2)) == [[], []]
+    assert index.search(unit_sets(0)) == []
+    index.add([], unit_sets(0))
+    index.remove([])
+    assert len(index) == 0
+
+
+def test_what_is_refused_is_named_and_changes_nothing(make):
+    index = make(model="one")
+    items = unit_sets(2)
+    index.add(["a", "b"], items)
+    bad = items.clone()
+    bad[1, 0, 3] = torch.nan
+    for call, message in (
+        (lambda: index.add(["c", "b"], items), "'b' is in the index already"),
+        (lambda: index.add(["c", "c"], items), "'c' comes twice"),
+        (lambda: index.add([1, 2], items), r"expected strings, got 1 \(int\) at 0. Use \[str\(id\)"),
+        (lambda: index.add("ab", items), "got one str"),
+        (lambda: index.add(["c", ""], items), "'' at 1: expected 1 to 1024 characters"),
+        (lambda: index.add(["c", "\ud800"], items), "can be written as UTF-8"),
+        (lambda: index.add(["c"], items), "1 ids for 2 sets"),
+        (lambda: index.add(["c", "d"], bad), "item 1 holds NaN"),
+        (lambda: index.add(["c", "d"], items * torch.tensor([1.0, 3.0])[:, None, None]), "'d' has vectors of length 3"),
+        (lambda: index.add(["c", "d"], unit_sets(2, size=3)), "sets of 2 vectors, got 3"),
+        (lambda: index.add(["c", "d"], unit_sets(2, width=4)), "vectors of width 8, got 4"),
+        (lambda: index.add(["c", "d"], items[0]), "expected sets of shape"),
+        (lambda: index.add(["c", "d"], items, [{}]), "a mapping for each of the 2 items, got 1"),
+        (lambda: index.add(["c", "d"], items, [{}, {"x": float("nan")}]), "metadata of 'd': not to be written as JSON"),
+        (lambda: index.add(["c", "d"], items, [{}, {"x": object()}]), "metadata of 'd': .*object is not JSON"),
+        (lambda: index.add(["c", "d"], items, [{}, {3: 1}]), "metadata of 'd': expected a mapping with strings"),
+        (lambda: index.add(["c", "d"], items, model="two"), "holds sets of the model one, got those of two"),
+        (lambda: index.upsert(["c", "d"], items, model="two"), "make another index"),
+        (lambda: index.search(items, model="two"), "cannot be compared"),
+        (lambda: index.remove(["a", "x"]), "'x' is not in the index"),
+        (lambda: index.search(items, k=0), "k: expected at least 1"),
+        (lambda: index.search(unit_sets(1, width=4)), "vectors of width 8, got 4"),
+        (lambda: index.search(items * 2), "item 0 has vectors of length 2"),
+        (lambda: index.search(items, where="a ="), "where: expected a value"),
+        (lambda: index.search(items, k=5, candidates=3), "candidates: expected at least k = 5"),
+        (lambda: index.search(items, effort=0), "effort: expected a positive number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert {hit.id for hit in index.search(items, exact=True)[0]} == {"a", "b"}
+
+
+def test_numbers_out_of_tables_are_metadata_too(make):
+    index = make()
+    index.add(["a"], unit_sets(1), [{"n": np.int64(3), "x": np.float32(0.5), "b": np.bool_(True)}])
+    (hit,) = index.search(unit_sets(1), where="n = 3 AND x = 0.5 AND b = true")[0]
+    assert hit.metadata == {"n": 3, "x": 0.5, "b": True}
+
+
+def test_an_index_knows_the_model_it_was_made_for(tmp_path):
+    model, other = tiny_model("region_bigru", seed=0), tiny_model("region_bigru", seed=1)
+    index = SetIndex.create(tmp_path / "index", dim=model.dim, set_size=model.set_sizes["image"], model=model)
+    assert index.manifest.model == model_identity(model) != model_identity(other)
+    assert index.manifest.similarity == model.similarity_name
+    items = unit_sets(2, model.set_sizes["image"], model.dim)
+    index.add(["a", "b"], items, model=model)
+    with pytest.raises(ValueError, match="Encode with that model"):
+        index.add(["c", "d"], items, model=other)
+    assert len(SetIndex.open(index.folder)) == 2
+
+
+def test_wrong_wishes_for_a_new_index_are_refused(tmp_path):
+    for options, message in (
+        ({"dim": 0}, "dim: "),
+        ({"set_size": 17}, "set_size: "),
+        ({"similarity": "cosine"}, "similarity: "),
+        ({"dtype": "int8"}, "dtype: "),
+        ({"engine": "faiss"}, "engine: expected one of lance, exhaustive, milvus, got 'faiss'"),
+        ({"stability": 1.5}, "stability: "),
+        ({"settings": {"index": "hnsw"}}, "index: expected one of ivf_rq"),
+        ({"model": " "}, "got an empty text"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SetIndex.create(tmp_path / "index", **{"dim": 8, "set_size": 2, **options})
+    assert not (tmp_path / "index" / "index.json").exists()
+    SetIndex.create(tmp_path / "index", dim=8, set_size=2)
+    with pytest.raises(FileExistsError, match="holds an index already"):
+        SetIndex.create(tmp_path / "index", dim=8, set_size=2)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    with pytest.raises(FileExistsError, match=r"holds other files \(a.jpg\)"):
+        SetIndex.create(tmp_path / "photos", dim=8, set_size=2)
+
+
+def test_info_says_what_there_is(make, engine):
+    index = make(model="m")
+    index.add(["a", "b"], unit_sets(2), [{"year": 1}, {}])
+    index.compact()
+    info = index.info()
+    assert (info["items"], info["dim"], info["set_size"], info["model"], info["engine"]) == (2, 8, 2, "m", engine)
+    assert str(info["search"]).startswith("scans all items")
