@@ -1,7 +1,7 @@
 """Items: their facts, small pictures of them, and why they were found."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
@@ -14,7 +14,7 @@ from maxmatch.server.schema import Asked, Explained, FolderOut, GalleryOut, Heal
 from maxmatch.server.service import Service
 from maxmatch.server.thumbnails import Size, webp
 
-_WEBP = {200: {"content": {"image/webp": {}}, "description": "The picture."}}
+_WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}, "description": "The picture."}}
 _A_DAY = "private, max-age=86400"
 KeyPath = Annotated[Key, Path()]
 

@@ -14,9 +14,9 @@ from maxmatch.server.errors import Refusal, not_found
 
 # What a browser shows. Pillow knows more formats, some of which start programs or are rarely looked after.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
-LARGEST_SIDE = 1024
+LARGEST_SIDE = 768
 """Of what is kept of a picture: no model looks more closely."""
-_KEPT = 32
+_KEPT = 24
 
 
 @dataclass(frozen=True)

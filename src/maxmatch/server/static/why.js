@@ -155,10 +155,11 @@ export class Why {
   /** The picture as large as there is room, and the overlay exactly over it. */
   fit() {
     if (!this.shown || !this.photo) return;
-    const { clientWidth: width, clientHeight: height } = this.photo;
     const ratio = this.image.naturalWidth
       ? this.image.naturalWidth / this.image.naturalHeight
       : (this.shown.width || 1) / (this.shown.height || 1);
+    this.photo.style.setProperty("--ratio", ratio.toFixed(4));
+    const { clientWidth: width, clientHeight: height } = this.photo;
     const wide = Math.min(width, height * ratio);
     const place = { left: (width - wide) / 2, top: (height - wide / ratio) / 2, width: wide, height: wide / ratio };
     for (const part of [this.image, this.canvas])
