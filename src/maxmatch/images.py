@@ -55,17 +55,21 @@ class ImageTransform:
     def seen(self, source: Source) -> Image.Image:
         """The part of the picture that the model sees, in the size that it sees."""
         image = load_image(source, at_least=round(self.size / _CROP))
-        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self._box(image))
+        return image.resize(
+            (self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height)
+        )
 
-    def _box(self, image: Image.Image) -> tuple[float, float, float, float]:
-        """The part of the picture that is kept. The rest is never resized, however long the picture is."""
+    def box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """The part of a picture of this size that is kept: left, top, right, bottom. The rest is never resized, however
+        long the picture is.
+        """
         if self.resize == "squash":
-            return (0.0, 0.0, float(image.width), float(image.height))
+            return (0.0, 0.0, float(width), float(height))
         short = round(self.size / _CROP)
-        width = max(short * image.width // min(image.size), 1)
-        height = max(short * image.height // min(image.size), 1)
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        x, y = image.width / width, image.height / height
+        scaled_width = max(short * width // min(width, height), 1)
+        scaled_height = max(short * height // min(width, height), 1)
+        left, top = round((scaled_width - self.size) / 2), round((scaled_height - self.size) / 2)
+        x, y = width / scaled_width, height / scaled_height
         return (left * x, top * y, (left + self.size) * x, (top + self.size) * y)
 
 

@@ -40,6 +40,18 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Look:
+    """One item as a model sees it."""
+
+    vectors: Float[Tensor, "K D"]
+    """Its set."""
+    attention: Float[Tensor, "K rows columns"] | Float[Tensor, "K parts"]
+    """How much each slot took from each cell of the grid, from each region, or from each word."""
+    words: list[str] | None
+    """The words of a text, as the tokenizer divides it, special tokens included; None for other items."""
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Why an image and a text score as they do."""
 
@@ -214,14 +226,28 @@ class SetEncoder(nn.Module):
         reader = self.tower("text").reader
         if not isinstance(reader, TextReader):
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
-        with self._evaluating():
-            seen, _ = self._look("image", image)
-            read, ids = self._look("text", text)
+        seen, read = self.look("image", image), self.look("text", text)
         cosines = seen.vectors @ read.vectors.T
         chosen = maximal_assignment(cosines)
         pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(chosen) if j >= 0]
         score = self.similarity(seen.vectors[None], read.vectors[None])
-        return Explanation(float(score), pairs, cosines, seen.attention, read.attention, reader.words(ids))
+        return Explanation(float(score), pairs, cosines, seen.attention, read.attention, read.words or [])
+
+    def look(self, modality: str, item: Any) -> Look:
+        """One item's set, and what each of its vectors was taken from."""
+        tower = self.tower(modality)
+        with self._evaluating():
+            inputs = self._moved(tower.reader.collate([tower.reader.read(item)]))
+            features = tower.encoder(*inputs)
+            sets = tower.head(features)
+        if sets.attention is None:
+            raise ValueError(f"explain: the head of the tower {modality!r} gives no attention.")
+        attention = sets.attention[0].float().cpu()
+        attention = (
+            attention[:, features.mask[0].cpu()] if features.grid is None else attention.view(-1, *features.grid)
+        )
+        words = tower.reader.words(inputs.values[0]) if isinstance(tower.reader, TextReader) else None
+        return Look(sets.vectors[0].float().cpu(), attention, words)
 
     def record_pairing(self, pairing: Sequence[int], stability: float) -> None:
         """Note in the config which slots meet, as measured after training, so that the checkpoint says it."""
@@ -258,20 +284,6 @@ class SetEncoder(nn.Module):
         mask = None if inputs.mask is None else inputs.mask.to(parameter.device)
         return Inputs(inputs.values.to(parameter.device, dtype), mask)
 
-    def _look(self, modality: str, item: Any) -> tuple["_Look", Tensor]:
-        """One item's set and attention, and what the encoder was given."""
-        tower = self.tower(modality)
-        inputs = self._moved(tower.reader.collate([tower.reader.read(item)]))
-        features = tower.encoder(*inputs)
-        sets = tower.head(features)
-        if sets.attention is None:
-            raise ValueError(f"explain: the head of the tower {modality!r} gives no attention.")
-        attention = sets.attention[0].float().cpu()
-        attention = (
-            attention[:, features.mask[0].cpu()] if features.grid is None else attention.view(-1, *features.grid)
-        )
-        return _Look(sets.vectors[0].float().cpu(), attention), inputs.values[0]
-
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation and inference mode inside; every module as it was afterwards."""
@@ -283,8 +295,3 @@ class SetEncoder(nn.Module):
         finally:
             for module, mode in modes:
                 module.training = mode
-
-
-class _Look(NamedTuple):
-    vectors: Tensor
-    attention: Tensor

@@ -18,6 +18,7 @@ from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
 from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.search import search
+from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
@@ -35,6 +36,7 @@ app.command()(analyse)
 app.command()(reproduce)
 app.command()(encode)
 app.command()(search)
+app.command()(serve)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(index.app, name="index")

@@ -18,8 +18,9 @@ def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
 
     0 where the vectors of a set cancel out; −27.6 where they are all the same, and with K = 1.
     """
-    parts = [sets[start : start + _BLOCK].double().mean(1).square().sum(-1) for start in range(0, len(sets), _BLOCK)]
-    return float((1 - torch.cat(parts)).mean().clamp(min=_TINY).log())
+    # In blocks: all of it in double precision would take twice the memory of the sets.
+    variance = torch.cat([1 - part.double().mean(1).square().sum(-1) for part in torch.split(sets, _SMALL_BLOCK)])
+    return float(variance.mean().clamp(min=_TINY).log())
 
 
 class Pairing(NamedTuple):

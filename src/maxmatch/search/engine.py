@@ -101,6 +101,9 @@ class Engine(Protocol):
     def metadata(self, ids: Sequence[str]) -> dict[str, str]:
         """The metadata of stored items, as JSON text. An id that was removed meanwhile is left out."""
 
+    def fetch(self, ids: Sequence[str]) -> Found:
+        """Stored items by their ids, in any order. An id that is not stored is left out."""
+
     def sample(self, count: int, seed: int) -> Found:
         """Some items drawn at random, the same for the same seed and the same items; all of them if there are fewer."""
 

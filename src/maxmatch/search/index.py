@@ -191,6 +191,12 @@ class SetIndex:
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
         return hits_of(best, self.engine)
 
+    def fetch(self, ids: Sequence[str]) -> dict[str, Tensor]:
+        """The sets (K, D) of items by their ids, float32; an id that is not there is left out."""
+        found = self.engine.fetch(checked_ids(ids))
+        vectors = torch.from_numpy(np.array(found.vectors, dtype=np.float32))
+        return dict(zip(found.ids, vectors.view(-1, self.manifest.set_size, self.manifest.dim), strict=True))
+
     def verify(
         self,
         sets: Tensor | np.ndarray | None = None,

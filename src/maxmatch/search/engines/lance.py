@@ -166,6 +166,12 @@ class LanceEngine:
                 found.update(zip(batch["id"].to_pylist(), batch["metadata"].to_pylist(), strict=True))
             return found
 
+    def fetch(self, ids: Sequence[str]) -> Found:
+        """Stored items by their ids."""
+        with reading(self.path):
+            batches = list(self._with_ids(ids, _FOUND))
+            return _found(pa.Table.from_batches(batches, schema=None if batches else self._schema(_FOUND)))
+
     def sample(self, count: int, seed: int) -> Found:
         """Items drawn by their place in the table."""
         with reading(self.path):
@@ -244,6 +250,9 @@ class LanceEngine:
         columns["metadata"] = pa.array(rows.metadata)
         empty = {field.name: pa.nulls(len(rows.ids), field.type) for field in schema if field.name not in columns}
         return pa.table([(columns | empty)[name] for name in schema.names], schema=schema)
+
+    def _schema(self, columns: list[str]) -> pa.Schema:
+        return pa.schema([self.table.schema.field(name) for name in columns])
 
     def _columns(self) -> list[str]:
         return [name for name in self.table.schema.names if name not in (*_FOUND, "metadata")]

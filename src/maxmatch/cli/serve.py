@@ -1,0 +1,105 @@
+"""`maxmatch serve`: the page and the API over an index."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    index: Annotated[Path, typer.Argument(help="The folder of an index of pictures.")],
+    model: Annotated[str, typer.Option(help="The model that the index was made with: a checkpoint's folder.")],
+    pictures: Annotated[
+        Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: ids are whole paths.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    token: Annotated[
+        str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="What whoever asks must show; 16 characters at least.")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+) -> None:
+    """Search pictures in the browser: type, drop a picture, ask why.
+
+    The address is printed once the server answers. Only indexed pictures are served, and to this machine alone; for
+    others give --host and a token, which becomes part of the address. The API is under /api/v1 (its description:
+    /api/v1/openapi.json), numbers for Prometheus are at /metrics. Ctrl-C ends it.
+
+    Examples:
+
+      maxmatch serve photos.index --model runs/scenes/best --pictures ~/Pictures --open
+
+      maxmatch serve photos.index --model runs/scenes/best --host 0.0.0.0 --token "$(openssl rand -hex 16)"
+    """
+    try:
+        import uvicorn
+
+        from maxmatch.server.app import create_app
+        from maxmatch.server.security import check_token
+    except ImportError as error:
+        raise ValueError(f"serve needs {error.name}: pip install 'maxmatch[server,search]'") from error
+    try:
+        check_token(host, token)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    import torch
+
+    from maxmatch.cli.progress import say
+    from maxmatch.model import SetEncoder
+    from maxmatch.search.index import SetIndex
+
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with SetIndex.open(index) as opened:
+        encoder = SetEncoder.from_pretrained(model, place)
+        name = (pictures or index).expanduser().resolve().name
+        app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
+        config = uvicorn.Config(
+            app, host=host, port=port, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
+        )
+        say(f"{len(opened):,} pictures")
+        _run(uvicorn.Server(config), host, token, open_page)
+
+
+def picture_in(folder: Path | None) -> Callable[[str], Path]:
+    """The file of an id: a path in the folder, and nothing outside it; without a folder the id itself."""
+    if folder is None:
+        return Path
+    root = folder.expanduser().resolve()
+
+    def picture(name: str) -> Path:
+        path = Path(os.path.normpath(root / name))
+        if not path.is_relative_to(root):
+            raise FileNotFoundError(f"{name}: not in {root}.")
+        return path
+
+    return picture
+
+
+def _run(server: object, host: str, token: str | None, open_page: bool) -> None:
+    """Serve until Ctrl-C; print the address when it answers."""
+    import asyncio
+    import webbrowser
+
+    import uvicorn
+
+    assert isinstance(server, uvicorn.Server)
+
+    async def announced() -> None:
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.05)
+        if server.started:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            shown = f"[{host}]" if ":" in host else host
+            address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+            print(address, flush=True)
+            if open_page:
+                webbrowser.open(address)
+        await serving
+
+    asyncio.run(announced())

@@ -1,0 +1,89 @@
+"""The application: `create_app(index, model, picture)` answers /api/v1 and gives the page."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from maxmatch import __version__
+from maxmatch.model import SetEncoder
+from maxmatch.search.identity import model_identity
+from maxmatch.search.index import SetIndex
+from maxmatch.server.errors import add_handlers
+from maxmatch.server.folding import THRESHOLD
+from maxmatch.server.gallery import Gallery, PictureOf
+from maxmatch.server.metrics import Metrics
+from maxmatch.server.page_routes import page_routes
+from maxmatch.server.picture_routes import picture_routes
+from maxmatch.server.querying import Searcher
+from maxmatch.server.search_routes import IMAGE_SEARCH, search_routes
+from maxmatch.server.security import Guard, Limits
+from maxmatch.server.service import Service
+from maxmatch.server.thumbnails import Thumbnails
+from maxmatch.server.uploads import Uploads
+
+API = "/api/v1"
+_LOOK_AGAIN = 5.0  # seconds
+
+
+def create_app(
+    index: SetIndex,
+    model: SetEncoder,
+    picture: PictureOf,
+    *,
+    name: str = "Pictures",
+    token: str | None = None,
+    limits: Limits | None = None,
+    batch: int = 32,
+    window: float = 0.002,
+    near_duplicate: float = THRESHOLD,
+) -> FastAPI:
+    """A server over an index whose sets `model` has made.
+
+    picture: the file of an item's picture, by the item's id. token: whoever asks must show it; without one only this
+    machine is answered. batch: how many queries are encoded and searched together at most; window: how many seconds the
+    first of them waits for others. near_duplicate: from this mean cosine on pictures are shown as one.
+    """
+    known = index.manifest.model
+    if index.manifest.dim != model.dim or (known is not None and known != model_identity(model)):
+        raise ValueError(
+            f"{index.folder}: its sets were made by another model ({(known or 'unknown')[:16]}, width "
+            f"{index.manifest.dim}). Take that model, or make another index with this one."
+        )
+    model.eval()
+    limits = limits or Limits()
+    metrics, uploads = Metrics(), Uploads()
+    gallery = Gallery(index, picture, name)
+    searcher = Searcher(gallery, model, uploads, metrics, batch, window, near_duplicate)
+    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits)
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        looking = asyncio.create_task(_keep_looking(gallery))
+        async with searcher:
+            yield
+        looking.cancel()
+
+    app = FastAPI(
+        title="MaxMatch",
+        summary="Photo search by sets of vectors.",
+        version=__version__,
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,  # these pages come from elsewhere
+        redoc_url=None,
+        lifespan=running,
+    )
+    add_handlers(app)
+    app.include_router(search_routes(service), prefix=API)
+    app.include_router(picture_routes(service), prefix=API)
+    app.include_router(page_routes(service))
+    app.add_middleware(Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics)
+    return app
+
+
+async def _keep_looking(gallery: Gallery) -> None:
+    """See what is added to the index and removed from it while the server runs."""
+    while True:
+        await asyncio.sleep(_LOOK_AGAIN)
+        await asyncio.to_thread(gallery.refresh)

@@ -1,0 +1,53 @@
+"""Near-duplicates: pictures whose sets are almost the same, shown as one.
+
+How near two sets are is the mean cosine of slot i with slot i. Items of one modality have their slots in one order, so
+for near-duplicates this is their best matching. It is estimated from sketches: a random projection keeps squared
+distances within √(2/width), here an eighth, of themselves, so an estimate is precise where it matters, near 1.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+THRESHOLD = 0.99
+_WIDTH = 128
+
+
+class Sketcher:
+    """From flattened sets (n, K·D) to sketches (n, 128) of unit length."""
+
+    def __init__(self, width: int, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self._projection = generator.standard_normal((width, _WIDTH), dtype=np.float32)
+
+    def __call__(self, vectors: np.ndarray) -> np.ndarray:
+        """The sketches in half precision."""
+        sketches = np.asarray(vectors, dtype=np.float32) @ self._projection
+        norms = np.linalg.norm(sketches, axis=1, keepdims=True)
+        return np.asarray(sketches / np.maximum(norms, 1e-12), dtype=np.float16)
+
+
+def fold(ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = THRESHOLD) -> list[list[int]]:
+    """Groups of places in `ids`, best first: each begins with its leader, the first that is near no earlier leader.
+
+    A longer list begins with the same leaders, so pages of results fit together. What has no sketch stays alone.
+    """
+    groups: list[list[int]] = []
+    leaders: np.ndarray | None = None
+    owners: list[int] = []
+    for place, name in enumerate(ids):
+        sketch = sketches.get(name)
+        if sketch is None:
+            groups.append([place])
+            continue
+        own = sketch.astype(np.float32)
+        if leaders is None:
+            leaders = np.empty((len(ids), len(own)), np.float32)
+        near = leaders[: len(owners)] @ own
+        if len(near) and near.max() >= threshold:
+            groups[owners[int(near.argmax())]].append(place)
+            continue
+        leaders[len(owners)] = own
+        owners.append(len(groups))
+        groups.append([place])
+    return groups

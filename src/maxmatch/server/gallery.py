@@ -1,0 +1,150 @@
+"""What the server shows of an index: its items under opaque keys, with the facts of their pictures."""
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxmatch.search import facts
+from maxmatch.search.index import SetIndex
+from maxmatch.search.where import Condition, passes
+from maxmatch.server.folding import Sketcher
+
+PictureOf = Callable[[str], Path]
+"""The file of an indexed item's picture, by the item's id."""
+_SCAN_BLOCK = 1024
+_LOOK_AGAIN = 10.0  # seconds
+_FILTERS = 32  # whose items are remembered
+
+
+@dataclass(frozen=True)
+class Item:
+    """An indexed picture. A fact that the index does not know is None."""
+
+    key: str
+    id: str
+    name: str
+    folder: str
+    taken: str | None = None
+    width: int | None = None
+    height: int | None = None
+    orientation: str | None = None
+    bytes: int | None = None
+    modified: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """The items as they were when the index was last looked at. Never changed, only replaced."""
+
+    items: dict[str, Item]
+    """By key."""
+    newest: list[Item]
+    """The latest taken first; those without a date last."""
+    sketches: dict[str, np.ndarray]
+    """By id."""
+    at: float
+
+
+class Gallery:
+    """The items of an index. What is added to or removed from it meanwhile is seen within seconds."""
+
+    def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
+        self.index = index
+        self.picture = picture
+        self.name = name
+        self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
+        self._busy = threading.Lock()
+        self._passing: tuple[State, dict[Condition, list[Item]]] | None = None
+        self.state = self._look()
+
+    def find(self, key: str) -> Item | None:
+        """The item of a key; None for any other text."""
+        return self.state.items.get(key)
+
+    def refresh(self) -> None:
+        """Look at the index again if the last look is some seconds old and the number of items is another now."""
+        if time.monotonic() - self.state.at < _LOOK_AGAIN or not self._busy.acquire(blocking=False):
+            return
+        try:
+            changed = len(self.index) != len(self.state.items)
+            state = self.state
+            self.state = self._look() if changed else replace(state, at=time.monotonic())
+        finally:
+            self._busy.release()
+
+    def passing(self, condition: Condition | None) -> list[Item]:
+        """The items that pass a filter on their facts, latest first."""
+        state = self.state
+        if condition is None:
+            return state.newest
+        known = self._passing
+        if known is None or known[0] is not state or len(known[1]) >= _FILTERS:
+            self._passing = known = (state, {})
+        if condition not in known[1]:
+            known[1][condition] = [item for item in state.newest if passes(condition, _facts(item))]
+        return known[1][condition]
+
+    def folders(self) -> dict[str, int]:
+        """Every folder, and those above it, with the number of items in and under it."""
+        counts: Counter[str] = Counter()
+        for folder, count in Counter(item.folder for item in self.state.items.values()).items():
+            parts = folder.split("/") if folder else []
+            for depth in range(1, len(parts) + 1):
+                counts["/".join(parts[:depth])] += count
+        return dict(sorted(counts.items()))
+
+    def _look(self) -> State:
+        items: list[Item] = []
+        sketches: dict[str, np.ndarray] = {}
+        for found in self.index.engine.scan(_SCAN_BLOCK):
+            texts = found.metadata
+            if texts is None:
+                known = self.index.engine.metadata(found.ids)
+                texts = [known.get(name, "{}") for name in found.ids]
+            items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
+            sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
+        items.sort(key=lambda item: (item.taken or "", item.id), reverse=True)
+        return State({item.key: item for item in items}, items, sketches, time.monotonic())
+
+
+def key_of(name: str) -> str:
+    """The key under which an item is known outside. A request names it so, never by its id, which may be a path."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def item_of(name: str, metadata: Mapping[str, Any]) -> Item:
+    """An item from its id and the metadata that `search.facts` describes, as far as it is there."""
+
+    def text(key: str) -> str | None:
+        value = metadata.get(key)
+        return value if isinstance(value, str) else None
+
+    def number(key: str) -> int | None:
+        value = metadata.get(key)
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        return int(value) if usable and isinstance(value, int | float) else None
+
+    return Item(
+        key=key_of(name),
+        id=name,
+        name=text(facts.NAME) or name.rsplit("/", 1)[-1],
+        folder=text(facts.FOLDER) or "",
+        taken=text(facts.TAKEN),
+        width=number(facts.WIDTH),
+        height=number(facts.HEIGHT),
+        orientation=text(facts.ORIENTATION),
+        bytes=number(facts.BYTES),
+        modified=number(facts.MODIFIED),
+    )
+
+
+def _facts(item: Item) -> dict[str, Any]:
+    return {facts.FOLDER: item.folder, facts.TAKEN: item.taken, facts.ORIENTATION: item.orientation}

@@ -1,0 +1,246 @@
+"""What every request passes: who may ask, how much may come, and the headers that every answer bears."""
+
+import hmac
+import ipaddress
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from maxmatch.server.errors import body
+from maxmatch.server.metrics import Metrics
+
+_log = logging.getLogger("maxmatch")
+COOKIE = "maxmatch_token"
+SHORTEST_TOKEN = 16
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+OPEN_PATHS = ("/api/v1/health",)
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may come."""
+
+    upload_bytes: int = 20 * 2**20
+    upload_pixels: int = 50_000_000
+    body_bytes: int = 64 * 2**10
+    """Of any other request."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is this machine's own, reached by nobody else."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_token(host: str, token: str | None) -> None:
+    """Refuse to listen to others without a token, or with one that can be guessed."""
+    if token is None and not is_loopback(host):
+        raise ValueError(
+            f"--host {host}: anybody who reaches this address would see the pictures. "
+            'Give a token: --token "$(openssl rand -hex 16)"'
+        )
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise ValueError(f"--token: expected at least {SHORTEST_TOKEN} characters, got {len(token)}.")
+
+
+class Guard:
+    """Around the application. Without a token only this machine may ask, under its own names."""
+
+    def __init__(
+        self, app: ASGIApp, limits: Limits, token: str | None, upload_paths: Collection[str], metrics: Metrics
+    ) -> None:
+        self.app = app
+        self.limits = limits
+        self.token = token
+        self.upload_paths = upload_paths
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse before anything is read."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        watch = _Watch(send, self.metrics, scope)
+        headers = Headers(scope=scope)
+        limit = self.limits.upload_bytes if scope["path"] in self.upload_paths else self.limits.body_bytes
+        refusal = self._refusal(scope, headers) or _too_long(headers, limit)
+        if refusal is not None:
+            await refusal(scope, receive, watch)
+            return
+        meter = _Meter(receive, limit)
+        watch.meter = meter
+        try:
+            await self.app(scope, meter, watch)
+        except Exception:
+            _log.exception("%s %s failed", scope["method"], scope["path"])
+            if not watch.begun:
+                failure = _refuse(500, "failed", "The server failed at this request. Its log says where.")
+                await failure(scope, receive, watch)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """Why this request is not answered, or None."""
+        host = headers.get("host", "")
+        if self.token is None:
+            client = scope.get("client")
+            if client is None or not is_loopback(client[0]):
+                return _refuse(403, "forbidden", "Without a token only this machine is answered.")
+            if _name(host) not in LOOPBACK_NAMES:  # a page elsewhere whose name was pointed at this machine
+                return _refuse(421, "forbidden", "This server is known as localhost or 127.0.0.1 only.")
+        if scope["method"] not in ("GET", "HEAD") and not _same_origin(headers, host):
+            return _refuse(403, "forbidden", "A page of another site may not use this server.")
+        if self.token is not None and scope["path"] not in OPEN_PATHS:
+            return self._without_token(scope, headers)
+        return None
+
+    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        """Nothing for whoever shows the token, in a header or a cookie; who has it in the address gets the cookie."""
+        assert self.token is not None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and _equal(given.strip(), self.token):
+            return None
+        if _equal(_cookie(headers.get("cookie", "")), self.token):
+            return None
+        parameters = parse_qsl(scope["query_string"].decode("latin-1"))
+        if scope["path"] == "/" and scope["method"] == "GET" and _equal(dict(parameters).get("token", ""), self.token):
+            rest = urlencode([(name, value) for name, value in parameters if name != "token"])
+            response = RedirectResponse(f"/?{rest}" if rest else "/", 303)
+            response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", path="/")
+            return response
+        return JSONResponse(
+            body("unauthorised", "A token is needed: open the address that `maxmatch serve` printed."),
+            401,
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+class _Meter:
+    """What comes, counted. Past the limit the application is told that the client has gone."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self.receive = receive
+        self.limit = limit
+        self.came = 0
+
+    @property
+    def exceeded(self) -> bool:
+        return self.came > self.limit
+
+    async def __call__(self) -> Message:
+        if self.exceeded:
+            return {"type": "http.disconnect"}
+        message = await self.receive()
+        if message["type"] == "http.request":
+            self.came += len(message.get("body", b""))
+            if self.exceeded:
+                return {"type": "http.request", "body": b"", "more_body": False}
+        return message
+
+
+class _Watch:
+    """What goes out: with the headers, counted, and replaced where too much came in."""
+
+    def __init__(self, send: Send, metrics: Metrics, scope: Scope) -> None:
+        self.send = send
+        self.metrics = metrics
+        self.scope = scope
+        self.started = time.perf_counter()
+        self.meter: _Meter | None = None
+        self.replaced = False
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if self.replaced:
+            return
+        if message["type"] == "http.response.start":
+            self.begun = True
+            if self.meter is not None and self.meter.exceeded:
+                self.replaced = True
+                await self._too_large(self.meter.limit)
+                return
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+            headers.setdefault("Cache-Control", "no-store")
+            self._count(message["status"])
+        await self.send(message)
+
+    async def _too_large(self, limit: int) -> None:
+        response = _too_large_response(limit)
+        watch = _Watch(self.send, self.metrics, self.scope)
+
+        async def nothing() -> Message:
+            return {"type": "http.disconnect"}
+
+        await response(self.scope, nothing, watch)
+
+    def _count(self, status: int) -> None:
+        # The pattern of the route, never the path: that would be a new series for every item.
+        route = getattr(self.scope.get("route"), "path", "none")
+        self.metrics.requests.labels(route, str(status)).inc()
+        self.metrics.seconds.labels(route).observe(time.perf_counter() - self.started)
+
+
+def _too_long(headers: Headers, limit: int) -> Response | None:
+    """A refusal by the length that the request says it has, before any of it is read."""
+    length = headers.get("content-length", "")
+    short = length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= limit
+    return None if short or not length else _too_large_response(limit)
+
+
+def _too_large_response(limit: int) -> Response:
+    size = f"{limit / 2**20:.0f} MB" if limit >= 2**20 else f"{limit / 2**10:.0f} kB"
+    return _refuse(413, "too_large", f"More than the {size} that may be sent.", {"Connection": "close"})
+
+
+def _refuse(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(body(code, message), status, headers)
+
+
+def _name(host: str) -> str:
+    """A host without its port."""
+    return host if host.endswith("]") else host.rsplit(":", 1)[0] if ":" in host else host
+
+
+def _same_origin(headers: Headers, host: str) -> bool:
+    """Whether a request was made by the page, or by no page at all."""
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2] == host
+
+
+def _cookie(text: str) -> str:
+    try:
+        found = SimpleCookie(text).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _equal(given: str, token: str) -> bool:
+    """In a time that says nothing of how much of it was right."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())

@@ -1,0 +1,24 @@
+// Facts in words.
+
+const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+
+export function date(text) {
+  const day = text ? new Date(text) : null;
+  return day && !Number.isNaN(day.getTime()) ? DATE.format(day) : "";
+}
+
+export function bytes(count) {
+  if (!count) return "";
+  const [value, unit] = count < 1e6 ? [count / 1e3, "kB"] : [count / 1e6, "MB"];
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${unit}`;
+}
+
+export const number = (count) => count.toLocaleString();
+export const pictures = (count) => `${number(count)} ${count === 1 ? "picture" : "pictures"}`;
+export const score = (value) => (value === null || value === undefined ? "" : value.toFixed(2));
+
+/** What is known of a picture, in one line. */
+export function facts(item) {
+  const size = item.width && item.height ? `${item.width} × ${item.height}` : "";
+  return [item.folder, date(item.taken), size, bytes(item.bytes)].filter(Boolean).join(" · ");
+}

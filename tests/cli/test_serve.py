@@ -1,0 +1,61 @@
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from served import make_gallery
+
+from maxmatch.cli import main as command
+from maxmatch.cli.serve import picture_in
+
+
+@pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
+def test_others_are_not_listened_to_without_a_token(tmp_path, capsys, more):
+    with pytest.raises(SystemExit) as end:
+        command.main(["serve", str(tmp_path), "--model", "x", *more])
+    assert end.value.code == 2
+    assert "--token" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_index_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(["serve", str(tmp_path), "--model", "x"])
+    assert end.value.code == 1
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_no_id_leads_out_of_the_folder(tmp_path):
+    picture = picture_in(tmp_path)
+    assert picture("a/b.jpg") == tmp_path / "a" / "b.jpg"
+    for name in ("../x.jpg", "a/../../x.jpg", "/etc/passwd"):
+        with pytest.raises(FileNotFoundError):
+            picture(name)
+
+
+def test_the_address_is_printed_once_the_server_answers_and_control_c_ends_it(tmp_path):
+    gallery = make_gallery(tmp_path)
+    gallery.model.save_pretrained(tmp_path / "model")
+    given = [tmp_path / "index", "--model", tmp_path / "model", "--pictures", gallery.root, "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "maxmatch.cli.main", "serve", *map(str, given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        address = server.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), server.stderr.read()
+        with urllib.request.urlopen(f"{address}api/v1/items/{gallery.key(6)}/thumbnail", timeout=30) as answer:
+            assert answer.headers["content-type"] == "image/webp"
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) in (0, 130)
+        assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()
+        server.wait(30)
+        server.stdout.close()
+        server.stderr.close()

@@ -1,0 +1,75 @@
+"""A real browser before a real server. Debian's Chromium through Playwright, which fetches nothing itself."""
+
+import os
+import shutil
+
+import pytest
+from served import Running, app_of, make_gallery
+
+COUNT = 90
+CURE = "apt-get install chromium (or set MAXMATCH_CHROMIUM to the path of another Chromium)"
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+def chromium():
+    """The browser's path, or None."""
+    given = os.environ.get("MAXMATCH_CHROMIUM")
+    names = [given] if given else ["chromium", "chromium-browser", "google-chrome"]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def pytest_collection_modifyitems(items):
+    """Where there is no browser, say of each test that it did not run, and the cure."""
+    if chromium() is None:
+        here = os.path.dirname(__file__)
+        for item in items:
+            if str(item.path).startswith(here):
+                item.add_marker(pytest.mark.skip(reason=f"no browser, not run: {item.name}. Cure: {CURE}"))
+
+
+@pytest.fixture(scope="session")
+def gallery(tmp_path_factory):
+    return make_gallery(tmp_path_factory.mktemp("gallery"), COUNT)
+
+
+@pytest.fixture(scope="session")
+def server(gallery):
+    running = Running(app_of(gallery))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """Opens the page, with a profile of its own; in the end nothing was complained of, and nobody else was asked."""
+    contexts, said, asked = [], [], []
+
+    def opened(address="/", base=None, **more):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **more})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("console", lambda message: message.type in ("error", "warning") and said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((base or server.address) + address)
+        page.locator("#results[aria-busy=false]").wait_for(state="attached")
+        return page
+
+    opened.said = said
+    yield opened
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert asked
+    assert {url.split("/")[2].split(":")[0] for url in asked} == {"127.0.0.1"}

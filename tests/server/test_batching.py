@@ -1,0 +1,86 @@
+import asyncio
+import threading
+
+import pytest
+
+from maxmatch.server.batching import Batcher, Busy
+
+
+def answered(batcher, asks):
+    async def run():
+        async with batcher:
+            return await asyncio.gather(*(batcher(ask) for ask in asks), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+def test_those_that_come_together_are_answered_together_each_with_its_own():
+    sizes = []
+    batcher = Batcher(lambda asks: [ask * 10 for ask in asks], most=8, window=0.05, seen=sizes.append)
+    assert answered(batcher, range(20)) == [ask * 10 for ask in range(20)]
+    assert sizes == [8, 8, 4]
+
+
+def test_while_one_batch_is_answered_the_next_gathers():
+    held, sizes = threading.Event(), []
+
+    def answer(asks):
+        held.wait(5)
+        return asks
+
+    async def run():
+        async with Batcher(answer, window=0.0, seen=sizes.append) as batcher:
+            first = asyncio.create_task(batcher(0))
+            await asyncio.sleep(0.05)
+            others = [asyncio.create_task(batcher(ask)) for ask in range(1, 6)]
+            await asyncio.sleep(0.01)
+            held.set()
+            return await asyncio.gather(first, *others)
+
+    assert asyncio.run(run()) == list(range(6))
+    assert sizes == [1, 5]
+
+
+def test_one_bad_request_does_not_spoil_the_others(caplog):
+    def answer(asks):
+        if 3 in asks:
+            raise ValueError("three")
+        return asks
+
+    given = answered(Batcher(answer, window=0.02), range(6))
+    assert [one for one in given if not isinstance(one, Exception)] == [0, 1, 2, 4, 5]
+    assert str(given[3]) == "three"
+    assert "a batch of 6 failed" in caplog.text
+
+
+def test_who_has_gone_away_is_not_answered():
+    seen = []
+
+    async def run():
+        async with Batcher(lambda asks: seen.extend(asks) or asks, window=0.05) as batcher:
+            gone = asyncio.create_task(batcher("gone"))
+            there = asyncio.create_task(batcher("there"))
+            await asyncio.sleep(0.01)
+            gone.cancel()
+            return await there
+
+    assert asyncio.run(run()) == "there"
+    assert seen == ["there"]
+
+
+def test_more_than_can_wait_are_sent_away():
+    given = answered(Batcher(lambda asks: asks, window=0.05, waiting=4), range(6))
+    assert given[:4] == [0, 1, 2, 3]
+    assert all(isinstance(one, Busy) for one in given[4:])
+
+
+def test_what_waits_at_the_end_is_let_go():
+    async def run():
+        batcher = Batcher(lambda asks: asks, window=60.0)
+        async with batcher:
+            waiting = asyncio.create_task(batcher(1))
+            await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())

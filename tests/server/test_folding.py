@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from maxmatch.server.folding import Sketcher, fold
+
+K, D = 4, 64
+
+
+def sets(count, seed=0):
+    vectors = np.random.default_rng(seed).standard_normal((count, K, D)).astype("float32")
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def near(base, cosine, seed):
+    """Sets whose slots all have this cosine with those of `base`."""
+    other = sets(len(base), seed)
+    other -= (other * base).sum(-1, keepdims=True) * base
+    other /= np.linalg.norm(other, axis=-1, keepdims=True)
+    return cosine * base + np.sqrt(1 - cosine**2) * other
+
+
+@pytest.mark.parametrize("cosine", [0.95, 0.98, 0.995])
+def test_a_sketch_keeps_how_near_two_sets_are(cosine):
+    sketcher, base = Sketcher(K * D), sets(200)
+    one, two = (sketcher(each.reshape(200, -1)).astype("float64") for each in (base, near(base, cosine, 1)))
+    estimates = 1 - (one * two).sum(1)
+    assert np.abs(estimates / (1 - cosine) - 1).mean() < 0.15
+
+
+def test_groups_are_those_of_the_leaders_that_come_first():
+    base = sets(5)
+    all_sets = np.concatenate([base, near(base[:2], 0.999, 1), near(base[:1], 0.998, 2)])
+    ids = [str(place) for place in range(8)]
+    sketches = dict(zip(ids, Sketcher(K * D)(all_sets.reshape(8, -1)), strict=True))
+    assert fold(ids, sketches, 0.99) == [[0, 5, 7], [1, 6], [2], [3], [4]]
+    assert fold(ids, sketches, 1.1) == [[place] for place in range(8)]
+    assert fold([], sketches) == []
+
+
+def test_a_longer_list_begins_with_the_same_leaders():
+    base = sets(20)
+    all_sets = np.concatenate([base, near(base, 0.995, 1), near(base, 0.98, 2)])
+    order = np.random.default_rng(0).permutation(60)
+    ids = [str(place) for place in order]
+    sketches = dict(zip(ids, Sketcher(K * D)(all_sets[order].reshape(60, -1)), strict=True))
+    whole = [group[0] for group in fold(ids, sketches, 0.99)]
+    for length in (1, 7, 30, 59):
+        leaders = [group[0] for group in fold(ids[:length], sketches, 0.99)]
+        assert leaders == whole[: len(leaders)]
+
+
+def test_what_has_no_sketch_stays_alone():
+    assert fold(["a", "b", "a"], {}) == [[0], [1], [2]]

@@ -1,0 +1,70 @@
+"""Whatever fits the description, and much that does not, gets an answer of the description."""
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from served import Running, app_of
+
+CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+OPERATIONS = {
+    "GET /api/v1/search": 20,
+    "POST /api/v1/search": 20,
+    "POST /api/v1/search/image": 12,
+    "GET /api/v1/items/{key}": 6,
+    "GET /api/v1/items/{key}/thumbnail": 12,
+    "GET /api/v1/items/{key}/explain": 12,
+    "GET /api/v1/uploads/{key}/thumbnail": 6,
+    "GET /api/v1/gallery": 2,
+    "GET /api/v1/health": 2,
+}
+"""And how many requests each gets."""
+
+
+@pytest.fixture(scope="module")
+def description(gallery):
+    running = Running(app_of(gallery))
+    yield schemathesis.openapi.from_url(f"{running.address}/api/v1/openapi.json")
+    running.stop()
+
+
+def test_every_route_is_described_and_tried(description):
+    described = {
+        f"{operation.ok().method.upper()} {operation.ok().path}" for operation in description.get_all_operations()
+    }
+    assert described == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("sense", "name"),
+    [
+        *(("sense", name) for name in OPERATIONS),
+        *(("nonsense", name) for name in OPERATIONS if name.split("/")[-1] not in ("gallery", "health")),
+    ],
+)
+def test_requests_with_sense_and_without_never_fail_the_server(description, gallery, name, sense):
+    method, path = name.split()
+    operation = description[path][method]
+    mode = {"sense": schemathesis.GenerationMode.POSITIVE, "nonsense": schemathesis.GenerationMode.NEGATIVE}[sense]
+    keys = iter(range(10_000))
+
+    @hypothesis.settings(
+        max_examples=OPERATIONS[name],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def answers(case):
+        # A key that is made up is never one of an item: every other request gets a true one.
+        if "key" in (case.path_parameters or {}) and next(keys) % 2:
+            case.path_parameters["key"] = gallery.key(next(keys) % 24)
+        case.call_and_validate(checks=CHECKS, timeout=30)
+
+    answers()

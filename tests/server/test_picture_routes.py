@@ -1,0 +1,129 @@
+import io
+
+import pytest
+from PIL import Image
+from served import client_of
+
+from maxmatch.images import load_image
+from maxmatch.server.gallery import key_of
+
+ITEMS = "/api/v1/items"
+
+
+def test_facts_of_an_item_are_those_of_its_file(client, gallery):
+    facts = client.get(f"{ITEMS}/{gallery.key(6)}").json()
+    assert (facts["id"], facts["name"], facts["folder"]) == (gallery.ids[6], "scene 06.png", "holiday/rome")
+    assert (facts["width"], facts["height"], facts["orientation"]) == (96, 96, "square")
+    assert facts["taken"] == "2024-01-07T12:00:00"
+    assert facts["bytes"] == (gallery.root / gallery.ids[6]).stat().st_size
+
+
+@pytest.mark.parametrize(("size", "side"), [(160, 96), (320, 96)])
+def test_a_thumbnail_is_the_picture_and_no_larger_than_it(client, gallery, size, side):
+    response = client.get(f"{ITEMS}/{gallery.key(4)}/thumbnail", params={"size": size})
+    assert response.headers["content-type"] == "image/webp"
+    assert "private" in response.headers["cache-control"]
+    image = Image.open(io.BytesIO(response.content))
+    assert image.size == (side, 64)
+
+
+def test_a_thumbnail_is_upright_small_and_without_notes(gallery, tmp_path):
+    notes = Image.Exif()
+    notes[0x0112], notes[0x010F] = 6, "a camera"
+    path = tmp_path / "turned.jpg"
+    Image.new("RGB", (600, 300), "red").save(path, exif=notes)
+    with client_of(gallery._replace(root=tmp_path)) as client:
+        (tmp_path / gallery.ids[0]).write_bytes(path.read_bytes())
+        response = client.get(f"{ITEMS}/{gallery.key(0)}/thumbnail", params={"size": 160})
+    image = Image.open(io.BytesIO(response.content))
+    assert image.size == (80, 160)
+    assert not image.getexif()
+
+
+def test_other_sizes_are_refused(client, gallery):
+    for size in ("161", "100000", "-1", "x"):
+        assert client.get(f"{ITEMS}/{gallery.key(4)}/thumbnail", params={"size": size}).status_code == 422
+
+
+@pytest.mark.parametrize("end", ["", "/thumbnail", "/explain"])
+def test_what_is_not_indexed_is_not_there(client, gallery, end):
+    assert client.get(f"{ITEMS}/{key_of('scene 99.png')}{end}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../../etc/passwd",
+        "..%2f..%2f..%2fetc%2fpasswd",
+        "%2e%2e/%2e%2e/etc/passwd",
+        "/etc/passwd",
+        "scene%2000.png",
+        "holiday/rome/scene%2006.png",
+        "\\..\\..\\windows",
+        "%00",
+    ],
+)
+@pytest.mark.parametrize("place", ["/api/v1/items/", "/static/", "/api/v1/uploads/", "/"])
+def test_no_path_of_a_request_reaches_a_file(client, place, name):
+    for end in ("", "/thumbnail"):
+        response = client.get(f"{place}{name}{end}")
+        assert response.status_code in (404, 422)
+        assert response.json()["error"]["message"]
+        assert "root:" not in response.text
+
+
+def test_a_picture_whose_file_is_gone_is_not_there_and_says_so(gallery, tmp_path):
+    with client_of(gallery._replace(root=tmp_path / "nothing")) as client:
+        for end in ("thumbnail", "explain"):
+            response = client.get(f"{ITEMS}/{gallery.key(0)}/{end}")
+            assert response.status_code == 404
+            assert "gone" in response.json()["error"]["message"]
+            assert str(tmp_path) not in response.text
+
+
+def test_why_agrees_with_the_model(client, gallery):
+    text = "a dog runs"
+    answer = client.get(f"{ITEMS}/{gallery.key(9)}/explain", params={"q": text}).json()
+    expected = gallery.model.explain(load_image(gallery.root / gallery.ids[9]), text)
+    [part] = answer["parts"]
+    assert part["score"] == pytest.approx(expected.score, abs=1e-4)
+    assert part["words"] == expected.words
+    assert part["query_slots"] == [0, 1, 2]
+    for row, cosines in enumerate(part["cosines"]):
+        assert cosines == pytest.approx(expected.cosines[:, row].tolist(), abs=1e-4)
+        assert part["word_attention"][row] == pytest.approx(expected.text_attention[row].tolist(), abs=1e-4)
+    pairs = {(pair["query_slot"], pair["item_slot"]) for pair in part["pairs"]}
+    assert pairs == {(pair.text_slot, pair.image_slot) for pair in expected.pairs}
+    attention = answer["slots"]["attention"]
+    assert [len(attention), len(attention[0]), len(attention[0][0])] == list(expected.image_attention.shape)
+    assert sum(map(sum, attention[0])) == pytest.approx(1, abs=1e-3)
+
+
+def test_why_by_an_item_a_slot_and_parts(client, gallery):
+    address = f"{ITEMS}/{gallery.key(9)}/explain"
+    [part] = client.get(address, params={"like": gallery.key(9)}).json()["parts"]
+    assert [pair["cosine"] for pair in part["pairs"]] == pytest.approx([1, 1, 1], abs=1e-4)
+    assert part["picture"]["box"] == pytest.approx([0.0625, 0.0625, 0.9375, 0.9375], abs=0.02)
+    [part] = client.get(address, params={"q": "a dog", "slot": 1}).json()["parts"]
+    assert part["query_slots"] == [1]
+    assert len(part["cosines"]) == len(part["pairs"]) == 1
+    parts = client.get(address, params={"q": '"a dog" - "a cat"'}).json()["parts"]
+    assert [(part["label"], part["weight"]) for part in parts] == [("a dog", 1), ("a cat", -1)]
+    assert client.get(address).json()["parts"] == []
+
+
+def test_the_gallery_says_what_there_is(client):
+    answer = client.get("/api/v1/gallery").json()
+    assert (answer["total"], answer["set_size"], answer["reads_pictures"]) == (24, 3, True)
+    counts = {folder["folder"]: folder["count"] for folder in answer["folders"]}
+    assert counts == {"garden": 6, "holiday": 12, "holiday/rome": 6}
+    assert (answer["earliest"], answer["latest"]) == ("2024-01-01T12:00:00", "2024-01-24T12:00:00")
+
+
+def test_health_and_metrics_say_that_it_works(client):
+    assert client.get("/api/v1/health").json()["status"] == "ok"
+    client.get("/api/v1/search", params={"q": "a dog"})
+    text = client.get("/metrics").text
+    assert "maxmatch_items 24.0" in text
+    assert 'maxmatch_batch_size_count{work="encode"}' in text
+    assert 'route="/search",status="200"' in text

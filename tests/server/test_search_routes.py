@@ -1,0 +1,190 @@
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from PIL import Image
+
+from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.server.schema import DEEPEST
+
+SEARCH = "/api/v1/search"
+
+
+def found(response):
+    assert response.status_code == 200, response.text
+    return [hit["item"]["id"] for hit in response.json()["hits"]]
+
+
+def refused(response, status=422):
+    assert response.status_code == status, response.text
+    return response.json()["error"]["message"]
+
+
+def score(gallery, query, name):
+    return float(SIMILARITIES["maxmatch"](query[None], gallery.index.fetch([name])[name][None]))
+
+
+def picture_bytes(path, kind="PNG"):
+    file = io.BytesIO()
+    with Image.open(path) as image:
+        image.save(file, kind)
+    return file.getvalue()
+
+
+def test_a_text_finds_its_item_first_by_the_models_score(client, gallery):
+    for place, caption in enumerate(gallery.captions):
+        response = client.get(SEARCH, params={"q": caption, "fold": False})
+        assert found(response)[0] == gallery.ids[place]
+        [query] = gallery.model.encode_texts([caption])
+        for hit in response.json()["hits"]:
+            assert hit["score"] == pytest.approx(score(gallery, query, hit["item"]["id"]), abs=1e-5)
+            assert len(hit["matches"]) == 3
+
+
+def test_nothing_asked_for_is_everything_the_latest_first(client, gallery):
+    for query in ({}, {"q": "   "}):
+        response = client.get(SEARCH, params={**query, "fold": False})
+        assert found(response) == gallery.ids[::-1]
+        body = response.json()
+        assert (body["total"], body["more"], body["hits"][0]["score"]) == (24, False, None)
+
+
+def test_pages_together_are_the_whole(client, gallery):
+    whole = found(client.get(SEARCH, params={"q": "a dog", "k": 200}))
+    pages = []
+    while True:
+        response = client.get(SEARCH, params={"q": "a dog", "k": 5, "offset": len(pages)})
+        pages += found(response)
+        assert response.json()["more"] == (len(pages) < len(whole))
+        if not response.json()["more"]:
+            break
+    assert pages == whole
+
+
+def test_beyond_the_deepest_page_there_is_nothing(client):
+    response = client.get(SEARCH, params={"q": "a dog", "k": 200, "offset": DEEPEST})
+    assert found(response) == []
+    assert not response.json()["more"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "passes"),
+    [
+        ({"folder": "holiday"}, lambda place: place % 4 in (1, 2)),
+        ({"folder": "holiday/rome"}, lambda place: place % 4 == 2),
+        ({"folder": "holi"}, lambda place: False),
+        ({"from": "2024-01-05", "to": "2024-01-07"}, lambda place: 4 <= place <= 6),
+        ({"orientation": "landscape"}, lambda place: (3 if place == 7 else place) % 3 == 1),
+        ({"orientation": "portrait", "from": "2024-01-10"}, lambda place: place % 3 == 2 and place >= 9),
+    ],
+)
+@pytest.mark.parametrize("query", [{}, {"q": "a dog"}])
+def test_filters_leave_what_passes(client, gallery, filters, passes, query):
+    response = client.get(SEARCH, params={**query, **filters, "fold": False})
+    expected = {name for place, name in enumerate(gallery.ids) if passes(place)}
+    assert set(found(response)) == expected
+    assert response.json()["total"] == len(expected)
+
+
+def test_sorted_by_date_the_latest_comes_first(client, gallery):
+    assert found(client.get(SEARCH, params={"q": "a dog", "sort": "date", "fold": False})) == gallery.ids[::-1]
+
+
+def test_the_same_picture_twice_is_shown_once_with_the_other_beside(client, gallery):
+    for query in ({}, {"q": "a cat"}):
+        hits = client.get(SEARCH, params=query).json()["hits"]
+        assert len(hits) == 23
+        [folded] = [hit for hit in hits if hit["duplicates"]]
+        names = {folded["item"]["id"], *(same["id"] for same in folded["duplicates"])}
+        assert names == {gallery.ids[3], gallery.ids[7]}
+
+
+def test_an_item_is_most_similar_to_itself(client, gallery):
+    response = client.get(SEARCH, params={"like": gallery.key(5)})
+    assert found(response)[0] == gallery.ids[5]
+    assert response.json()["hits"][0]["matches"][0]["cosine"] == pytest.approx(1, abs=1e-4)
+
+
+def test_one_slot_is_searched_with_alone(client, gallery):
+    name = gallery.ids[5]
+    response = client.get(SEARCH, params={"like": gallery.key(5), "slot": 2, "fold": False})
+    query = gallery.index.fetch([name])[name][2:3]
+    assert found(response)[0] == name
+    for hit in response.json()["hits"]:
+        assert len(hit["matches"]) == 1
+        assert hit["score"] == pytest.approx(score(gallery, query, hit["item"]["id"]), abs=1e-5)
+
+
+def test_parts_count_by_their_weights(client, gallery):
+    body = {"parts": [{"text": "a cat"}, {"like": gallery.key(4), "weight": 0.5}, {"text": "a dog", "weight": -2}]}
+    response = client.post(SEARCH, json={**body, "fold": False, "k": 24})
+    cat, dog = gallery.model.encode_texts(["a cat", "a dog"])
+    item = gallery.index.fetch([gallery.ids[4]])[gallery.ids[4]]
+    expected = {
+        name: score(gallery, cat, name) + 0.5 * score(gallery, item, name) - 2 * score(gallery, dog, name)
+        for name in gallery.ids
+    }
+    hits = response.json()["hits"]
+    assert {hit["item"]["id"]: hit["score"] for hit in hits} == pytest.approx(expected, abs=1e-5)
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+
+
+def test_weighted_parts_of_a_text_are_those_of_a_body(client, gallery):
+    body = {"parts": [{"text": "a cat"}, {"text": "a dog", "weight": -2}]}
+    text = client.get(SEARCH, params={"q": '"a cat" - 2 "a dog"'})
+    assert found(text) == found(client.post(SEARCH, json=body))
+
+
+def test_a_picture_that_is_sent_finds_itself_and_is_kept_for_the_next_page(client, gallery):
+    sent = picture_bytes(gallery.root / gallery.ids[10])
+    response = client.post(f"{SEARCH}/image", files={"file": ("x.png", sent, "image/png")}, params={"k": 3})
+    assert found(response)[0] == gallery.ids[10]
+    key = response.json()["upload"]
+    assert found(client.get(SEARCH, params={"upload": key, "k": 3})) == found(response)
+    small = client.get(f"/api/v1/uploads/{key}/thumbnail")
+    assert Image.open(io.BytesIO(small.content)).size == (96, 64)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"k": 0}, "k"),
+        ({"k": 201}, "k"),
+        ({"offset": -1}, "offset"),
+        ({"q": "x" * 1001}, "q"),
+        ({"sort": "size"}, "sort"),
+        ({"from": "2024-13-01"}, "from"),
+        ({"from": "2024-02-02", "to": "2024-02-01"}, "from"),
+        ({"orientation": "round"}, "orientation"),
+        ({"like": "../../etc/passwd"}, "like"),
+        ({"colour": "red"}, "colour"),
+        ({"q": "a", "slot": 3}, "slot"),
+        ({"q": '- "a dog"'}, "query"),
+        ({"q": "a", "like": "0" * 32}, "one of q, like and upload"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(client, parameters, named):
+    assert named in refused(client.get(SEARCH, params=parameters))
+
+
+def test_parts_without_one_that_is_looked_for_are_refused(client):
+    assert "above zero" in refused(client.post(SEARCH, json={"parts": [{"text": "a", "weight": -1}]}))
+    assert "exactly one" in refused(client.post(SEARCH, json={"parts": [{"weight": 1}]}))
+
+
+def test_guessed_keys_find_nothing(client):
+    assert "no such picture" in refused(client.get(SEARCH, params={"like": "0" * 32}), 404)
+    assert "Send it again" in refused(client.get(SEARCH, params={"upload": "0" * 32}), 404)
+
+
+def test_a_text_of_odd_characters_is_a_text(client):
+    for text in ("\x00", "🐕" * 10, "'; DROP TABLE items; --", '"', "%", "a" * 1000):
+        assert len(found(client.get(SEARCH, params={"q": text}))) == 23
+
+
+def test_queries_at_once_get_their_own_answers(client, gallery):
+    words = ["dog", "beach", "people", "red bus", "cat", "bird", "two", "the"]
+    alone = [found(client.get(SEARCH, params={"q": word, "k": 24})) for word in words]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda word: found(client.get(SEARCH, params={"q": f"{word} ", "k": 24})), words))
+    assert together == alone

@@ -1,0 +1,231 @@
+import io
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from served import client_of
+from starlette.testclient import TestClient
+from tiny_models import tiny_model
+
+from maxmatch.server.app import create_app
+from maxmatch.server.security import Limits, check_token, is_loopback
+
+TOKEN = "0123456789abcdef0123"
+IMAGE = "/api/v1/search/image"
+
+
+def png(width, height, data=b""):
+    """A PNG that says it is this large, whatever it holds."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+def saved(kind, size=(64, 64)):
+    file = io.BytesIO()
+    Image.new("RGB", size, "green").save(file, kind)
+    return file.getvalue()
+
+
+def send(client, data, kind="image/png"):
+    return client.post(IMAGE, files={"file": ("picture", data, kind)}, params={"k": 1})
+
+
+def memory():
+    """This process's own, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+BAD = {
+    "empty": b"",
+    "a text": b"just words" * 100,
+    "html": b"<html><script>alert(1)</script></html>",
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "a program": b"\x7fELF" + bytes(500),
+    "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    "a PNG cut short": saved("PNG")[:60],
+    "a JPEG cut short": saved("JPEG", (400, 400))[:700],
+    "a WebP cut short": saved("WEBP")[:30],
+    "a PNG without pixels": png(64, 64),
+    "a bomb": png(60_000, 60_000),
+    "a smaller bomb": png(12_000, 9_000),
+    "a bomb that holds what it says": png(8_000, 8_000, bytes(8_000 * 8_000 // 50)),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_picture_is_refused(client, what):
+    response = send(client, BAD[what])
+    assert response.status_code in (413, 415), response.text
+    assert response.json()["error"]["message"]
+    assert "Traceback" not in response.text
+
+
+def test_cut_and_changed_pictures_never_fail_the_server(client):
+    generator = random.Random(0)
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
+        whole = saved(kind)
+        for _ in range(12):
+            data = bytearray(whole[: generator.randrange(1, len(whole) + 1)])
+            for _ in range(3):
+                data[generator.randrange(len(data))] = generator.randrange(256)
+            assert send(client, bytes(data)).status_code in (200, 413, 415)
+
+
+def test_uploads_beyond_the_limit_are_refused_and_memory_stays_flat(client):
+    send(client, saved("PNG"))
+    before = memory()
+    large = bytes(100 * 2**20)
+
+    def chunks():
+        for _ in range(1600):
+            yield bytes(64 * 2**10)
+
+    own = memory() - before
+    assert client.post(IMAGE, content=large, headers={"content-type": "image/png"}).status_code == 413
+    multipart = {"content-type": "multipart/form-data; boundary=x"}
+    assert client.post(IMAGE, content=chunks(), headers=multipart).status_code == 413
+    assert send(client, large).status_code == 413
+    for _ in range(5):
+        assert send(client, BAD["a smaller bomb"]).status_code == 413
+    del large
+    assert memory() - before - own < 60
+
+
+def test_other_bodies_may_be_small_only(client):
+    response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 70_000}]})
+    assert response.status_code == 413
+    for body in (b"", b"{", b"[]", b"\xff\xfe", b"null"):
+        response = client.post("/api/v1/search", content=body, headers={"content-type": "application/json"})
+        assert response.status_code == 422, response.text
+
+
+def test_a_request_without_a_file_is_refused(client):
+    assert client.post(IMAGE).status_code == 422
+    assert client.post(IMAGE, data={"file": "a text"}).status_code == 422
+
+
+def test_every_answer_bears_the_headers(client):
+    for address in ("/", "/static/app.js", "/nothing", "/api/v1/search", "/api/v1/search?k=0", "/metrics"):
+        headers = client.get(address).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+        assert "cache-control" in headers
+
+
+def test_the_page_asks_for_nothing_elsewhere(client):
+    page = client.get("/").text
+    names = [part.split('"')[0] for part in page.split("/static/")[1:]]
+    assert "app.js" in names
+    for name in [*names, "grid.js", "why.js", "heat.js"]:
+        response = client.get(f"/static/{name}")
+        assert response.status_code == 200, name
+        assert "https://" not in response.text
+        assert "eval(" not in response.text
+        assert "innerHTML" not in response.text
+    tag = client.get("/static/app.js").headers["etag"]
+    assert client.get("/static/app.js", headers={"if-none-match": tag}).status_code == 304
+
+
+def test_a_failure_is_an_answer_without_a_traceback(gallery, caplog):
+    with client_of(gallery._replace(root=None)) as client:
+        response = client.get(f"/api/v1/items/{gallery.key(0)}/thumbnail")
+    assert response.status_code == 500
+    assert response.json() == {
+        "error": {"code": "failed", "message": "The server failed at this request. Its log says where."}
+    }
+    assert "content-security-policy" in response.headers
+    assert "TypeError" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def ask(gallery):
+    """A question from some client, to the server under some name, with a token or without."""
+    apps = {token: create_app(gallery.index, gallery.model, gallery.picture, token=token) for token in (None, TOKEN)}
+
+    def asked(address="/api/v1/gallery", client="127.0.0.1", host="http://127.0.0.1:1", token=None, **more):
+        caller = TestClient(apps[token], base_url=host, client=(client, 1))
+        return caller.get(address, follow_redirects=False, **more)
+
+    return asked
+
+
+def test_without_a_token_only_this_machine_is_answered(ask):
+    assert ask().status_code == 200
+    assert ask(host="http://localhost:99").status_code == 200
+    assert ask(client="::1", host="http://[::1]:99").status_code == 200
+    assert ask(client="192.168.1.9").status_code == 403
+
+
+def test_another_name_for_this_machine_is_not_answered(ask):
+    assert ask(host="http://pictures.example.com").status_code == 421
+
+
+def test_with_a_token_whoever_shows_it_is_answered(ask):
+    far = {"client": "192.168.1.9", "host": "http://pictures.example.com", "token": TOKEN}
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}, {"cookie": "maxmatch_token=x"}):
+        for address in ("/api/v1/gallery", "/", "/metrics", "/static/app.js"):
+            response = ask(address, headers=headers, **far)
+            assert response.status_code == 401
+            assert "token" in response.json()["error"]["message"]
+    assert ask(headers={"authorization": f"Bearer {TOKEN}"}, **far).status_code == 200
+    assert ask(headers={"cookie": f"maxmatch_token={TOKEN}"}, **far).status_code == 200
+    assert ask("/api/v1/health", **far).status_code == 200
+
+
+def test_the_address_with_the_token_gives_a_cookie_and_goes_on_without_it(ask):
+    far = {"client": "192.168.1.9", "host": "http://pictures.example.com", "token": TOKEN}
+    response = ask(f"/?token={TOKEN}&q=a+dog", **far)
+    assert response.status_code == 303
+    assert response.headers["location"] == "/?q=a+dog"
+    cookie = response.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert ask("/?token=wrong", **far).status_code == 401
+    assert ask(f"/api/v1/gallery?token={TOKEN}", **far).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}])
+def test_a_page_of_another_site_may_not_use_the_server(client, headers):
+    response = client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers)
+    assert response.status_code == 403
+
+
+def test_the_page_itself_may(client):
+    headers = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
+    assert client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers).status_code == 200
+
+
+def test_listening_to_others_needs_a_token_that_cannot_be_guessed():
+    check_token("127.0.0.1", None)
+    check_token("0.0.0.0", TOKEN)
+    for host in ("0.0.0.0", "192.168.1.2", "::", "example.com"):
+        assert not is_loopback(host)
+        with pytest.raises(ValueError, match="--token"):
+            check_token(host, None)
+    with pytest.raises(ValueError, match="at least 16"):
+        check_token("127.0.0.1", "short")
+
+
+def test_another_models_index_is_refused(gallery):
+    with pytest.raises(ValueError, match="another model"):
+        create_app(gallery.index, tiny_model("resnet152_bigru", seed=1, set_size=3), gallery.picture)
+
+
+def test_limits_are_those_given(gallery):
+    with client_of(gallery, limits=Limits(upload_bytes=2000, upload_pixels=5000)) as client:
+        assert send(client, saved("PNG")).status_code == 200
+        assert send(client, saved("PNG", (80, 80))).status_code == 413
+        assert send(client, saved("BMP")).status_code == 413
