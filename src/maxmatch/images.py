@@ -55,9 +55,7 @@ class ImageTransform:
     def seen(self, source: Source) -> Image.Image:
         """The part of the picture that the model sees, in the size that it sees."""
         image = load_image(source, at_least=round(self.size / _CROP))
-        return image.resize(
-            (self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height)
-        )
+        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height))
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a picture of this size that is kept: left, top, right, bottom. The rest is never resized, however
