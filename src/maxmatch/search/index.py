@@ -22,7 +22,7 @@ from maxmatch.search.engine import Engine, Place
 from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
 from maxmatch.search.hit import Hit
-from maxmatch.search.identity import model_identity, slot_stability
+from maxmatch.search.identity import check_same_model, model_identity, slot_stability
 from maxmatch.search.intake import checked_ids, checked_sets, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
 from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
@@ -31,7 +31,7 @@ from maxmatch.search.where import Condition
 from maxmatch.search.where_parser import condition_of
 
 _SCAN_BELOW = 10_000
-_TUNED_WITH = 100
+_TUNED_WITH = 100  # items
 _TARGET = 0.998  # of items of the index, which are easier to find than real queries
 _log = logging.getLogger("maxmatch")
 
@@ -180,7 +180,7 @@ class SetIndex:
         """
         if k < 1:
             raise ValueError(f"k: expected at least 1, got {k}.")
-        self._check_model(model)
+        check_same_model(self.manifest.model, model)
         queries = torch.from_numpy(np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32))
         condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)
         if len(queries) == 0:
@@ -221,16 +221,15 @@ class SetIndex:
         return result
 
     def compact(self) -> None:
-        """Put the files in order: merge small ones, bring the engine's index up to date and measure it, free the room
-        of items that were removed or replaced (of the last ten minutes, next time: someone may be reading them).
+        """Merge small files, bring the engine's index up to date and measure it, free the room of what was replaced or
+        removed (what was within the last ten minutes, next time: someone may be reading it).
         """
         with writing(self.folder):
             self._tune(self.engine.optimise(thorough=True))
 
     def info(self) -> dict[str, JsonValue]:
         """What the index holds, how it is kept, and how well it was last measured to find."""
-        facts = self.manifest.model_dump(mode="json")
-        reason = reason_to_scan(self.manifest, self.manifest.set_size)
+        facts, reason = self.manifest.model_dump(mode="json"), reason_to_scan(self.manifest, self.manifest.set_size)
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
         return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
 
@@ -243,7 +242,7 @@ class SetIndex:
         optimise: bool,
         replace: bool,
     ) -> None:
-        self._check_model(model)
+        check_same_model(self.manifest.model, model)
         rows = rows_of(self.manifest, ids, sets, metadata, self._last_added)
         if not rows.ids:
             return
@@ -258,17 +257,6 @@ class SetIndex:
                 )
             (self.engine.upsert if replace else self.engine.add)(rows)
             self._settle(optimise)
-
-    def _check_model(self, model: SetEncoder | str | None) -> None:
-        """Refuse the sets of another model than the index was made for."""
-        if model is None:
-            return
-        given = model_identity(model)
-        if self.manifest.model is not None and given != self.manifest.model:
-            raise ValueError(
-                f"model: this index holds sets of the model {self.manifest.model[:16]}, got those of {given[:16]}: "
-                "their vectors cannot be compared. Encode with that model, or make another index for this one."
-            )
 
     def _settle(self, optimise: bool) -> None:
         """After a write: the engine's own work. The items are safe, so that a failure here is only told."""

@@ -4,6 +4,7 @@ A table is versions of immutable files; a write makes new files and then a new v
 and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced here.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,6 +30,7 @@ _AT_ONCE = 1000  # ids in one filter
 _MANY_FILES = 200
 _KEPT = timedelta(minutes=10)  # how long what was replaced stays for those who are reading it
 _CACHE_BYTES = 512 * 2**20
+_AHEAD_BYTES = 64 * 2**20
 _KEPT_BYTES = 256 * 2**20
 
 
@@ -67,6 +69,8 @@ def open_engine(place: Place, trained: bool = True) -> "LanceEngine":
 
 
 def _connect(place: Place) -> Any:
+    # A scan reads ahead by 2 GiB unless told otherwise, and can be told in this way only.
+    os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(_AHEAD_BYTES))
     import lancedb
 
     session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES, metadata_cache_size_bytes=_CACHE_BYTES // 4)
