@@ -84,7 +84,6 @@ class MilvusServer:
             "DEPLOY_MODE": "STANDALONE",
             "ETCD_CONFIG_PATH": str(self.folder / "configs" / "etcd.json"),
             "METRICS_PORT": str(self.health),
-            "MILVUS_RUN_DIR": str(self.folder / "run"),
             "LD_LIBRARY_PATH": str(self.program),
         }
         # setpriv: the server dies with the tests, also when these are killed and cannot stop it.
