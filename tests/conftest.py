@@ -62,7 +62,6 @@ install_import_hook(
         "maxmatch.search.hit",
         "maxmatch.search.manifest",
         "maxmatch.search.parts",
-        "maxmatch.search.where",
         "maxmatch.search.where_parser",
         "maxmatch.server.explaining",
         "maxmatch.server.folding",

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxmatch.checks import as_tensor
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
 from maxmatch.matching.scoring import top_hits
 from maxmatch.search.engine import Found
@@ -65,9 +66,8 @@ def _scored(queries: Tensor, found: Found, k: int, similarity: str) -> _Running:
     """The k best of each query among the same items."""
     order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
     in_order = bool((order[1:] > order[:-1]).all())
-    # Arrow's memory is not to be written to, which torch has no notion of: hence a copy.
-    vectors = np.array(found.vectors if in_order else found.vectors[order], dtype=np.float32)
-    sets = torch.from_numpy(vectors).view(len(order), -1, queries.shape[2])
+    vectors = np.asarray(found.vectors if in_order else found.vectors[order], dtype=np.float32)
+    sets = as_tensor(vectors).view(len(order), -1, queries.shape[2])
     hits = top_hits(queries, sets, k, similarity)
     cosines = torch.einsum("nld,nmkd->nmlk", queries, sets[hits.indices])
     partners = maximal_assignment(cosines)

@@ -20,6 +20,18 @@ def model_identity(model: SetEncoder | str) -> str:
     return digest.hexdigest()
 
 
+def check_same_model(known: str | None, model: SetEncoder | str | None) -> None:
+    """Refuse the sets of another model than an index was made for. What is not known is not compared."""
+    if known is None or model is None:
+        return
+    given = model_identity(model)
+    if given != known:
+        raise ValueError(
+            f"model: this index holds sets of the model {known[:16]}, got those of {given[:16]}: "
+            "their vectors cannot be compared. Encode with that model, or make another index for this one."
+        )
+
+
 def slot_stability(model: SetEncoder) -> float | None:
     """How often slot i meets slot i in a true pair, as measured after training; None where it was not measured.
 

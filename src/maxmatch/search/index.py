@@ -18,11 +18,11 @@ from torch import Tensor
 
 from maxmatch.config import problems
 from maxmatch.model import SetEncoder
-from maxmatch.search.engine import Engine, Place, Rows
+from maxmatch.search.engine import Engine, Place
 from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
 from maxmatch.search.hit import Hit
-from maxmatch.search.identity import model_identity, slot_stability
+from maxmatch.search.identity import check_same_model, model_identity, slot_stability
 from maxmatch.search.intake import checked_ids, checked_sets, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
 from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
@@ -31,8 +31,8 @@ from maxmatch.search.where import Condition
 from maxmatch.search.where_parser import condition_of
 
 _SCAN_BELOW = 10_000
-_TUNED_WITH = 100
-_TARGET = 0.99
+_TUNED_WITH = 100  # items
+_TARGET = 0.998  # of items of the index, which are easier to find than real queries
 _log = logging.getLogger("maxmatch")
 
 
@@ -132,20 +132,7 @@ class SetIndex:
         metadata: a mapping for each, of what JSON knows. An id that is there already is refused; `upsert` replaces.
         optimise: False puts off work on the engine's index, when many calls follow each other; `compact` does it then.
         """
-        self._check_model(model)
-        rows = self._rows(ids, sets, metadata)
-        if not rows.ids:
-            return
-        with writing(self.folder):
-            present = self.engine.present(rows.ids)
-            if present:
-                first = next(name for name in rows.ids if name in present)
-                raise ValueError(
-                    f"ids: {first!r} is in the index already ({len(present)} of {len(rows.ids)} are). "
-                    "Use upsert to replace items, or remove them first."
-                )
-            self.engine.add(rows)
-            self._settle(optimise)
+        self._store(ids, sets, metadata, model, optimise, replace=False)
 
     def upsert(
         self,
@@ -157,13 +144,7 @@ class SetIndex:
         optimise: bool = True,
     ) -> None:
         """As `add`, but items whose id is there already are replaced, metadata included."""
-        self._check_model(model)
-        rows = self._rows(ids, sets, metadata)
-        if not rows.ids:
-            return
-        with writing(self.folder):
-            self.engine.upsert(rows)
-            self._settle(optimise)
+        self._store(ids, sets, metadata, model, optimise, replace=True)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove items: all of them, or none where one is not there."""
@@ -199,7 +180,7 @@ class SetIndex:
         """
         if k < 1:
             raise ValueError(f"k: expected at least 1, got {k}.")
-        self._check_model(model)
+        check_same_model(self.manifest.model, model)
         queries = torch.from_numpy(np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32))
         condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)
         if len(queries) == 0:
@@ -246,37 +227,42 @@ class SetIndex:
         return result
 
     def compact(self) -> None:
-        """Put the files in order: merge small ones, bring the engine's index up to date and measure it, free the room
-        of items that were removed or replaced (of the last ten minutes, next time: someone may be reading them).
+        """Merge small files, bring the engine's index up to date and measure it, free the room of what was replaced or
+        removed (what was within the last ten minutes, next time: someone may be reading it).
         """
         with writing(self.folder):
             self._tune(self.engine.optimise(thorough=True))
 
     def info(self) -> dict[str, JsonValue]:
         """What the index holds, how it is kept, and how well it was last measured to find."""
-        facts = self.manifest.model_dump(mode="json")
-        reason = reason_to_scan(self.manifest, self.manifest.set_size)
+        facts, reason = self.manifest.model_dump(mode="json"), reason_to_scan(self.manifest, self.manifest.set_size)
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
         return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
 
-    def _rows(
-        self, ids: Sequence[str], sets: Tensor | np.ndarray, metadata: Sequence[Mapping[str, Any]] | None
-    ) -> Rows:
+    def _store(
+        self,
+        ids: Sequence[str],
+        sets: Tensor | np.ndarray,
+        metadata: Sequence[Mapping[str, Any]] | None,
+        model: SetEncoder | str | None,
+        optimise: bool,
+        replace: bool,
+    ) -> None:
+        check_same_model(self.manifest.model, model)
         rows = rows_of(self.manifest, ids, sets, metadata, self._last_added)
-        if rows.ids:
-            self._last_added = int(rows.added[-1])
-        return rows
-
-    def _check_model(self, model: SetEncoder | str | None) -> None:
-        """Refuse the sets of another model than the index was made for."""
-        if model is None:
+        if not rows.ids:
             return
-        given = model_identity(model)
-        if self.manifest.model is not None and given != self.manifest.model:
-            raise ValueError(
-                f"model: this index holds sets of the model {self.manifest.model[:16]}, got those of {given[:16]}: "
-                "their vectors cannot be compared. Encode with that model, or make another index for this one."
-            )
+        self._last_added = int(rows.added[-1])
+        with writing(self.folder):
+            present = set() if replace else self.engine.present(rows.ids)
+            if present:
+                first = next(name for name in rows.ids if name in present)
+                raise ValueError(
+                    f"ids: {first!r} is in the index already ({len(present)} of {len(rows.ids)} are). "
+                    "Use upsert to replace items, or remove them first."
+                )
+            (self.engine.upsert if replace else self.engine.add)(rows)
+            self._settle(optimise)
 
     def _settle(self, optimise: bool) -> None:
         """After a write: the engine's own work. The items are safe, so that a failure here is only told."""

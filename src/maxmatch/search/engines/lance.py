@@ -4,6 +4,7 @@ A table is versions of immutable files; a write makes new files and then a new v
 and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced here.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,6 +30,8 @@ _AT_ONCE = 1000  # ids in one filter
 _MANY_FILES = 200
 _KEPT = timedelta(minutes=10)  # how long what was replaced stays for those who are reading it
 _CACHE_BYTES = 512 * 2**20
+_AHEAD_BYTES = 64 * 2**20
+_KEPT_BYTES = 256 * 2**20
 
 
 def create(place: Place, trained: bool = True) -> "LanceEngine":
@@ -66,6 +69,8 @@ def open_engine(place: Place, trained: bool = True) -> "LanceEngine":
 
 
 def _connect(place: Place) -> Any:
+    # A scan reads ahead by 2 GiB unless told otherwise, and can be told in this way only.
+    os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(_AHEAD_BYTES))
     import lancedb
 
     session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES, metadata_cache_size_bytes=_CACHE_BYTES // 4)
@@ -82,6 +87,7 @@ class LanceEngine:
         self.path = place.folder / TABLE
         self.table = table
         self.index = VectorIndex(table, place) if trained else None
+        self.kept: tuple[int, list[Found]] | None = None
 
     @property
     def approximate(self) -> bool:
@@ -134,13 +140,27 @@ class LanceEngine:
         return [_found(table.slice(begin, end - begin)) for begin, end in pairwise(ends)]
 
     def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
-        """Every item that passes, in blocks."""
+        """Every item that passes, in blocks. A small table is read once for all scans of one version."""
         with reading(self.path):
             search = self.table.search().select(_FOUND)
             if where is not None:
                 search = search.where(self._sql(where))
+            elif self.table.count_rows() * self.place.width * 4 <= _KEPT_BYTES:
+                yield from self._all_in_memory(search, block)
+                return
             for batch in search.to_batches(batch_size=block):
                 yield _found(pa.Table.from_batches([batch]))
+
+    def _all_in_memory(self, search: Any, block: int) -> list[Found]:
+        version = self.table.version
+        if self.kept is None or self.kept[0] != version:
+            self.kept = None
+            found = [_found(pa.Table.from_batches([batch])) for batch in search.to_batches(batch_size=block)]
+            found = [each._replace(vectors=np.array(each.vectors, np.float32)) for each in found]
+            if self.table.version != version:  # someone wrote meanwhile
+                return found
+            self.kept = version, found
+        return self.kept[1]
 
     def metadata(self, ids: Sequence[str]) -> dict[str, str]:
         """The JSON texts of stored items."""
