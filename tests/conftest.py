@@ -97,7 +97,6 @@ install_import_hook(
         "maxmatch.search.shards",
         "maxmatch.search.sources",
         "maxmatch.search.table_rows",
-        "maxmatch.search.where",
         "maxmatch.search.where_parser",
         "maxmatch.server.explaining",
         "maxmatch.server.folding",

@@ -4,9 +4,8 @@ import os
 import shutil
 
 import pytest
-from served import Running, app_of, make_gallery
+from served import MANY, Running, app_of, make_gallery
 
-COUNT = 90
 CURE = "apt-get install chromium (or set MAXMATCH_CHROMIUM to the path of another Chromium)"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
@@ -29,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def gallery(tmp_path_factory):
-    return make_gallery(tmp_path_factory.mktemp("gallery"), COUNT)
+    return make_gallery(tmp_path_factory.mktemp("gallery"), MANY)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
 import re
 
 import pytest
-from conftest import COUNT
 from playwright.sync_api import expect
-from served import Running, app_of
+from served import MANY, Running, app_of
 
-SHOWN = COUNT - 1  # two are the same picture
+SHOWN = MANY - 1  # two are the same picture
 
 
 def tiles(page):
@@ -41,14 +40,14 @@ def give(page, path, how):
 
 def test_typing_shows_the_right_picture_first(open_page, gallery):
     page = open_page()
-    assert first_key(page) == gallery.key(COUNT - 1)  # the latest
+    assert first_key(page) == gallery.key(MANY - 1)  # the latest
     for place, caption in enumerate(gallery.captions):
         search(page, caption)
         wait_first(page, gallery.key(place))
     assert "q=two+people" in page.url
     score = tiles(page).first.locator(".score")
     assert float(score.inner_text()) == pytest.approx(1.72, abs=0.01)  # e − 1: the same set
-    expect(page.get_by_role("status")).to_have_text(f"{COUNT} pictures, best first")
+    expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, best first")
     expect(tiles(page).first.locator("img")).to_have_js_property("naturalWidth", 96)
 
 
@@ -79,7 +78,7 @@ def test_a_picture_of_ones_own_finds_itself(open_page, gallery, how):
     page.reload()
     wait_first(page, gallery.key(20))
     page.get_by_label("Stop searching with this picture").click()
-    wait_first(page, gallery.key(COUNT - 1))
+    wait_first(page, gallery.key(MANY - 1))
 
 
 def test_a_file_that_is_no_picture_is_said_to_be_none(open_page):
@@ -157,13 +156,13 @@ def test_filters_narrow_and_are_cleared(open_page, gallery):
     page.get_by_label("Shape").select_option("portrait")
     page.get_by_label("From").fill("2024-01-20")
     page.get_by_label("Order").select_option("date")
-    kept = [n for n in range(COUNT) if n % 4 == 2 and n % 3 == 2 and n >= 19]
+    kept = [n for n in range(MANY) if n % 4 == 2 and n % 3 == 2 and n >= 19]
     expect(tiles(page)).to_have_count(len(kept))
     wait_first(page, gallery.key(kept[-1]))
     page.get_by_label("To").fill("2024-01-20")
     expect(page.get_by_text("No picture passes these filters.")).to_be_visible()
     page.locator("#filters").get_by_role("button", name="Clear filters").click()
-    expect(page.get_by_role("status")).to_have_text(f"{COUNT} pictures, newest first")
+    expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, newest first")
 
 
 def test_near_duplicates_are_folded_and_can_be_shown(open_page, gallery):
@@ -220,7 +219,7 @@ def test_the_keyboard_alone_is_enough(open_page, gallery):
     page.keyboard.press("Escape")
     assert page.evaluate(focused) == "q"
     page.keyboard.press("Escape")
-    wait_first(page, gallery.key(COUNT - 1))
+    wait_first(page, gallery.key(MANY - 1))
 
 
 def test_reload_and_back_keep_what_was_shown_and_where(open_page, gallery):

@@ -1,7 +1,6 @@
 """Why an item was found: what the slots of the query and of the item looked at, and who matched whom."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,9 +56,19 @@ def look_at(model: SetEncoder, source: Path | Image.Image) -> Seen:
 
 def facts_of(item: Item) -> ItemFacts:
     """An item as it goes out."""
-    known = asdict(item)
-    modified = known.pop("modified")
-    return ItemFacts(**known, version=f"{modified or 0:x}")
+    # Checked already when it was made: a page of results has hundreds of them.
+    return ItemFacts.model_construct(
+        key=item.key,
+        id=item.id,
+        name=item.name,
+        folder=item.folder,
+        taken=item.taken,
+        width=item.width,
+        height=item.height,
+        orientation=item.orientation,
+        bytes=item.bytes,
+        version=f"{item.modified or 0:x}",
+    )
 
 
 def _part(

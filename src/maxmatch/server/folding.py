@@ -32,22 +32,22 @@ def fold(ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: floa
 
     A longer list begins with the same leaders, so pages of results fit together. What has no sketch stays alone.
     """
+    known = [place for place, name in enumerate(ids) if name in sketches]
+    if not known:
+        return [[place] for place in range(len(ids))]
+    vectors = np.stack([sketches[ids[place]] for place in known]).astype(np.float32)
+    near = np.full((len(ids), len(ids)), -1.0, np.float32)
+    near[np.ix_(known, known)] = vectors @ vectors.T
+    np.fill_diagonal(near, -1.0)
+    if near.max() < threshold:  # as a rule
+        return [[place] for place in range(len(ids))]
     groups: list[list[int]] = []
-    leaders: np.ndarray | None = None
-    owners: list[int] = []
-    for place, name in enumerate(ids):
-        sketch = sketches.get(name)
-        if sketch is None:
+    leaders: list[int] = []
+    for place in range(len(ids)):
+        best = int(near[place, leaders].argmax()) if leaders else -1
+        if best >= 0 and near[place, leaders[best]] >= threshold:
+            groups[best].append(place)
+        else:
+            leaders.append(place)
             groups.append([place])
-            continue
-        own = sketch.astype(np.float32)
-        if leaders is None:
-            leaders = np.empty((len(ids), len(own)), np.float32)
-        near = leaders[: len(owners)] @ own
-        if len(near) and near.max() >= threshold:
-            groups[owners[int(near.argmax())]].append(place)
-            continue
-        leaders[len(owners)] = own
-        owners.append(len(groups))
-        groups.append([place])
     return groups

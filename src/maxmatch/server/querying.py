@@ -22,7 +22,8 @@ from maxmatch.server.schema import DEEPEST, Paging
 from maxmatch.server.uploads import Uploads
 
 _ARRANGED = 500  # of the most relevant, when sorted by date
-_MARGIN = 32  # more than is shown, for near-duplicates that are folded
+_MARGIN = 8  # more than is shown, for near-duplicates that are folded
+_SCANNED_FOR_EACH = 1500  # items that are scored in about the time in which an engine finds candidates for one query
 _REMEMBERED = 512  # sets of texts: whoever pages on, or types the same again, waits for no model
 
 
@@ -97,23 +98,25 @@ class Searcher:
     async def page(self, parts: Sequence[Part], paging: Paging, where: Condition | None) -> Page:
         """The results of a query; of a query without parts everything there is, the latest first."""
         end = min(paging.offset + paging.k, DEEPEST)
-        if not parts:
-            found = [Result(item, None, [], []) for item in self.gallery.passing(where)]
-            return self._cut(self._folded(found[: 2 * DEEPEST]) if paging.fold else found, paging.offset, end)
         sets = [await self.vectors(part) for part in parts]
         weights = tuple(part.weight for part in parts)
-        wanted = _ARRANGED if paging.sort == "date" else min(end + 1 + _MARGIN * paging.fold, 2 * DEEPEST)
+        arranged = bool(parts) and paging.sort == "date"
+        wanted = _ARRANGED if arranged else min(end + 1 + _MARGIN * paging.fold, 2 * DEEPEST)
         while True:
-            hits = await self._searching(Search(tuple(sets), weights, wanted, where))
-            results = [Result(item_of(hit.id, hit.metadata), hit.score, hit.matches, []) for hit in hits]
+            if parts:
+                hits = await self._searching(Search(tuple(sets), weights, wanted, where))
+                results = [Result(item_of(hit.id, hit.metadata), hit.score, hit.matches, []) for hit in hits]
+            else:
+                results = [Result(item, None, [], []) for item in self.gallery.passing(where)[:wanted]]
+            count = len(results)
             if paging.fold:
                 results = self._folded(results)
-            if paging.sort == "date" or len(results) > end or len(hits) < wanted or wanted >= 2 * DEEPEST:
+            if arranged or len(results) > end or count < wanted or wanted >= 2 * DEEPEST:
                 break
             wanted = min(2 * wanted, 2 * DEEPEST)
-        if paging.sort == "date":
+        if arranged:
             results.sort(key=lambda result: result.item.taken or "", reverse=True)
-        return self._cut(results, paging.offset, end)
+        return Page(results[paging.offset : end], len(results) > end and end < DEEPEST)
 
     async def vectors(self, part: Part) -> Tensor:
         """The set of one part, or the one of its vectors that is asked for: (L, D)."""
@@ -151,7 +154,9 @@ class Searcher:
         for (_, where), places in together.items():
             queries = torch.stack([asked[place].sets[0] for place in places])
             most = max(asked[place].k for place in places)
-            found = self.gallery.index.search(queries, k=most, where=where)
+            # One scan serves all of a batch; candidates are looked for one query after the other.
+            exact = len(places) * _SCANNED_FOR_EACH >= len(self.gallery.state.items)
+            found = self.gallery.index.search(queries, k=most, where=where, exact=exact)
             for place, hits in zip(places, found, strict=True):
                 answers[place] = hits[: asked[place].k]
         return answers
@@ -161,10 +166,6 @@ class Searcher:
         return [
             results[first]._replace(duplicates=[results[place].item for place in others]) for first, *others in groups
         ]
-
-    @staticmethod
-    def _cut(results: list[Result], start: int, end: int) -> Page:
-        return Page(results[start:end], len(results) > end and end < DEEPEST)
 
 
 def check_slot(slot: int, count: int) -> None:

@@ -64,13 +64,14 @@ async def answer(service: Service, parts: list[Part], paging: Paging) -> SearchR
     where = facts_condition(paging.folder, paging.start, paging.end, paging.orientation)
     page = await service.searcher.page(parts, paging, where)
     hits = [
-        HitOut(
+        HitOut.model_construct(
             item=facts_of(result.item),
             score=result.score,
-            matches=[PairOut(**match._asdict()) for match in result.matches],
+            matches=[PairOut.model_construct(**match._asdict()) for match in result.matches],
             duplicates=[facts_of(item) for item in result.duplicates],
         )
         for result in page.results
     ]
     total = len(service.gallery.passing(where))
-    return SearchResult(hits=hits, total=total, more=page.more, took_ms=(time.perf_counter() - started) * 1000)
+    took = (time.perf_counter() - started) * 1000
+    return SearchResult.model_construct(hits=hits, total=total, more=page.more, upload=None, took_ms=took)

@@ -4,6 +4,7 @@ import { el } from "./dom.js";
 import { colour, mini } from "./heat.js";
 
 const isMark = (word) => /^[<[].*[>\]]$/.test(word);
+const signed = (value) => value.toFixed(2).replace("-", "−");
 const strength = (cosine) => Math.max(0, Math.min(1, cosine));
 
 /** The words of a query, as strong as a slot read each of them. */
@@ -36,7 +37,7 @@ function pairRow(part, pair, { image, slots, queryImage, choose, only }) {
         mini(image, slots, pair.item_slot))),
     el("div", { class: "strength" },
       el("span", { class: "track", "aria-hidden": "true" }, el("i", { "--a": strength(pair.cosine).toFixed(3) })),
-      el("span", {}, `cosine ${pair.cosine.toFixed(2)}`)),
+      el("span", {}, `cosine ${signed(pair.cosine)}`)),
     el("div", { class: "do" },
       el("button", { class: "link", type: "button", "data-only": "item", onclick: () => only("item", pair.item_slot) },
         `Search with picture slot ${found} only`),
@@ -48,7 +49,8 @@ function pairRow(part, pair, { image, slots, queryImage, choose, only }) {
 /** Every slot of the query against every slot of the picture; the matched ones are framed. */
 function heatmap(part) {
   const matched = new Set(part.pairs.map((pair) => `${pair.query_slot} ${pair.item_slot}`));
-  const columns = part.cosines[0].map((_, slot) => el("th", { scope: "col" }, `picture ${slot + 1}`));
+  const columns = part.cosines[0].map((_, slot) =>
+    el("th", { scope: "col", "aria-label": `picture slot ${slot + 1}` }, el("span", { class: "dot", "--slot": colour(slot) }, String(slot + 1))));
   const all = part.cosines.flat();
   const [low, high] = [Math.min(0, ...all), Math.max(...all, 1e-9)];
   const rows = part.cosines.map((cosines, row) =>
@@ -57,7 +59,7 @@ function heatmap(part) {
         const share = (cosine - low) / (high - low || 1);
         const chosen = matched.has(`${part.query_slots[row]} ${slot}`);
         return el("td", { class: `${chosen ? "matched" : ""} ${share > 0.55 ? "dark" : ""}`.trim() || null, "--a": share.toFixed(3),
-          "aria-label": `${cosine.toFixed(2)}${chosen ? ", matched" : ""}` }, cosine.toFixed(2));
+          "aria-label": `${signed(cosine)}${chosen ? ", matched" : ""}` }, signed(cosine));
       })),
   );
   return el("table", { class: "heat" }, el("caption", {}, "Cosine of each slot of the query with each slot of the picture"),
@@ -89,7 +91,7 @@ export function explained(part, context) {
     el("p", {}, "Query and picture are sets of vectors. Each slot of the query is matched with one slot of the picture; the score is made of these pairs."),
     el("ol", { class: "pairs" }, ...rows),
     el("h3", {}, "Who matched whom"),
-    el("p", {}, `Every slot against every slot. Framed: the best one-to-one matching, score ${part.score.toFixed(2)}.`),
+    el("p", {}, `Rows: the query's slots; columns: the picture's. Framed: the best one-to-one matching, score ${signed(part.score)}.`),
     heatmap(part),
   ];
 }

@@ -15,7 +15,7 @@ export function bytes(count) {
 
 export const number = (count) => count.toLocaleString();
 export const pictures = (count) => `${number(count)} ${count === 1 ? "picture" : "pictures"}`;
-export const score = (value) => (value === null || value === undefined ? "" : value.toFixed(2));
+export const score = (value) => (value === null || value === undefined ? "" : value.toFixed(2).replace("-", "−"));
 
 /** What is known of a picture, in one line. */
 export function facts(item) {
