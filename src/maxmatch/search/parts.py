@@ -50,7 +50,11 @@ def parse_query(text: str) -> list[TextPart]:
 
 
 def search_parts(
-    index: SetIndex, sets: Sequence[Tensor], weights: Sequence[float], k: int, where: Condition | None = None
+    index: SetIndex,
+    sets: Sequence[Tensor],
+    weights: Sequence[float],
+    k: int,
+    where: str | Condition | None = None,
 ) -> list[Hit]:
     """The k best by Σ weight · score of each part's set (L, D).
 

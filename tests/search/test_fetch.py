@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from maxmatch import SetIndex
+from maxmatch.search.parts import search_parts
+
+
+def unit_sets(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(count, 3, 8, generator=generator), dim=-1)
+
+
+@pytest.fixture
+def index(tmp_path):
+    index = SetIndex.create(tmp_path / "index", dim=8, set_size=3, engine="exhaustive")
+    ids = [f"item '{place}'" for place in range(50)]
+    index.add(ids, unit_sets(50), [{"even": place % 2 == 0} for place in range(50)])
+    return index
+
+
+def test_sets_come_back_as_they_were_added(index):
+    found = index.fetch(["item '7'", "no such item", "item '3'"])
+    assert set(found) == {"item '7'", "item '3'"}
+    torch.testing.assert_close(found["item '7'"], unit_sets(50)[7])
+    assert index.fetch([]) == {}
+    assert index.fetch(["no such item"]) == {}
+
+
+def test_weighted_parts_are_the_sum_of_their_scores_over_every_item(index):
+    queries, weights = unit_sets(3, seed=1), (1.0, 0.5, -2.0)
+    hits = search_parts(index, list(queries), weights, k=50)
+    every = [{hit.id: hit.score for hit in hits} for hits in index.search(queries, k=50, exact=True)]
+    expected = {name: sum(w * scores[name] for w, scores in zip(weights, every, strict=True)) for name in every[0]}
+    assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-5)
+    assert [hit.id for hit in hits] == sorted(expected, key=lambda name: -expected[name])
+
+
+def test_parts_are_looked_for_among_what_passes(index):
+    hits = search_parts(index, list(unit_sets(2, seed=1)), (1.0, -1.0), k=50, where="even = true")
+    assert len(hits) == 25
+    assert all(hit.metadata["even"] for hit in hits)
