@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(READY) ## Run all tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(READY) ## Lint, format, types (mypy --strict), direction of imports
 	$(BIN)/ruff check .

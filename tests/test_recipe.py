@@ -151,7 +151,7 @@ def test_what_decides_a_training_has_no_silent_default(key):
         ({"model": {"preset": "region_bigru", "options": {"head": "pie", "heads": 2}}}, "unknown key 'heads'"),
         ({"model": {"preset": "region_bigru", "similarity": "max"}}, "'maxmatch', 'top_k'"),
         ({"model": {"preset": "region_bigru", "similarity_options": {"alpha": 3}}}, "alpha: maxmatch takes no options"),
-        ({"data": {"tokenizer": "bytes"}}, "data.tokenizer: expected words, wordpiece, pretrained or a path"),
+        ({"data": {"tokenizer": "bytes"}}, "data.tokenizer: expected words, vectors, wordpiece, pretrained or a path"),
         ({"data": {"tokenizer": "pretrained"}}, "data.tokenizer: 'pretrained' is a transformer's"),
         ({"model": {"preset": "region_bert"}}, "data.tokenizer: a transformer does not read whole words"),
         ({"evaluate": {"similarities": []}}, "evaluate.similarities: Tuple should have at least 1 item"),
