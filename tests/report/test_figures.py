@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from made_sets import RECORDS
+from made_report import RECORDS
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_sets import RECORDS, made_sets
+from made_report import RECORDS, made_sets
 from PIL import Image
 
 from maxmatch.data.items import Items, Split

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from made_sets import RECORDS, made_sets
+from made_report import RECORDS, made_sets
 
 import maxmatch.report.writing as writing
 from maxmatch.evaluation.analysis import analyse
