@@ -199,6 +199,15 @@ def test_long_writes_reads_and_batches_of_queries_go_in_several_messages(index, 
     assert small.present(names) == set(names[100:])
 
 
+def test_the_metadata_of_few_candidates_come_along_and_those_of_many_are_fetched(index):
+    index.add(["a", "b"], unit_sets(2), [{"n": 1}, {"n": 2}])
+    queries = unit_sets(2).reshape(2, -1).numpy()
+    few, many = index.engine.candidates(queries[:1], 2)[0], index.engine.candidates(queries, 1000)[0]
+    assert dict(zip(few.ids, few.metadata, strict=True)) == {"a": '{"n": 1}', "b": '{"n": 2}'}
+    assert many.metadata is None
+    assert index.engine.metadata(["b", "gone", "a"]) == {"b": '{"n": 2}', "a": '{"n": 1}'}
+
+
 def test_a_sample_is_the_same_for_a_seed_and_spread_over_all_items(index):
     names = [str(place) for place in range(400)]
     index.add(names, unit_sets(400))
