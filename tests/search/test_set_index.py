@@ -95,6 +95,15 @@ def test_an_open_index_sees_what_another_one_writes(make):
     other.close()
 
 
+def test_sets_come_back_by_their_ids(make):
+    items, index = unit_sets(4), make()
+    index.add(_ids(4), items)
+    found = index.fetch(["item 2", "no such item", "item 0"])
+    assert set(found) == {"item 2", "item 0"}
+    torch.testing.assert_close(found["item 2"], items[2])
+    assert index.fetch([]) == {}
+
+
 def test_upsert_replaces_vectors_and_metadata(make):
     items = unit_sets(3)
     index = make()

@@ -136,6 +136,10 @@ class Milvus:
         """The metadata of stored items."""
         return {row["id"]: row["metadata"] for row in self._get(ids, ["id", "metadata"])}
 
+    def fetch(self, ids: Sequence[str]) -> Found:
+        """Stored items by their ids."""
+        return self._found(self._get(ids, _SCORED))
+
     def candidates(
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1.0
     ) -> list[Found]:
