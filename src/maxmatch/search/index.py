@@ -23,7 +23,7 @@ from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
 from maxmatch.search.hit import Hit
 from maxmatch.search.identity import check_same_model, model_identity, slot_stability
-from maxmatch.search.intake import checked_ids, checked_sets, rows_of
+from maxmatch.search.intake import checked_ids, checked_sets, refuse_known, refuse_unknown, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
 from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
 from maxmatch.search.verify import Verification, measure
@@ -152,13 +152,7 @@ class SetIndex:
         if not names:
             return
         with writing(self.folder):
-            present = self.engine.present(names)
-            unknown = [name for name in names if name not in present]
-            if unknown:
-                raise ValueError(
-                    f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). "
-                    "Nothing was removed."
-                )
+            refuse_unknown(names, self.engine.present(names))
             self.engine.delete(names)
             self._settle(optimise=True)
 
@@ -254,13 +248,8 @@ class SetIndex:
             return
         self._last_added = int(rows.added[-1])
         with writing(self.folder):
-            present = set() if replace else self.engine.present(rows.ids)
-            if present:
-                first = next(name for name in rows.ids if name in present)
-                raise ValueError(
-                    f"ids: {first!r} is in the index already ({len(present)} of {len(rows.ids)} are). "
-                    "Use upsert to replace items, or remove them first."
-                )
+            if not replace:
+                refuse_known(rows.ids, self.engine.present(rows.ids))
             (self.engine.upsert if replace else self.engine.add)(rows)
             self._settle(optimise)
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,25 @@ def checked_sets(
             "length. Normalise: torch.nn.functional.normalize(sets, dim=-1)."
         )
     return array
+
+
+def refuse_known(names: Sequence[str], present: Collection[str]) -> None:
+    """ValueError where some of the ids are in the index."""
+    known = [name for name in names if name in present]
+    if known:
+        raise ValueError(
+            f"ids: {known[0]!r} is in the index already ({len(known)} of {len(names)} are). "
+            "Use upsert to replace items, or remove them first."
+        )
+
+
+def refuse_unknown(names: Sequence[str], present: Collection[str]) -> None:
+    """ValueError where some of the ids are not in the index."""
+    unknown = [name for name in names if name not in present]
+    if unknown:
+        raise ValueError(
+            f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). Nothing was removed."
+        )
 
 
 def _is_text(name: str) -> bool:
