@@ -9,13 +9,15 @@ if TYPE_CHECKING:
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
-    """A model, on a GPU where there is one unless told otherwise. modality: one that it has to have a tower for."""
+    """A model, on a GPU where there is one unless told otherwise. name: a checkpoint's folder, a run's, whose best
+    epoch is taken, or a name on the hub. modality: one that it has to have a tower for.
+    """
     import torch
 
     from maxmatch.model import SetEncoder
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = SetEncoder.from_pretrained(name, device=place)
+    model = SetEncoder.from_pretrained(_checkpoint(name), device=place)
     if modality is not None and modality not in model.towers:
         raise ValueError(f"{name}: this model reads {', '.join(model.towers)}, not {modality}. Choose --modality.")
     return model
@@ -23,8 +25,13 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
 
 def located(name: str) -> str:
     """Where a model is, for a note that others read: the whole path of a folder, or the name on the hub."""
-    folder = Path(name).expanduser()
+    folder = Path(_checkpoint(name)).expanduser()
     return str(folder.resolve()) if folder.is_dir() else name
+
+
+def _checkpoint(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder / "best") if (folder / "recipe.yaml").is_file() else name
 
 
 def model_of(index: "SetIndex", folder: Path, name: str | None, device: str | None) -> "SetEncoder":

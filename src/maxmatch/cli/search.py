@@ -1,19 +1,24 @@
-"""`maxmatch search`: the items of an index that are nearest to a text or a picture."""
+"""`maxmatch search`: the items of an index, or the photos of a folder, that are nearest to a text or a picture."""
 
 import json
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from maxmatch.model import SetEncoder
     from maxmatch.search.hit import Hit
+    from maxmatch.search.index import SetIndex
 
 
 def search(
     query: Annotated[str, typer.Argument(help="What to look for, in words. Left out with --image.")],
-    index: Annotated[Path | None, typer.Argument(help="The index's folder.", show_default=False)] = None,
+    index: Annotated[
+        Path | None, typer.Argument(help="An index's folder, or a folder of photos.", show_default=False)
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
     where: Annotated[str | None, typer.Option(help='Only items whose metadata are so: "year >= 2020"')] = None,
@@ -26,17 +31,24 @@ def search(
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
-    """Find the items of an index that are nearest to a text, or to a picture.
+    """Find the items of an index, or the photos in a folder, that are nearest to a text or to a picture.
+
+    A folder's own index is kept in the user's cache: photos that are new or changed are read first, those that are gone
+    are forgotten. Words can be weighed: '"beach" + 2 "dog" - "people"'. Photos' paths alone are printed where the
+    output is no terminal.
 
     Examples:
 
+      maxmatch search "two dogs in the snow" ~/Pictures --model runs/first
+
       maxmatch search "a dog on a beach" photos
 
-      maxmatch search "a dog" photos -k 50 --where "size > 100000 and path like '%2024%'" --explain
+      maxmatch search "a dog" photos -k 50 --where "size > 100000" --explain
 
       maxmatch search --image dog.jpg photos --paths
     """
     from maxmatch.cli.loading import model_of
+    from maxmatch.cli.photos import is_index, open_folder
     from maxmatch.search.index import SetIndex
 
     folder = Path(query) if image is not None and index is None else index
@@ -46,10 +58,18 @@ def search(
         raise typer.BadParameter("one query: words, or --image; not both")
     if image is None and not query.strip():
         raise typer.BadParameter("an empty query finds nothing: write some words")
-    with SetIndex.open(folder) as opened:
+    photos = folder.expanduser().is_dir() and not is_index(folder)
+    if photos:
+        opened, encoder = open_folder(folder, model, device)
+    else:
+        opened = SetIndex.open(folder)
         encoder = model_of(opened, folder, model, device)
-        sets = encoder.encode_images([image.expanduser()]) if image is not None else encoder.encode_texts([query])
-        [hits] = opened.search(sets, k, where, exact)
+    with opened:
+        hits = _found(opened, encoder, query, image, k, where, exact)
+    if photos:
+        root = folder.expanduser()
+        hits = [replace(hit, metadata={"path": str(root / hit.id), **hit.metadata}) for hit in hits]
+        paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
         print(json.dumps({"query": query if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
     elif paths:
@@ -62,6 +82,20 @@ def search(
                 print("\n".join(_reasons(hit)))
         if not hits:
             print(f"nothing in {folder}" + (" that passes --where" if where else ""))
+
+
+def _found(
+    index: "SetIndex", model: "SetEncoder", query: str, image: Path | None, k: int, where: str | None, exact: bool
+) -> "list[Hit]":
+    from maxmatch.search.parts import parse_query, search_parts
+
+    if image is not None:
+        return index.search(model.encode_images([image.expanduser()]), k, where, exact)[0]
+    parts = parse_query(query)
+    sets = model.encode_texts([part.text for part in parts])
+    if len(parts) == 1:
+        return index.search(sets, k, where, exact)[0]
+    return search_parts(index, list(sets), [part.weight for part in parts], k, where)
 
 
 def _name(hit: "Hit") -> str:

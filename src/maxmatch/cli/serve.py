@@ -9,8 +9,8 @@ import typer
 
 
 def serve(
-    index: Annotated[Path, typer.Argument(help="The folder of an index of pictures.")],
-    model: Annotated[str, typer.Option(help="The model that the index was made with: a checkpoint's folder.")],
+    index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
+    model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
     pictures: Annotated[
         Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: ids are whole paths.")
     ] = None,
@@ -26,15 +26,19 @@ def serve(
 ) -> None:
     """Search pictures in the browser: type, drop a picture, ask why.
 
+    A folder of photos is indexed first, in the user's cache; what is there already is not read again.
+
     The address is printed once the server answers. Only indexed pictures are served, and to this machine alone; for
     others give --host and a token, which becomes part of the address. The API is under /api/v1 (its description:
     /api/v1/openapi.json), numbers for Prometheus are at /metrics. Ctrl-C ends it.
 
     Examples:
 
-      maxmatch serve photos.index --model runs/scenes/best --pictures ~/Pictures --open
+      maxmatch serve ~/Pictures --model runs/first --open
 
-      maxmatch serve photos.index --model runs/scenes/best --host 0.0.0.0 --token "$(openssl rand -hex 16)"
+      maxmatch serve photos.index --pictures ~/Pictures --open
+
+      maxmatch serve photos.index --pictures ~/Pictures --host 0.0.0.0 --token "$(openssl rand -hex 16)"
     """
     try:
         import uvicorn
@@ -47,15 +51,18 @@ def serve(
         check_token(host, token)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    import torch
-
+    from maxmatch.cli.loading import model_of
+    from maxmatch.cli.photos import is_index, open_folder
     from maxmatch.cli.progress import say
-    from maxmatch.model import SetEncoder
     from maxmatch.search.index import SetIndex
 
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with SetIndex.open(index) as opened:
-        encoder = SetEncoder.from_pretrained(model, place)
+    if index.expanduser().is_dir() and not is_index(index):
+        opened, encoder = open_folder(index, model, device)
+        pictures = index
+    else:
+        opened = SetIndex.open(index)
+        encoder = model_of(opened, index, model, device)
+    with opened:
         name = (pictures or index).expanduser().resolve().name
         app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
         config = uvicorn.Config(

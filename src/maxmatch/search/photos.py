@@ -1,0 +1,143 @@
+"""A folder of photos and its index: what is new or changed is encoded, what is gone is forgotten.
+
+The index alone says what is known: a photo's metadata holds the size and time of the file that its set was made of. So
+whatever interrupts the work, the next call goes on with what is not in the index yet.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from maxmatch.data.items import IMAGE
+from maxmatch.files import write_whole
+from maxmatch.model import SetEncoder
+from maxmatch.search.facts import BYTES, MODIFIED, photo_facts
+from maxmatch.search.identity import model_identity
+from maxmatch.search.index import SetIndex
+from maxmatch.search.listing import LeftOut
+from maxmatch.search.manifest import FILE
+from maxmatch.search.picture_folder import list_pictures
+
+UNREADABLE = "unreadable.json"
+_BATCH = 64
+_SCAN = 4_096
+
+State = tuple[int, int]
+"""Size and time of change of a file."""
+
+
+class Synced(NamedTuple):
+    """What was done to bring an index up to date. unreadable: those that were found to be so this time."""
+
+    added: int
+    changed: int
+    removed: int
+    unreadable: list[LeftOut]
+
+
+def place_of(folder: Path, model: SetEncoder) -> Path:
+    """Where the index of a folder is kept: in the user's cache, by the folder's path and the model."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
+    digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return cache / "maxmatch" / "photos" / f"{folder.expanduser().resolve().name or 'root'}-{digest}"
+
+
+def open_photos(place: Path, model: SetEncoder) -> SetIndex:
+    """The index at a place, made where there is none."""
+    if (place / "index" / FILE).is_file():
+        return SetIndex.open(place / "index")
+    return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
+
+
+def sync(
+    index: SetIndex,
+    model: SetEncoder,
+    folder: Path,
+    *,
+    begin: Callable[[int], object] = lambda total: None,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Synced:
+    """Bring an index up to date with a folder. begin: told how many photos are to be read; advance: how many more are.
+
+    A photo that cannot be read is not tried again before its file changes. Ids are the photos' paths in the folder.
+    """
+    folder = folder.expanduser().resolve()
+    notes = index.folder.parent / UNREADABLE
+    present = _present(folder)
+    known, bad = _known(index), _read_notes(notes)
+    bad = {name: state for name, state in bad.items() if present.get(name) == state}
+    gone = [name for name in known if name not in present]
+    if gone:
+        index.remove(gone)
+    todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
+    changed = [name for name in todo if name in known]
+    begin(len(todo))
+    failed: list[LeftOut] = []
+    for start in range(0, len(todo), _BATCH):
+        names = todo[start : start + _BATCH]
+        failed += _encode(index, model, folder, names, present)
+        bad |= {one.id: present[one.id] for one in failed}
+        write_whole(notes, json.dumps(bad))
+        advance(len(names))
+    lost = {one.id for one in failed}
+    stale = [name for name in changed if name in lost]  # its old set is of a picture that is not there any more
+    if stale:
+        index.remove(stale)
+    return Synced(len(todo) - len(changed) - len(lost) + len(stale), len(changed) - len(stale), len(gone), failed)
+
+
+def _encode(
+    index: SetIndex, model: SetEncoder, folder: Path, names: Sequence[str], states: Mapping[str, State]
+) -> list[LeftOut]:
+    """Encode some photos and put them into the index; which could not be read, and why. states: of the files before
+    they are read, so that a change meanwhile is seen the next time.
+    """
+    encoded = model.encode_images([folder / name for name in names], errors="skip", show_progress=False)
+    failed = [LeftOut(names[one.index], one.reason) for one in encoded.skipped]
+    kept, facts = [], []
+    for place, of in enumerate(encoded.kept):
+        try:
+            known = photo_facts(folder / names[of], folder)
+        except (OSError, ValueError, SyntaxError) as error:  # it was readable a moment ago
+            failed.append(LeftOut(names[of], str(error)))
+            continue
+        size, time = states[names[of]]
+        kept.append(place)
+        facts.append({**known, BYTES: size, MODIFIED: time})
+    if kept:
+        index.upsert([names[encoded.kept[place]] for place in kept], encoded.sets[kept], facts, model=model)
+    return failed
+
+
+def _present(folder: Path) -> dict[str, State]:
+    """The photos of a folder; one that is gone before it is looked at is left out."""
+    found = {}
+    for name in list_pictures(folder).ids:
+        try:
+            state = (folder / name).stat()
+        except OSError:
+            continue
+        found[name] = (state.st_size, state.st_mtime_ns)
+    return found
+
+
+def _known(index: SetIndex) -> dict[str, State]:
+    """The photos in the index, as their files were."""
+    known: dict[str, State] = {}
+    for found in index.engine.scan(_SCAN):
+        for name, text in index.engine.metadata(found.ids).items():
+            facts = json.loads(text)
+            known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
+    return known
+
+
+def _read_notes(path: Path) -> Mapping[str, State]:
+    """The photos that could not be read; none where the note is missing or broken, for then they are tried again."""
+    try:
+        return {name: (size, time) for name, (size, time) in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}

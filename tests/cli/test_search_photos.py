@@ -1,0 +1,62 @@
+"""`maxmatch search QUERY FOLDER`: photos found by words, the folder's index kept up to date on the way."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_models import tiny_model
+
+from maxmatch.cli.main import main
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny_model("resnet152_bigru").save_pretrained(tmp_path / "model")
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for seed in range(4):
+        pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{seed}.png")
+    (folder / "broken.jpg").write_bytes(b"")
+    return folder, ["--model", str(tmp_path / "model")]
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    return stopped.value.code or 0
+
+
+def test_photos_of_a_folder_are_found_and_paths_alone_are_printed_to_a_pipe(given, capsys):
+    folder, model = given
+    assert run("search", "two dogs", str(folder), "-k", "3", *model) == 0
+    said = capsys.readouterr()
+    paths = said.out.split()
+    assert len(set(paths)) == 3
+    assert set(paths) <= {str(folder / f"{seed}.png") for seed in range(4)}
+    assert said.err.count("broken.jpg: not a readable picture") == 1
+    assert "4 photos: 4 new" in said.err
+    assert run("search", "two dogs", str(folder), "-k", "3", *model) == 0
+    again = capsys.readouterr()
+    assert again.out == said.out
+    assert "broken" not in again.err, "what cannot be read is said once"
+
+
+def test_a_picture_finds_itself_and_weighted_words_are_taken(given, capsys):
+    folder, model = given
+    assert run("search", "--image", str(folder / "2.png"), str(folder), "--json", *model) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert hits[0]["id"] == "2.png"
+    assert hits[0]["metadata"]["path"] == str(folder / "2.png")
+    assert run("search", '"beach" + 2 "dog" - "people"', str(folder), "--json", *model) == 0
+    assert len(json.loads(capsys.readouterr().out)["hits"]) == 4
+
+
+def test_a_folder_needs_a_model_and_must_be_there(given, tmp_path, capsys):
+    folder, model = given
+    assert run("search", "two dogs", str(folder)) == 2
+    assert "--model" in capsys.readouterr().err
+    assert run("search", "two dogs", str(tmp_path / "nowhere"), *model) == 1
+    assert "nowhere" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""A folder of photos and its index: always what is there, nothing read twice, nothing lost."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from picture_heap import write_heap
+from PIL import Image
+from tiny_models import tiny_model
+
+from maxmatch.data.problems import DataError
+from maxmatch.search import photos
+from maxmatch.search.photos import open_photos, place_of, sync
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("resnet152_bigru")
+
+
+def photo(path, seed, size=(40, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def ids_of(index):
+    return sorted(name for found in index.engine.scan(100) for name in found.ids)
+
+
+def test_new_photos_are_added_changed_ones_read_again_and_gone_ones_forgotten(model, tmp_path):
+    folder = tmp_path / "pictures"
+    for seed, name in enumerate(["a.png", "b.png", "rome/c.png"]):
+        photo(folder / name, seed)
+    with open_photos(tmp_path / "place", model) as index:
+        assert sync(index, model, folder)[:3] == (3, 0, 0)
+        assert ids_of(index) == ["a.png", "b.png", "rome/c.png"]
+        read = []
+        assert sync(index, model, folder, begin=read.append)[:3] == (0, 0, 0)
+        assert read == [0]
+        photo(folder / "b.png", 77)
+        (folder / "a.png").unlink()
+        photo(folder / "d.png", 5)
+        assert sync(index, model, folder)[:3] == (1, 1, 1)
+    with open_photos(tmp_path / "place", model) as index:
+        assert ids_of(index) == ["b.png", "d.png", "rome/c.png"]
+        expected = model.encode_images([folder / "b.png"])[0]
+        torch.testing.assert_close(index.fetch(["b.png"])["b.png"], expected)
+        (hit,) = index.search(expected[None], k=1)[0]
+        assert (hit.id, hit.metadata["folder"], hit.metadata["orientation"]) == ("b.png", "", "landscape")
+
+
+def test_what_cannot_be_read_is_told_once_and_tried_again_when_it_changes(model, tmp_path):
+    good, bad = write_heap(tmp_path / "pictures", 50)
+    with open_photos(tmp_path / "place", model) as index:
+        done = sync(index, model, tmp_path / "pictures")
+        pictures = {name: why for name, why in bad.items() if name.endswith(".jpg")}
+        assert {one.id for one in done.unreadable} >= {name for name, why in pictures.items() if why == "empty"}
+        assert done.added == len(index) == len(good)
+        assert all(bad[one.id] in one.reason for one in done.unreadable)
+        again = sync(index, model, tmp_path / "pictures")
+        assert again == (0, 0, 0, [])
+        mended = done.unreadable[0].id
+        photo(tmp_path / "pictures" / mended, 3)
+        assert sync(index, model, tmp_path / "pictures")[:3] == (1, 0, 0)
+        assert mended in ids_of(index)
+
+
+def test_a_photo_that_became_unreadable_is_not_found_by_its_old_picture(model, tmp_path):
+    photo(tmp_path / "pictures" / "a.png", 0)
+    photo(tmp_path / "pictures" / "b.png", 1)
+    with open_photos(tmp_path / "place", model) as index:
+        sync(index, model, tmp_path / "pictures")
+        (tmp_path / "pictures" / "a.png").write_bytes(b"broken")
+        done = sync(index, model, tmp_path / "pictures")
+        assert done[:3] == (0, 0, 0)
+        assert [one.id for one in done.unreadable] == ["a.png"]
+        assert ids_of(index) == ["b.png"]
+
+
+def test_an_interrupted_indexing_goes_on_and_reads_nothing_twice(model, tmp_path, monkeypatch):
+    for seed in range(9):
+        photo(tmp_path / "pictures" / f"{seed}.png", seed)
+    monkeypatch.setattr(photos, "_BATCH", 3)
+
+    def stopped(count):
+        raise KeyboardInterrupt
+
+    with open_photos(tmp_path / "place", model) as index, pytest.raises(KeyboardInterrupt):
+        sync(index, model, tmp_path / "pictures", advance=stopped)
+    with open_photos(tmp_path / "place", model) as index:
+        assert len(index) == 3
+        read = []
+        assert sync(index, model, tmp_path / "pictures", begin=read.append).added == read[0] == 6
+        assert len(index) == 9
+
+
+def test_the_place_depends_on_the_folder_and_the_model(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    other = tiny_model("resnet152_bigru", seed=1)
+    places = {place_of(tmp_path / "a", model), place_of(tmp_path / "b", model), place_of(tmp_path / "a", other)}
+    assert len(places) == 3
+    assert all(place.is_relative_to(tmp_path / "maxmatch") for place in places)
+
+
+def test_a_folder_without_photos_is_refused_and_a_broken_note_only_costs_time(model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    photo(tmp_path / "pictures" / "a.png", 0)
+    (tmp_path / "pictures" / "b.png").write_bytes(b"")
+    with open_photos(tmp_path / "place", model) as index:
+        with pytest.raises(DataError, match="no pictures"):
+            sync(index, model, tmp_path / "empty")
+        sync(index, model, tmp_path / "pictures")
+        note = tmp_path / "place" / photos.UNREADABLE
+        assert list(json.loads(note.read_text())) == ["b.png"]
+        note.write_text("{")
+        assert [one.id for one in sync(index, model, tmp_path / "pictures").unreadable] == ["b.png"]
