@@ -56,3 +56,21 @@ def test_sets_of_unequal_size_leave_slots_without_a_partner():
     images = _unit(12, 3, 32)
     found = slot_pairing(images, images[:, [1, 2]], torch.arange(12), "maxmatch")
     assert found.partner == [-1, 0, 1]
+
+
+def test_equal_vectors_have_no_variance_whatever_float32_makes_of_their_length():
+    for width in (64, 256, 1024):
+        vectors = _unit(50, 1, width)
+        assert log_circular_variance(vectors.expand(-1, 4, -1)) == pytest.approx(-27.6, abs=0.1)
+        assert log_circular_variance(vectors) == pytest.approx(-27.6, abs=0.1)
+
+
+def test_top_k_uses_the_slots_of_the_k_largest_cosines():
+    """Image slot 0 is near all text slots, image slot 1 near none: matching would still use it."""
+    images = torch.tensor([[[1.0, 0, 0], [0, 0, 1.0]]])
+    texts = torch.nn.functional.normalize(torch.tensor([[[1.0, 0.1, 0], [1.0, -0.1, 0]]]), dim=-1)
+    one = torch.tensor([0])
+    assert slot_pairing(images, texts, one, "maxmatch").used == 1.0
+    assert slot_pairing(images, texts, one, "top_k").used == 0.75
+    assert slot_pairing(images, texts, one, "top_k", k=1).used == 0.5
+    assert slot_pairing(images, texts, one, "mean").used == 1.0

@@ -149,3 +149,18 @@ def test_the_name_of_a_similarity_tells_its_options():
     split = split_of(images=2)
     assert similarity_name(Member("", split, with_options("smooth_chamfer", {"alpha": 8}))) == "smooth_chamfer(alpha=8)"
     assert similarity_name(Member("", split, with_options("mil", {}))) == "mil"
+
+
+def test_an_image_that_was_left_out_at_the_end_changes_no_protocol():
+    sets, groups = unit_sets_of(10), torch.arange(10)
+    kept = EncodedSplit(
+        dict.fromkeys(("image", "text"), sets[:9]), dict.fromkeys(("image", "text"), groups[:9]), notes={"groups": 10}
+    )
+    assert set(evaluate([Member("m", kept, "maxmatch")], fold_size=2).galleries) == {"coco_1k_", "coco_5k_"}
+    unknown = EncodedSplit(kept.sets, kept.groups)
+    assert set(evaluate([Member("m", unknown, "maxmatch")], fold_size=2).galleries) == {""}
+
+
+def unit_sets_of(count):
+    generator = torch.Generator().manual_seed(0)
+    return torch.nn.functional.normalize(torch.randn(count, 2, 8, generator=generator), dim=-1)

@@ -87,6 +87,13 @@ def test_members_in_another_order_are_refused_and_the_first_difference_is_named(
         scores_of([Member("a", split), Member("b", other)])
 
 
+def test_members_of_other_splits_are_refused_even_where_their_ids_are_the_same():
+    one = split_of(3)
+    val, test = (Member(name, replace(one, notes={"split": name}), "maxmatch") for name in ("val", "test"))
+    with pytest.raises(ValueError, match="of the split 'val' and test of 'test'"):
+        scores_of([val, test])
+
+
 def test_members_of_other_sizes_are_refused():
     with pytest.raises(ValueError, match="image 19 is 'image-19' in a and missing in b"):
         scores_of([Member("a", split_of(20)), Member("b", split_of(19))])

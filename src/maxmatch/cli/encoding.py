@@ -38,6 +38,11 @@ def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[Enc
     if all(source.kind == "sets" for source in sources):
         if wanted.split not in (None, about.get("split", wanted.split)):
             raise ValueError(f"--split {wanted.split}: these sets are of {about['split']!r}. Encode that split first.")
+        if wanted.said:
+            raise ValueError(
+                f"--{next(iter(wanted.said)).replace('_', '-')}: changes how data is read, and files of sets are encoded "
+                "already. Leave it out, or give the model and the data."
+            )
         if wanted.data is not None:
             say(f"{wanted.data}: not read; files of sets need no data")
         return [found[source.path] for source in sources], about
@@ -85,4 +90,4 @@ def _encode(source: Source, split: "Split", about: dict[str, Any], wanted: Wante
     except ValueError as error:
         raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error
     similarity = {"similarity": model.similarity_name, "similarity_options": model.similarity_options}
-    return replace(found, notes={**about, "model": source.name, **similarity})
+    return replace(found, notes={**found.notes, **about, "model": source.name, **similarity})

@@ -77,6 +77,7 @@ def evaluate(
     if save_sets is not None and save_sets.suffix != ".safetensors":
         raise typer.BadParameter(f"--save-sets: expected a name that ends in .safetensors, got {save_sets.name}.")
     names = _similarities(similarity or [])
+    _check_label(paper)
     from maxmatch.cli.encoding import Wanted, encode_sources
     from maxmatch.cli.progress import say
     from maxmatch.cli.sources import divide
@@ -108,6 +109,13 @@ def evaluate(
     where = f"{about['data']}, {about['split']}: " if "data" in about else ""
     notes = [f"{where}{about['images']:,} images, {about['captions']:,} captions", *notes]
     print(_shown(lines, theirs, notes, "markdown" if markdown else "latex" if latex else "text"))
+
+
+def _check_label(label: str | None) -> None:
+    from maxmatch.evaluation.reported import tables
+
+    if label not in (None, "none", *tables()):
+        raise typer.BadParameter(f"--paper: expected one of {', '.join(tables())}, or none; got {label!r}.")
 
 
 def _similarities(asked: list[str]) -> list[str]:
@@ -167,7 +175,8 @@ def _paper(
     from maxmatch.evaluation.summary import PaperRow
 
     recipes = [source.recipe.name for source in sources if source.recipe is not None]
-    found = paper_rows(label, [*recipes, str(about.get("data", ""))], about["images"])
+    split = about.get("split")
+    found = paper_rows(label, [*recipes, str(about.get("data", ""))], about["images"], split)
     if found is None:
         return [], []
     named, rows = found
@@ -176,7 +185,8 @@ def _paper(
     if not shown:
         return [], [f"paper: {named} has no figures of this protocol"]
     theirs = [PaperRow(row.method, row.group, row.ensemble, row.figures) for row in shown]
-    return theirs, [f"paper: {named}, its RSUM the sum of its cells"]
+    elsewhere = "" if split is None or split.startswith("test") else f"; on the test split, ours on {split}"
+    return theirs, [f"paper: {named}, its RSUM the sum of its cells{elsewhere}"]
 
 
 def _shown(lines: "Sequence[Line]", theirs: "Sequence[PaperRow]", notes: list[str], style: "Style") -> str:

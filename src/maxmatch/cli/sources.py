@@ -68,7 +68,7 @@ def _source(argument: str) -> Source | None:
 
 def _with_short_names(sources: Sequence[Source]) -> list[Source]:
     """Their last names, where those are told apart by them; that of a run goes before best/ and last/."""
-    paths = [Path(source.name) for source in sources]
+    paths = [Path(source.name).expanduser().absolute() for source in sources]
     short = [f"{path.parent.name}/{path.name}" if path.name in ("best", "last") else path.name for path in paths]
     return [
         replace(source, name=name) if short.count(name) == 1 else source

@@ -13,18 +13,21 @@ _SIZES = {"flickr30k": 1000, "coco": 5000}
 _COMPARED = (OURS, "Set Div")
 
 
-def paper_rows(label: str | None, names: Iterable[str], images: int) -> tuple[str, Sequence[Row]] | None:
+def paper_rows(
+    label: str | None, names: Iterable[str], images: int, split: str | None = None
+) -> tuple[str, Sequence[Row]] | None:
     """The label of a table and the rows to show of it; None where there is nothing to compare with.
 
     label: as in the paper, "none" for no table; without one, it is seen from the names of recipes and data
-    (f30k_region_bigru, …/coco) and from the number of images, which must be that of the test split. Where a name tells
+    (f30k_region_bigru, …/coco), from the split, where it is known, and from the number of images: it must be the test
+    split. Where a name tells
     the backbones, the rows with these are shown; else MaxMatch and Set Div with any.
     """
     if label == "none":
         return None
     said = " ".join(names).lower().replace("f30k", "flickr30k")
     if label is None:
-        label = _recognised(said, images)
+        label = _recognised(said, images) if split is None or split.startswith("test") else None
         if label is None:
             return None
     table = _table(label)

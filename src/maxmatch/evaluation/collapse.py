@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import normalize, one_hot
 
 from maxmatch.matching.assignment import maximal_assignment
 
@@ -18,8 +19,10 @@ def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
 
     0 where the vectors of a set cancel out; −27.6 where they are all the same, and with K = 1.
     """
-    # In blocks: all of it in double precision would take twice the memory of the sets.
-    variance = torch.cat([1 - part.double().mean(1).square().sum(-1) for part in torch.split(sets, _SMALL_BLOCK)])
+    # In blocks: all of it in double precision would take twice the memory of the sets. Normalised again, for float32's
+    # unit vectors are so to 1e-7 only, which would show where all vectors of a set are the same.
+    units = (normalize(part.double(), dim=-1) for part in torch.split(sets, _SMALL_BLOCK))
+    variance = torch.cat([1 - part.mean(1).square().sum(-1) for part in units])
     return float(variance.mean().clamp(min=_TINY).log())
 
 
@@ -37,12 +40,16 @@ class Pairing(NamedTuple):
 
 
 def slot_pairing(
-    images: Float[Tensor, "B K D"], texts: Float[Tensor, "C L D"], partner: Int[Tensor, " C"], similarity: str
+    images: Float[Tensor, "B K D"],
+    texts: Float[Tensor, "C L D"],
+    partner: Int[Tensor, " C"],
+    similarity: str,
+    k: int | None = None,
 ) -> Pairing:
     """How the slots of true pairs meet: text c with image partner[c].
 
-    similarity decides what "used" means: by the one best pair ("mil"), else by the best one-to-one matching
-    ("maxmatch", "top_k"), else by the nearest vector of the other set.
+    similarity decides what "used" means: by the one best pair ("mil"), by the k best ("top_k"), by the best one-to-one
+    matching ("maxmatch"), by all pairs ("mean"), else by the nearest vector of the other set.
     """
     counts = torch.zeros(images.shape[1], texts.shape[1], dtype=torch.long)
     decisive = torch.zeros_like(counts)
@@ -53,7 +60,7 @@ def slot_pairing(
         matched = maximal_assignment(cosines)
         matchings.append(matched)
         counts += _pairs(matched, texts.shape[1]).sum(0)
-        decisive += _decisive(cosines, matched, similarity).sum(0)
+        decisive += _decisive(cosines, matched, similarity, k).sum(0)
     usual = maximal_assignment(counts.double())
     stable = (torch.cat(matchings) == usual).all(1).double().mean() if matchings else torch.tensor(0.0)
     used = torch.cat([decisive.any(1), decisive.any(0)]).double().mean()
@@ -62,14 +69,19 @@ def slot_pairing(
 
 def _pairs(matched: Tensor, columns: int) -> Tensor:
     """A matching as a matrix of zeros and ones."""
-    return torch.nn.functional.one_hot(matched + 1, columns + 1)[..., 1:]
+    return one_hot(matched + 1, columns + 1)[..., 1:]
 
 
-def _decisive(cosines: Tensor, matched: Tensor, similarity: str) -> Tensor:
+def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) -> Tensor:
     """Which pairs of slots the score of each true pair is made of."""
+    flat = cosines.flatten(1)
     if similarity == "mil":
-        best = cosines.flatten(1).argmax(1)
-        return torch.nn.functional.one_hot(best, cosines[0].numel()).view(cosines.shape)
-    if similarity in ("maxmatch", "top_k"):
+        return one_hot(flat.argmax(1), flat.shape[1]).view(cosines.shape)
+    if similarity == "top_k":
+        best = flat.topk(k or min(cosines.shape[1:]), dim=1).indices
+        return one_hot(best, flat.shape[1]).sum(1).view(cosines.shape)
+    if similarity == "maxmatch":
         return _pairs(matched, cosines.shape[2])
+    if similarity == "mean":
+        return torch.ones_like(cosines, dtype=torch.long)
     return ((cosines == cosines.amax(2, keepdim=True)) | (cosines == cosines.amax(1, keepdim=True))).long()

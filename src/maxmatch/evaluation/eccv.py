@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maxmatch.evaluation.retrieval import LEVELS
 from maxmatch.evaluation.scores import Scores
+from maxmatch.matching.scoring import first_largest
 
 INSTALL = "ECCV Caption and CxC need the package eccv_caption: pip install 'maxmatch[eccv]'"
 
@@ -74,8 +75,8 @@ def best_answers(
     values = places = None  # of each caption the best images so far
     for block in scores.blocks():
         part = scores.rows(block)
-        forth.append(_best(part, depth)[1])
-        more, where = _best(part.T, depth)
+        forth.append(first_largest(part, min(depth, part.shape[1]))[1])
+        more, where = first_largest(part.T, min(depth, part.shape[0]))
         where = where + block.start
         if values is not None and places is not None:
             more, where = torch.cat([values, more], 1), torch.cat([places, where], 1)
@@ -87,14 +88,6 @@ def best_answers(
         "i2t": dict(zip(images.tolist(), captions[torch.cat(forth).cpu().numpy()].tolist(), strict=True)),
         "t2i": dict(zip(captions.tolist(), images[places.cpu().numpy()].tolist(), strict=True)),
     }
-
-
-def _best(scores: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """The best of each row and their places, best first; equal ones in their order, but for the last place."""
-    values, places = scores.topk(min(depth, scores.shape[1]), dim=1)
-    places, by_place = places.sort(dim=1)
-    values, by_value = values.gather(1, by_place).sort(dim=1, descending=True, stable=True)
-    return values, places.gather(1, by_value)
 
 
 def _numbers(ids: Sequence[str], what: str) -> np.ndarray:

@@ -29,7 +29,8 @@ Progress = Callable[[int, int], object]
 class EncodedSplit:
     """The sets of a split, by modality; the group of each, and where they are asked for, the names of the items.
 
-    notes: what else is to be known of them, for whoever reads them from a file: model, data, similarity.
+    notes: what else is to be known of them, for whoever reads them from a file: model, data, similarity; and "groups",
+    how many the split has, those left out included.
     """
 
     sets: Mapping[str, Tensor]
@@ -102,7 +103,7 @@ def encode_items(
     ids = {
         name: [str(split[name].ids[place]) for place in np.flatnonzero(keep).tolist()] for name, keep in kept.items()
     }
-    return EncodedSplit(encoded.sets, encoded.groups, ids)
+    return EncodedSplit(encoded.sets, encoded.groups, ids, {"groups": split.size})
 
 
 def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
@@ -123,7 +124,7 @@ def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
 def save_encoded(encoded: EncodedSplit, path: Path) -> None:
     """Write sets, groups, names and notes into one safetensors file."""
     tensors = {
-        f"{kind}.{name}": tensor.cpu().contiguous()
+        f"{kind}.{name}": tensor.cpu().clone(memory_format=torch.contiguous_format)  # one may stand for two modalities
         for kind, tensors in (("sets", encoded.sets), ("groups", encoded.groups))
         for name, tensor in tensors.items()
     }

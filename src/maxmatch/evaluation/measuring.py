@@ -30,7 +30,8 @@ def measure(
     """
     first = teams[0][0]
     check_members([first, *(member for team in teams for member in team)], pair)
-    coco = chosen(protocol, first.encoded.groups[pair[0]], fold_size) == "coco"
+    size = first.encoded.notes.get("groups")
+    coco = chosen(protocol, first.encoded.groups[pair[0]], fold_size, size) == "coco"
     metrics, notes = _coco_metrics() if coco and pair == IMAGE_TEXT else (None, [])
     results = []
     for team in teams:
@@ -44,6 +45,7 @@ def measure(
             except NotCoco as error:
                 metrics, notes = None, [f"CxC and ECCV Caption were not measured: {error}"]
         results.append(result)
+        del scores  # before the next ones are made: one matrix is what is promised
     return [_line(result, None if n == 0 else results[0], draws) for n, result in enumerate(results)], notes
 
 

@@ -66,7 +66,7 @@ def evaluate(
     scores = scores_of(members, pair, max_memory) if scores is None else scores
     first = members[0].encoded
     images, texts = (first.groups[name].to(first.sets[name].device) for name in pair)  # where the scores are
-    galleries = search(scores, images, texts, protocol, fold_size)
+    galleries = search(scores, images, texts, protocol, fold_size, first.notes.get("groups"))
     found = {f"{prefix}{key}": value for prefix, some in galleries.items() for key, value in averaged(some).items()}
     if len(members) == 1:
         found |= collapse(members[0], pair)
@@ -90,13 +90,16 @@ def search(
     text_groups: Int[Tensor, " C"],
     protocol: Protocol = "auto",
     fold_size: int = FOLD_SIZE,
+    size: int | None = None,
 ) -> dict[str, list[Gallery]]:
     """The ranks that a protocol asks for, by the prefix of its figures: "", or "coco_1k_" and "coco_5k_".
+
+    size: how many groups the split has, where some may have been left out.
 
     COCO 1K: five folds of `fold_size` groups, as they follow each other; each fold is a search of its own.
     """
     whole = Part(slice(0, len(image_groups)), slice(0, len(text_groups)))
-    if chosen(protocol, image_groups, fold_size) == "plain":
+    if chosen(protocol, image_groups, fold_size, size) == "plain":
         named = {"": [whole]}
     else:
         named = {"coco_1k_": _folds(image_groups, text_groups, fold_size), "coco_5k_": [whole]}
@@ -108,9 +111,11 @@ def search(
     }
 
 
-def chosen(protocol: Protocol, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE) -> str:
+def chosen(
+    protocol: Protocol, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE, size: int | None = None
+) -> str:
     """The protocol that "auto" stands for: COCO's for its 5,000 images (some may have been left out), else plain."""
-    size = int(image_groups.max()) + 1
+    size = int(image_groups.max()) + 1 if size is None else size
     if protocol == "coco" and size != FOLDS * fold_size:
         raise ValueError(
             f"--protocol coco: takes {FOLDS} folds of {fold_size:,} images, but this split has {size:,}. "
@@ -145,7 +150,8 @@ def collapse(member: Member, pair: Pair = IMAGE_TEXT) -> dict[str, float]:
     """Whether the sets of a model collapse: log circular variance of both sides, slots used, pairing stability."""
     images, texts = (member.encoded.sets[name] for name in pair)
     name = similarity_name(member).split("(")[0]
-    pairing = slot_pairing(images, texts, member.encoded.partners(pair), name)
+    options = getattr(member.similarity, "keywords", {})
+    pairing = slot_pairing(images, texts, member.encoded.partners(pair), name, options.get("k"))
     return {
         f"{pair[0]}_log_variance": log_circular_variance(images),
         f"{pair[1]}_log_variance": log_circular_variance(texts),

@@ -106,6 +106,9 @@ def check_members(members: Sequence[Member], pair: Pair) -> None:
 def _check_same(first: Member, other: Member, name: str) -> None:
     """The first difference between two members' items is named."""
     advice = "Encode both from the same split of the same data."
+    splits = [member.encoded.notes.get("split") for member in (first, other)]
+    if None not in splits and splits[0] != splits[1]:
+        raise ValueError(f"{first.name} is of the split {splits[0]!r} and {other.name} of {splits[1]!r}. {advice}")
     one, two = (member.encoded.ids.get(name) for member in (first, other))
     if one is not None and two is not None:
         for place, (mine, theirs) in enumerate(zip_longest(one, two)):

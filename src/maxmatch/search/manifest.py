@@ -62,7 +62,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE
     if not path.is_file():
         what = "holds no index" if folder.is_dir() else "no such folder"
-        raise IndexFolderError(f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create.")
+        raise IndexFolderError(
+            f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
