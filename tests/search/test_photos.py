@@ -116,3 +116,34 @@ def test_a_folder_without_photos_is_refused_and_a_broken_note_only_costs_time(mo
         assert list(json.loads(note.read_text())) == ["b.png"]
         note.write_text("{")
         assert [one.id for one in sync(index, model, tmp_path / "pictures").unreadable] == ["b.png"]
+
+
+def test_a_broken_photo_is_forgotten_even_when_the_work_is_interrupted(model, tmp_path):
+    photo(tmp_path / "pictures" / "a.png", 0)
+    photo(tmp_path / "pictures" / "b.png", 1)
+
+    def stopped(count):
+        raise KeyboardInterrupt
+
+    with open_photos(tmp_path / "place", model) as index:
+        sync(index, model, tmp_path / "pictures")
+        (tmp_path / "pictures" / "a.png").write_bytes(b"broken")
+        with pytest.raises(KeyboardInterrupt):
+            sync(index, model, tmp_path / "pictures", advance=stopped)
+        sync(index, model, tmp_path / "pictures")
+        assert ids_of(index) == ["b.png"]
+
+
+def test_a_photo_that_could_not_be_reached_is_tried_again(model, tmp_path, monkeypatch):
+    photo(tmp_path / "pictures" / "a.png", 0)
+    photo(tmp_path / "pictures" / "b.png", 1)
+    hidden = tmp_path / "b.png"
+    with open_photos(tmp_path / "place", model) as index:
+        states = photos._present(tmp_path / "pictures")
+        (tmp_path / "pictures" / "b.png").rename(hidden)
+        monkeypatch.setattr(photos, "_present", lambda folder: states)
+        assert [one.id for one in sync(index, model, tmp_path / "pictures").unreadable] == ["b.png"]
+        hidden.rename(tmp_path / "pictures" / "b.png")
+        monkeypatch.undo()
+        assert sync(index, model, tmp_path / "pictures").added == 1
+        assert ids_of(index) == ["a.png", "b.png"]

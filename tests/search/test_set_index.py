@@ -36,6 +36,18 @@ def test_arrays_of_any_precision_are_taken(make, dtype):
     assert [hits[0].id for hits in index.search(sets, k=1, exact=True)] == [str(n) for n in range(6)]
 
 
+def test_lists_are_taken_too_and_filters_as_values_by_key(make, without_shape_checks):
+    index, sets = make(), unit_sets(4)
+    index.add(iter(_ids(4)), sets.tolist(), iter([{"year": 2000 + place, "good": place > 1} for place in range(4)]))
+    index.add([], [])
+    assert len(index) == 4
+    found = index.search(sets[:1].tolist(), k=9, where={"year": 2002, "good": True}, exact=True)
+    assert [hit.id for hit in found[0]] == ["item 2"]
+    for wrong in (lambda metadata: True, {}, {"year": [2000]}, 3):
+        with pytest.raises(ValueError, match="where"):
+            index.search(sets[:1], where=wrong)
+
+
 def test_a_hit_says_which_slots_met_how_closely_and_what_is_known_of_it(make):
     items, queries = unit_sets(5, size=2), unit_sets(1, size=2, seed=1)
     index = make()

@@ -182,6 +182,8 @@ def test_with_a_token_whoever_shows_it_is_answered(ask):
             assert "token" in response.json()["error"]["message"]
     assert ask(headers={"authorization": f"Bearer {TOKEN}"}, **far).status_code == 200
     assert ask(headers={"cookie": f"maxmatch_token={TOKEN}"}, **far).status_code == 200
+    beside = f'prefs={{"a": 1}}; maxmatch_token={TOKEN}'  # another program's, on another port of the same host
+    assert ask(headers={"cookie": beside}, **far).status_code == 200
     assert ask("/api/v1/health", **far).status_code == 200
 
 

@@ -40,8 +40,8 @@ def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[Enc
             raise ValueError(f"--split {wanted.split}: these sets are of {about['split']!r}. Encode that split first.")
         if wanted.said:
             raise ValueError(
-                f"--{next(iter(wanted.said)).replace('_', '-')}: changes how data is read, and files of sets are encoded "
-                "already. Leave it out, or give the model and the data."
+                f"--{next(iter(wanted.said)).replace('_', '-')}: changes how data is read, and files of sets are "
+                "encoded already. Leave it out, or give the model and the data."
             )
         if wanted.data is not None:
             say(f"{wanted.data}: not read; files of sets need no data")

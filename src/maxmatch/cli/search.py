@@ -95,6 +95,8 @@ def _found(
     sets = model.encode_texts([part.text for part in parts])
     if len(parts) == 1:
         return index.search(sets, k, where, exact)[0]
+    if exact:
+        raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
     return search_parts(index, list(sets), [part.weight for part in parts], k, where)
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -103,7 +104,7 @@ def _run(server: object, host: str, token: str | None, open_page: bool) -> None:
         if server.started:
             port = server.servers[0].sockets[0].getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
-            address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+            address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
             print(address, flush=True)
             if open_page:
                 webbrowser.open(address)

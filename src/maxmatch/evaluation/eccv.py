@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from maxmatch.evaluation.retrieval import LEVELS
 from maxmatch.evaluation.scores import Scores

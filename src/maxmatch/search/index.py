@@ -27,7 +27,7 @@ from maxmatch.search.intake import checked_ids, checked_sets, refuse_known, refu
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
 from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
 from maxmatch.search.verify import Verification, measure
-from maxmatch.search.where import Condition
+from maxmatch.search.where import Condition, Value
 from maxmatch.search.where_parser import condition_of
 
 _SCAN_BELOW = 10_000
@@ -160,7 +160,7 @@ class SetIndex:
         self,
         sets: Tensor | np.ndarray,
         k: int = 10,
-        where: str | Condition | None = None,
+        where: str | Mapping[str, Value] | Condition | None = None,
         exact: bool = False,
         *,
         candidates: int | None = None,

@@ -64,6 +64,9 @@ def checked_sets(
     manifest: Manifest, what: str, sets: Tensor | np.ndarray, names: Sequence[str] | None = None
 ) -> np.ndarray:
     """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length."""
+    sets = sets if isinstance(sets, Tensor | np.ndarray) else np.asarray(sets)
+    if sets.ndim == 1 and not sets.size:
+        return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
     check_sets(what, sets)
     if sets.shape[2] != manifest.dim:
         raise ValueError(
@@ -72,7 +75,7 @@ def checked_sets(
         )
     refuse_not_finite(what, sets)
     array = sets.detach().float().cpu().numpy() if isinstance(sets, Tensor) else np.asarray(sets)
-    array = array.astype(np.float32) if array.dtype == np.float64 else array
+    array = array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
     norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
     wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)
     if len(wrong):
@@ -113,6 +116,7 @@ def _is_text(name: str) -> bool:
 
 
 def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+    metadata = metadata if isinstance(metadata, Mapping) else list(metadata)
     if isinstance(metadata, Mapping) or len(metadata) != len(names):
         came = "one mapping" if isinstance(metadata, Mapping) else str(len(metadata))
         raise ValueError(f"metadata: expected a mapping for each of the {len(names)} items, got {came}.")

@@ -12,6 +12,7 @@ import numpy as np
 from maxmatch.data.formats.lines import read_lines
 from maxmatch.data.formats.table_files import TABLES
 from maxmatch.data.problems import DataError, Problem
+from maxmatch.search.intake import checked_ids
 from maxmatch.search.listing import plain
 from maxmatch.search.shards import ShardError, ShardManifest, read_manifest, read_shard
 
@@ -79,7 +80,7 @@ def array_cargo(sets: Path, ids: Path, metadata: Path | None = None) -> Cargo:
     looked at before: a bad row is named.
     """
     array = _array(sets)
-    names = _ids(ids)
+    names = checked_ids(_ids(ids))
     if len(names) != len(array):
         what = f"{len(names):,} ids, and {len(array):,} sets in {sets}"
         raise DataError(Problem(ids, what, "Give one id for each set, in the same order.", fatal=True))

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,14 +44,16 @@ def place_of(folder: Path, model: SetEncoder) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return cache / "maxmatch" / "photos" / f"{folder.expanduser().resolve().name or 'root'}-{digest}"
+    name = folder.expanduser().resolve().name.encode("utf-8", "replace")[:80].decode("utf-8", "ignore")
+    return cache / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
 
 
 def open_photos(place: Path, model: SetEncoder) -> SetIndex:
     """The index at a place, made where there is none."""
-    if (place / "index" / FILE).is_file():
-        return SetIndex.open(place / "index")
-    return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
+    if not (place / "index" / FILE).is_file():
+        with suppress(FileExistsError):  # another process was faster
+            return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
+    return SetIndex.open(place / "index")
 
 
 def sync(
@@ -71,23 +74,36 @@ def sync(
     known, bad = _known(index), _read_notes(notes)
     bad = {name: state for name, state in bad.items() if present.get(name) == state}
     gone = [name for name in known if name not in present]
-    if gone:
-        index.remove(gone)
+    _forget(index, gone)
     todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
     changed = [name for name in todo if name in known]
     begin(len(todo))
     failed: list[LeftOut] = []
     for start in range(0, len(todo), _BATCH):
         names = todo[start : start + _BATCH]
-        failed += _encode(index, model, folder, names, present)
-        bad |= {one.id: present[one.id] for one in failed}
+        more = _encode(index, model, folder, names, present)
+        # Its old set is of a picture that is not there any more. Before the note, which says that all is done.
+        _forget(index, [one.id for one in more if one.id in known])
+        failed += more
+        # What only could not be reached is tried again the next time.
+        bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
         write_whole(notes, json.dumps(bad))
         advance(len(names))
     lost = {one.id for one in failed}
-    stale = [name for name in changed if name in lost]  # its old set is of a picture that is not there any more
-    if stale:
-        index.remove(stale)
+    stale = [name for name in changed if name in lost]
     return Synced(len(todo) - len(changed) - len(lost) + len(stale), len(changed) - len(stale), len(gone), failed)
+
+
+def _forget(index: SetIndex, names: Sequence[str]) -> None:
+    """Remove photos; another process may have done so already."""
+    there = index.engine.present(names) if names else set()
+    if there:
+        index.remove([name for name in names if name in there])
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there and may be read, whatever is in it."""
+    return os.access(path, os.R_OK) and path.is_file()
 
 
 def _encode(

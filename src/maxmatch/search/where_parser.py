@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from maxmatch.search.where import Among, Begins, Comparison, Condition, Every, Missing, Not, Some, Value, kind_of
@@ -23,9 +24,20 @@ def parse_where(text: str) -> Condition:
     return _Reader(text).whole()
 
 
-def condition_of(where: str | Condition | None) -> Condition | None:
-    """A filter as it is given: text, a tree, or none."""
-    return parse_where(where) if isinstance(where, str) else where
+def condition_of(where: str | Mapping[str, Value] | Condition | None) -> Condition | None:
+    """A filter as it is given: text, values that keys must have, a tree, or none."""
+    if where is None or isinstance(where, Condition):
+        return where
+    if isinstance(where, str):
+        return parse_where(where)
+    if not isinstance(where, Mapping) or not where:
+        raise ValueError(
+            f'where: a text such as "year >= 2020", or values by key, got {where!r:.40} ({type(where).__name__}).'
+        )
+    for key, value in where.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise ValueError(f"where: expected a text, a number or a boolean for {key!r}, got {value!r:.40}.")
+    return Every(tuple(Comparison(key, "=", value) for key, value in where.items()))
 
 
 class _Reader:

@@ -1,6 +1,7 @@
 """The application: `create_app(index, model, picture)` answers /api/v1 and gives the page."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,7 @@ from maxmatch.server.thumbnails import Thumbnails
 from maxmatch.server.uploads import Uploads
 
 API = "/api/v1"
+_log = logging.getLogger("maxmatch")
 _LOOK_AGAIN = 5.0  # seconds
 
 
@@ -86,4 +88,7 @@ async def _keep_looking(gallery: Gallery) -> None:
     """See what is added to the index and removed from it while the server runs."""
     while True:
         await asyncio.sleep(_LOOK_AGAIN)
-        await asyncio.to_thread(gallery.refresh)
+        try:
+            await asyncio.to_thread(gallery.refresh)
+        except Exception as error:  # the next look may succeed; what was seen last is served until then
+            _log.warning("the index could not be looked at again: %s", error)

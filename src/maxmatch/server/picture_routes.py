@@ -35,8 +35,9 @@ def picture_routes(service: Service) -> APIRouter:
         v: Annotated[str | None, Query(max_length=32, description="The item's version, for caches.")] = None,
     ) -> Response:
         """A small picture of it, upright, as WebP, without the notes of the original."""
-        path = service.gallery.picture(service.item(key).id)
+        found = service.item(key)
         try:
+            path = service.gallery.picture(found.id)
             made = await asyncio.to_thread(service.thumbnails.make, path, size)
         except (FileNotFoundError, ImageError):
             raise _unreadable() from None

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maxmatch.server.errors import body
@@ -62,6 +62,8 @@ def check_token(host: str, token: str | None) -> None:
             f"--host {host}: anybody who reaches this address would see the pictures. "
             'Give a token: --token "$(openssl rand -hex 16)"'
         )
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise ValueError("--token: expected letters, digits and signs of ASCII alone.")
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ValueError(f"--token: expected at least {SHORTEST_TOKEN} characters, got {len(token)}.")
 
@@ -234,11 +236,8 @@ def _same_origin(headers: Headers, host: str) -> bool:
 
 
 def _cookie(text: str) -> str:
-    try:
-        found = SimpleCookie(text).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    # Not Python's SimpleCookie, which drops all where one of another program is not to its liking.
+    return cookie_parser(text).get(COOKIE, "")
 
 
 def _equal(given: str, token: str) -> bool:

@@ -153,14 +153,14 @@ class LanceEngine:
 
     def _all_in_memory(self, search: Any, block: int) -> list[Found]:
         version = self.table.version
-        if self.kept is None or self.kept[0] != version:
-            self.kept = None
+        kept = self.kept  # looked at once: another thread may read a newer version meanwhile
+        if kept is None or kept[0] != version:
             found = [_found(pa.Table.from_batches([batch])) for batch in search.to_batches(batch_size=block)]
             found = [each._replace(vectors=np.array(each.vectors, np.float32)) for each in found]
             if self.table.version != version:  # someone wrote meanwhile
                 return found
-            self.kept = version, found
-        return self.kept[1]
+            self.kept = kept = version, found
+        return kept[1]
 
     def metadata(self, ids: Sequence[str]) -> dict[str, str]:
         """The JSON texts of stored items."""
