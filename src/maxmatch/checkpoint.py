@@ -10,7 +10,6 @@ two renames the old folder is called `.<name>.previous`, where `load` finds it, 
 """
 
 import glob
-import json
 import logging
 import os
 import re
@@ -21,7 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -29,7 +27,8 @@ from torch import Tensor
 from maxmatch import __version__
 from maxmatch.build import build_model
 from maxmatch.card import model_card
-from maxmatch.config import SCHEMA_VERSION, ModelConfig, problems
+from maxmatch.config import SCHEMA_VERSION, ModelConfig
+from maxmatch.described import description, read_described
 from maxmatch.files import sync
 from maxmatch.model import SetEncoder
 from maxmatch.readers import TextReader
@@ -117,24 +116,10 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint; of one that is not ours, or newer than this version, a refusal."""
-    path = _existing(folder, CONFIG)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error}). Copy the checkpoint again.") from error
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise CheckpointError(f"{path}: not a checkpoint of MaxMatch (its format is not {FORMAT!r}).")
-    data.pop("written_by", None)
-    version = data.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{path}: schema version {version}, but this MaxMatch ({__version__}) reads up to {SCHEMA_VERSION}. "
-            "Upgrade: pip install --upgrade maxmatch"
-        )
-    try:
-        return ModelConfig.model_validate(data)
-    except ValidationError as error:
-        raise CheckpointError(f"{path}: {problems(error)}") from error
+    return read_described(
+        _existing(folder, CONFIG), ModelConfig, FORMAT, CheckpointError, "a checkpoint of MaxMatch",
+        "Copy the checkpoint again.", SCHEMA_VERSION,
+    )  # fmt: skip
 
 
 def _write(model: SetEncoder, draft: Path) -> None:
@@ -142,9 +127,7 @@ def _write(model: SetEncoder, draft: Path) -> None:
     from safetensors.torch import save_file
 
     assert model.config is not None
-    head = {"format": FORMAT, "written_by": f"maxmatch {__version__}"}
-    text = json.dumps({**head, **model.config.model_dump(mode="json")}, indent=2, ensure_ascii=False)
-    (draft / CONFIG).write_text(text + "\n", encoding="utf-8")
+    (draft / CONFIG).write_text(description(model.config, FORMAT) + "\n", encoding="utf-8")
     (draft / CARD).write_text(model_card(model), encoding="utf-8")
     for tower, name in _tokenizer_names(model.config).items():
         reader = model.tower(tower).reader

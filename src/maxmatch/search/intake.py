@@ -50,7 +50,7 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
             raise ValueError(
                 f"ids: expected strings, got {name!r} ({type(name).__name__}) at {place}. Use [str(id) for id in ids]."
             )
-        if not 0 < len(name) <= LONGEST_ID or "\0" in name or not _is_text(name):
+        if not 0 < len(name) <= LONGEST_ID or "\0" in name or not is_text(name):
             raise ValueError(
                 f"ids: {name[:40]!r} at {place}: expected 1 to {LONGEST_ID} characters that can be written as UTF-8."
             )
@@ -107,7 +107,8 @@ def refuse_unknown(names: Sequence[str], present: Collection[str]) -> None:
         )
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8; names of files may hold any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,13 +1,12 @@
 """index.json: what an index is made of. Written whole or not at all."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
-from maxmatch import __version__
-from maxmatch.config import Count, Part, SimilarityName, problems
+from maxmatch.config import Count, Part, SimilarityName
+from maxmatch.described import description, read_described
 from maxmatch.files import write_whole
 
 FORMAT = "maxmatch.SetIndex"
@@ -65,27 +64,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise IndexFolderError(
             f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
         )
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise IndexFolderError(f"{path}: not readable as JSON ({error}). Restore it from a copy.") from error
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise IndexFolderError(f"{path}: not an index of MaxMatch (its format is not {FORMAT!r}).")
-    data.pop("written_by", None)
-    version = data.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise IndexFolderError(
-            f"{path}: schema version {version}, but this MaxMatch ({__version__}) reads up to {SCHEMA_VERSION}. "
-            "Upgrade: pip install --upgrade maxmatch"
-        )
-    try:
-        return Manifest.model_validate(data)
-    except ValidationError as error:
-        raise IndexFolderError(f"{path}: {problems(error)}") from error
+    return read_described(
+        path, Manifest, FORMAT, IndexFolderError, "an index of MaxMatch", "Restore it from a copy.", SCHEMA_VERSION
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace index.json."""
-    head = {"format": FORMAT, "written_by": f"maxmatch {__version__}"}
-    text = json.dumps({**head, **manifest.model_dump(mode="json")}, indent=2, ensure_ascii=False)
-    write_whole(folder / FILE, text + "\n")
+    write_whole(folder / FILE, description(manifest, FORMAT) + "\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from maxmatch.data.formats.picture_files import SUFFIXES
 from maxmatch.data.items import IMAGE
 from maxmatch.data.problems import DataError, Problem
+from maxmatch.search.intake import is_text
 from maxmatch.search.listing import LeftOut, Listing
 
 _LONGEST = 1024  # characters of an id that an index keeps
@@ -22,7 +23,7 @@ def list_pictures(folder: Path) -> Listing:
     for entry in _files(folder, left_out):
         name = Path(entry.path).relative_to(folder).as_posix()
         suffix = Path(name).suffix.lower()
-        if not _is_text(name):
+        if not is_text(name):
             left_out.append(LeftOut(ascii(name), "its name is not UTF-8. Rename the file."))
         elif len(name) > _LONGEST:
             left_out.append(LeftOut(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
@@ -76,11 +77,3 @@ def _stat(entry: os.DirEntry[str]) -> dict[str, object]:
     except OSError:
         return {}
     return {"size": known.st_size, "mtime": known.st_mtime}
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

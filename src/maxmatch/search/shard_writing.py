@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from maxmatch import __version__
+from maxmatch.described import description
 from maxmatch.files import draft, lock, whole, write_whole
 from maxmatch.search.listing import LeftOut
 from maxmatch.search.shards import (
@@ -117,8 +117,7 @@ def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[LeftOut]) -
 
 
 def _write(folder: Path, manifest: ShardManifest) -> None:
-    head = {"format": FORMAT, "written_by": f"maxmatch {__version__}"}
-    write_whole(folder / MANIFEST, json.dumps({**head, **manifest.model_dump(mode="json")}, indent=2) + "\n")
+    write_whole(folder / MANIFEST, description(manifest, FORMAT) + "\n")
 
 
 def _batch_files(folder: Path, number: int) -> list[Path]:

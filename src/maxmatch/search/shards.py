@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from maxmatch.config import Count, Part, SimilarityName, problems
+from maxmatch.config import Count, Part, SimilarityName
+from maxmatch.described import read_described
 from maxmatch.search.listing import LeftOut
 
 FORMAT = "maxmatch.shards"
@@ -105,17 +106,9 @@ def read_manifest(folder: Path) -> ShardManifest:
     if not path.is_file():
         what = "holds no shards of sets" if folder.is_dir() else "no such folder"
         raise ShardError(f"{folder}: {what} ({MANIFEST} is missing). Make some with: maxmatch encode")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ShardError(f"{path}: not readable as JSON ({error}). Encode again, to a new folder.") from error
-    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise ShardError(f"{path}: its format is not {FORMAT!r}. Make shards with: maxmatch encode")
-    data.pop("written_by", None)
-    try:
-        return ShardManifest.model_validate(data)
-    except ValidationError as error:
-        raise ShardError(f"{path}: {problems(error)}") from error
+    return read_described(
+        path, ShardManifest, FORMAT, ShardError, "shards of sets of MaxMatch", "Encode again, to a new folder."
+    )
 
 
 def left_out_in(notes: Mapping[str, Any]) -> list[LeftOut]:
