@@ -31,15 +31,16 @@ def gallery(tmp_path_factory):
     return make_gallery(tmp_path_factory.mktemp("gallery"), MANY)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(gallery):
     running = Running(app_of(gallery))
     yield running
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """Closed after its tests: as long as Playwright is there, nobody else can run an event loop in this process."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

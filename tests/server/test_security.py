@@ -80,23 +80,25 @@ def test_cut_and_changed_pictures_never_fail_the_server(client):
 
 
 def test_uploads_beyond_the_limit_are_refused_and_memory_stays_flat(client):
-    send(client, saved("PNG"))
-    before = memory()
-    large = bytes(100 * 2**20)
+    """What the first round leaves is the allocator's and this client's own; another one adds nothing to it."""
+    multipart = {"content-type": "multipart/form-data; boundary=x"}
 
     def chunks():
         for _ in range(1600):
             yield bytes(64 * 2**10)
 
-    own = memory() - before
-    assert client.post(IMAGE, content=large, headers={"content-type": "image/png"}).status_code == 413
-    multipart = {"content-type": "multipart/form-data; boundary=x"}
-    assert client.post(IMAGE, content=chunks(), headers=multipart).status_code == 413
-    assert send(client, large).status_code == 413
-    for _ in range(5):
-        assert send(client, BAD["a smaller bomb"]).status_code == 413
-    del large
-    assert memory() - before - own < 60
+    def all_of_them():
+        large = bytes(100 * 2**20)
+        assert client.post(IMAGE, content=large, headers={"content-type": "image/png"}).status_code == 413
+        assert client.post(IMAGE, content=chunks(), headers=multipart).status_code == 413
+        assert send(client, large).status_code == 413
+        for _ in range(5):
+            assert send(client, BAD["a smaller bomb"]).status_code == 413
+        return memory()
+
+    send(client, saved("PNG"))
+    used = [all_of_them() for _ in range(4)]
+    assert min(used[2:]) - min(used[:2]) < 60, used
 
 
 def test_other_bodies_may_be_small_only(client):
