@@ -62,7 +62,7 @@ class Ledger:
         return cls(folder)
     @classmethod
     def create(cls, folder):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # a killed one may have come so far
         write_whole(folder / "index.json", "{}")
         return cls(folder)
     def items(self):

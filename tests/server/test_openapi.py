@@ -40,6 +40,8 @@ def test_every_route_is_described_and_tried(description):
     assert described == set(OPERATIONS)
 
 
+# The server works in a thread of this process, and may draw a random number while a request is being made up.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.parametrize(
     ("sense", "name"),
     [
