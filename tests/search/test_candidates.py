@@ -45,6 +45,15 @@ def _recall(found, expected):
     return sum(shares) / len(shares)
 
 
+def test_what_verify_keeps_for_real_queries_reaches_its_target(data, tmp_path):
+    """An index chooses by its own items, and how it was trained has a spread; real queries settle it."""
+    settings = {"train_from": 1_000}
+    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
+        index.add([str(n) for n in range(_COUNT)], data[0])
+        assert index.verify(data[1], target=0.99).reached
+        assert _recall(index.search(data[1], k=10), top_hits(data[1], data[0], 10)) >= 0.99
+
+
 def test_nearly_all_of_the_best_are_found_without_a_scan(index, data, monkeypatch):
     _no_scan(index, monkeypatch)
     expected = top_hits(data[1], data[0], 10)
