@@ -13,6 +13,7 @@ from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.items import Split
 from maxmatch.data.loading import Say, load_data
 from maxmatch.data.transforms import Augmentation, RandomCrop, RandomMirror
+from maxmatch.encoders.backbone import weights_place
 from maxmatch.encoders.glove import PACKAGED, read_glove, read_words
 from maxmatch.evaluation.encoding import readers_for
 from maxmatch.model import SetEncoder
@@ -130,8 +131,9 @@ def _fetched_tokenizer(name: str | None) -> Path:
             "data.tokenizer: 'pretrained' is the backbone's own, but the model names no pretrained backbone. "
             "Take 'wordpiece', or give the path of a tokenizer.json."
         )
-    if Path(name).is_dir():
-        return Path(name) / "tokenizer.json"
+    place = weights_place(name)
+    if Path(place).is_dir():
+        return Path(place) / "tokenizer.json"
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(name, "tokenizer.json"))
+    return Path(hf_hub_download(place, "tokenizer.json"))
