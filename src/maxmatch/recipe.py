@@ -65,12 +65,12 @@ class Data(Section):
     """The first so many; None for all."""
 
     tokenizer: str = "words"
-    """"words", "wordpiece" (both learned from the training captions), "vectors" (the first words of `word_vectors`),
-    the backbone's own, "pretrained", or a path to a tokenizer.json."""
+    """"words", "wordpiece" (both learned from the training captions), "vectors" (the captions' words, then the first of
+    `word_vectors`), the backbone's own, "pretrained", or a path to a tokenizer.json."""
     min_count: Count = 4
-    """How often a word must occur ("words")."""
+    """How often a word of the captions must occur ("words", "vectors")."""
     vocabulary_size: Count = 8000
-    """How many pieces are learned ("wordpiece"), or how many words taken ("vectors")."""
+    """How many pieces are learned ("wordpiece"), or how many words there are in all ("vectors")."""
     max_length: Count = 128
     """Of a caption, in tokens."""
     word_vectors: str | None = None

@@ -20,7 +20,13 @@ from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.recipe import Data, Recipe
 from maxmatch.recipe_train import Train
-from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, vocabulary_tokenizer, word_tokenizer
+from maxmatch.text import (
+    frequent_words,
+    load_tokenizer,
+    train_wordpiece_tokenizer,
+    vocabulary_tokenizer,
+    word_tokenizer,
+)
 from maxmatch.training.distributed import Processes, first_alone
 
 
@@ -104,7 +110,9 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
     if data.tokenizer == "vectors":
         if data.word_vectors is None:
             raise ValueError("data.tokenizer: 'vectors' takes its words from data.word_vectors, which is not given.")
-        return vocabulary_tokenizer(read_words(_expanded(data.word_vectors), data.vocabulary_size), data.max_length)
+        known = read_words(_expanded(data.word_vectors), data.vocabulary_size)
+        words = dict.fromkeys([*frequent_words(captions, data.min_count), *known])
+        return vocabulary_tokenizer(list(words)[: data.vocabulary_size], data.max_length)
     if data.tokenizer == "wordpiece":
         return train_wordpiece_tokenizer(captions, data.vocabulary_size, data.max_length)
     if data.tokenizer == "pretrained":
