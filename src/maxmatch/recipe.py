@@ -63,6 +63,9 @@ class Data(Section):
     val_split: str = "val"
     captions_per_image: Count | None = None
     """The first so many; None for all."""
+    hold_out_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Training captions with any of these words are left out, validation's and all others are not: to measure how a
+    model does with words that it has never seen."""
 
     tokenizer: str = "words"
     """"words", "wordpiece" (both learned from the training captions), "vectors" (the first words of `word_vectors`),
