@@ -133,9 +133,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _dtype(asked: torch.dtype | str | None) -> Literal["float32", "float16"]:
     """The name of what weights are stored in."""
-    name = "float32" if asked is None else str(asked).removeprefix("torch.")
-    if name == "float32" or name == "float16":
-        return name
+    name = str(asked).removeprefix("torch.")
+    if asked is None or name == "float32":
+        return "float32"
+    if name == "float16":
+        return "float16"
     raise ValueError(f"dtype: expected float16 or float32 (or None, which is that), got {asked!r}.")
 
 

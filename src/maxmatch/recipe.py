@@ -79,6 +79,8 @@ class Data(Section):
     word_vectors: str | None = None
     """A text file of GloVe that the words of a Bi-GRU start from, or "glove-6b-50d", which installs from PyPI."""
 
+    licence: str = ""
+    """What may be done with the data and what is learned from it, for the model card."""
     scenes: Scenes | None = None
     """Generate these where `path` is empty."""
 

@@ -61,9 +61,10 @@ def by_words(lines: Sequence[Line], met: np.ndarray, draws: int = 1000) -> list[
         first = lines[0].result.galleries[prefix]
         for number, line in enumerate(lines):
             galleries = line.result.galleries[prefix]
-            sides = [_side(galleries, wanted, draws) for wanted in (met, ~met)]
+            having, others = (_side(galleries, wanted, draws) for wanted in (met, ~met))
             ratio = _ratio(first, galleries, met, draws) if number else None
-            found.append(ByWords(line.result.name, line.result.similarity, GALLERIES[prefix], *sides, ratio))
+            result = line.result
+            found.append(ByWords(result.name, result.similarity, GALLERIES[prefix], having, others, ratio))
     return found
 
 
