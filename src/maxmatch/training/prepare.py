@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maxmatch.build import build_model
 from maxmatch.data.feed import Feed, choose_feed
+from maxmatch.data.held_out import hold_out
 from maxmatch.data.items import Split
 from maxmatch.data.loading import Say, load_data
 from maxmatch.data.transforms import Augmentation, RandomCrop, RandomMirror
@@ -48,6 +49,8 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
     with first_alone(processes):
         dataset = load_data(recipe.data, say)
     train = dataset.split(recipe.data.train_split)
+    if recipe.data.hold_out_words:
+        train = hold_out(train, recipe.data.hold_out_words, say)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training goes on without validation")
