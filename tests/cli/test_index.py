@@ -250,7 +250,6 @@ def test_bad_input_ends_with_one_and_names_what_is_wrong(
         ("index", "build", "x", "--from", "a", "--sets", "b.npy"),
         ("index", "build", "x", "--sets", "b.npy"),
         ("index", "build", "x", "--from", "a", "--ids", "b.txt"),
-        ("index", "build", "x", "--source", "a"),
         ("index", "build", "x", "--from", "a", "--engine", "milvus"),
         ("index", "remove", "x"),
     ],

@@ -27,7 +27,7 @@ def search(
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
     ] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print paths alone, for another program.")] = False,
-    model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
@@ -39,13 +39,13 @@ def search(
 
     Examples:
 
-      maxmatch search "two dogs in the snow" ~/Pictures --model runs/first
+      maxmatch search "two dogs in the snow" ~/Pictures
 
-      maxmatch search "a dog on a beach" photos
+      maxmatch search "a dog on a beach" photos.index
 
-      maxmatch search "a dog" photos -k 50 --where "size > 100000" --explain
+      maxmatch search "a dog" photos.index -k 50 --where "size > 100000" --explain
 
-      maxmatch search --image dog.jpg photos --paths
+      maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """
     from maxmatch.cli.loading import model_of
     from maxmatch.cli.photos import is_index, open_folder

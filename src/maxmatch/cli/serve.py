@@ -11,7 +11,7 @@ import typer
 
 def serve(
     index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
-    model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     pictures: Annotated[
         Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: ids are whole paths.")
     ] = None,
@@ -35,7 +35,7 @@ def serve(
 
     Examples:
 
-      maxmatch serve ~/Pictures --model runs/first --open
+      maxmatch serve ~/Pictures --open
 
       maxmatch serve photos.index --pictures ~/Pictures --open
 
