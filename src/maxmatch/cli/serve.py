@@ -41,13 +41,12 @@ def serve(
 
       maxmatch serve photos.index --pictures ~/Pictures --host 0.0.0.0 --token "$(openssl rand -hex 16)"
     """
-    try:
-        import uvicorn
+    check_installed()
+    import uvicorn
 
-        from maxmatch.server.app import create_app
-        from maxmatch.server.security import check_token
-    except ImportError as error:
-        raise ValueError(f"serve needs {error.name}: pip install 'maxmatch[server,search]'") from error
+    from maxmatch.server.app import create_app
+    from maxmatch.server.security import check_token
+
     try:
         check_token(host, token)
     except ValueError as error:
@@ -71,6 +70,17 @@ def serve(
         )
         say(f"{len(opened):,} pictures")
         _run(uvicorn.Server(config), host, token, open_page)
+
+
+def check_installed() -> None:
+    """Say what is to be installed before there is a page, if something is."""
+    try:
+        import lancedb  # noqa: F401
+        import uvicorn  # noqa: F401
+
+        import maxmatch.server.app  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"serve needs {error.name}: pip install 'maxmatch[server,search]'") from error
 
 
 def picture_in(folder: Path | None) -> Callable[[str], Path]:
