@@ -12,13 +12,6 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-def is_index(folder: Path) -> bool:
-    """Whether a folder is an index, and not one of photos."""
-    from maxmatch.search.manifest import FILE
-
-    return (folder.expanduser() / FILE).is_file()
-
-
 def open_folder(folder: Path, model: str | None, device: str | None) -> "tuple[SetIndex, SetEncoder]":
     """The index of a folder of photos, up to date, and its model."""
     from tqdm import tqdm

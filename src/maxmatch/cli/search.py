@@ -60,8 +60,9 @@ def search(
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """
     from maxmatch.cli.loading import model_of
-    from maxmatch.cli.photos import is_index, open_folder
+    from maxmatch.cli.photos import open_folder
     from maxmatch.search.index import SetIndex
+    from maxmatch.search.manifest import is_index
 
     folder = Path(query) if image is not None and index is None else index
     if folder is None:
@@ -71,7 +72,7 @@ def search(
     if image is None and not query.strip():
         raise typer.BadParameter("an empty query finds nothing: write some words")
     way = _way(preview, as_json or paths)
-    photos = folder.expanduser().is_dir() and not is_index(folder)
+    photos = folder.expanduser().is_dir() and not is_index(folder.expanduser())
     if photos:
         opened, encoder = open_folder(folder, model, device)
     else:

@@ -52,11 +52,12 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     from maxmatch.cli.loading import model_of
-    from maxmatch.cli.photos import is_index, open_folder
+    from maxmatch.cli.photos import open_folder
     from maxmatch.cli.progress import say
     from maxmatch.search.index import SetIndex
+    from maxmatch.search.manifest import is_index
 
-    if index.expanduser().is_dir() and not is_index(index):
+    if index.expanduser().is_dir() and not is_index(index.expanduser()):
         opened, encoder = open_folder(index, model, device)
         pictures = index
     else:
