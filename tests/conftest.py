@@ -104,6 +104,7 @@ install_import_hook(
         "maxmatch.server.gallery",
         "maxmatch.server.thumbnails",
         "maxmatch.server.uploads",
+        "maxmatch.shipped",
         "maxmatch.text",
         "maxmatch.tower",
         "maxmatch.training",

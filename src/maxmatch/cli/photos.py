@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from maxmatch.cli.progress import say
 
 if TYPE_CHECKING:
@@ -14,26 +12,17 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-def is_index(folder: Path) -> bool:
-    """Whether a folder is an index, and not one of photos."""
-    from maxmatch.search.manifest import FILE
-
-    return (folder.expanduser() / FILE).is_file()
-
-
 def open_folder(folder: Path, model: str | None, device: str | None) -> "tuple[SetIndex, SetEncoder]":
     """The index of a folder of photos, up to date, and its model."""
     from tqdm import tqdm
 
-    from maxmatch.cli.loading import load_model
+    from maxmatch.cli.loading import default_model, load_model
     from maxmatch.data.items import IMAGE
     from maxmatch.search.photos import UNREADABLE, open_photos, place_of, sync
 
     if not folder.expanduser().is_dir():
         raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
-    if model is None:
-        raise typer.BadParameter(f"{folder} is a folder of photos: say which model is to read them, with --model.")
-    encoder = load_model(model, device, IMAGE)
+    encoder = load_model(model or default_model(), device, IMAGE)
     place = place_of(folder, encoder)
     index = open_photos(place, encoder)
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:

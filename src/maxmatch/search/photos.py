@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from maxmatch.data.items import IMAGE
+from maxmatch.data.problems import DataError
 from maxmatch.files import write_whole
 from maxmatch.model import SetEncoder
 from maxmatch.search.facts import BYTES, MODIFIED, photo_facts
@@ -70,8 +71,13 @@ def sync(
     """
     folder = folder.expanduser().resolve()
     notes = index.folder.parent / UNREADABLE
-    present = _present(folder)
     known, bad = _known(index), _read_notes(notes)
+    try:
+        present = _present(folder)
+    except DataError:  # no pictures: the last one may have gone since
+        if not known:
+            raise
+        present = {}
     bad = {name: state for name, state in bad.items() if present.get(name) == state}
     gone = [name for name in known if name not in present]
     _forget(index, gone)
