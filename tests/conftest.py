@@ -98,6 +98,7 @@ install_import_hook(
         "maxmatch.search.sources",
         "maxmatch.search.table_rows",
         "maxmatch.search.where_parser",
+        "maxmatch.sentence_transformers",
         "maxmatch.server.explaining",
         "maxmatch.server.folding",
         "maxmatch.server.gallery",
