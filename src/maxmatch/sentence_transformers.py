@@ -75,8 +75,8 @@ def maxmatch_kd_scores(
     documents_mask = None if documents_mask is None else documents_mask.flatten(0, 1)
     a, a_mask = cluster_tokens(queries_embeddings, size, _real(queries_embeddings, queries_mask))
     b, b_mask = cluster_tokens(documents, size, _real(documents, documents_mask))
-    cosines = a[:, None] @ b.unflatten(0, (-1, count)).mT
-    a_mask, b_mask = a_mask[:, None].expand(cosines.shape[:3]), b_mask.unflatten(0, (-1, count))
+    cosines = a[:, None] @ b.view(len(a), count, *b.shape[1:]).mT
+    a_mask, b_mask = a_mask[:, None].expand(cosines.shape[:3]), b_mask.view(len(a), count, -1)
     chosen = maximal_assignment(cosines, a_mask, b_mask)
     matched = cosines.gather(3, chosen.clamp(min=0)[..., None])[..., 0].expm1().masked_fill(chosen < 0, 0.0)
     return matched.sum(2) / torch.minimum(a_mask.sum(2), b_mask.sum(2))
