@@ -14,6 +14,7 @@ install_import_hook(
     [
         "maxmatch.build",
         "maxmatch.checks",
+        "maxmatch.data.array_files",
         "maxmatch.data.augment",
         "maxmatch.data.check",
         "maxmatch.data.check_images",

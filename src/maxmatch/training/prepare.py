@@ -39,7 +39,7 @@ class Prepared:
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
     """Read the data, build the model on the device, and choose how it is fed."""
     with first_alone(processes):
-        dataset = load_data(recipe.data, say)
+        dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
     train = dataset.split(recipe.data.train_split)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
