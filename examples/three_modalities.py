@@ -8,6 +8,7 @@ all three, and on scenes it has not seen each modality is asked for each other o
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     recipe = Recipe.load(
         "scenes",
         [
-            f'data.path="{chosen.out / "scenes"}"',
+            f"data.path={json.dumps(str(chosen.out / 'scenes'))}",
             f"data.scenes.images={chosen.scenes}",
             f"train.epochs={chosen.epochs}",
         ],
