@@ -14,6 +14,7 @@ install_import_hook(
     [
         "maxmatch.build",
         "maxmatch.checks",
+        "maxmatch.data.array_files",
         "maxmatch.data.augment",
         "maxmatch.data.check",
         "maxmatch.data.check_images",
@@ -99,6 +100,7 @@ install_import_hook(
         "maxmatch.search.sources",
         "maxmatch.search.table_rows",
         "maxmatch.search.where_parser",
+        "maxmatch.sentence_transformers",
         "maxmatch.server.explaining",
         "maxmatch.server.folding",
         "maxmatch.server.gallery",
