@@ -68,6 +68,8 @@ install_import_hook(
         "maxmatch.matching.similarity",
         "maxmatch.matching.tiles",
         "maxmatch.model",
+        "maxmatch.onnx_export",
+        "maxmatch.onnx_folder",
         "maxmatch.read_ahead",
         "maxmatch.readers",
         "maxmatch.recipe_files",

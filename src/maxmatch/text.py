@@ -126,6 +126,13 @@ def load_tokenizer(path: str | Path, max_length: int | None = None) -> Tokenizer
     return _limit(tokenizer, padding, max_length)
 
 
+def as_text(item: object) -> str:
+    """A text that can be encoded; an empty one is a text too. Refused: what is no text."""
+    if not isinstance(item, str):
+        raise ValueError(f"expected a text, got {type(item).__name__}. Convert it with str().")
+    return item.encode("utf-8", "replace").decode("utf-8")  # a lone half of a surrogate pair is no text
+
+
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     """`encode_arrays`, as tensors."""
     import torch

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from maxmatch.cli.loading import Runtime, load_for_search
 from maxmatch.cli.progress import say
 
 if TYPE_CHECKING:
-    from maxmatch.model import SetEncoder
+    from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
 
 _SHOWN = 10
@@ -21,11 +22,12 @@ def is_index(folder: Path) -> bool:
     return (folder.expanduser() / FILE).is_file()
 
 
-def open_folder(folder: Path, model: str | None, device: str | None) -> "tuple[SetIndex, SetEncoder]":
+def open_folder(
+    folder: Path, model: str | None, device: str | None, runtime: Runtime = "auto"
+) -> "tuple[SetIndex, Model]":
     """The index of a folder of photos, up to date, and its model."""
     from tqdm import tqdm
 
-    from maxmatch.cli.loading import load_model
     from maxmatch.data.items import IMAGE
     from maxmatch.search.photos import UNREADABLE, open_photos, place_of, sync
 
@@ -33,7 +35,7 @@ def open_folder(folder: Path, model: str | None, device: str | None) -> "tuple[S
         raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
     if model is None:
         raise typer.BadParameter(f"{folder} is a folder of photos: say which model is to read them, with --model.")
-    encoder = load_model(model, device, IMAGE)
+    encoder = load_for_search(model, device, runtime, IMAGE)
     place = place_of(folder, encoder)
     index = open_photos(place, encoder)
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from maxmatch.cli.loading import RuntimeOption
+
 if TYPE_CHECKING:
-    from maxmatch.model import SetEncoder
     from maxmatch.search.hit import Hit
+    from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
 
 
@@ -29,6 +31,7 @@ def search(
     paths: Annotated[bool, typer.Option("--paths", help="Print paths alone, for another program.")] = False,
     model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
+    runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
     """Find the items of an index, or the photos in a folder, that are nearest to a text or to a picture.
@@ -60,10 +63,10 @@ def search(
         raise typer.BadParameter("an empty query finds nothing: write some words")
     photos = folder.expanduser().is_dir() and not is_index(folder)
     if photos:
-        opened, encoder = open_folder(folder, model, device)
+        opened, encoder = open_folder(folder, model, device, runtime)
     else:
         opened = SetIndex.open(folder)
-        encoder = model_of(opened, folder, model, device)
+        encoder = model_of(opened, folder, model, device, runtime)
     with opened:
         hits = _found(opened, encoder, query, image, k, where, exact)
     if photos:
@@ -85,7 +88,7 @@ def search(
 
 
 def _found(
-    index: "SetIndex", model: "SetEncoder", query: str, image: Path | None, k: int, where: str | None, exact: bool
+    index: "SetIndex", model: "Model", query: str, image: Path | None, k: int, where: str | None, exact: bool
 ) -> "list[Hit]":
     from maxmatch.search.parts import parse_query, search_parts
 
