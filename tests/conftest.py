@@ -42,6 +42,7 @@ install_import_hook(
         "maxmatch.data.formats.unfold",
         "maxmatch.data.formats.writing",
         "maxmatch.data.growing",
+        "maxmatch.data.held_out",
         "maxmatch.data.mapped",
         "maxmatch.data.reading",
         "maxmatch.data.resident",

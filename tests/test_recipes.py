@@ -280,6 +280,7 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_setdiv",
         "flickr8k_mil",
         "flickr8k_small",
+        "flickr8k_held_out",
         "scenes",
         "scenes_setdiv",
         "scenes_mil",

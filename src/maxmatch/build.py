@@ -22,6 +22,7 @@ from maxmatch.encoders import (
     TransformerEncoder,
     backbone_from_config,
 )
+from maxmatch.encoders.backbone import weights_place
 from maxmatch.images import ImageTransform
 from maxmatch.layers import PIEHead, SetHead
 from maxmatch.model import SetEncoder
@@ -133,15 +134,16 @@ def _hugging_face(config: parts.HuggingFaceBackbone, pretrained: bool, half: str
     from transformers import AutoConfig, AutoModel
 
     if config.pretrained is not None and (pretrained or config.config is None):
-        whole = AutoConfig.from_pretrained(config.pretrained)
+        place = weights_place(config.pretrained)
+        whole = AutoConfig.from_pretrained(place)
         part = getattr(whole, half, whole)
         if not pretrained:
             return backbone_from_config(part)
         model: nn.Module
         try:  # without the pooling layer, as backbone_from_config, which rebuilds it from a checkpoint
-            model = AutoModel.from_pretrained(config.pretrained, config=part, add_pooling_layer=False)
+            model = AutoModel.from_pretrained(place, config=part, add_pooling_layer=False)
         except TypeError:
-            model = AutoModel.from_pretrained(config.pretrained, config=part)
+            model = AutoModel.from_pretrained(place, config=part)
         return model
     options = dict(config.config or {})
     return backbone_from_config(AutoConfig.for_model(str(options.pop("model_type")), **options))

@@ -23,12 +23,23 @@ model = SetEncoder.from_pretrained("path/to/this/folder")
 {usage}
 ```
 
-What it was trained on, and how well it retrieves, is for its maker to add here.
+{mark}
+{notes}
 """
+_MARK = "<!-- notes -->"
+_NO_NOTES = "What it was trained on, and how well it retrieves, is for its maker to add here."
 
 
-def model_card(model: SetEncoder) -> str:
-    """What the model is and how to use it, in Markdown."""
+def notes_of(card: str) -> str:
+    """The notes in a card: what stands below their mark, where someone wrote anything."""
+    notes = card.partition(_MARK)[2].strip()
+    return "" if notes == _NO_NOTES else notes
+
+
+def model_card(model: SetEncoder, notes: str = "") -> str:
+    """What the model is and how to use it, in Markdown. notes: what else is to be said; they are kept when the model is
+    read and saved again.
+    """
     config = model.config
     assert config is not None
     rows = [
@@ -50,4 +61,6 @@ def model_card(model: SetEncoder) -> str:
         towers="\n".join(rows),
         pairing=pairing,
         usage="\n".join(usage),
+        mark=_MARK,
+        notes=notes.strip() or _NO_NOTES,
     )

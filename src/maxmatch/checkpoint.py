@@ -1,7 +1,7 @@
 """A model as a folder that describes itself. Nothing in it is code or a pickle.
 
     config.json         what the model is made of (`ModelConfig`), pictures' preprocessing and slot pairing included
-    model.safetensors   the weights
+    model.safetensors   the weights, in float32 or, to halve it, in float16
     tokenizer.json      of the tower of text; with several such towers tokenizer.<tower>.json
     README.md           a model card
 
@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -26,11 +26,12 @@ from torch import Tensor
 
 from maxmatch import __version__
 from maxmatch.build import build_model
-from maxmatch.card import model_card
+from maxmatch.card import model_card, notes_of
 from maxmatch.config import SCHEMA_VERSION, ModelConfig
 from maxmatch.described import description, read_described
 from maxmatch.files import sync
 from maxmatch.model import SetEncoder
+from maxmatch.onnx_folder import FILE as ONNX
 from maxmatch.readers import TextReader
 from maxmatch.text import load_tokenizer
 
@@ -45,10 +46,17 @@ class CheckpointError(ValueError):
     """A folder that is no checkpoint of ours, or a damaged one."""
 
 
-def save(model: SetEncoder, folder: str | Path) -> Path:
+def save(
+    model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = ""
+) -> Path:  # fmt: skip
     """Write the model to a folder, whole or not at all. A checkpoint that is there is replaced; files beside it in the
     folder stay.
+
+    dtype: "float16" halves the file. What is read from it is another model than this one: its weights are rounded, its
+    vectors differ in the fourth decimal, and it has its own identity in an index, the same each time it is read or
+    saved again. notes: Markdown for the model card, below the notes that the model has already.
     """
+    kept_as = _dtype(dtype)
     if model.config is None:
         raise ValueError(
             "this model was put together by hand: without a config it could not be rebuilt. "
@@ -65,7 +73,7 @@ def save(model: SetEncoder, folder: str | Path) -> Path:
         shutil.rmtree(left_behind)
     try:
         draft.mkdir()
-        _write(model, draft)
+        _write(model, draft, kept_as, "\n\n".join(part.strip() for part in (model.notes, notes) if part.strip()))
         if folder.exists():
             os.rename(folder, previous)
         os.rename(draft, folder)
@@ -97,6 +105,8 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
     model = _built(config, tokenizers, folder)
     _check_fit(model.state_dict(), weights, folder)
     model.load_state_dict(weights)
+    if (folder / CARD).is_file():
+        model.notes = notes_of((folder / CARD).read_text(encoding="utf-8", errors="replace"))
     return model.to(device).eval()
 
 
@@ -122,22 +132,45 @@ def read_config(folder: Path) -> ModelConfig:
     )  # fmt: skip
 
 
-def _write(model: SetEncoder, draft: Path) -> None:
+def _dtype(asked: torch.dtype | str | None) -> Literal["float32", "float16"]:
+    """The name of what weights are stored in."""
+    name = str(asked).removeprefix("torch.")
+    if asked is None or name == "float32":
+        return "float32"
+    if name == "float16":
+        return "float16"
+    raise ValueError(f"dtype: expected float16 or float32 (or None, which is that), got {asked!r}.")
+
+
+def _write(model: SetEncoder, draft: Path, dtype: Literal["float32", "float16"], notes: str) -> None:
     """All files of a checkpoint, on the disk for good."""
     from safetensors.torch import save_file
 
     assert model.config is not None
-    (draft / CONFIG).write_text(description(model.config, FORMAT) + "\n", encoding="utf-8")
-    (draft / CARD).write_text(model_card(model), encoding="utf-8")
+    config = model.config.model_copy(update={"weights_dtype": dtype})
+    (draft / CONFIG).write_text(description(config, FORMAT) + "\n", encoding="utf-8")
+    (draft / CARD).write_text(model_card(model, notes), encoding="utf-8")
     for tower, name in _tokenizer_names(model.config).items():
         reader = model.tower(tower).reader
         assert isinstance(reader, TextReader)
         reader.tokenizer.save(str(draft / name))
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    if dtype == "float16":
+        weights = {name: _halved(value) for name, value in weights.items()}
     save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
     for path in draft.iterdir():
         sync(path)
     sync(draft)
+
+
+def _halved(value: Tensor) -> Tensor:
+    """In half precision; as it is where that is no fraction, or where it is too large: a variance of BatchNorm may be
+    above 65504.
+    """
+    if value.dtype != torch.float32:
+        return value
+    half = value.half()
+    return half if bool(half.isfinite().all()) else value
 
 
 def _previous(folder: Path) -> Path:
@@ -163,7 +196,8 @@ def _discard(previous: Path, folder: Path) -> None:
     if not previous.exists():
         return
     for path in previous.iterdir():
-        ours = path.name in (CONFIG, WEIGHTS, CARD) or _TOKENIZER.fullmatch(path.name)
+        # Graphs among them: they are of the weights that were replaced.
+        ours = path.name in (CONFIG, WEIGHTS, CARD, ONNX) or _TOKENIZER.fullmatch(path.name) or path.suffix == ".onnx"
         if not ours and not (folder / path.name).exists():
             os.rename(path, folder / path.name)
     shutil.rmtree(previous)

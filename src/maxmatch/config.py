@@ -140,13 +140,16 @@ class GRU(Part):
     """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's.
 
     vector_width: where given, the vectors have this width and a learned projection brings them to word_width.
-    train_words: whether the vectors themselves are trained.
+    train_words: whether the vectors themselves are trained. word_scale: their deviation where they start at random.
+    own_words: so many of the first words have a learned vector beside, of word_width.
     """
 
     name: Literal["gru"] = "gru"
     word_width: Count = 300
     vector_width: Count | None = None
     train_words: bool = True
+    word_scale: Positive = 1.0
+    own_words: Annotated[int, Field(ge=0)] = 0
     directions: Literal["mean", "concatenate"] = "mean"
     dropout: Share = 0.1
 
@@ -200,6 +203,8 @@ class ModelConfig(Part):
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     pairing: list[int] | None = None
     pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
+    weights_dtype: Literal["float32", "float16"] = "float32"
+    """How the checkpoint keeps the weights. A model that was read computes in float32 in any case."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -61,8 +61,21 @@ class ImageTransform:
 
     def seen(self, source: Source) -> Image.Image:
         """The part of the picture that the model sees, in the size that it sees."""
-        image = load_image(source, at_least=round(self.size / _CROP))
+        image = load_image(source, at_least=self.kept_side)
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height))
+
+    @property
+    def kept_side(self) -> int:
+        """How long the short side is made before the middle is cut out."""
+        return round(self.size / _CROP)
+
+    def square(self, source: Source) -> Image.Image:
+        """The largest square in the middle of the picture, or all of it squashed, `kept_side` pixels long."""
+        image = load_image(source, at_least=self.kept_side)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        box = (0, 0, *image.size) if self.resize == "squash" else (left, top, left + side, top + side)
+        return image.resize((self.kept_side, self.kept_side), Image.Resampling.BILINEAR, box=box)
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a picture of this size that is kept: left, top, right, bottom. The rest is never resized, however
@@ -70,7 +83,7 @@ class ImageTransform:
         """
         if self.resize == "squash":
             return (0.0, 0.0, float(width), float(height))
-        short = round(self.size / _CROP)
+        short = self.kept_side
         scaled_width = max(short * width // min(width, height), 1)
         scaled_height = max(short * height // min(width, height), 1)
         left, top = round((scaled_width - self.size) / 2), round((scaled_height - self.size) / 2)

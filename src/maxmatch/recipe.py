@@ -63,19 +63,24 @@ class Data(Section):
     val_split: str = "val"
     captions_per_image: Count | None = None
     """The first so many; None for all."""
+    hold_out_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Training captions with any of these words are left out, validation's and all others are not: to measure how a
+    model does with words that it has never seen."""
 
     tokenizer: str = "words"
-    """"words", "wordpiece" (both learned from the training captions), "vectors" (the first words of `word_vectors`),
-    the backbone's own, "pretrained", or a path to a tokenizer.json."""
+    """"words", "wordpiece" (both learned from the training captions), "vectors" (the captions' words, then the first of
+    `word_vectors`), the backbone's own, "pretrained", or a path to a tokenizer.json."""
     min_count: Count = 4
-    """How often a word must occur ("words")."""
+    """How often a word of the captions must occur ("words", "vectors")."""
     vocabulary_size: Count = 8000
-    """How many pieces are learned ("wordpiece"), or how many words taken ("vectors")."""
+    """How many pieces are learned ("wordpiece"), or how many words there are in all ("vectors")."""
     max_length: Count = 128
     """Of a caption, in tokens."""
     word_vectors: str | None = None
     """A text file of GloVe that the words of a Bi-GRU start from, or "glove-6b-50d", which installs from PyPI."""
 
+    licence: str = ""
+    """What may be done with the data and what is learned from it, for the model card."""
     scenes: Scenes | None = None
     """Generate these where `path` is empty."""
 

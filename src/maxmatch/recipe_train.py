@@ -129,7 +129,8 @@ class Train(Section):
     compile: bool = False
     workers: Whole | None = None
     feed: Literal["auto", "resident", "mapped"] = "auto"
-    """Features: read into the device's memory once, or mapped from the disk."""
+    """resident: features are read into the device's memory once, and pictures decoded once, random crops then being
+    parts of the square in their middle. mapped: both come from the disk. auto: resident for features that fit."""
 
     size_augmentation: Share = 0.0
     """The share of the regions and of the words that is left out."""

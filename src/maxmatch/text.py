@@ -48,11 +48,15 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
 
     <pad> 0, <start> 1, <end> 2, <unk> 3, <mask> 4; every text becomes <start> … <end>.
     """
+    return vocabulary_tokenizer(frequent_words(captions, min_count), max_length)
+
+
+def frequent_words(captions: Iterable[str], min_count: int) -> list[str]:
+    """The words that occur at least `min_count` times in the captions, the frequent ones first."""
     counts: Counter[str] = Counter()
     for words in split_into_words(captions):
         counts.update(words)
-    frequent = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
-    return vocabulary_tokenizer(frequent, max_length)
+    return sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
 
 
 def vocabulary_tokenizer(words: Sequence[str], max_length: int = MAX_LENGTH) -> Tokenizer:

@@ -189,6 +189,17 @@ def test_every_model_of_the_pvse_table_can_be_made_from_a_base_of_our_own(data, 
     assert "image_slot_2_rsum" not in one_vector
 
 
+def test_sets_of_one_vector_and_of_eight_are_trained_and_measured(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sweep, "start", at_once)
+    code, said = run(capsys, *arguments(data, tmp_path / "out", "--json", target="sizes"))
+    assert code == 0
+    rows = json.loads(said.out)["rows"]
+    assert [row["title"] for row in rows] == [{"set size": f"K = {size}"} for size in (1, 2, 4, 8)]
+    for row, size in zip(rows, (1, 2, 4, 8), strict=True):
+        assert sum(name.startswith("text_slot_") for name in row["ours"]) == size
+        assert row["paper"] == {}
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

@@ -264,9 +264,10 @@ def test_pictures_are_decoded_by_workers():
     assert said == ["feed: pixels are decoded by 1 worker"]
 
 
-def test_pictures_cannot_stay_on_the_device():
-    with pytest.raises(ValueError, match=r"image are pictures.*feed='mapped'"):
-        choose_feed(*pictures(feature_split()), CPU, feed="resident")
+def test_pictures_stay_on_the_device_where_that_is_asked_for():
+    said = []
+    assert isinstance(choose_feed(*pictures(feature_split()), CPU, feed="resident", say=said.append), ResidentFeed)
+    assert said == ["feed: kept on the device, as asked for"]
 
 
 def test_only_pictures_are_cropped():

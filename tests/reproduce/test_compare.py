@@ -80,3 +80,16 @@ def test_on_coco_1k_and_5k_stand_beside_the_papers_and_others_methods_have_no_co
         said
     )
     assert [line for line in said if line == "Faster R-CNN + BERT"]
+
+
+def test_a_table_without_figures_of_the_paper_has_no_columns_for_them(tmp_path):
+    made = plan(target_called("sizes"), Options(["scenes"], tmp_path))
+    figures = {"i2t_r1": 60.0, "t2i_r1": 40.0, "rsum": 440.0}
+    said = lines_of(made, outcomes_for(made, lambda place: {**figures, "rsum": 440.0 + place}, failed=[3]))
+    assert said[1].split()[:7] == ["set", "size", "i→t", "R@1", "t→i", "R@1", "RSUM"]
+    assert said[4].split()[:6] == ["K", "=", "2", "60.0", "40.0", "441.0"]
+    assert said[6].split() == ["K", "=", "8", "failed"]
+    assert "paper_" not in "".join(column.name for column in table(made, outcomes_for(made, lambda _: figures)).columns)
+    notes = "\n".join(said[7:])
+    assert "Paper: on" not in notes
+    assert "Ours: changes to the recipe scenes, split test" in notes

@@ -181,3 +181,32 @@ def test_data_that_is_not_there_is_named(tmp_path):
         plan(target_called("ablation"), Options(["nowhere"], tmp_path))
     with pytest.raises(ValueError, match="flickr8k_maxmatch: says nothing of scenes"):
         plan(target_called("ablation"), Options(["scenes"], tmp_path, base="flickr8k_maxmatch"))
+
+
+def test_set_sizes_are_all_that_differs_and_the_bases_own_is_the_model_of_the_other_tables(tmp_path):
+    for base, data in ((None, "scenes"), ("flickr8k_maxmatch", str(tmp_path)), (None, str(tmp_path))):
+        options = Options([data], tmp_path, base=base)
+        made = plan(target_called("sizes"), options)
+        recipes = [planned.jobs[0].recipes[0] for planned in made.lines]
+        for recipe, size in zip(recipes, (1, 2, 4, 8), strict=True):
+            whole = recipe.model.resolved()
+            assert {tower.set_size for tower in whole.towers.values()} == {size}
+            assert recipe.model.similarity == "maxmatch"
+            same_towers = {
+                name: tower.model_copy(update={"set_size": 4})
+                for name, tower in recipes[2].model.resolved().towers.items()
+            }
+            assert {n: t.model_copy(update={"set_size": 4}) for n, t in whole.towers.items()} == same_towers
+            assert (recipe.objective, recipe.train, recipe.data) == (
+                recipes[2].objective,
+                recipes[2].train,
+                recipes[2].data,
+            )
+        ablation = plan(target_called("ablation"), options)
+        assert made.lines[2].jobs == ablation.lines[10].jobs
+
+
+def test_a_table_that_is_not_the_papers_says_so_and_shows_no_figures_of_the_paper(tmp_path):
+    target = target_called("sizes")
+    assert "Not a table of the paper" in target.about
+    assert not any(line.paper for line in target.lines)

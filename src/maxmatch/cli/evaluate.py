@@ -45,6 +45,12 @@ def evaluate(
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
     captions_per_image: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    words: Annotated[
+        str | None, typer.Option(help="Also captions with any of these words beside the others: snow,beach,…")
+    ] = None,
+    words_from: Annotated[
+        str | None, typer.Option(help="The same with the words that a recipe holds out of training.", metavar="RECIPE")
+    ] = None,
     save_sets: Annotated[
         Path | None, typer.Option(help="Keep what the model made of the split: a .safetensors file.")
     ] = None,
@@ -71,6 +77,8 @@ def evaluate(
       maxmatch evaluate runs/a coco --save-sets a.safetensors
 
       maxmatch evaluate a.safetensors b.safetensors --ensemble --json
+
+      maxmatch evaluate runs/held_out runs/small --words-from flickr8k_held_out
     """
     if sum((as_json, markdown, latex)) > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
@@ -78,6 +86,9 @@ def evaluate(
         raise typer.BadParameter(f"--save-sets: expected a name that ends in .safetensors, got {save_sets.name}.")
     names = _similarities(similarity or [])
     _check_label(paper)
+    from maxmatch.cli.words import asked_words, captions_with
+
+    wanted_words = asked_words(words, words_from)
     from maxmatch.cli.encoding import Wanted, encode_sources
     from maxmatch.cli.progress import say
     from maxmatch.cli.sources import divide
@@ -101,14 +112,27 @@ def evaluate(
     about |= {"images": len(encoded[0].groups[rows]), "captions": len(encoded[0].groups[columns])}
     theirs, note = _paper(paper, sources, about, lines)
     notes += note
+    by_word = None
+    if wanted_words:
+        from maxmatch.evaluation.words import by_words, words_data
+
+        by_word = by_words(lines, captions_with(wanted_words, sources, data, said, encoded[0]), bootstrap)
     if as_json:
         from maxmatch.evaluation.summary import as_data
 
+        if by_word is not None:
+            about["by_words"] = words_data(by_word, sorted(wanted_words))
         print(json.dumps(as_data(lines, theirs, **about, notes=notes), indent=2, ensure_ascii=False))
         return
     where = f"{about['data']}, {about['split']}: " if "data" in about else ""
     notes = [f"{where}{about['images']:,} images, {about['captions']:,} captions", *notes]
-    print(_shown(lines, theirs, notes, "markdown" if markdown else "latex" if latex else "text"))
+    style: Style = "markdown" if markdown else "latex" if latex else "text"
+    print(_shown(lines, theirs, notes, style))
+    if by_word is not None:
+        from maxmatch.evaluation.tables import render
+        from maxmatch.evaluation.words import words_table
+
+        print(f"\n{render(words_table(by_word), style)}")
 
 
 def _check_label(label: str | None) -> None:

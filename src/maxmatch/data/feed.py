@@ -54,8 +54,8 @@ def choose_feed(
     say: Callable[[str], object] = _log.info,
 ) -> Feed:
     """A `ResidentFeed` where there are no pictures to decode and the data takes no more than `fraction` of the memory
-    that is free on the device; else a `MappedFeed`. feed: which of the two, whatever the size. `say` is told which it
-    is, and why. The other options are those of the two feeds.
+    that is free on the device; else a `MappedFeed`. feed: which of the two, whatever the size; asked for, pictures stay
+    on the device too. `say` is told which it is, and why. The other options are those of the two feeds.
     """
     if feed not in ("auto", "resident", "mapped"):
         raise ValueError(f"feed: expected 'auto', 'resident' or 'mapped', got {feed!r}.")
@@ -65,8 +65,9 @@ def choose_feed(
     say(why)
     if resident:
         return ResidentFeed(
-            split, readers, device, captions=captions, drop=drop, dtype=dtype, report=report, progress=progress
-        )
+            split, readers, device, captions=captions, drop=drop, crops=crops, dtype=dtype, threads=workers,
+            report=report, progress=progress,
+        )  # fmt: skip
     return MappedFeed(split, readers, device, workers=workers, captions=captions, drop=drop, crops=crops, report=report)
 
 

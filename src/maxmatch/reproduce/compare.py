@@ -57,9 +57,10 @@ def _by_line(plan: Plan, outcomes: Outcomes) -> Table:
     names = plan.target.figures
     lines = [_figures(planned, outcomes) for planned in plan.lines]
     ours = [_known(name, [figures for line in lines for figures in line]) for name in names]
+    reported = [name for name in names if any(name in planned.line.paper for planned in plan.lines)]
     columns = [
         *(Column(heading, heading) for heading in plan.target.headings),
-        *(Column(_heading(name), f"paper_{name}", ".2f" if _is_rsum(name) else ".1f", "paper") for name in names),
+        *(Column(_heading(name), f"paper_{name}", ".2f" if _is_rsum(name) else ".1f", "paper") for name in reported),
         *(Column(_heading(name), name, ".1f", "ours") for name in dict.fromkeys(ours)),
         *(Column(heading, name, form, over) for name, heading, form, over in _COLLAPSE),
     ]
@@ -70,12 +71,12 @@ def _by_line(plan: Plan, outcomes: Outcomes) -> Table:
             group = planned.line.group
             rules.append(len(rows))
             rows.append([group, *[None] * (len(columns) - 1)])
-        cells: list[Cell] = [*planned.line.title, *(planned.line.paper.get(name) for name in names)]
+        cells: list[Cell] = [*planned.line.title, *(planned.line.paper.get(name) for name in reported)]
         cells += [_shown(found, name, ".1f") for name in dict.fromkeys(ours)]
         cells += [_shown(found, name, form) for name, _, form, _ in _COLLAPSE]
         failures = _failures(planned, outcomes)
         if failures and not found:
-            cells[len(planned.line.title) + len(names)] = "failed"
+            cells[len(planned.line.title) + len(reported)] = "failed"
         notes += [f"{_called(planned)}: {failure}" for failure in failures]
         rows.append(cells)
     return Table(columns, rows, [*_notes(plan, outcomes), *notes], rules)
@@ -139,7 +140,8 @@ def _notes(plan: Plan, outcomes: Outcomes) -> list[str]:
     data = "the recipes that ship" if plan.base is None else f"changes to the recipe {plan.base}"
     seeds = f"mean ± standard deviation over {plan.options.seeds} seeds" if plan.options.seeds > 1 else "one seed"
     notes = [f"{plan.target.label}: {plan.target.about}."]
-    notes += [f"Paper: on {measured}. Ours: {data}, split {', '.join(splits)}, {seeds}."] if splits else []
+    paper = f"Paper: on {measured}. " if any(planned.line.paper for planned in plan.lines) else ""
+    notes += [f"{paper}Ours: {data}, split {', '.join(splits)}, {seeds}."] if splits else []
     missing = dict.fromkeys(line.why_none for line in plan.lines if line.why_none)
     notes += [f"Not trained: {'; '.join(missing)}."] if missing else []
     return notes + ([_QUICK] if plan.options.quick else [])

@@ -90,8 +90,13 @@ def kind(recipe: Recipe) -> str:
 
 
 def _essence(recipe: Recipe) -> dict[str, Any]:
-    """A recipe without its names. Generated scenes are the same wherever they lie."""
+    """A recipe without its names and texts. Generated scenes are the same wherever they lie, and words that are not
+    held out make no difference.
+    """
     said: dict[str, Any] = recipe.model_dump(mode="json", exclude={"name", "description"})
+    del said["data"]["licence"]
+    if not recipe.data.hold_out_words:
+        del said["data"]["hold_out_words"]
     if recipe.data.scenes is not None:
         del said["data"]["path"]
     return said

@@ -78,17 +78,19 @@ class Plan:
 
 def plan(target: Target, options: Options) -> Plan:
     """The jobs of a target: each line's recipe, once for each seed."""
-    base = options.base if options.base is not None else SCENES if SCENES in options.data else None
+    elsewhere = options.base if options.base is not None else SCENES if SCENES in options.data else None
+    base = target.base if elsewhere is None else elsewhere
+    protocol: Protocol = "auto" if elsewhere is None and target.data == "coco" else "plain"
     lines = [line for line in target.lines if base is None or line.variant is not None]
 
     @cache  # most lines begin with the same file
     def load(name: str, *said: str) -> Recipe:
         return load_recipe(name, said)
 
-    return Plan(target, options, base, tuple(_planned(line, target, options, base, load) for line in lines))
+    return Plan(target, options, base, tuple(_planned(line, protocol, options, base, load) for line in lines))
 
 
-def _planned(line: Line, target: Target, options: Options, base: str | None, load: Load) -> PlannedLine:
+def _planned(line: Line, protocol: Protocol, options: Options, base: str | None, load: Load) -> PlannedLine:
     name = line.recipe if base is None else base
     if line.recipe is None or name is None:
         return PlannedLine(line)
@@ -99,7 +101,6 @@ def _planned(line: Line, target: Target, options: Options, base: str | None, loa
         return PlannedLine(line, why_none=f"no --data for {name}")
     recipe = _recipe(name, line.variant if base is not None else None, data, options, load)
     seeds = [recipe.model_copy(update={"seed": recipe.seed + place}) for place in range(options.seeds)]
-    protocol: Protocol = "auto" if base is None and target.data == "coco" else "plain"
     cells = options.out / CELLS
     jobs = tuple(single(cells, one, options.split, protocol) for one in seeds)
     if line.ensemble:

@@ -9,6 +9,7 @@ from maxmatch.evaluation.reported import LOSSES, OURS, Row, tables
 from maxmatch.reproduce.variants import MAXMATCH, MAXMATCH_ON_PVSE, MIL, PVSE, SETDIV, VSEPP, Variant
 
 SLOTS = 4  # in the paper's sets
+_SET_SIZES = (1, 2, 4, 8)
 _RESNET, _BIGRU, _BERT = "Resnet152 + Bi-GRU", "Faster R-CNN + Bi-GRU", "Faster R-CNN + BERT"
 _RECIPES = {_RESNET: "resnet152_bigru", _BIGRU: "region_bigru", _BERT: "region_bert"}
 
@@ -32,11 +33,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Target:
-    """A table or a figure of the paper."""
+    """A table or a figure of the paper, or one more of its kind."""
 
     name: str
     label: str
-    """In the paper's source."""
+    """In the paper's source; its name, where the paper has no such table."""
     about: str
     data: Literal["coco", "flickr30k"]
     """What the paper measured on."""
@@ -46,6 +47,8 @@ class Target:
     """Which of the paper's figures are shown, ours beside them."""
     kind: Literal["rows", "slots", "figure"] = "rows"
     """A line for each model, a column for each (tab:5), or a picture."""
+    base: str | None = None
+    """The recipe that lines are made from on the paper's data too; None where each has one that ships."""
 
 
 def targets() -> dict[str, Target]:
@@ -60,6 +63,7 @@ def targets() -> dict[str, Target]:
         _resnext("resnext", "coco", "coco", ("MS-COCO 1K Test Images", "MS-COCO 5K Test Images")),
         _resnext("resnext-flickr30k", "flickr30k", "f30k", ("Flickr30k Test Images",)),
         _pvse(),
+        _sizes(),
         _figure("tsne", "fig:tsne", "t-SNE of the vectors by slot and modality: MIL, smooth-Chamfer, MaxMatch", 3),
         _figure("heatmap", "fig:heatmap", "Mean cosines of slots with slots: MIL, smooth-Chamfer, MaxMatch", 3),
         _figure("qualitative", "fig:qualitative", "What each slot retrieves: smooth-Chamfer (Set Div), MaxMatch", 2),
@@ -160,6 +164,17 @@ def _pvse() -> Target:
     table = tables()["tab:PVSE"]
     lines = tuple(Line((row.method,), row.figures, *recipes.get(row.method, (None, None))) for row in table.rows)
     return Target("pvse", table.label, table.caption, "flickr30k", lines, figures=("i2t_r1", "t2i_r1", "rsum"))
+
+
+def _sizes() -> Target:
+    """Not of the paper, whose sets have four vectors. Of one vector ISD and Div are zero: there is no pair in it."""
+    base = "coco_region_bert"
+    lines = tuple(Line((f"K = {size}",), {}, base, Variant(set_size=size)) for size in _SET_SIZES)
+    about = (
+        "MaxMatch with K = 1, 2, 4, 8 vectors a set, all else equal. Not a table of the paper: it has no such figures"
+    )
+    figures = ("coco_5k_i2t_r1", "coco_5k_t2i_r1", "coco_5k_rsum")
+    return Target("sizes", "sizes", about, "coco", lines, ("set size",), figures, base=base)
 
 
 def _figure(name: str, label: str, about: str, models: int) -> Target:

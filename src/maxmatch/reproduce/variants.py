@@ -64,16 +64,19 @@ def changes(variant: Variant, base: Recipe) -> list[str]:
 def _model(variant: Variant, base: Recipe) -> list[str]:
     """The changes to head and set size, in a preset or in a whole config."""
     said = []
+    sizes = {tower: made.set_size for tower, made in base.model.resolved().towers.items()}
+    # A size that the base has already is not said again: it would be the same model by another recipe.
+    resized = [tower for tower, size in sizes.items() if variant.set_size not in (None, size)]
     if base.model.config is None:
         if variant.head == "pie":
             said.append("model.options.head=pie")
             said += [f"model.options.{option}=null" for option in _OF_A_SET_HEAD if option in base.model.options]
-        if variant.set_size is not None:
+        if resized:
             said.append(f"model.options.set_size={variant.set_size}")
         return said
     for tower in base.model.config.towers:
         if variant.head == "pie":
             said.append(f"model.config.towers.{tower}.head={{name: pie}}")
-        if variant.set_size is not None:
+        if tower in resized:
             said.append(f"model.config.towers.{tower}.set_size={variant.set_size}")
     return said

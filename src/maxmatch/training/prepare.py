@@ -10,16 +10,24 @@ from torch import Tensor
 
 from maxmatch.build import build_model
 from maxmatch.data.feed import Feed, choose_feed
+from maxmatch.data.held_out import hold_out
 from maxmatch.data.items import Split
 from maxmatch.data.loading import Say, load_data
 from maxmatch.data.transforms import Augmentation, RandomCrop, RandomMirror
+from maxmatch.encoders.backbone import weights_place
 from maxmatch.encoders.glove import PACKAGED, read_glove, read_words
 from maxmatch.evaluation.encoding import readers_for
 from maxmatch.model import SetEncoder
 from maxmatch.readers import FeatureReader, PixelReader
 from maxmatch.recipe import Data, Recipe
 from maxmatch.recipe_train import Train
-from maxmatch.text import load_tokenizer, train_wordpiece_tokenizer, vocabulary_tokenizer, word_tokenizer
+from maxmatch.text import (
+    frequent_words,
+    load_tokenizer,
+    train_wordpiece_tokenizer,
+    vocabulary_tokenizer,
+    word_tokenizer,
+)
 from maxmatch.training.distributed import Processes, first_alone
 
 
@@ -41,6 +49,8 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
     with first_alone(processes):
         dataset = load_data(recipe.data, say)
     train = dataset.split(recipe.data.train_split)
+    if recipe.data.hold_out_words:
+        train = hold_out(train, recipe.data.hold_out_words, say)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training goes on without validation")
@@ -103,7 +113,9 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
     if data.tokenizer == "vectors":
         if data.word_vectors is None:
             raise ValueError("data.tokenizer: 'vectors' takes its words from data.word_vectors, which is not given.")
-        return vocabulary_tokenizer(read_words(_expanded(data.word_vectors), data.vocabulary_size), data.max_length)
+        known = read_words(_expanded(data.word_vectors), data.vocabulary_size)
+        words = dict.fromkeys([*frequent_words(captions, data.min_count), *known])
+        return vocabulary_tokenizer(list(words)[: data.vocabulary_size], data.max_length)
     if data.tokenizer == "wordpiece":
         return train_wordpiece_tokenizer(captions, data.vocabulary_size, data.max_length)
     if data.tokenizer == "pretrained":
@@ -130,8 +142,9 @@ def _fetched_tokenizer(name: str | None) -> Path:
             "data.tokenizer: 'pretrained' is the backbone's own, but the model names no pretrained backbone. "
             "Take 'wordpiece', or give the path of a tokenizer.json."
         )
-    if Path(name).is_dir():
-        return Path(name) / "tokenizer.json"
+    place = weights_place(name)
+    if Path(place).is_dir():
+        return Path(place) / "tokenizer.json"
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(name, "tokenizer.json"))
+    return Path(hf_hub_download(place, "tokenizer.json"))
