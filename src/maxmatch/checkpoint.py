@@ -31,6 +31,7 @@ from maxmatch.config import SCHEMA_VERSION, ModelConfig
 from maxmatch.described import description, read_described
 from maxmatch.files import sync
 from maxmatch.model import SetEncoder
+from maxmatch.onnx_folder import FILE as ONNX
 from maxmatch.readers import TextReader
 from maxmatch.shipped import SHIPPED, shipped_model, shipped_names
 from maxmatch.text import load_tokenizer
@@ -197,7 +198,8 @@ def _discard(previous: Path, folder: Path) -> None:
     if not previous.exists():
         return
     for path in previous.iterdir():
-        ours = path.name in (CONFIG, WEIGHTS, CARD) or _TOKENIZER.fullmatch(path.name)
+        # Graphs among them: they are of the weights that were replaced.
+        ours = path.name in (CONFIG, WEIGHTS, CARD, ONNX) or _TOKENIZER.fullmatch(path.name) or path.suffix == ".onnx"
         if not ours and not (folder / path.name).exists():
             os.rename(path, folder / path.name)
     shutil.rmtree(previous)

@@ -7,29 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_SET_SIZE = 16
+from maxmatch.set_checks import NotFiniteError as NotFiniteError
+from maxmatch.set_checks import check_set_size, check_sets, shape_of
+from maxmatch.set_checks import refuse_not_finite as refuse_not_finite
+
 _UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
 _SAMPLE = 64
-_BLOCK = 4096
 
 
 class NotUnitLength(UserWarning):
     """Vectors whose norm is not 1 were given where cosines are meant."""
-
-
-class NotFiniteError(ValueError):
-    """NaN or infinite values came."""
-
-
-def _shape(array: Tensor | np.ndarray) -> str:
-    return "×".join(map(str, array.shape)) or "a scalar"
-
-
-def is_floating(array: Tensor | np.ndarray) -> bool:
-    """Whether the array holds floating-point numbers."""
-    if isinstance(array, Tensor):
-        return array.is_floating_point()
-    return bool(np.issubdtype(array.dtype, np.floating))
 
 
 def as_tensor(array: Tensor | np.ndarray) -> Tensor:
@@ -37,30 +24,6 @@ def as_tensor(array: Tensor | np.ndarray) -> Tensor:
     if isinstance(array, Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else np.array(array))
-
-
-def check_sets(name: str, sets: Tensor | np.ndarray) -> None:
-    """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors a set."""
-    if sets.ndim != 3:
-        raise ValueError(
-            f"{name}: expected sets of shape (items, vectors, width), got {_shape(sets)}. "
-            f"For one set use {name}[None]; for one vector an item use {name}[:, None]."
-        )
-    if not is_floating(sets):
-        raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert with .float().")
-    size, width = sets.shape[1:]
-    if size == 0 or width == 0:
-        raise ValueError(f"{name}: sets of {size} vectors of width {width} are empty; give at least one of each.")
-    check_set_size(name, size)
-
-
-def check_set_size(name: str, size: int) -> None:
-    """Refuse sets of more vectors than the matching is made for."""
-    if size > MAX_SET_SIZE:
-        raise ValueError(
-            f"{name}: sets of {size} vectors; matching is made for at most {MAX_SET_SIZE}. "
-            "Use fewer vectors an item, or the similarity 'maxsim' from a multi-vector library for token-level sets."
-        )
 
 
 def check_pair(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> None:
@@ -82,9 +45,9 @@ def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
         return
     if mask.dtype != torch.bool or tuple(mask.shape) != shape:
         raise ValueError(
-            f"{name}: expected a boolean mask of shape {shape} (True = real), got {mask.dtype} {_shape(mask)}."
+            f"{name}: expected a boolean mask of shape {shape} (True = real), got {mask.dtype} {shape_of(mask)}."
         )
-    if not bool(mask.any(-1).all()):
+    if not torch.compiler.is_exporting() and not bool(mask.any(-1).all()):
         item = [int(i) for i in (~mask.any(-1)).nonzero()[0]]
         raise ValueError(f"{name}: item {item} has no vector left (its mask is all False). Leave such items out.")
 
@@ -93,7 +56,7 @@ def check_cosine_shape(cosines: Tensor) -> None:
     """Refuse what is not a batch of cosine matrices (..., K, L)."""
     if cosines.ndim < 2 or not cosines.is_floating_point():
         raise ValueError(
-            f"cosines: expected floating-point matrices (..., K, L), got {cosines.dtype} of shape {_shape(cosines)}."
+            f"cosines: expected floating-point matrices (..., K, L), got {cosines.dtype} of shape {shape_of(cosines)}."
         )
     rows, columns = cosines.shape[-2:]
     if rows == 0 or columns == 0:
@@ -108,20 +71,6 @@ def check_cosines_finite(cosines: Tensor) -> None:
         raise NotFiniteError(
             f"cosines: not finite at {block}. Exclude vectors with row_mask and col_mask, not with inf."
         )
-
-
-def refuse_not_finite(name: str, sets: Tensor | np.ndarray, mask: Tensor | None = None) -> None:
-    """Raise if any value of a real vector is NaN or infinite, naming the first item that has one."""
-    for start in range(0, len(sets), _BLOCK):
-        bad = ~torch.isfinite(as_tensor(sets[start : start + _BLOCK])).all(2)
-        if mask is not None:
-            bad &= mask[start : start + _BLOCK].to(bad.device)
-        bad = bad.any(1)
-        if bool(bad.any()):
-            raise NotFiniteError(
-                f"{name}: item {start + int(bad.nonzero()[0])} holds NaN or infinite values. "
-                "Find what made them (a zero vector that was normalised?) or leave such items out."
-            )
 
 
 def range_of_norms(sets: Tensor | np.ndarray, mask: Tensor | None) -> Tensor:
@@ -148,8 +97,8 @@ def check_positive(scores: Tensor, positive: Tensor) -> None:
     """Refuse scores that are no matrix and a `positive` that does not go with them."""
     if scores.ndim != 2 or positive.dtype != torch.bool or positive.shape != scores.shape:
         raise ValueError(
-            f"expected scores (images, captions) and a boolean `positive` of the same shape, got {_shape(scores)} "
-            f"and {positive.dtype} {_shape(positive)}."
+            f"expected scores (images, captions) and a boolean `positive` of the same shape, got {shape_of(scores)} "
+            f"and {positive.dtype} {shape_of(positive)}."
         )
 
 
@@ -157,21 +106,23 @@ def check_width(name: str, features: Tensor, axes: tuple[str, ...], width: int) 
     """Refuse features of another number of axes or another width than the model was made for."""
     if features.ndim != len(axes) + 1 or features.shape[-1] != width:
         raise ValueError(
-            f"{name}: expected shape ({', '.join(axes)}, {width}), got {_shape(features)}. "
+            f"{name}: expected shape ({', '.join(axes)}, {width}), got {shape_of(features)}. "
             f"Give features of width {width}, or build the model for theirs."
         )
 
 
 def check_ids(ids: Tensor, vocabulary_size: int | None, max_length: int | None = None) -> None:
-    """Refuse what is not a batch of token ids. On a GPU, where a look at them would wait, only the shape is checked."""
+    """Refuse what is not a batch of token ids. Only the shape is checked on a GPU, where a look at them would wait, and
+    while a graph is exported, which has no values yet.
+    """
     if ids.ndim != 2 or ids.shape[1] == 0 or ids.is_floating_point():
-        raise ValueError(f"ids: expected token ids (items, tokens), got {ids.dtype} of shape {_shape(ids)}.")
+        raise ValueError(f"ids: expected token ids (items, tokens), got {ids.dtype} of shape {shape_of(ids)}.")
     if max_length is not None and ids.shape[1] > max_length:
         raise ValueError(
             f"ids: {ids.shape[1]} tokens, but the model takes at most {max_length}. "
             f"Load the tokenizer with max_length={max_length}."
         )
-    if vocabulary_size is None or ids.device.type != "cpu" or not ids.numel():
+    if vocabulary_size is None or ids.device.type != "cpu" or torch.compiler.is_exporting() or not ids.numel():
         return
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary_size:
         raise ValueError(
@@ -197,6 +148,6 @@ def check_images(images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(
             f"images: expected normalised pixels (items, channels, height, width) in floating point, "
-            f"got {images.dtype} of shape {_shape(images)}. "
+            f"got {images.dtype} of shape {shape_of(images)}. "
             "For one image use images[None]; for bytes use the model's transform first."
         )

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
 
 Source = str | Path | bytes | Image.Image | np.ndarray
 Channels = tuple[float, float, float]
@@ -48,8 +49,14 @@ class ImageTransform:
     mean: Channels
     std: Channels
 
-    def __call__(self, source: Source) -> Float[Tensor, "3 {self.size} {self.size}"]:
-        """The picture as the model takes it."""
+    def __call__(self, source: Source) -> "torch.Tensor":
+        """The picture as the model takes it, (3, size, size)."""
+        import torch
+
+        return torch.from_numpy(self.pixels(source))
+
+    def pixels(self, source: Source) -> Float[np.ndarray, "3 {self.size} {self.size}"]:
+        """The same as an array; needs no torch."""
         return normalised(self.seen(source), self.mean, self.std)
 
     def seen(self, source: Source) -> Image.Image:
@@ -84,10 +91,11 @@ class ImageTransform:
         return (left * x, top * y, (left + self.size) * x, (top + self.size) * y)
 
 
-def normalised(image: Image.Image, mean: Channels, std: Channels) -> Float[Tensor, "3 height width"]:
+def normalised(image: Image.Image, mean: Channels, std: Channels) -> Float[np.ndarray, "3 height width"]:
     """(pixel − mean)/std for each channel, pixels from 0 to 1."""
-    pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).movedim(2, 0)
-    return ((pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]).contiguous()
+    pixels = np.moveaxis(np.asarray(image, dtype=np.float32) / 255, 2, 0)
+    shift, scale = (np.array(values, np.float32)[:, None, None] for values in (mean, std))
+    return np.ascontiguousarray((pixels - shift) / scale)
 
 
 def load_image(source: Source, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:

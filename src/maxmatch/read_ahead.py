@@ -7,15 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from maxmatch.images import ImageError
-from maxmatch.readers import Reader
-from maxmatch.types import Inputs
 
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
 _PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
 _READERS = 4  # batches read at once while the model works
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """What is asked of a `Reader` here. What it collates may be tensors or arrays: this module knows no torch."""
+
+    def read(self, item: Any) -> Any:
+        """One item, checked."""
+        ...
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        """A batch of items that were read."""
+        ...
 
 
 @dataclass(frozen=True, order=True)
@@ -30,11 +41,12 @@ class Batch(NamedTuple):
     """What was read of some items: where they stand in the input, the encoder's inputs, and what could not be read."""
 
     places: list[int]
-    inputs: Inputs | None
+    inputs: Any
+    """What the reader has collated; None where nothing could be read."""
     skipped: list[Skipped]
 
 
-def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: bool) -> Batch:
+def _read(reader: Reads, items: Sequence[Any], places: Sequence[int], skip: bool) -> Batch:
     """A batch of items; those that cannot be read are named."""
     good, skipped = {}, []
     for place in places:
@@ -49,7 +61,7 @@ def _read(reader: Reader, items: Sequence[Any], places: Sequence[int], skip: boo
 
 
 def read_ahead(
-    reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
+    reader: Reads, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
 ) -> Iterator[Batch]:
     """The batches in order, the next few being read in `workers` threads while the model works on one."""
     workers = workers or min(_READERS, os.cpu_count() or 1)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from maxmatch.images import ImageTransform, describe
-from maxmatch.text import encode
+from maxmatch.text import as_text, encode
 from maxmatch.types import Inputs
 
 
@@ -95,9 +95,7 @@ class TextReader:
 
     def read(self, item: Any) -> str:
         """The text itself; an empty one is a text too."""
-        if not isinstance(item, str):
-            raise ValueError(f"expected a text, got {type(item).__name__}. Convert it with str().")
-        return item.encode("utf-8", "replace").decode("utf-8")  # a lone half of a surrogate pair is no text
+        return as_text(item)
 
     def collate(self, items: Sequence[str]) -> Inputs:
         """Token ids, padded to the longest text."""

@@ -7,12 +7,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_LENGTH = 128
 WORD_SPECIALS = ("<pad>", "<start>", "<end>", "<unk>", "<mask>")
@@ -28,10 +30,17 @@ class TextTruncated(UserWarning):
 
 
 class Tokens(NamedTuple):
-    """The token ids of B texts, padded on the right, and which of them are real."""
+    """The token ids (B, N) of B texts, padded on the right, and which of them are real."""
 
-    ids: Int[Tensor, "B N"]
-    mask: Bool[Tensor, "B N"]
+    ids: "torch.Tensor"
+    mask: "torch.Tensor"
+
+
+class TokenArrays(NamedTuple):
+    """The same as arrays."""
+
+    ids: Int[np.ndarray, "B N"]
+    mask: Bool[np.ndarray, "B N"]
 
 
 def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int = MAX_LENGTH) -> Tokenizer:
@@ -121,7 +130,22 @@ def load_tokenizer(path: str | Path, max_length: int | None = None) -> Tokenizer
     return _limit(tokenizer, padding, max_length)
 
 
+def as_text(item: object) -> str:
+    """A text that can be encoded; an empty one is a text too. Refused: what is no text."""
+    if not isinstance(item, str):
+        raise ValueError(f"expected a text, got {type(item).__name__}. Convert it with str().")
+    return item.encode("utf-8", "replace").decode("utf-8")  # a lone half of a surrogate pair is no text
+
+
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
+    """`encode_arrays`, as tensors."""
+    import torch
+
+    ids, mask = encode_arrays(tokenizer, texts)
+    return Tokens(torch.from_numpy(ids), torch.from_numpy(mask))
+
+
+def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenArrays:
     """The ids of a batch of texts, padded to the longest. What is longer than the tokenizer's maximum is cut, with a
     warning; the same warning each time, so that Python shows it once. An empty text still gives a token.
     """
@@ -134,13 +158,13 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
             stacklevel=2,
         )
     if not encodings:
-        return Tokens(torch.empty(0, 0, dtype=torch.long), torch.empty(0, 0, dtype=torch.bool))
-    ids = torch.tensor([encoding.ids for encoding in encodings], dtype=torch.long)
-    mask = torch.tensor([encoding.attention_mask for encoding in encodings], dtype=torch.bool)
+        return TokenArrays(np.empty((0, 0), np.int64), np.empty((0, 0), np.bool_))
+    ids = np.array([encoding.ids for encoding in encodings], np.int64)
+    mask = np.array([encoding.attention_mask for encoding in encodings], np.bool_)
     if not ids.shape[1]:  # only empty texts, and a tokenizer that adds no special tokens
-        ids, mask = ids.new_full((len(ids), 1), (tokenizer.padding or {})["pad_id"]), mask.new_ones(len(ids), 1)
+        ids, mask = np.full((len(ids), 1), (tokenizer.padding or {})["pad_id"]), np.ones((len(ids), 1), np.bool_)
     mask[:, 0] = True
-    return Tokens(ids, mask)
+    return TokenArrays(ids, mask)
 
 
 def _split_into_words(tokenizer: Tokenizer) -> None:

@@ -1,13 +1,53 @@
 """The model that a command names, on the device that it is to work on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from maxmatch.shipped import SHIPPED, shipped_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from maxmatch.model import SetEncoder
+    from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
+
+
+Runtime = Literal["auto", "torch", "onnx"]
+RuntimeOption = Annotated[
+    Runtime, typer.Option(help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx).")
+]
+
+
+def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", modality: str | None = None) -> "Model":
+    """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs, and then without torch,
+    which takes longer to load than the search takes; else as `load_model`. A device other than the CPU is torch's.
+    """
+    from importlib.util import find_spec
+
+    from maxmatch.onnx_folder import FILE
+
+    folder = Path(_checkpoint(name)).expanduser()
+    folder = folder if folder.is_dir() else shipped_model(name) or folder
+    if runtime == "auto":
+        there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
+        runtime = "onnx" if there else "torch"
+    if runtime == "torch":
+        return load_model(name, device, modality)
+    if device not in (None, "cpu"):
+        raise typer.BadParameter(f"--runtime onnx works on the CPU, not on {device}: leave one of the two out")
+    from maxmatch.onnx_runtime import OnnxEncoder
+
+    model = OnnxEncoder.from_folder(folder)
+    _check_modality(name, model.towers, modality)
+    return model
+
+
+def _check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
+    if modality is not None and modality not in towers:
+        raise ValueError(f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose --modality.")
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
@@ -20,8 +60,7 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = SetEncoder.from_pretrained(_checkpoint(name), device=place)
-    if modality is not None and modality not in model.towers:
-        raise ValueError(f"{name}: this model reads {', '.join(model.towers)}, not {modality}. Choose --modality.")
+    _check_modality(name, model.towers, modality)
     return model
 
 
@@ -56,7 +95,9 @@ def _noted(name: str) -> str:
     return str(shipped_model(name) or name)
 
 
-def model_of(index: "SetIndex", folder: Path, name: str | None, device: str | None) -> "SetEncoder":
+def model_of(
+    index: "SetIndex", folder: Path, name: str | None, device: str | None, runtime: Runtime = "auto"
+) -> "Model":
     """The model of an index, where it was when the index was made, or where the user says; another one is refused."""
     from maxmatch.search.identity import model_identity
     from maxmatch.search.origin import read_origin
@@ -71,7 +112,7 @@ def model_of(index: "SetIndex", folder: Path, name: str | None, device: str | No
         return found
     wanted = name or (_noted(origin.model) if origin else "")
     try:
-        model = load_model(wanted, device)
+        model = load_for_search(wanted, device, runtime)
     except (OSError, ValueError) as error:
         if name is not None:
             raise

@@ -16,6 +16,7 @@ from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
+from maxmatch.cli.export import export
 from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.search import search
 from maxmatch.cli.serve import serve
@@ -35,6 +36,7 @@ app.command()(evaluate)
 app.command()(analyse)
 app.command()(reproduce)
 app.command()(encode)
+app.command()(export)
 app.command()(search)
 app.command()(serve)
 app.command()(doctor)

@@ -3,26 +3,28 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from maxmatch.cli.loading import Runtime, default_model, load_for_search
 from maxmatch.cli.progress import say
 
 if TYPE_CHECKING:
-    from maxmatch.model import SetEncoder
+    from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
 
 _SHOWN = 10
 
 
-def open_folder(folder: Path, model: str | None, device: str | None) -> "tuple[SetIndex, SetEncoder]":
+def open_folder(
+    folder: Path, model: str | None, device: str | None, runtime: Runtime = "auto"
+) -> "tuple[SetIndex, Model]":
     """The index of a folder of photos, up to date, and its model."""
     from tqdm import tqdm
 
-    from maxmatch.cli.loading import default_model, load_model
     from maxmatch.data.items import IMAGE
     from maxmatch.search.photos import UNREADABLE, open_photos, place_of, sync
 
     if not folder.expanduser().is_dir():
         raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
-    encoder = load_model(model or default_model(), device, IMAGE)
+    encoder = load_for_search(model or default_model(), device, runtime, IMAGE)
     place = place_of(folder, encoder)
     index = open_photos(place, encoder)
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from maxmatch.cli.loading import RuntimeOption
 from maxmatch.cli.progress import plain
 
 if TYPE_CHECKING:
     from maxmatch.cli.previews import Way
-    from maxmatch.model import SetEncoder
     from maxmatch.search.hit import Hit
+    from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
 
 
@@ -41,6 +42,7 @@ def search(
             show_default=False,
         ),
     ] = None,
+    runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
     """Find the items of an index, or the photos in a folder, that are nearest to a text or to a picture.
@@ -74,10 +76,10 @@ def search(
     way = _way(preview, as_json or paths)
     photos = folder.expanduser().is_dir() and not is_index(folder.expanduser())
     if photos:
-        opened, encoder = open_folder(folder, model, device)
+        opened, encoder = open_folder(folder, model, device, runtime)
     else:
         opened = SetIndex.open(folder)
-        encoder = model_of(opened, folder, model, device)
+        encoder = model_of(opened, folder, model, device, runtime)
     with opened:
         hits = _found(opened, encoder, query, image, k, where, exact)
     if photos:
@@ -101,7 +103,7 @@ def search(
 
 
 def _found(
-    index: "SetIndex", model: "SetEncoder", query: str, image: Path | None, k: int, where: str | None, exact: bool
+    index: "SetIndex", model: "Model", query: str, image: Path | None, k: int, where: str | None, exact: bool
 ) -> "list[Hit]":
     from maxmatch.search.parts import parse_query, search_parts
 

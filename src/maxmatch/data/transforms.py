@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from maxmatch.images import DRAFT, Channels, ImageTransform, Source, load_image, normalised
 
@@ -42,7 +42,7 @@ class RandomCrop:
         image = image.crop(box).resize((self.size, self.size), Image.Resampling.BILINEAR)
         if generator.random() < self.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return normalised(image, self.mean, self.std)
+        return from_numpy(normalised(image, self.mean, self.std))
 
     def _at_least(self) -> int:
         """Evaluation sees seven eighths of the short side; a part may be as small as a quarter of it, and must have

@@ -58,7 +58,7 @@ class ConvEncoder(Freezable):
             local=self.local_projection(cells),
             mask=mask,
             pooled=self.pooled_projection(self.pooling(cells, mask)),
-            positions=positions.expand(len(cells), -1, -1),
+            positions=positions.expand(cells.shape[0], -1, -1),
             grid=(rows, columns),
         )
 

@@ -68,7 +68,7 @@ class SetHead(nn.Module):
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items. Their attention is the last block's, averaged over its heads."""
-        slots = self.slots.expand(len(features.local), -1, -1)
+        slots = self.slots.expand(features.local.shape[0], -1, -1)
         context = self.block.context(features)
         for _ in range(self.depth):
             slots, weights = self.block(slots, context)

@@ -8,7 +8,6 @@ blocks and give, for each row, its column. Among matchings of equal total the le
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from maxmatch.checks import check_cosine_shape, check_cosines_finite, check_mask
@@ -168,6 +167,8 @@ def _by_subsets(cosines: Tensor, counts: Tensor) -> Tensor:
 
 def _by_hungarian(cosines: Tensor, counts: Tensor) -> Tensor:
     """SciPy's solver, problem by problem on the CPU; where optima tie, the lexicographically first is sought."""
+    from scipy.optimize import linear_sum_assignment  # half a second, which no smaller set should wait for
+
     blocks = cosines.permute(2, 0, 1).double().cpu().numpy()
     chosen = np.stack([linear_sum_assignment(block, maximize=True)[1] for block in blocks])
     for index in np.flatnonzero(_has_ties(blocks, chosen, counts.cpu().numpy())):
@@ -195,6 +196,8 @@ def _has_ties(blocks: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> np.
 
 def _first_optimum(block: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The lexicographically first matching with the total of `chosen`: row by row the smallest column that keeps it."""
+    from scipy.optimize import linear_sum_assignment
+
     size = len(chosen)
     total = block[np.arange(size), chosen].sum()
     first: list[int] = []

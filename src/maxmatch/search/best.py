@@ -1,16 +1,15 @@
 """The best items of each query: scored by the index's similarity, with the matching that each score is made of."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from maxmatch.checks import as_tensor
-from maxmatch.matching.assignment import assign_planes, maximal_assignment
-from maxmatch.matching.scoring import top_hits
+from maxmatch.matching.arrays import LARGEST, SCORES, assign, cosine_planes, matched
 from maxmatch.search.engine import Found
+
+_FEW = 2**14  # pairs that NumPy has scored long before torch would be loaded
 
 
 class Best(NamedTuple):
@@ -26,7 +25,7 @@ class Best(NamedTuple):
     """JSON texts, where the engine gave them along."""
 
 
-def best_of_all(queries: Tensor, blocks: Iterable[Found], k: int, similarity: str) -> list[Best]:
+def best_of_all(queries: np.ndarray, blocks: Iterable[Found], k: int, similarity: str) -> list[Best]:
     """The k best of each query (n, L, D) among all items, block after block."""
     count, slots, _ = queries.shape
     best = _Running(
@@ -62,22 +61,71 @@ def _merged(first: _Running, second: _Running, k: int) -> _Running:
     return _Running(*flat, *deep)
 
 
-def _scored(queries: Tensor, found: Found, k: int, similarity: str) -> _Running:
+def _scored(queries: np.ndarray, found: Found, k: int, similarity: str) -> _Running:
     """The k best of each query among the same items."""
     order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
     in_order = bool((order[1:] > order[:-1]).all())
     vectors = np.asarray(found.vectors if in_order else found.vectors[order], dtype=np.float32)
-    sets = as_tensor(vectors).view(len(order), -1, queries.shape[2])
-    hits = top_hits(queries, sets, k, similarity)
-    cosines = torch.einsum("nld,nmkd->nmlk", queries, sets[hits.indices])
-    partners = maximal_assignment(cosines)
-    matched = cosines.gather(3, partners.clamp(min=0)[..., None])[..., 0].masked_fill(partners < 0, 0.0)
-    places = order[hits.indices.numpy()]
+    sets = vectors.reshape(len(order), -1, queries.shape[2])
+    alone = _without_torch(len(queries) * len(sets), queries.shape[1], sets.shape[1])
+    scores, chosen = (_few_hits if alone else _many_hits)(queries, sets, k, similarity)
+    products = queries[:, None] @ sets[chosen].transpose(0, 1, 3, 2)
+    planes = products.transpose(2, 3, 0, 1).reshape(queries.shape[1], sets.shape[1], -1)
+    partners = _assigned(planes)
+    by_hit = (*chosen.shape, queries.shape[1])
+    places = order[chosen]
     ids = np.array(found.ids, object)[places]
-    return _Running(hits.scores.numpy(), found.added[places], ids, partners.numpy(), matched.numpy())
+    cosines = matched(planes, partners)
+    return _Running(scores, found.added[places], ids, partners.T.reshape(by_hit), cosines.T.reshape(by_hit))
 
 
-def best_of_each(queries: Tensor, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
+def scores_of(query: np.ndarray, sets: np.ndarray, similarity: str) -> np.ndarray:
+    """The scores (n,) of one query (L, D) with sets (n, K, D)."""
+    if _without_torch(len(sets), query.shape[0], sets.shape[1]):
+        return SCORES[similarity](cosine_planes(query[None], sets))
+    import torch
+
+    from maxmatch.matching.similarity import SIMILARITIES
+
+    return SIMILARITIES[similarity](torch.tensor(query)[None], torch.tensor(sets))[0].numpy()
+
+
+def _without_torch(pairs: int, *sizes: int) -> bool:
+    """Whether NumPy scores: a few pairs are not worth loading torch for, which takes seconds. Once it is loaded, torch
+    scores them, too, so that scores are those of `maxmatch.top_hits` to the last bit.
+    """
+    return "torch" not in sys.modules and pairs <= _FEW and max(sizes) <= LARGEST
+
+
+def _few_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -> tuple[np.ndarray, np.ndarray]:
+    """As `maxmatch.top_hits`: scores and places."""
+    scores = SCORES[similarity](cosine_planes(queries, sets)).reshape(len(queries), len(sets))
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, chosen, 1), chosen
+
+
+def _many_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+
+    from maxmatch.checks import as_tensor
+    from maxmatch.matching.scoring import top_hits
+
+    hits = top_hits(torch.from_numpy(queries), as_tensor(sets), k, similarity)
+    return hits.scores.numpy(), hits.indices.numpy()
+
+
+def _assigned(planes: np.ndarray) -> np.ndarray:
+    """The matching of each pair, (L, pairs)."""
+    if _without_torch(planes.shape[2], *planes.shape[:2]):
+        return assign(planes)
+    import torch
+
+    from maxmatch.matching.assignment import assign_planes
+
+    return assign_planes(torch.from_numpy(planes)).numpy()
+
+
+def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
     """The k best of each query (n, K, D) among its own candidates."""
     if similarity != "maxmatch":
         alone = [
@@ -89,19 +137,19 @@ def best_of_each(queries: Tensor, candidates: Sequence[Found], k: int, similarit
     size = queries.shape[1]
     ends = np.cumsum([0] + [len(found.ids) for found in candidates])
     planes = np.empty((size, size, ends[-1]), np.float32)
-    for query, found, begin, end in zip(queries.numpy(), candidates, ends[:-1], ends[1:], strict=True):
+    for query, found, begin, end in zip(queries, candidates, ends[:-1], ends[1:], strict=True):
         vectors = found.vectors.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
         planes[:, :, begin:end] = (query @ vectors.T).reshape(size, end - begin, size).transpose(0, 2, 1)
-    partners = assign_planes(torch.from_numpy(planes)).numpy()
-    matched = np.take_along_axis(planes, partners[:, None], 1)[:, 0]
-    scores = np.exp(matched).mean(0) - 1
+    partners = _assigned(planes)
+    cosines = matched(planes, partners)
+    scores = np.exp(cosines).mean(0) - 1
     best = []
     for found, begin, end in zip(candidates, ends[:-1], ends[1:], strict=True):
         order = np.lexsort((found.added, -scores[begin:end]))[:k]
         rows = begin + order
         ids = [found.ids[place] for place in order]
         texts = None if found.metadata is None else [found.metadata[place] for place in order]
-        best.append(Best(ids, scores[rows], partners[:, rows].T, matched[:, rows].T, texts))
+        best.append(Best(ids, scores[rows], partners[:, rows].T, cosines[:, rows].T, texts))
     return best
 
 

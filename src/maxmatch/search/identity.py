@@ -1,18 +1,56 @@
 """Which model made a set: its name in an index is a hash of its weights, so that no other model's sets come in."""
 
 import hashlib
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-import torch
-
-from maxmatch.model import SetEncoder
+from maxmatch.config import ModelConfig
 
 
-def model_identity(model: SetEncoder | str) -> str:
-    """A hash of a model's weights; a string (a hash noted earlier, or the name of a foreign model) is given back."""
+@runtime_checkable
+class Model(Protocol):
+    """What search needs of a model: a `SetEncoder`, or the same run by ONNX Runtime (`maxmatch.onnx_runtime`)."""
+
+    dim: int
+    similarity_name: str
+    config: ModelConfig | None
+
+    @property
+    def set_sizes(self) -> dict[str, int]:
+        """K of each tower."""
+        ...
+
+    def encode_images(
+        self,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
+        """The sets of pictures."""
+        ...
+
+    def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> Any:
+        """The sets of texts."""
+        ...
+
+
+def model_identity(model: Model | str) -> str:
+    """A hash of a model's weights; a string (a hash noted earlier, or the name of a foreign model) is given back. What
+    was exported from a model says its identity itself.
+    """
     if isinstance(model, str):
         if not model.strip():
             raise ValueError("model: expected a SetEncoder, its hash or a name, got an empty text.")
         return model
+    noted = getattr(model, "identity", None)
+    if isinstance(noted, str):
+        return noted
+    import torch
+
+    from maxmatch.model import SetEncoder
+
+    assert isinstance(model, SetEncoder)
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -20,7 +58,7 @@ def model_identity(model: SetEncoder | str) -> str:
     return digest.hexdigest()
 
 
-def check_same_model(known: str | None, model: SetEncoder | str | None) -> None:
+def check_same_model(known: str | None, model: Model | str | None) -> None:
     """Refuse the sets of another model than an index was made for. What is not known is not compared."""
     if known is None or model is None:
         return
@@ -32,7 +70,7 @@ def check_same_model(known: str | None, model: SetEncoder | str | None) -> None:
         )
 
 
-def slot_stability(model: SetEncoder) -> float | None:
+def slot_stability(model: Model) -> float | None:
     """How often slot i meets slot i in a true pair, as measured after training; None where it was not measured.
 
     0 where the slots meet in another order than their own: a flattened set then is of no use for search.

@@ -9,26 +9,27 @@ for hit in index.search(model.encode_texts(["a dog"]), k=5, where="year >= 2020"
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from pydantic import JsonValue, ValidationError
-from torch import Tensor
 
 from maxmatch.config import problems
-from maxmatch.model import SetEncoder
 from maxmatch.search.engine import Engine, Place
 from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
 from maxmatch.search.hit import Hit
-from maxmatch.search.identity import check_same_model, model_identity, slot_stability
+from maxmatch.search.identity import Model, check_same_model, model_identity, slot_stability
 from maxmatch.search.intake import checked_count, checked_ids, checked_sets, refuse_known, refuse_unknown, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
 from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
 from maxmatch.search.verify import Verification, measure
 from maxmatch.search.where import Condition, Value
 from maxmatch.search.where_parser import condition_of
+from maxmatch.set_checks import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SCAN_BELOW = 10_000
 _TUNED_WITH = 100  # items
@@ -57,7 +58,7 @@ class SetIndex:
         dim: int,
         set_size: int,
         *,
-        model: SetEncoder | str | None = None,
+        model: Model | str | None = None,
         similarity: str | None = None,
         stability: float | None = None,
         dtype: str = "float32",
@@ -73,7 +74,7 @@ class SetIndex:
         (a server); settings: the engine's own.
         """
         folder = Path(folder).expanduser().resolve()
-        if isinstance(model, SetEncoder):
+        if model is not None and not isinstance(model, str):
             similarity = model.similarity_name if similarity is None else similarity
             stability = slot_stability(model) if stability is None else stability
         try:
@@ -121,10 +122,10 @@ class SetIndex:
     def add(
         self,
         ids: Sequence[str],
-        sets: Tensor | np.ndarray,
+        sets: Array,
         metadata: Sequence[Mapping[str, Any]] | None = None,
         *,
-        model: SetEncoder | str | None = None,
+        model: Model | str | None = None,
         optimise: bool = True,
     ) -> None:
         """Add new items: all of them, or none where one is refused. When it returns they are on the disk.
@@ -137,10 +138,10 @@ class SetIndex:
     def upsert(
         self,
         ids: Sequence[str],
-        sets: Tensor | np.ndarray,
+        sets: Array,
         metadata: Sequence[Mapping[str, Any]] | None = None,
         *,
-        model: SetEncoder | str | None = None,
+        model: Model | str | None = None,
         optimise: bool = True,
     ) -> None:
         """As `add`, but items whose id is there already are replaced, metadata included."""
@@ -158,14 +159,14 @@ class SetIndex:
 
     def search(
         self,
-        sets: Tensor | np.ndarray,
+        sets: Array,
         k: int = 10,
         where: str | Mapping[str, Value] | Condition | None = None,
         exact: bool = False,
         *,
         candidates: int | None = None,
         effort: float | None = None,
-        model: SetEncoder | str | None = None,
+        model: Model | str | None = None,
     ) -> list[list[Hit]]:
         """For each query set the k best items, best first, among those that pass the filter (`search.where`).
 
@@ -174,7 +175,7 @@ class SetIndex:
         """
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
-        queries = torch.from_numpy(np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32))
+        queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
         condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)
         if len(queries) == 0:
             return []
@@ -184,15 +185,17 @@ class SetIndex:
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
         return hits_of(best, self.engine)
 
-    def fetch(self, ids: Sequence[str]) -> dict[str, Tensor]:
+    def fetch(self, ids: Sequence[str]) -> "dict[str, Tensor]":
         """The sets (K, D) of items by their ids, float32; an id that is not there is left out."""
+        import torch
+
         found = self.engine.fetch(checked_ids(ids))
         vectors = torch.from_numpy(np.array(found.vectors, dtype=np.float32))
         return dict(zip(found.ids, vectors.view(-1, self.manifest.set_size, self.manifest.dim), strict=True))
 
     def verify(
         self,
-        sets: Tensor | np.ndarray | None = None,
+        sets: Array | None = None,
         k: int = 10,
         *,
         sample: int = 200,
@@ -213,7 +216,7 @@ class SetIndex:
         queries = np.array(drawn, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
         if not len(queries):
             raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
-        result = measure(self.engine, torch.from_numpy(queries), k, self.manifest, target, real)
+        result = measure(self.engine, queries, k, self.manifest, target, real)
         if self.engine.approximate:
             with writing(self.folder):
                 self._keep(result.chosen)
@@ -235,9 +238,9 @@ class SetIndex:
     def _store(
         self,
         ids: Sequence[str],
-        sets: Tensor | np.ndarray,
+        sets: Array,
         metadata: Sequence[Mapping[str, Any]] | None,
-        model: SetEncoder | str | None,
+        model: Model | str | None,
         optimise: bool,
         replace: bool,
     ) -> None:
@@ -269,7 +272,7 @@ class SetIndex:
         if known is not None and known.real_queries:
             return
         drawn = np.array(self.engine.sample(_TUNED_WITH, seed=0).vectors, dtype=np.float32)
-        queries = torch.from_numpy(drawn.reshape(-1, self.manifest.set_size, self.manifest.dim))
+        queries = drawn.reshape(-1, self.manifest.set_size, self.manifest.dim)
         self._keep(measure(self.engine, queries, 10, self.manifest, _TARGET, real_queries=False).chosen)
 
     def _keep(self, tuning: Tuning) -> None:

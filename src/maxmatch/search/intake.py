@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from maxmatch.checks import check_sets, refuse_not_finite
 from maxmatch.search.engine import Rows
 from maxmatch.search.manifest import Manifest
+from maxmatch.set_checks import Array, check_sets, refuse_not_finite
 
 _UNIT_TOLERANCE = 1e-2  # as in `maxmatch.checks`: half precision moves a norm by a few thousandths
 LONGEST_ID = 1024
@@ -19,7 +18,7 @@ LONGEST_ID = 1024
 def rows_of(
     manifest: Manifest,
     ids: Sequence[str],
-    sets: Tensor | np.ndarray,
+    sets: Array,
     metadata: Sequence[Mapping[str, Any]] | None,
     after: int,
 ) -> Rows:
@@ -68,12 +67,11 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
     return names
 
 
-def checked_sets(
-    manifest: Manifest, what: str, sets: Tensor | np.ndarray, names: Sequence[str] | None = None
-) -> np.ndarray:
+def checked_sets(manifest: Manifest, what: str, sets: Array, names: Sequence[str] | None = None) -> np.ndarray:
     """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length."""
-    sets = sets if isinstance(sets, Tensor | np.ndarray) else np.asarray(sets)
-    if sets.ndim == 1 and not sets.size:
+    tensor = hasattr(sets, "detach")  # and not by its class: torch need not be loaded
+    sets = sets if tensor else np.asarray(sets)
+    if sets.ndim == 1 and not len(sets):
         return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
     check_sets(what, sets)
     if sets.shape[2] != manifest.dim:
@@ -82,7 +80,7 @@ def checked_sets(
             "Encode with the model that the index was made with, or make another index."
         )
     refuse_not_finite(what, sets)
-    array = sets.detach().float().cpu().numpy() if isinstance(sets, Tensor) else np.asarray(sets)
+    array: np.ndarray = sets.detach().float().cpu().numpy() if tensor else sets
     array = array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
     norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
     wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)

@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.search.best import scores_of
 from maxmatch.search.hit import Hit
 from maxmatch.search.index import SetIndex
 from maxmatch.search.where import Condition
+from maxmatch.set_checks import Array
 
 MOST_PARTS = 8
 LARGEST_WEIGHT = 10.0
@@ -51,7 +51,7 @@ def parse_query(text: str) -> list[TextPart]:
 
 def search_parts(
     index: SetIndex,
-    sets: Sequence[Tensor],
+    sets: Sequence[Array],
     weights: Sequence[float],
     k: int,
     where: str | Condition | None = None,
@@ -69,15 +69,16 @@ def search_parts(
             found |= {hit.id: hit for hit in index.search(part[None], k=pool, where=where)[0]}
     if not found:
         return []
-    stored = index.fetch(list(found))
-    names = [name for name in found if name in stored]  # one may have been removed meanwhile
-    items = torch.stack([stored[name] for name in names])
-    score = SIMILARITIES[index.manifest.similarity]
-    total = torch.stack([weight * score(part[None], items)[0] for part, weight in zip(sets, weights, strict=True)]).sum(
-        0
-    )
-    values, places = total.sort(descending=True, stable=True)
+    stored = index.engine.fetch(list(found))
+    place_of = {name: place for place, name in enumerate(stored.ids)}
+    names = [name for name in found if name in place_of]  # one may have been removed meanwhile
+    vectors = np.asarray(stored.vectors[[place_of[name] for name in names]], np.float32)
+    items = vectors.reshape(len(names), index.manifest.set_size, index.manifest.dim)
+    total = np.zeros(len(names), np.float32)
+    for part, weight in zip(sets, weights, strict=True):
+        total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, index.manifest.similarity)
+    places = np.argsort(-total, kind="stable")[:k]
     return [
         Hit(names[place], value, metadata=found[names[place]].metadata)
-        for value, place in zip(values[:k].tolist(), places[:k].tolist(), strict=True)
+        for value, place in zip(total[places].tolist(), places.tolist(), strict=True)
     ]

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from maxmatch.data.items import IMAGE
 from maxmatch.data.problems import DataError
 from maxmatch.files import write_whole
-from maxmatch.model import SetEncoder
+from maxmatch.search.engines.copied import keep_copy
 from maxmatch.search.facts import BYTES, MODIFIED, photo_facts
-from maxmatch.search.identity import model_identity
+from maxmatch.search.identity import Model, model_identity
 from maxmatch.search.index import SetIndex
 from maxmatch.search.listing import LeftOut
 from maxmatch.search.manifest import FILE
@@ -40,7 +40,7 @@ class Synced(NamedTuple):
     unreadable: list[LeftOut]
 
 
-def place_of(folder: Path, model: SetEncoder) -> Path:
+def place_of(folder: Path, model: Model) -> Path:
     """Where the index of a folder is kept: in the user's cache, by the folder's path and the model."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
@@ -49,7 +49,7 @@ def place_of(folder: Path, model: SetEncoder) -> Path:
     return cache / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
 
 
-def open_photos(place: Path, model: SetEncoder) -> SetIndex:
+def open_photos(place: Path, model: Model) -> SetIndex:
     """The index at a place, made where there is none."""
     if not (place / "index" / FILE).is_file():
         with suppress(FileExistsError):  # another process was faster
@@ -59,7 +59,7 @@ def open_photos(place: Path, model: SetEncoder) -> SetIndex:
 
 def sync(
     index: SetIndex,
-    model: SetEncoder,
+    model: Model,
     folder: Path,
     *,
     begin: Callable[[int], object] = lambda total: None,
@@ -95,6 +95,8 @@ def sync(
         bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
         write_whole(notes, json.dumps(bad))
         advance(len(names))
+    with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
+        keep_copy(index.engine, index.folder)
     lost = {one.id for one in failed}
     stale = [name for name in changed if name in lost]
     return Synced(len(todo) - len(changed) - len(lost) + len(stale), len(changed) - len(stale), len(gone), failed)
@@ -113,7 +115,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _encode(
-    index: SetIndex, model: SetEncoder, folder: Path, names: Sequence[str], states: Mapping[str, State]
+    index: SetIndex, model: Model, folder: Path, names: Sequence[str], states: Mapping[str, State]
 ) -> list[LeftOut]:
     """Encode some photos and put them into the index; which could not be read, and why. states: of the files before
     they are read, so that a change meanwhile is seen the next time.

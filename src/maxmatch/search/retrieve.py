@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from maxmatch.search.best import Best, best_of_all, best_of_each
 from maxmatch.search.engine import Engine, Found
@@ -67,21 +66,21 @@ def settings_for(tuning: Tuning | None, k: int, candidates: int | None, effort: 
     return Settings(candidates or usual.candidates, effort or usual.effort)
 
 
-def scan(engine: Engine, queries: Tensor, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
+def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
     """The k best among all items that pass."""
     block = max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim))
     return best_of_all(queries, engine.scan(block, where), k, manifest.similarity)
 
 
 def by_candidates(
-    engine: Engine, queries: Tensor, k: int, where: Condition | None, manifest: Manifest, settings: Settings
+    engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest, settings: Settings
 ) -> list[Best]:
     """The k best among those that the engine proposes; all are scored for a query to which it proposes too few."""
     best: list[Best] = []
     at_once = max(1, _BATCH_BYTES // (4 * manifest.set_size * manifest.dim * settings.candidates))
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once]
-        found = engine.candidates(part.reshape(len(part), -1).numpy(), settings.candidates, where, settings.effort)
+        found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort)
         best += best_of_each(part, [_unique(each) for each in found], k, manifest.similarity)
     short = [place for place, each in enumerate(best) if len(each.ids) < k]
     if short and engine.count(where) > min(len(best[place].ids) for place in short):

@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
 
 from maxmatch.search.best import Best
 from maxmatch.search.engine import Engine
@@ -52,7 +52,7 @@ class Verification:
 
 
 def measure(
-    engine: Engine, queries: Tensor, k: int, manifest: Manifest, target: float, real_queries: bool
+    engine: Engine, queries: np.ndarray, k: int, manifest: Manifest, target: float, real_queries: bool
 ) -> Verification:
     """Try settings, each about twice as costly as the one before, until one finds the target's share."""
     k = checked_count("k", k)

@@ -4,6 +4,7 @@ from importlib import import_module
 from types import ModuleType
 
 from maxmatch.search.engine import Engine, Place
+from maxmatch.search.engines.copied import CopiedEngine, read_copy
 
 # name -> module. Loaded when first used: each brings a library of its own.
 ENGINES = {
@@ -11,6 +12,7 @@ ENGINES = {
     "exhaustive": "maxmatch.search.engines.exhaustive",
     "milvus": "maxmatch.search.engines.milvus",
 }
+_COPIED = ("lance", "exhaustive")
 
 
 def create_engine(name: str, place: Place) -> Engine:
@@ -20,7 +22,15 @@ def create_engine(name: str, place: Place) -> Engine:
 
 
 def open_engine(name: str, place: Place) -> Engine:
-    """The store that is there."""
+    """The store that is there; where a copy of it can be read, the copy, and the store once it is needed."""
+    copy = read_copy(place.folder, place.width) if name in _COPIED else None
+    if copy is not None:
+        return CopiedEngine(place, copy, lambda place: open_engine_itself(name, place))
+    return open_engine_itself(name, place)
+
+
+def open_engine_itself(name: str, place: Place) -> Engine:
+    """The store, without a look for a copy."""
     engine: Engine = _module(name).open_engine(place)
     return engine
 

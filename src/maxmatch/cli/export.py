@@ -1,0 +1,56 @@
+"""`maxmatch export`: a model in another form, smaller or for programs without torch."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A model's folder, a run's, or a name on the Hugging Face Hub.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder, or a checkpoint's.")],
+    half: Annotated[
+        bool, typer.Option("--half", help="Weights as float16: half the size. It is another model to an index.")
+    ] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Graphs for ONNX Runtime, too: a search then starts without torch.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write a model to a folder: as it is, in half precision, or with ONNX graphs of its towers beside it.
+
+    `maxmatch search` and `serve` run on the graphs where a folder has them. They are the same model to an index: what
+    one has indexed the other searches.
+
+    Examples:
+
+      maxmatch export runs/first small --half
+
+      maxmatch export runs/first fast --onnx
+
+      maxmatch search "two dogs in the snow" ~/Pictures --model fast
+    """
+    from maxmatch.cli.loading import load_model
+    from maxmatch.cli.progress import say
+    from maxmatch.model import SetEncoder
+
+    if onnx:
+        try:
+            import onnxscript  # noqa: F401
+
+            from maxmatch.onnx_export import export_onnx
+        except ImportError as error:
+            raise ValueError(f"--onnx needs {error.name}: pip install 'maxmatch[onnx]'") from error
+    loaded = load_model(model, "cpu")
+    place = loaded.save_pretrained(folder, "float16" if half else None)
+    if onnx:
+        say("making the graphs: a minute or so")
+        # Read again: weights that were rounded are what the folder holds, and what the graphs are to agree with.
+        place = export_onnx(SetEncoder.from_pretrained(place), place, "float16" if half else None)
+    files = {path.name: path.stat().st_size for path in sorted(place.iterdir()) if path.is_file()}
+    if as_json:
+        print(json.dumps({"folder": str(place), "files": files}))
+    else:
+        for name, size in files.items():
+            print(f"{size / 2**20:8.1f} MB  {place / name}")

@@ -1,0 +1,176 @@
+"""A model run by ONNX Runtime: NumPy, Pillow and tokenizers are all it needs beside it, and no torch.
+
+model = OnnxEncoder.from_folder("exported")  # by `maxmatch export MODEL exported --onnx`
+model.encode_texts(["a dog"])  # (1, K, D), as SetEncoder gives it, to 1e-4
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from maxmatch.config import Conv
+from maxmatch.images import ImageTransform
+from maxmatch.onnx_folder import Exported, OnnxError, digest, read_exported
+from maxmatch.read_ahead import Skipped, progress, read_ahead
+from maxmatch.text import as_text, encode_arrays, load_tokenizer
+
+
+class EncodedArrays(NamedTuple):
+    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
+
+    sets: np.ndarray
+    kept: list[int]
+    """The place in the input of each set, ascending."""
+    skipped: list[Skipped]
+
+
+class OnnxEncoder:
+    """The calls of `SetEncoder` that a search makes, in NumPy. A tower's graph is loaded when it is first needed."""
+
+    def __init__(self, folder: Path, exported: Exported) -> None:
+        self.folder = folder
+        self.exported = exported
+        self.config = exported.config
+        self.identity = exported.identity
+        self.dim = self.config.width
+        self.similarity_name: str = self.config.similarity
+        self._running: dict[str, _Running] = {}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "OnnxEncoder":
+        """The model that was exported to a folder."""
+        folder = Path(folder).expanduser()
+        return cls(folder, read_exported(folder))
+
+    @property
+    def towers(self) -> list[str]:
+        """The modalities it reads."""
+        return list(self.exported.towers)
+
+    @property
+    def set_sizes(self) -> dict[str, int]:
+        """K of each tower."""
+        return {name: self.config.towers[name].set_size for name in self.towers}
+
+    def encode(
+        self,
+        modality: str,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
+        """The sets (n, K, D) of raw items, as `SetEncoder.encode`; an `EncodedArrays` with errors="skip"."""
+        if isinstance(items, str | bytes | Path):
+            raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
+        tower, items = self._tower(modality), list(items)
+        order = sorted(range(len(items)), key=lambda place: -tower.reader.length(items[place]))
+        places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        sets = np.empty((len(items), self.set_sizes[modality], self.dim), np.float32)
+        skipped: list[Skipped] = []
+        with progress(len(items), modality, show_progress) as advance:
+            for batch in read_ahead(tower.reader, items, places, errors == "skip"):
+                if batch.inputs is not None:
+                    sets[batch.places] = tower.session.run(["vectors"], batch.inputs)[0]
+                skipped += batch.skipped
+                advance(len(batch.places) + len(batch.skipped))
+        if errors == "raise":
+            return sets
+        lost = {item.index for item in skipped}
+        kept = [place for place in range(len(items)) if place not in lost]
+        return EncodedArrays(sets[kept] if lost else sets, kept, sorted(skipped))
+
+    def encode_images(
+        self,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
+        """The sets of pictures: paths, bytes, PIL images, arrays. As `encode("image", …)`."""
+        return self.encode("image", items, batch_size, show_progress, errors)
+
+    def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> Any:
+        """The sets of texts. As `encode("text", …)`."""
+        return self.encode("text", texts, batch_size, show_progress)
+
+    def _tower(self, modality: str) -> "_Running":
+        if modality not in self.exported.towers:
+            raise ValueError(f"modality: this model has {', '.join(self.towers)}, got {modality!r}.")
+        if modality not in self._running:
+            graph = self.exported.towers[modality]
+            session = _session(self.folder / graph.file, graph.sha256)
+            encoder = self.config.towers[modality].encoder
+            reader: _Reader
+            if graph.tokenizer is not None:
+                reader = _Texts(load_tokenizer(self.folder / graph.tokenizer))
+            elif isinstance(encoder, Conv):
+                reader = _Pictures(ImageTransform(**encoder.pixels.model_dump()))
+            else:
+                raise OnnxError(f"{self.folder}: the tower {modality!r} reads neither pictures nor texts.")
+            self._running[modality] = _Running(session, reader)
+        return self._running[modality]
+
+
+class _Reader(Protocol):
+    def length(self, item: Any) -> int: ...
+
+    def read(self, item: Any) -> Any: ...
+
+    def collate(self, items: Sequence[Any]) -> dict[str, np.ndarray]: ...
+
+
+class _Running(NamedTuple):
+    """A tower at work."""
+
+    session: Any
+    reader: _Reader
+
+
+class _Pictures:
+    def __init__(self, transform: ImageTransform) -> None:
+        self.transform = transform
+
+    def length(self, item: Any) -> int:
+        return 1
+
+    def read(self, item: Any) -> np.ndarray:
+        return self.transform.pixels(item)
+
+    def collate(self, items: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        return {"pixels": np.stack(items)}
+
+
+class _Texts:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def length(self, item: Any) -> int:
+        return len(item) if isinstance(item, str) else 0
+
+    def read(self, item: Any) -> str:
+        return as_text(item)
+
+    def collate(self, items: Sequence[str]) -> dict[str, np.ndarray]:
+        return encode_arrays(self.tokenizer, items)._asdict()
+
+
+def _session(path: Path, sha256: str) -> Any:
+    """A graph, ready to run. One that is not what was exported is refused: its sets would pass for the model's."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError(f"{path}: running it needs {error.name}: pip install 'maxmatch[onnx]'") from error
+    if not path.is_file():
+        raise OnnxError(f"{path}: missing. Copy the whole folder, or export the model again.")
+    if digest(path) != sha256:
+        raise OnnxError(f"{path}: not the file that was exported. Copy the folder or export the model again.")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # threads that wait leave the cores alone
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

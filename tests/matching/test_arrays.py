@@ -1,0 +1,42 @@
+"""NumPy's matching and similarities are torch's, to the last choice between matchings that tie."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_sets import unit_sets
+
+from maxmatch.matching.arrays import LARGEST, SCORES, assign, cosine_planes, matched
+from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.similarity import SIMILARITIES
+
+sizes = st.integers(1, LARGEST)
+
+
+@given(rows=sizes, columns=sizes, seed=st.integers(0, 1000), levels=st.sampled_from([2, 3, 100_000]))
+def test_the_matching_is_that_of_torch_ties_included(rows, columns, seed, levels):
+    # Few levels: nearly every problem then has several matchings of the same total.
+    drawn = np.random.default_rng(seed).integers(0, levels, (rows, columns, 40)) / levels
+    cosines = (2 * drawn - 1).astype(np.float32)
+    expected = maximal_assignment(torch.from_numpy(cosines).permute(2, 0, 1))
+    np.testing.assert_array_equal(assign(cosines), expected.T.numpy())
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+@given(rows=sizes, columns=sizes, seed=st.integers(0, 1000))
+def test_scores_are_those_of_torch(name, rows, columns, seed):
+    a, b = unit_sets(3, rows, 12, seed=seed), unit_sets(5, columns, 12, seed=seed + 1)
+    scores = SCORES[name](cosine_planes(a.numpy(), b.numpy())).reshape(3, 5)
+    np.testing.assert_allclose(scores, SIMILARITIES[name](a, b).numpy(), atol=1e-6, rtol=0)
+
+
+def test_there_is_a_score_for_every_similarity():
+    assert SCORES.keys() == SIMILARITIES.keys()
+
+
+def test_a_row_without_a_partner_has_the_cosine_zero():
+    cosines = np.array([[[0.1]], [[0.7]], [[-0.2]]], np.float32)
+    chosen = assign(cosines)
+    assert chosen[:, 0].tolist() == [-1, 0, -1]
+    assert matched(cosines, chosen)[:, 0].tolist() == [0.0, np.float32(0.7), 0.0]
