@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from maxmatch.data.items import IMAGE
-from maxmatch.files import write_whole
+from maxmatch.files import user_cache, write_whole
 from maxmatch.model import SetEncoder
 from maxmatch.search.facts import BYTES, MODIFIED, photo_facts
 from maxmatch.search.identity import model_identity
@@ -41,11 +41,10 @@ class Synced(NamedTuple):
 
 def place_of(folder: Path, model: SetEncoder) -> Path:
     """Where the index of a folder is kept: in the user's cache, by the folder's path and the model."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     name = folder.expanduser().resolve().name.encode("utf-8", "replace")[:80].decode("utf-8", "ignore")
-    return cache / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
+    return user_cache() / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
 
 
 def open_photos(place: Path, model: SetEncoder) -> SetIndex:
