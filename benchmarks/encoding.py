@@ -1,12 +1,18 @@
 """How fast the models of the paper encode, and what part of it is the backbone: `python -m benchmarks.encoding`.
 
+`--model FOLDER --photos FOLDER`: how fast a checkpoint encodes real files, decoding included, and real sentences.
+
 Random weights: the speed is the same. The *floor* of a training step is the operations of its matrix products over the
 rate this machine reaches on a large one.
 """
 
+import argparse
+import itertools
 import statistics
-import sys
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +29,8 @@ from maxmatch.types import Features
 _WORDS = [f"word{i}" for i in range(8_481)]  # the size of Flickr30k's vocabulary
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _CAPTION_LENGTH = 14
+_SENTENCE = "a brown dog runs through tall green grass near some old wooden fence"
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def _model(name: str) -> SetEncoder:
@@ -109,8 +117,55 @@ def keys_once() -> None:
           f"{ratio:.2f} × that with keys and values made in every block")  # fmt: skip
 
 
+def checkpoint(folder: str, photos: Path, most: int) -> None:
+    """Photos and captions a second of a checkpoint on this machine's CPU, and where the time of a photo goes."""
+    model = SetEncoder.from_pretrained(folder)
+    files = sorted(path for path in photos.rglob("*") if path.suffix.lower() in _PICTURES)[:most]
+    if len(files) < 16:
+        raise SystemExit(f"{photos}: expected at least 16 pictures, found {len(files)}.")
+    texts = [" ".join(words) for words in itertools.islice(itertools.permutations(_SENTENCE.split()), 1280)]
+    one_by_one, together = (model.encode_images(files[:8], batch_size=size) for size in (1, 8))
+    torch.testing.assert_close(one_by_one, together, rtol=0, atol=1e-5)
+    reader, tower = model.tower("image").reader, model.tower("image")
+    pixels = reader.collate([reader.read(file) for file in files[:16]]).values
+
+    def network() -> None:
+        with torch.inference_mode():
+            tower(pixels)
+
+    def both(work: Callable[[], object], items: int) -> str:
+        """Items a second, the best of three; and what one takes of a core, which other work hardly changes."""
+        times = []
+        for _ in range(3):
+            wall, core = time.perf_counter(), time.process_time()
+            work()
+            times.append((time.perf_counter() - wall, time.process_time() - core))
+        wall, core = (min(column) for column in zip(*times, strict=True))
+        return f"{items / wall:9,.1f} a second, {1e3 * core / items:7.2f} ms of a core each"
+
+    print(f"\n{folder}: {len(files)} photos of {photos}, {torch.get_num_threads()} threads")
+    print(f"  photos, from files     {both(lambda: model.encode_images(files), len(files))}", flush=True)
+    print(f"    reading them alone   {both(lambda: [reader.read(file) for file in files[:64]], len(files[:64]))}")
+    print(f"    the network alone    {both(network, len(pixels))}")
+    print(f"  captions of {len(texts[0].split())} words    {both(lambda: model.encode_texts(texts), len(texts))}")
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help=", ".join(PRESETS))
+    parser.add_argument("--model", help="a checkpoint to measure in place of presets")
+    parser.add_argument("--photos", type=Path, help="the folder of pictures for it")
+    parser.add_argument("--most", type=int, default=256, help="how many of them")
+    parser.add_argument("--threads", type=int, default=2, help="that a checkpoint is measured with")
+    asked = parser.parse_args()
     print(describe_machine())
-    # ResNeXt at 512 pixels takes minutes a step on a CPU: name it to have it there.
-    encode(sys.argv[1:] or [name for name in PRESETS if torch.cuda.is_available() or not name.startswith("resnext")])
-    keys_once()
+    if (asked.model is None) != (asked.photos is None):
+        parser.error("--model and --photos belong together.")
+    if asked.model is not None:
+        torch.set_num_threads(asked.threads)
+        checkpoint(asked.model, asked.photos, asked.most)
+    else:
+        # ResNeXt at 512 pixels takes minutes a step on a CPU: name it to have it there.
+        usual = [name for name in PRESETS if torch.cuda.is_available() or not name.startswith("resnext")]
+        encode(asked.presets or usual)
+        keys_once()

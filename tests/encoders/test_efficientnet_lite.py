@@ -2,6 +2,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from maxmatch.encoders import ConvEncoder, EfficientNetLite
 from maxmatch.encoders.efficientnet_lite import MEAN, STD, ConvNorm
@@ -100,3 +101,28 @@ def test_it_serves_as_a_backbone_in_which_every_parameter_is_trained():
     assert all(p.grad is not None for p in encoder.parameters())
     assert encoder.freeze(through=5).backbone.stages[5][0].project.conv.weight.requires_grad
     assert not encoder.backbone.stages[4][0].project.conv.weight.requires_grad
+
+
+def test_evaluation_folds_the_norms_into_the_convolutions_and_gives_the_same_map():
+    torch.manual_seed(0)
+    network = EfficientNetLite(0)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.2, 3.0)
+            nn.init.normal_(module.weight, 1.0, 0.2)
+            nn.init.normal_(module.bias, 0.0, 0.2)
+    images = torch.randn(2, 3, 75, 64)
+    plain = network.eval()(images).detach()  # with gradient nothing is folded
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert (network(images) - plain).abs().max() <= 1e-5 * plain.abs().max()
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with torch.no_grad():
+        network.head.norm.bias += 1.0
+        shifted = network(images)
+    assert (shifted - plain).abs().max() > 0.5  # nothing was kept from before
+    with torch.no_grad():
+        network.train()(images)
+    assert not torch.equal(network.stem.norm.running_mean, before["stem.norm.running_mean"])
