@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from maxmatch.evaluation.tables import Table, render
 from maxmatch.files import write_whole
+from maxmatch.reproduce.against import against_reference
 from maxmatch.reproduce.compare import compared, table
 from maxmatch.reproduce.jobs import Job
 from maxmatch.reproduce.planning import Plan
@@ -32,8 +33,9 @@ class Written(NamedTuple):
 
 def write(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Written:
     """Put the table into the folder, as Markdown and as JSON. outcomes: its own, and any of other tables."""
-    target, made = plan.target, table(plan, outcomes)
-    rows = compared(plan, outcomes)
+    tests = against_reference(plan, outcomes)
+    target, made = plan.target, table(plan, outcomes, tests)
+    rows = compared(plan, outcomes, tests)
     whole = {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}
     write_whole(plan.options.out / f"{target.name}.json", json.dumps(whole, indent=2) + "\n")
     write_whole(plan.options.out / f"{target.name}.md", render(made, "markdown") + "\n")
