@@ -74,6 +74,7 @@ install_import_hook(
         "maxmatch.report",
         "maxmatch.reproduce.against",
         "maxmatch.reproduce.compare",
+        "maxmatch.reproduce.curves",
         "maxmatch.reproduce.jobs",
         "maxmatch.reproduce.measure",
         "maxmatch.reproduce.planning",

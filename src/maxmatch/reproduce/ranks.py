@@ -42,8 +42,9 @@ def read_ranks(folder: Path, result: Mapping[str, Any]) -> Gallery | None:
         return None
     found = torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False)).long()
     images, texts = found[found[:, 0] == 0], found[found[:, 0] == 1]
-    ranks = [Ranks(side[:, 2], torch.zeros_like(side[:, 2])) for side in (images, texts)]  # ties are counted in them
-    return Gallery(*ranks, images[:, 1], texts[:, 1])
+    # Ties count against us in the ranks already; how many there were is not kept.
+    i2t, t2i = (Ranks(side[:, 2], torch.zeros_like(side[:, 2])) for side in (images, texts))
+    return Gallery(i2t, t2i, images[:, 1], texts[:, 1])
 
 
 def _digest(content: bytes) -> str:

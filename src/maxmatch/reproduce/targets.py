@@ -160,7 +160,7 @@ def _resnext(name: str, data: Literal["coco", "flickr30k"], prefix: str, groups:
 
 
 def _pvse() -> Target:
-    recipes = {
+    recipes: dict[str, tuple[str, Variant]] = {
         "VSE++": ("f30k_vsepp", VSEPP),
         "PVSE": ("f30k_pvse", PVSE),
         "Set Div": ("f30k_resnet152_bigru_setdiv", SETDIV),
@@ -168,11 +168,11 @@ def _pvse() -> Target:
         OURS: ("f30k_resnet152_bigru", MAXMATCH),
     }
     table = tables()["tab:PVSE"]
-    lines = tuple(
-        Line((row.method,), row.figures, *recipes.get(row.method, (None, None)), reference=row.method == OURS)
-        for row in table.rows
-    )
-    return Target("pvse", table.label, table.caption, "flickr30k", lines, figures=("i2t_r1", "t2i_r1", "rsum"))
+    lines = []
+    for row in table.rows:
+        recipe, variant = recipes.get(row.method, (None, None))
+        lines.append(Line((row.method,), row.figures, recipe, variant, reference=row.method == OURS))
+    return Target("pvse", table.label, table.caption, "flickr30k", tuple(lines), figures=("i2t_r1", "t2i_r1", "rsum"))
 
 
 def _sizes() -> Target:
