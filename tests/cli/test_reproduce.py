@@ -104,6 +104,9 @@ def test_the_ablation_is_a_table_of_eleven_rows_beside_the_papers(uninterrupted)
         assert {"image_log_variance", "pairing_stability", "slots_used", "text_slot_4_rsum"} <= row["ours"].keys()
     assert "split val (8 images, RSUM" in said  # there is no test split
     assert "changes to the recipe" in said
+    files = [str(out / f"ablation{end}") for end in (".md", ".json", "-curves.png")]
+    assert f"written to {', '.join(files)}" in said
+    assert (out / "ablation-curves.png").stat().st_size > 1000
 
 
 def test_killed_after_the_second_model_the_sweep_goes_on_repeats_nothing_and_gives_the_same(

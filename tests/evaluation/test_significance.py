@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from made_splits import gallery_of
+from scipy.stats import ttest_ind
 
-from maxmatch.evaluation.significance import RECALLS, intervals, paired_test
+from maxmatch.evaluation.significance import RECALLS, intervals, paired_test, paired_test_of_seeds, seeds_test
 
 
 def made_gallery(seed, images=30, easy=0.5):
@@ -160,3 +161,37 @@ def test_ranks_may_lie_on_any_device_and_of_any_type():
 
     changed = replace(gallery, i2t=half)
     assert intervals([changed], 20, np.random.default_rng(0)) == intervals([gallery], 20, np.random.default_rng(0))
+
+
+def test_what_seeds_find_is_averaged_before_images_are_drawn():
+    first, second = [made_gallery(1, easy=0.4), made_gallery(2, easy=0.4)], [made_gallery(3, easy=0.6)]
+    found = paired_test_of_seeds([[one] for one in first], [[one] for one in second], 50, np.random.default_rng(3))
+
+    def difference(images):
+        means = [statistics.mean(sum(slow_recalls(one, images)) for one in side) for side in (first, second)]
+        return means[1] - means[0]
+
+    assert found.rsum == pytest.approx(difference(range(30)))
+    drawn = [difference(images) for images in np.random.default_rng(3).integers(0, 30, (50, 30)).tolist()]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+
+
+def test_the_same_model_twice_is_not_two_models_worth_of_images():
+    first, second = made_gallery(1, easy=0.4), made_gallery(2, easy=0.6)
+    once = paired_test([first], [second], 500, np.random.default_rng(0))
+    twice = paired_test_of_seeds([[first], [first]], [[second], [second]], 500, np.random.default_rng(0))
+    assert twice == pytest.approx(once)
+
+
+def test_seeds_that_were_asked_different_queries_are_not_averaged():
+    runs = [[made_gallery(1)], [made_gallery(2, images=29)]]
+    with pytest.raises(ValueError, match="different queries"):
+        paired_test_of_seeds(runs, runs[:1], 10, np.random.default_rng(0))
+
+
+def test_the_test_over_seeds_is_welchs():
+    first, second = [300.0, 303.0, 301.0], [305.0, 309.0, 304.0, 306.5]
+    assert seeds_test(first, second) == pytest.approx(ttest_ind(first, second, equal_var=False).pvalue)
+    assert seeds_test(second, first) == pytest.approx(seeds_test(first, second))
+    assert seeds_test([1.0], second) is None
+    assert seeds_test([2.0, 2.0], [3.0, 3.0]) is None

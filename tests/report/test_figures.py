@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from maxmatch.report import figures as figures
+from maxmatch.report.figures_compared import validation_curves
 from maxmatch.report.figures_items import attention_on_parts, attention_on_picture, overlay, scatter
 from maxmatch.report.figures_style import COLUMN, PAGE, PALETTE, render, slot_colours
 
@@ -27,6 +28,9 @@ def every_figure():
         "usage": figures.slot_usage({"image": np.array([0.5, 0.5]), "text": np.array([1.0, 0.0])}),
         "facets": figures.facet_scores(COSINES, [0, 1], ["place", "cost in $ and more $"]),
         "training": figures.training_curves(RECORDS),
+        "compared": validation_curves(
+            {f"line {n} $": [{1: 10.0 + n, 2: 20.0}, {1: 12.0, 2: 24.0}] for n in range(30)}, "line 2 $"
+        ),
         "scatter": scatter(points, np.arange(24) % 3, ("image", "text"), np.arange(24) // 12, "t-SNE"),
         "words": attention_on_parts(["a", "$5", "dog"], np.full((2, 3), 1 / 3), "word"),
     }
@@ -115,6 +119,34 @@ def test_curves_leave_out_what_was_not_measured_and_the_later_record_of_a_step_c
     assert len(figures.training_curves(RECORDS[:2]).axes) == 1
     assert len(figures.training_curves([{"kind": "val", "step": 1, "rsum": 2.0}]).axes) == 1
     assert figures.training_curves([]) is None
+
+
+def test_curves_of_many_runs_are_means_over_seeds_with_a_band_of_their_deviation():
+    runs = {"a": [{1: 10.0, 2: 20.0}, {1: 14.0, 2: 20.0, 3: 31.0}], "b": [{1: 5.0}]}
+    axes = validation_curves(runs, "b").axes[0]
+    first, second, point = axes.lines
+    assert first.get_xydata().tolist() == [[1, 12], [2, 20], [3, 31]]
+    corners = axes.collections[0].get_paths()[0].vertices.round(6).tolist()
+    deviation = round(8**0.5, 6)
+    assert [1, 12 - deviation] in corners
+    assert [1, 12 + deviation] in corners
+    assert len(axes.collections) == 1  # one seed has no band
+    assert second.get_xydata().tolist() == point.get_xydata().tolist() == [[1, 5]]
+    assert second.get_color() == "#000000" != first.get_color()
+    assert second.get_zorder() > first.get_zorder()
+
+
+def test_of_long_runs_the_second_half_stands_beside_the_whole():
+    whole, half = validation_curves({"a": [{epoch: float(epoch) for epoch in range(1, 9)}]}).axes
+    assert whole.lines[0].get_xdata().tolist() == list(range(1, 9))
+    assert half.lines[0].get_xydata().tolist() == [[5, 5], [6, 6], [7, 7], [8, 8]]
+    assert half.get_ylim()[0] > 4
+    assert whole.lines[0].get_color() == half.lines[0].get_color()
+
+
+def test_every_run_of_a_large_table_looks_different():
+    lines = validation_curves({str(n): [{1: 1.0, 2: float(n)}] for n in range(28)}).axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
 
 
 def test_a_scatter_has_a_colour_for_each_slot_and_a_marker_for_each_modality():

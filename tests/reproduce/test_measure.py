@@ -13,6 +13,7 @@ from maxmatch.model import SetEncoder
 from maxmatch.reproduce.cell import work
 from maxmatch.reproduce.jobs import ensemble, single
 from maxmatch.reproduce.measure import split_for
+from maxmatch.reproduce.ranks import read_ranks
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,16 @@ def test_a_model_is_measured_whole_and_by_each_slot(jobs):
     assert {"image_log_variance", "text_log_variance", "slots_used", "pairing_stability"} <= result["figures"].keys()
     assert (result["split"], result["images"]) == ("val", 12)
     assert 0 < result["figures"]["chance_rsum"] < 600
+
+
+def test_what_every_query_found_is_kept_and_gives_the_recalls_again(jobs):
+    result = jobs[0].result()
+    search = read_ranks(jobs[0].folder, result)
+    for way, ranks in (("i2t", search.i2t), ("t2i", search.t2i)):
+        for level in (1, 5, 10):
+            share = sum(rank <= level for rank in ranks.ranks.tolist()) / len(ranks.ranks)
+            assert result["figures"][f"{way}_r{level}"] == pytest.approx(100 * share)
+    assert search.text_groups.tolist() == encoded(jobs[0]).groups["text"].tolist()
 
 
 def test_an_ensemble_is_measured_by_the_mean_of_its_members_scores(jobs, tmp_path):

@@ -53,7 +53,7 @@ def reproduce(
     On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
     (--base) by changing similarity, losses, head and set size. What was interrupted goes on when the same command runs
     again. Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as
-    Markdown and JSON.
+    Markdown and JSON, with a picture of the models' validation by epoch.
 
     Examples:
 
@@ -123,7 +123,7 @@ def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str,
 
     whole = {}
     for place, planned in enumerate(plans):
-        target, out = planned.target, planned.options.out
+        target = planned.target
         if style != "json" and place:
             print()
         if target.kind == "figure":
@@ -138,7 +138,7 @@ def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str,
             whole[target.name] = written.whole
             if style != "json":
                 print(render(written.table, style))
-            say(f"written to {out / target.name}.md and .json")
+            say(f"written to {', '.join(map(str, written.files))}")
     if style == "json":
         print(json.dumps(whole if len(plans) > 1 else whole[plans[0].target.name], indent=2))
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtr
 
 from maxmatch.evaluation.protocol import Gallery
 from maxmatch.evaluation.retrieval import LEVELS
@@ -63,10 +64,25 @@ def paired_test(
     The interval is by bootstrap: both models are measured on the same drawn images. p is by permutation: where the two
     are alike, swapping their answers for an image changes nothing but the sign of what it adds to the difference.
     """
-    pairs = [_sums(gallery) for gallery in first], [_sums(gallery) for gallery in second]
+    return paired_test_of_seeds([first], [second], draws, generator, level)
+
+
+def paired_test_of_seeds(
+    first: Sequence[Sequence[Gallery]],
+    second: Sequence[Sequence[Gallery]],
+    draws: int,
+    generator: np.random.Generator,
+    level: float = 0.95,
+) -> Difference:
+    """As `paired_test`, between two ways of training: each has the galleries of one model or several, of other seeds.
+
+    What the seeds' models found for an image is averaged first. The same images are drawn for all of them: taken as so
+    many images more, they would make the interval too narrow. It says what other images would change, not what other
+    seeds would: see `seeds_test`.
+    """
+    pairs = _averaged(first), _averaged(second)
     for one, other in zip(*pairs, strict=True):
-        if not np.array_equal(one.asked, other.asked):
-            raise ValueError("a paired test takes two models on the same data, but these asked different queries.")
+        _check_same_queries(one, other)
     both = [
         Sums(np.concatenate([one.found, other.found], 1), np.concatenate([one.asked, other.asked], 1))
         for one, other in zip(*pairs, strict=True)
@@ -76,7 +92,7 @@ def paired_test(
     low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
     added = np.concatenate(  # what each image adds to the difference in RSUM
         [
-            100 * ((other.found - one.found) / one.asked.sum(0)).sum(1) / len(first)
+            100 * ((other.found - one.found) / one.asked.sum(0)).sum(1) / len(pairs[0])
             for one, other in zip(*pairs, strict=True)
         ]
     )
@@ -87,6 +103,39 @@ def paired_test(
         signs = generator.integers(0, 2, (count, len(added)), dtype=np.int8)
         larger += int((np.abs(2 * (signs @ added) - added.sum()) >= abs(observed) - 1e-9).sum())
     return Difference(observed, float(low), float(high), (1 + larger) / (1 + draws))
+
+
+def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """How often a difference of means at least as large comes about between seeds alone: Welch's test, two-sided.
+
+    Not paired: the same seed draws other numbers for another model. None where one side has fewer than two seeds, or
+    all are alike.
+    """
+    if min(len(first), len(second)) < 2:
+        return None
+    parts = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
+    if sum(parts) == 0:
+        return None
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, (first, second), strict=True)
+    )
+    return float(2 * stdtr(freedom, -abs(np.mean(second) - np.mean(first)) / sum(parts) ** 0.5))
+
+
+def _averaged(models: Sequence[Sequence[Gallery]]) -> list[Sums]:
+    """Of each gallery what was found, averaged over the models."""
+    averaged = []
+    for galleries in zip(*models, strict=True):
+        sums = [_sums(gallery) for gallery in galleries]
+        for other in sums[1:]:
+            _check_same_queries(sums[0], other)
+        averaged.append(Sums(np.mean([one.found for one in sums], 0), sums[0].asked))
+    return averaged
+
+
+def _check_same_queries(one: Sums, other: Sums) -> None:
+    if not np.array_equal(one.asked, other.asked):
+        raise ValueError("a paired test takes two models on the same data, but these asked different queries.")
 
 
 def _sums(gallery: Gallery) -> Sums:

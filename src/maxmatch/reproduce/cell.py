@@ -25,13 +25,15 @@ SAID = "maxmatch: "
 def work(job: Job, device: str | None = None) -> None:
     """Train what is missing, measure, and write the result."""
     from maxmatch.reproduce.measure import measure
+    from maxmatch.reproduce.ranks import write_ranks
     from maxmatch.training.loop import train
 
     started = time.monotonic()
     for recipe, folder in zip(job.recipes, job.members, strict=True):
         train(recipe, folder, resume=True, device=device, show_progress=False)
-    found = measure(job, device)
-    job.finish({**found, "seconds": time.monotonic() - started})
+    measured = measure(job, device)
+    ranks = write_ranks(job.folder, measured.search)  # first: a job with a result has them
+    job.finish({**measured.found, "ranks": ranks, "seconds": time.monotonic() - started})
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from maxmatch.evaluation.tables import Cell, Column, Table
+from maxmatch.reproduce.against import Against, against
 from maxmatch.reproduce.jobs import Job
 from maxmatch.reproduce.planning import Plan, PlannedLine
 from maxmatch.reproduce.sweep import Outcome
@@ -20,16 +22,30 @@ _COLLAPSE = (
     ("slots_used", "used", ".0%", "slots"),
     ("pairing_stability", "stable", ".0%", "slots"),
 )
+_AGAINST = (
+    ("rsum_difference", "RSUM", "+.1f"),
+    ("interval", "95 %", ".1f"),
+    ("p", "p", ".4f"),
+    ("p_seeds", "p seeds", ".4f"),
+)
 _QUICK = (
     "A quick version: small data, a small model, little training. It shows that all works, not which row is better."
 )
+_TESTED = (
+    "Against another: its mean RSUM is taken off. 95 % and p are of the paired test over images (bootstrap, "
+    "permutation), what a query finds averaged over the seeds: what other images would change. p seeds is of Welch's "
+    "test over the seeds: what other seeds would change. A difference stands where both are small; they are not "
+    "corrected for the number of lines."
+)
 Outcomes = Mapping[Path, Outcome]
+Tests = Sequence[Against | None]
+"""One for each line of a plan; none at all where nothing was tested."""
 
 
-def compared(plan: Plan, outcomes: Outcomes) -> list[dict[str, Any]]:
+def compared(plan: Plan, outcomes: Outcomes, tests: Tests = ()) -> list[dict[str, Any]]:
     """For each line what the paper reports and what we found: all figures, by name. For machines."""
     rows = []
-    for planned in plan.lines:
+    for planned, test in zip(plan.lines, tests or [None] * len(plan.lines), strict=True):
         found = _figures(planned, outcomes)
         names = list(dict.fromkeys(name for figures in found for name in figures))
         ours = {name: _spread([figures[name] for figures in found if name in figures]) for name in names}
@@ -40,6 +56,7 @@ def compared(plan: Plan, outcomes: Outcomes) -> list[dict[str, Any]]:
                 "group": planned.line.group,
                 "paper": dict(planned.line.paper),
                 "ours": ours,
+                "against_reference": test and test._asdict(),
                 "runs": [str(job.folder) for job in planned.jobs],
                 "failed": failed,
                 "not_trained": planned.why_none,
@@ -48,12 +65,13 @@ def compared(plan: Plan, outcomes: Outcomes) -> list[dict[str, Any]]:
     return rows
 
 
-def table(plan: Plan, outcomes: Outcomes) -> Table:
+def table(plan: Plan, outcomes: Outcomes, tests: Tests = ()) -> Table:
     """The table for people."""
-    return _by_slot(plan, outcomes) if plan.target.kind == "slots" else _by_line(plan, outcomes)
+    return _by_slot(plan, outcomes) if plan.target.kind == "slots" else _by_line(plan, outcomes, tests)
 
 
-def _by_line(plan: Plan, outcomes: Outcomes) -> Table:
+def _by_line(plan: Plan, outcomes: Outcomes, tests: Tests) -> Table:
+    tested, over = any(tests), f"against {plan.target.against}"
     names = plan.target.figures
     lines = [_figures(planned, outcomes) for planned in plan.lines]
     ours = [_known(name, [figures for line in lines for figures in line]) for name in names]
@@ -62,11 +80,12 @@ def _by_line(plan: Plan, outcomes: Outcomes) -> Table:
         *(Column(heading, heading) for heading in plan.target.headings),
         *(Column(_heading(name), f"paper_{name}", ".2f" if _is_rsum(name) else ".1f", "paper") for name in reported),
         *(Column(_heading(name), name, ".1f", "ours") for name in dict.fromkeys(ours)),
-        *(Column(heading, name, form, over) for name, heading, form, over in _COLLAPSE),
+        *(Column(heading, name, form, above) for name, heading, form, above in _COLLAPSE),
+        *(Column(heading, name, form, over) for name, heading, form in _AGAINST if tested),
     ]
     rows: list[list[Cell]] = []
     rules, notes, group = [], [], ""
-    for planned, found in zip(plan.lines, lines, strict=True):
+    for planned, found, test in zip(plan.lines, lines, tests or [None] * len(lines), strict=True):
         if planned.line.group != group:
             group = planned.line.group
             rules.append(len(rows))
@@ -74,12 +93,14 @@ def _by_line(plan: Plan, outcomes: Outcomes) -> Table:
         cells: list[Cell] = [*planned.line.title, *(planned.line.paper.get(name) for name in reported)]
         cells += [_shown(found, name, ".1f") for name in dict.fromkeys(ours)]
         cells += [_shown(found, name, form) for name, _, form, _ in _COLLAPSE]
+        cells += _difference(test) if tested else []
         failures = _failures(planned, outcomes)
         if failures and not found:
             cells[len(planned.line.title) + len(reported)] = "failed"
         notes += [f"{_called(planned)}: {failure}" for failure in failures]
         rows.append(cells)
-    return Table(columns, rows, [*_notes(plan, outcomes), *notes], rules)
+    explained = [_TESTED] if tested else []
+    return Table(columns, rows, [*_notes(plan, outcomes), *explained, *notes], rules)
 
 
 def _by_slot(plan: Plan, outcomes: Outcomes) -> Table:
@@ -114,7 +135,25 @@ def _by_slot(plan: Plan, outcomes: Outcomes) -> Table:
         rows.append(row)
     told = "log(Var.): the paper gives one figure for both modalities, measured on Flickr30k."
     failed = [f"{_called(line)}: {failure}" for line in plan.lines for failure in _failures(line, outcomes)]
-    return Table(columns, rows, [*_notes(plan, outcomes), told, *failed], [sizes["image"] + 1, len(kept)])
+    differences = [
+        f"{_called(line)} against {_called(other)}: {_said(test)}."
+        for other, line in combinations(plan.lines, 2)
+        if (test := against(line, other, outcomes)) is not None
+    ]
+    differences += [_TESTED] if differences else []
+    notes = [*_notes(plan, outcomes), told, *differences, *failed]
+    return Table(columns, rows, notes, [sizes["image"] + 1, len(kept)])
+
+
+def _difference(test: Against | None) -> list[Cell]:
+    if test is None:
+        return [None] * len(_AGAINST)
+    return [test.rsum, f"{test.low:+.1f} … {test.high:+.1f}", test.p, test.p_seeds]
+
+
+def _said(test: Against) -> str:
+    seeds = "" if test.p_seeds is None else f", p seeds {test.p_seeds:.4f}"
+    return f"RSUM {test.rsum:+.1f}, 95 % {test.low:+.1f} … {test.high:+.1f}, p {test.p:.4f}{seeds}"
 
 
 def one_line(job: Job, outcome: Outcome) -> str:

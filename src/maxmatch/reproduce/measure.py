@@ -1,7 +1,7 @@
 """All figures of a trained model that the paper's tables speak of, from one encoding of the split."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,7 +9,7 @@ from maxmatch.data.items import Dataset, Split
 from maxmatch.data.loading import load_data
 from maxmatch.evaluation.elements import element_analysis
 from maxmatch.evaluation.encoding import encode_items
-from maxmatch.evaluation.protocol import evaluate
+from maxmatch.evaluation.protocol import Gallery, evaluate
 from maxmatch.evaluation.retrieval import chance
 from maxmatch.evaluation.scores import Member
 from maxmatch.model import SetEncoder
@@ -20,7 +20,14 @@ from maxmatch.training.run_folder import RunFolder
 _WHOLE_COCO = "testall"  # of precomp folders, where "test" is a fifth of it
 
 
-def measure(job: Job, device: str | None = None) -> dict[str, Any]:
+class Measured(NamedTuple):
+    """What came out: the result, for JSON, and the search among the whole split that its RSUM is of."""
+
+    found: dict[str, Any]
+    search: Gallery
+
+
+def measure(job: Job, device: str | None = None) -> Measured:
     """The figures of a job whose models are trained, the split they were measured on and how many images it has.
 
     Beside those of retrieval: `image_slot_1_rsum` … with one slot kept (tab:5), and RSUM by further similarities of the
@@ -32,7 +39,8 @@ def measure(job: Job, device: str | None = None) -> dict[str, Any]:
     name = split_for(dataset, recipe, job.split)
     split = dataset.split(name)
     members = [_member(*one, split, device) for one in zip(job.recipes, job.members, strict=True)]
-    found = dict(evaluate(members, pair=pair, protocol=job.protocol).figures)
+    result = evaluate(members, pair=pair, protocol=job.protocol)
+    found = dict(result.figures)
     first = members[0].encoded
     found |= {"chance_rsum": chance(*(first.groups[side].cpu() for side in pair))["rsum"]}
     if len(members) == 1:
@@ -45,7 +53,8 @@ def measure(job: Job, device: str | None = None) -> dict[str, Any]:
         for similarity in recipe.similarities[1:]:
             other = evaluate([Member(similarity, first, similarity)], pair=pair, protocol="plain")
             found[f"{similarity}_rsum"] = other.figures["rsum"]
-    return {"split": name, "images": len(first.groups[pair[0]]), "figures": found}
+    (search,) = result.galleries["coco_5k_" if "coco_5k_" in result.galleries else ""]
+    return Measured({"split": name, "images": len(first.groups[pair[0]]), "figures": found}, search)
 
 
 def split_for(dataset: Dataset, recipe: Recipe, asked: str | None = None) -> str:

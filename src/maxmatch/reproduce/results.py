@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from maxmatch.evaluation.tables import Table, render
 from maxmatch.files import write_whole
+from maxmatch.reproduce.against import against_reference
 from maxmatch.reproduce.compare import compared, table
+from maxmatch.reproduce.curves import draw_curves
 from maxmatch.reproduce.jobs import Job
 from maxmatch.reproduce.planning import Plan
 from maxmatch.reproduce.sweep import Outcome
@@ -24,17 +26,24 @@ def make_data(jobs: Sequence[Job], say: Callable[[str], object]) -> None:
 
 
 class Written(NamedTuple):
-    """A table as it was written: for people, and with all figures for machines."""
+    """A table as it was written: for people, with all figures for machines, and the files it went to."""
 
     table: Table
     whole: dict[str, Any]
+    files: list[Path]
 
 
 def write(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Written:
-    """Put the table into the folder, as Markdown and as JSON. outcomes: its own, and any of other tables."""
-    target, made = plan.target, table(plan, outcomes)
-    rows = compared(plan, outcomes)
+    """Put the table into the folder, as Markdown and as JSON, and the curves of its models, where they can be drawn.
+
+    outcomes: its own, and any of other tables.
+    """
+    tests = against_reference(plan, outcomes)
+    target, made = plan.target, table(plan, outcomes, tests)
+    rows = compared(plan, outcomes, tests)
     whole = {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}
-    write_whole(plan.options.out / f"{target.name}.json", json.dumps(whole, indent=2) + "\n")
-    write_whole(plan.options.out / f"{target.name}.md", render(made, "markdown") + "\n")
-    return Written(made, whole)
+    files = [plan.options.out / f"{target.name}.{kind}" for kind in ("md", "json")]
+    for file, text in zip(files, (render(made, "markdown"), json.dumps(whole, indent=2)), strict=True):
+        write_whole(file, text + "\n")
+    drawn = draw_curves(plan, outcomes)
+    return Written(made, whole, files if drawn is None else [*files, drawn])
