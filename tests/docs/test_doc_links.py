@@ -45,12 +45,6 @@ def test_every_name_of_the_package_and_every_verb_is_there(page: str) -> None:
         resolve_name(target)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "--8<--" in text_of(page)])
-def test_every_file_that_is_included_is_there(page: str) -> None:
-    for file in re.findall(r'^--8<-- "(.*)"$', text_of(page), re.MULTILINE):
-        assert (ROOT / file).is_file() or not (ROOT / file).parent.is_dir(), f"{page}: {file}"
-
-
 def test_every_page_is_in_the_nav_and_every_entry_of_it_is_a_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(entries(nav)) == sorted(set(PAGES) - {"README.md"}), "nav in mkdocs.yml"
