@@ -89,9 +89,10 @@ def best_of_each(queries: Tensor, candidates: Sequence[Found], k: int, similarit
     size = queries.shape[1]
     ends = np.cumsum([0] + [len(found.ids) for found in candidates])
     planes = np.empty((size, size, ends[-1]), np.float32)
-    for query, found, begin, end in zip(queries.numpy(), candidates, ends[:-1], ends[1:], strict=True):
-        vectors = found.vectors.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
-        planes[:, :, begin:end] = (query @ vectors.T).reshape(size, end - begin, size).transpose(0, 2, 1)
+    for query, found, begin, end in zip(queries, candidates, ends[:-1], ends[1:], strict=True):
+        vectors = as_tensor(found.vectors.reshape(-1, query.shape[1]).astype(np.float32, copy=False))
+        # Not by NumPy, whose threads wait by spinning: products as small as these then take ten times as long.
+        planes[:, :, begin:end] = (query @ vectors.T).view(size, end - begin, size).transpose(1, 2).numpy()
     partners = assign_planes(torch.from_numpy(planes)).numpy()
     matched = np.take_along_axis(planes, partners[:, None], 1)[:, 0]
     scores = np.exp(matched).mean(0) - 1
