@@ -53,7 +53,6 @@ def test_a_search_among_items_that_are_held_is_exact_up_to_its_candidates_and_ne
         for first, second in zip(found, index.search(queries, k=10, exact=True), strict=True):
             assert [(hit.id, hit.metadata) for hit in first] == [(hit.id, hit.metadata) for hit in second]
             assert [hit.score for hit in first] == pytest.approx([hit.score for hit in second], abs=1e-6)
-            assert [hit.matches for hit in first][0][0].query_slot == 0
         index.upsert(["0007"], queries[:1], [{"n": -1}])
         assert index.search(queries[:1], k=1)[0][0].metadata == {"n": -1}
         index.remove(["0007"])

@@ -108,7 +108,7 @@ def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
 
 def _hits(best: Best, fetched: dict[str, str]) -> list[Hit]:
     texts = [fetched.get(name) for name in best.ids] if best.metadata is None else best.metadata
-    scores, partners, cosines = np.float32(best.scores).tolist(), best.partners.tolist(), best.cosines.tolist()
+    scores, partners, cosines = best.scores.astype(np.float32).tolist(), best.partners.tolist(), best.cosines.tolist()
     hits = []
     for name, text, score, met, near in zip(best.ids, texts, scores, partners, cosines, strict=True):
         if text is not None:
