@@ -48,6 +48,7 @@ def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
     """Seconds of the first search and of those after it; milliseconds of a search with the server running."""
     write_photos(folder, count)
     size = sum(path.stat().st_size for path in folder.iterdir()) / count / 2**20
+    print(f"{count} photos of {size:.1f} MB are written", file=sys.stderr, flush=True)
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder.with_name("cache")), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "maxmatch.cli.main"]
     named = ["--model", model]
@@ -63,7 +64,9 @@ def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
         )
         assert done.returncode == 0, done.stderr
         assert len(done.stdout.split()) == 10, done.stdout
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        print(f"maxmatch search: {seconds:.1f} s", file=sys.stderr, flush=True)
+        return seconds
 
     first = search("two dogs in the snow")
     again = [search(f"a man on a beach {number}") for number in range(AGAIN)]

@@ -146,11 +146,12 @@ def cpu_seconds(process: int) -> float:
 async def same_answers(ports: list[int]) -> None:
     """Both servers find the same, whether they are asked one by one or many at once."""
     texts = list(itertools.islice(queries(0), 20))
+    expected: list[set[str]] = []
     for port in ports:
         streams = [await asyncio.open_connection("127.0.0.1", port) for _ in texts]
         asked = (ask(each, port, text) for each, text in zip(streams, texts, strict=True))
         found = [{hit["item"]["key"] for hit in hits} for _, hits in await asyncio.gather(*asked)]
-        expected = found if port == ports[0] else expected
+        expected = expected or found
         same = sum(len(one & other) for one, other in zip(found, expected, strict=True)) / (20 * len(texts))
         assert same >= 0.95, f"of what one server finds the other finds {same:.0%}"
         for _, writer in streams:

@@ -91,6 +91,7 @@ install_import_hook(
         "maxmatch.search.engines.lance_files",
         "maxmatch.search.engines.lance_filter",
         "maxmatch.search.engines.milvus_where",
+        "maxmatch.search.engines.products",
         "maxmatch.search.facts",
         "maxmatch.search.filling",
         "maxmatch.search.folder",

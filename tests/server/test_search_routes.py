@@ -5,13 +5,15 @@ import pytest
 from PIL import Image
 
 from maxmatch.matching.similarity import SIMILARITIES
-from maxmatch.server.schema import DEEPEST
+from maxmatch.server.schema import DEEPEST, SearchResult
 
 SEARCH = "/api/v1/search"
 
 
 def found(response):
     assert response.status_code == 200, response.text
+    as_promised = SearchResult.model_validate(response.json(), strict=True).model_dump(mode="json")
+    assert as_promised == response.json()
     return [hit["item"]["id"] for hit in response.json()["hits"]]
 
 

@@ -75,13 +75,14 @@ def iterm(png: bytes, columns: int, rows: int) -> str:
 
 def blocks(picture: "Image.Image") -> str:
     """Two pixels a character: the upper half in the colour of the letter, the lower in that of the ground."""
-    pixels = picture.convert("RGB").load()
-    assert pixels is not None
+    import numpy as np
+
+    pixels = np.asarray(picture.convert("RGB")).tolist()
     lines = []
     for y in range(0, picture.height - 1, 2):
         cells = []
         for x in range(picture.width):
-            colours = [";".join(map(str, pixels[x, row])) for row in (y, y + 1)]
+            colours = [";".join(map(str, pixels[row][x])) for row in (y, y + 1)]
             cells.append(f"\033[38;2;{colours[0]};48;2;{colours[1]}m▀")
         lines.append("".join(cells) + "\033[0m")
     return "\n".join(lines)

@@ -125,6 +125,17 @@ def _assigned(planes: np.ndarray) -> np.ndarray:
     return assign_planes(torch.from_numpy(planes)).numpy()
 
 
+def _product(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """The cosines of a query's vectors with many; by torch where it is loaded already, since NumPy's threads wait by
+    spinning, and products as small as these then take ten times as long beside other work.
+    """
+    if "torch" not in sys.modules:
+        return query @ vectors.T
+    from maxmatch.checks import as_tensor
+
+    return (as_tensor(query) @ as_tensor(vectors).T).numpy()
+
+
 def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
     """The k best of each query (n, K, D) among its own candidates."""
     if similarity != "maxmatch":
@@ -139,7 +150,7 @@ def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, simil
     planes = np.empty((size, size, ends[-1]), np.float32)
     for query, found, begin, end in zip(queries, candidates, ends[:-1], ends[1:], strict=True):
         vectors = found.vectors.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
-        planes[:, :, begin:end] = (query @ vectors.T).reshape(size, end - begin, size).transpose(0, 2, 1)
+        planes[:, :, begin:end] = _product(query, vectors).reshape(size, end - begin, size).transpose(0, 2, 1)
     partners = _assigned(planes)
     cosines = matched(planes, partners)
     scores = np.exp(cosines).mean(0) - 1

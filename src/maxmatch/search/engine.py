@@ -120,6 +120,11 @@ class Engine(Protocol):
         that its recall is to be measured again.
         """
 
+    def hold(self) -> None:
+        """From now on keep the items in memory, if they fit, for one who searches often; `candidates` may then be those
+        of all inner products, whatever the effort. Recall is measured without.
+        """
+
     def check(self) -> None:
         """Look for damage that reading alone does not show; ValueError that names the file. A server checks itself."""
 

@@ -107,10 +107,10 @@ def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
 
 def _hits(best: Best, fetched: dict[str, str]) -> list[Hit]:
     texts = [fetched.get(name) for name in best.ids] if best.metadata is None else best.metadata
+    scores, partners, cosines = best.scores.astype(np.float32).tolist(), best.partners.tolist(), best.cosines.tolist()
     hits = []
-    for place, (name, text) in enumerate(zip(best.ids, texts, strict=True)):
-        pairs = enumerate(zip(best.partners[place].tolist(), best.cosines[place].tolist(), strict=True))
-        matches = [Match(slot, partner, cosine) for slot, (partner, cosine) in pairs if partner >= 0]
+    for name, text, score, met, near in zip(best.ids, texts, scores, partners, cosines, strict=True):
         if text is not None:
-            hits.append(Hit(name, float(np.float32(best.scores[place])), matches, json.loads(text)))
+            slots = zip(range(len(met)), met, near, strict=True)
+            hits.append(Hit(name, score, [Match(*slot) for slot in slots if slot[1] >= 0], json.loads(text)))
     return hits

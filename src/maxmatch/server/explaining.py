@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 from torch import Tensor
@@ -41,7 +41,7 @@ def explain(
         raise Refusal(422, "no_pictures", "This model reads features, not pictures: there is nothing to look at.")
     seen = look_at(model, gallery.picture(item.id))
     explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
-    return Explained(item=facts_of(item), slots=_slots(seen), parts=explained)
+    return Explained(item=ItemFacts(**facts_of(item)), slots=_slots(seen), parts=explained)
 
 
 def look_at(model: SetEncoder, source: Path | Image.Image) -> Seen:
@@ -54,21 +54,11 @@ def look_at(model: SetEncoder, source: Path | Image.Image) -> Seen:
     return Seen(model.look("image", picture), [round(side, _DIGITS) for side in box])
 
 
-def facts_of(item: Item) -> ItemFacts:
-    """An item as it goes out."""
-    # Checked already when it was made: a page of results has hundreds of them.
-    return ItemFacts.model_construct(
-        key=item.key,
-        id=item.id,
-        name=item.name,
-        folder=item.folder,
-        taken=item.taken,
-        width=item.width,
-        height=item.height,
-        orientation=item.orientation,
-        bytes=item.bytes,
-        version=f"{item.modified or 0:x}",
-    )
+def facts_of(item: Item) -> dict[str, Any]:
+    """An item as it goes out: an `ItemFacts`, as plain values, for a page of results has hundreds of them."""
+    facts = dict(vars(item))
+    facts["version"] = f"{facts.pop('modified') or 0:x}"
+    return facts
 
 
 def _part(

@@ -60,6 +60,7 @@ class Gallery:
 
     def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
         self.index = index
+        index.engine.hold()
         self.picture = picture
         self.name = name
         self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)

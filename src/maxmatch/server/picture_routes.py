@@ -26,7 +26,7 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/items/{key}", responses=documented(404, 422))
     async def item(key: KeyPath) -> ItemFacts:
         """The facts of a picture."""
-        return facts_of(service.item(key))
+        return ItemFacts(**facts_of(service.item(key)))
 
     @router.get("/items/{key}/thumbnail", response_class=Response, responses={**_WEBP, **documented(404, 422)})
     async def thumbnail(

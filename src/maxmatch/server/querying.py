@@ -23,7 +23,6 @@ from maxmatch.server.uploads import Uploads
 
 _ARRANGED = 500  # of the most relevant, when sorted by date
 _MARGIN = 8  # more than is shown, for near-duplicates that are folded
-_SCANNED_FOR_EACH = 1500  # items that are scored in about the time in which an engine finds candidates for one query
 _REMEMBERED = 512  # sets of texts: whoever pages on, or types the same again, waits for no model
 
 
@@ -154,9 +153,7 @@ class Searcher:
         for (_, where), places in together.items():
             queries = torch.stack([asked[place].sets[0] for place in places])
             most = max(asked[place].k for place in places)
-            # One scan serves all of a batch; candidates are looked for one query after the other.
-            exact = len(places) * _SCANNED_FOR_EACH >= len(self.gallery.state.items)
-            found = self.gallery.index.search(queries, k=most, where=where, exact=exact)
+            found = self.gallery.index.search(queries, k=most, where=where)
             for place, hits in zip(places, found, strict=True):
                 answers[place] = hits[: asked[place].k]
         return answers

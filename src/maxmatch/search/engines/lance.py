@@ -20,6 +20,7 @@ from maxmatch.search.engines.lance_errors import reading, storing
 from maxmatch.search.engines.lance_files import bytes_on_disk, damaged, forget_removed, put_on_disk
 from maxmatch.search.engines.lance_filter import MOST_COLUMNS, literals, metadata_columns, sql
 from maxmatch.search.engines.lance_index import VectorIndex
+from maxmatch.search.engines.products import nearest
 from maxmatch.search.folder import TABLE
 from maxmatch.search.manifest import IndexFolderError
 from maxmatch.search.where import Condition
@@ -88,6 +89,7 @@ class LanceEngine:
         self.table = table
         self.index = VectorIndex(table, place) if trained else None
         self.kept: tuple[int, list[Found]] | None = None
+        self.held = False
 
     @property
     def approximate(self) -> bool:
@@ -123,9 +125,11 @@ class LanceEngine:
     def candidates(
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1.0
     ) -> list[Found]:
-        """The nearest items by the index over the vectors."""
+        """The nearest items by the index over the vectors; where all are in memory, by all inner products."""
         assert self.index is not None
         with reading(self.path):
+            if self.held and where is None and self._fits():
+                return nearest(queries, self._all_in_memory(), count)
             search = self.table.search(list(queries), vector_column_name="vector").distance_type("l2")
             search = search.nprobes(self.index.probes(effort)).limit(count)
             if where is not None:
@@ -145,16 +149,20 @@ class LanceEngine:
             search = self.table.search().select(_FOUND)
             if where is not None:
                 search = search.where(self._sql(where))
-            elif self.table.count_rows() * self.place.width * 4 <= _KEPT_BYTES:
-                yield from self._all_in_memory(search, block)
+            elif self._fits():
+                yield from self._all_in_memory(block)
                 return
             for batch in search.to_batches(batch_size=block):
                 yield _found(pa.Table.from_batches([batch]))
 
-    def _all_in_memory(self, search: Any, block: int) -> list[Found]:
+    def _fits(self) -> bool:
+        return int(self.table.count_rows()) * self.place.width * 4 <= _KEPT_BYTES
+
+    def _all_in_memory(self, block: int = 2048) -> list[Found]:
         version = self.table.version
         kept = self.kept  # looked at once: another thread may read a newer version meanwhile
         if kept is None or kept[0] != version:
+            search = self.table.search().select([*_FOUND, "metadata"])
             found = [_found(pa.Table.from_batches([batch])) for batch in search.to_batches(batch_size=block)]
             found = [each._replace(vectors=np.array(each.vectors, np.float32)) for each in found]
             if self.table.version != version:  # someone wrote meanwhile
@@ -207,6 +215,10 @@ class LanceEngine:
         if thorough:
             forget_removed(self.path)
         return trained
+
+    def hold(self) -> None:
+        """Search in memory."""
+        self.held = True
 
     def check(self) -> None:
         """Compare every file with its checksum."""

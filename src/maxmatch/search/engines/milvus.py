@@ -84,8 +84,7 @@ class Milvus:
 
     def add(self, rows: Rows) -> None:
         """Store new items."""
-        # Milvus keeps no two items of one id apart when an answer is lost and the call repeated; replacing does.
-        self.upsert(rows)
+        self.upsert(rows)  # for an answer may be lost, and the call repeated: adding would then store them twice
 
     def upsert(self, rows: Rows) -> None:
         """Store items; those whose id is stored already are replaced."""
@@ -207,8 +206,8 @@ class Milvus:
 
     def version(self) -> tuple[int, int]:
         """How many items there are, and when the last was added: what is replaced counts as added anew."""
-        newer = self._query(f"added > {self._newest}", ["added"], limit=MOST_FOUND)
-        self._newest = max(self._newest, *(int(row["added"]) for row in newer), -1)
+        rows = self._query(f"added > {self._newest}", ["added"], limit=MOST_FOUND)
+        self._newest = max([self._newest, *(int(row["added"]) for row in rows)])
         return self.count(), self._newest
 
     def optimise(self, thorough: bool = False) -> bool:
@@ -229,6 +228,9 @@ class Milvus:
                     )
                 time.sleep(0.2)
         return True
+
+    def hold(self) -> None:
+        """They are in the server's."""
 
     def check(self) -> None:
         """A server looks after its own files."""

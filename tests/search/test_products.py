@@ -1,0 +1,72 @@
+"""The nearest of items in memory are those of the whole matrix of products."""
+
+import numpy as np
+import pytest
+from made_sets import aligned_sets
+
+from maxmatch import SetIndex
+from maxmatch.search.engine import Found
+from maxmatch.search.engines.products import nearest
+
+
+def blocks_of(vectors, sizes, metadata=True):
+    names = [f"item {place}" for place in range(len(vectors))]
+    blocks, start = [], 0
+    for size in sizes:
+        part = slice(start, start + size)
+        texts = [f'{{"of": "{name}"}}' for name in names[part]] if metadata else None
+        blocks.append(Found(names[part], np.arange(start, start + size), vectors[part].copy(), texts))
+        start += size
+    assert start == len(vectors)
+    return blocks
+
+
+@pytest.mark.parametrize("sizes", [[40], [7, 0, 20, 13], [1] * 40])
+@pytest.mark.parametrize("count", [1, 9, 40, 99])
+def test_they_are_those_of_the_largest_products_with_all_that_belongs_to_them(sizes, count):
+    generator = np.random.default_rng(count)
+    vectors, queries = (generator.normal(size=(n, 6)).astype(np.float32) for n in (40, 5))
+    for query, found in zip(queries, nearest(queries, blocks_of(vectors, sizes), count), strict=True):
+        expected = set(np.argsort(-(vectors @ query))[:count].tolist())
+        assert {f"item {place}" for place in expected} == set(found.ids)
+        assert len(found.ids) == min(count, 40)
+        assert [f"item {place}" for place in found.added] == found.ids
+        assert (found.vectors == vectors[found.added]).all()
+        assert found.metadata == [f'{{"of": "{name}"}}' for name in found.ids]
+
+
+def test_of_no_items_none_is_found_and_metadata_that_are_not_there_are_not_made_up():
+    queries = np.ones((2, 6), np.float32)
+    assert [found.ids for found in nearest(queries, [], 3)] == [[], []]
+    vectors = np.eye(4, 6, dtype=np.float32)
+    assert nearest(queries, blocks_of(vectors, [2, 2], metadata=False), 3)[0].metadata is None
+
+
+def test_a_search_among_items_that_are_held_is_exact_up_to_its_candidates_and_never_old(tmp_path):
+    items, queries = aligned_sets(2000, 5)
+    settings = {"train_from": 1_000}
+    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
+        index.add([f"{place:04d}" for place in range(2000)], items, [{"n": place} for place in range(2000)])
+        assert index.engine.approximate
+        index.engine.hold()
+        found = index.search(queries, k=10, candidates=2000)
+        for first, second in zip(found, index.search(queries, k=10, exact=True), strict=True):
+            assert [(hit.id, hit.metadata) for hit in first] == [(hit.id, hit.metadata) for hit in second]
+            assert [hit.score for hit in first] == pytest.approx([hit.score for hit in second], abs=1e-6)
+        index.upsert(["0007"], queries[:1], [{"n": -1}])
+        assert index.search(queries[:1], k=1)[0][0].metadata == {"n": -1}
+        index.remove(["0007"])
+        assert index.search(queries[:1], k=1)[0][0].id != "0007"
+
+
+def test_recall_is_measured_without_what_is_held_by_others(tmp_path):
+    items, _ = aligned_sets(2000, 5)
+    with SetIndex.create(
+        tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}
+    ) as index:
+        index.add([f"{place:04d}" for place in range(2000)], items)
+        list(index.engine.scan(1000))  # as verify does first
+        before = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
+        index.engine.hold()
+        after = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
+        assert any(set(one.ids) != set(other.ids) for one, other in zip(before, after, strict=True))
