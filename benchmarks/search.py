@@ -79,20 +79,20 @@ def _run_size(options: argparse.Namespace, source: Source, items: int) -> None:
     title = prepare(place, source, items, options.asked, options.tuning)
     print(f"{items:,} × {source.size} × {source.width}: {title}", file=sys.stderr, flush=True)
     for name in missing:
-        smaller = _smaller(options, source.width, items, name)
+        path, smaller = _path(options.work, source.width, items, name), _smaller(options, source.width, items, name)
         seconds = 60 * options.most_minutes
         reason = _left_out(CONTENDERS[name], items, smaller, seconds, options.work)
         rows: dict[str, Any] = {}
         if reason is None:
             try:
-                rows = run_row(name, items, place, place / "row", seconds)
+                rows = run_row(name, items, place, path.with_suffix(""), seconds)
             except TooLong:
                 reason = f"stopped after {options.most_minutes:.0f} minutes"
             except (RuntimeError, AssertionError) as error:
                 print(f"  {name}: FAILED ({error})", file=sys.stderr, flush=True)
                 continue
         facts = {"name": name, "items": items, "width": source.width, "title": title, "left_out": reason, "rows": rows}
-        write_whole(_path(options.work, source.width, items, name), json.dumps(facts, indent=1) + "\n")
+        write_whole(path, json.dumps(facts, indent=1) + "\n")
         for variant, row in rows.items():
             short = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
             print(f"  {name} {variant}: {short} {row['settings']}", file=sys.stderr, flush=True)

@@ -13,13 +13,16 @@ def running(folder: Path) -> Iterator[int]:
     from milvus import MilvusServer, MilvusServerConfig
 
     server = MilvusServer(MilvusServerConfig(data_dir=str(folder / "server")))
-    server.start()
     try:
+        server.start()
         (folder / MILVUS).write_text(f"http://127.0.0.1:{server.listen_port}")
         (folder / PROCESS).write_text(str(server.server_proc.pid))
         yield server.server_proc.pid
     finally:
-        server.stop()
+        if server.server_proc is not None:
+            server.server_proc.kill()  # its own `stop` waits three seconds and no longer; nothing is lost either way
+            server.server_proc.wait()
+            server.server_proc = None
 
 
 def stored(folder: Path) -> Path:

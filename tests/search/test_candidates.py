@@ -6,6 +6,8 @@ import pytest
 from made_sets import ENGINES, aligned_sets, unit_sets
 
 from maxmatch import SetIndex, score_matrix, top_hits
+from maxmatch.search.engine import Place
+from maxmatch.search.engines.lance import cache_bytes
 from maxmatch.search.retrieve import Settings, settings_for
 from maxmatch.search.verify import measure, standard_error, wilson
 
@@ -203,6 +205,16 @@ def test_settings_are_as_given_else_as_measured_else_usual(index):
     assert settings_for(tuning, 10, None, None) == Settings(60, 2.0)
     assert settings_for(tuning, 25, None, None) == Settings(180, 2.0)
     assert settings_for(tuning, 5, 7, 0.5) == Settings(7, 0.5)
+
+
+def test_an_index_over_vectors_of_any_size_fits_into_its_cache(tmp_path):
+    place = Place(tmp_path, width=8)
+    assert cache_bytes(place) == 512 * 2**20
+    files = tmp_path / "items.lance" / "_indices" / "one"
+    files.mkdir(parents=True)
+    with (files / "auxiliary.idx").open("wb") as file:
+        file.truncate(2**30)  # takes no room on the disk
+    assert cache_bytes(place) >= 2**30
 
 
 def test_the_interval_is_wilsons():
