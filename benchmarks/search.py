@@ -107,7 +107,7 @@ def _smaller(options: argparse.Namespace, width: int, items: int, name: str) -> 
     for other in sorted((size for size in options.items if size < items), reverse=True):
         path = _path(options.work, width, other, name)
         if path.exists():
-            facts = json.loads(path.read_text())
+            facts: dict[str, Any] = json.loads(path.read_text())
             if facts["left_out"] is not None:
                 return facts
             row = next(iter(facts["rows"].values()))

@@ -145,9 +145,10 @@ def _cpu_seconds(server: Path) -> float:
     return used
 
 
-def _main(phase: str, name: str, items: str, data_folder: str, work: str, variant: Sequence[str]) -> dict[str, Any]:
+def _main(arguments: Sequence[str]) -> dict[str, Any]:
     from benchmarks.search_contenders import CONTENDERS
 
+    phase, name, items, data_folder, work, *variant = arguments
     data, folder, contender = load(Path(data_folder), int(items)), Path(work), CONTENDERS[name]
     libraries: dict[str, float] = {}
     _look("self", libraries)
@@ -162,4 +163,4 @@ def _main(phase: str, name: str, items: str, data_folder: str, work: str, varian
 
 
 if __name__ == "__main__":
-    print(json.dumps(_main(*sys.argv[1:6], sys.argv[6:])))
+    print(json.dumps(_main(sys.argv[1:])))
