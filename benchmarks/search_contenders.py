@@ -1,6 +1,7 @@
 """What the search benchmark compares: each is built in one process, and opened and searched in another."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ def _faiss(description: str, most: int | None = None) -> Contender:
     def build(data: Data, folder: Path) -> dict[str, Any]:
         import faiss
 
+        begin = time.perf_counter()
         size, width = data.queries.shape[1:]
         text = description.format(lists=max(16, data.items // 2000))
         index = faiss.index_factory(size * width, text, faiss.METRIC_INNER_PRODUCT)
@@ -66,7 +68,8 @@ def _faiss(description: str, most: int | None = None) -> Contender:
         for _, sets in data.chunks():
             index.add(sets.reshape(len(sets), -1))
         faiss.write_index(index, str(folder / "faiss"))
-        return _choose(data, folder, _find(index))
+        built = time.perf_counter() - begin
+        return {"build_s": built, **_choose(data, folder, _find(index))}
 
     def open_(data: Data, folder: Path, variant: str) -> Search:
         import faiss
@@ -96,6 +99,7 @@ def _build_maxsim(data: Data, folder: Path) -> dict[str, Any]:
     import pyarrow as pa
     from lancedb.index import IvfPq
 
+    started = time.perf_counter()
     size, width = data.queries.shape[1:]
     one = pa.list_(pa.float32(), width)
     schema: Any = pa.schema([("place", pa.int64()), ("vectors", pa.list_(one))])
@@ -105,7 +109,8 @@ def _build_maxsim(data: Data, folder: Path) -> dict[str, Any]:
         vectors = pa.ListArray.from_arrays(pa.array(np.arange(len(sets) + 1, dtype=np.int32) * size), inner)
         table.add(pa.table([pa.array(np.arange(begin, begin + len(sets))), vectors], schema=schema))
     table.create_index("vectors", config=IvfPq(distance_type="cosine", num_sub_vectors=width // 16))
-    return _choose(data, folder, _find_maxsim(folder))
+    built = time.perf_counter() - started
+    return {"build_s": built, **_choose(data, folder, _find_maxsim(folder))}
 
 
 def _find_maxsim(folder: Path) -> Find:
