@@ -1,115 +1,142 @@
-"""Finding the ten best of many sets: `python -m benchmarks.search`. Build time, disk, memory, latency, recall.
+"""Finding the ten best of many sets: build time, disk, memory, latency, throughput and recall of each way, in one run.
 
-Each contender runs in a process of its own, on the same items. Memory is the highest resident size, of building and
-searching together; for those that map files it counts what the system could take back.
+    python -m benchmarks.search --sets images.npy --queries captions.npy --work FOLDER
+
+Real sets (n, 4, D), of images and of captions, in .npy files or folders of `maxmatch encode`, are tiled and perturbed
+to each size (benchmarks/search_sources.py says how); several files for several widths. Without them sets are made up.
+
+Every contender is built in a process of its own and searched in another, which opens what was built. Settings (how
+many candidates, what effort) are chosen with other queries than those that are measured. First of all the exact
+answers are compared with a search of all permutations, and the exact search of each index with the answers. A row is a
+JSON file in the folder: the same command goes on where it was stopped, and prints the whole table as Markdown.
 """
 
 import argparse
 import json
-import resource
-import statistics
-import subprocess
+import re
+import shutil
 import sys
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from benchmarks.search_data import Data, prepare
+from benchmarks.search_contenders import CONTENDERS, Contender
+from benchmarks.search_data import ITEMS, prepare
+from benchmarks.search_rows import TooLong, run_row
+from benchmarks.search_sources import Made, Source, Tiled
+from benchmarks.search_table import table
+from maxmatch.files import write_whole
 
 _SIZE = 4
-_SINGLE = 50
-_ENOUGH_SECONDS = 60.0
+_ROOM_MB = 2048  # left free on the disk and in memory
 
 
-def measure(name: str, data: Data, folder: Path) -> dict[str, float]:
-    """Build, then ask one query after the other, then all at once."""
-    from benchmarks.search_contenders import CONTENDERS
-
-    begin = time.perf_counter()
-    search = CONTENDERS[name](data, folder)
-    built = time.perf_counter() - begin
-    search(data.queries[:1])
-    times, started = [], time.perf_counter()
-    for query in data.queries[:_SINGLE]:
-        begin = time.perf_counter()
-        search(query[None])
-        times.append(time.perf_counter() - begin)
-        if time.perf_counter() - started > _ENOUGH_SECONDS:
-            break
-    begin = time.perf_counter()
-    found = search(data.queries)
-    together = time.perf_counter() - begin
-    shares = [len(set(mine) & set(true)) / len(true) for mine, true in zip(found, data.truth.tolist(), strict=True)]
-    ordered = sorted(times)
-    return {
-        "build_s": built,
-        "disk_mb": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20,
-        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
-        "p50_ms": 1e3 * statistics.median(ordered),
-        "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))],
-        "batch_qps": len(data.queries) / together,
-        "recall": statistics.mean(shares),
-    }
+def _left_out(
+    contender: Contender, items: int, smaller: dict[str, Any] | None, seconds: float, work: Path
+) -> str | None:
+    """Why a row is not run: what it would take, by the row of the next smaller size, in proportion to the items."""
+    if contender.most is not None and items > contender.most:
+        return f"compared up to {contender.most:,} items"
+    if smaller is None:
+        return None
+    if smaller["left_out"] is not None:
+        return "left out at a smaller size"
+    more = items / smaller["items"]
+    if more * smaller["took_s"] > seconds:
+        return f"would take about {more * smaller['took_s'] / 60:.0f} minutes (bound {seconds / 60:.0f})"
+    free = shutil.disk_usage(work).free / 2**20 - _ROOM_MB
+    disk = more * smaller.get("disk_before_cleaning_mb", smaller["disk_mb"])
+    if disk > free:
+        return f"would take {disk / 2**10:.0f} GB on the disk, of which {free / 2**10:.0f} are free"
+    memory = more * max(smaller["anon_mb"], smaller["build_anon_mb"]) if smaller["in_memory"] else 0.0
+    if memory > _memory_mb() - _ROOM_MB:
+        return f"would take {memory / 2**10:.0f} GB of memory"
+    return None
 
 
-def _in_own_process(name: str, data: Data) -> dict[str, float] | None:
-    with tempfile.TemporaryDirectory(dir=data.path.parent) as folder:
-        np.savez(Path(folder) / "asked.npz", queries=data.queries, truth=data.truth)
-        command = [sys.executable, "-m", "benchmarks.search", "--one", name, str(data.path), str(data.items), folder]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.splitlines()
-    for line in lines[:-1]:
-        print(line, flush=True)
-    return json.loads(lines[-1]) if done.returncode == 0 else None
+def _memory_mb() -> float:
+    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return int(line.split()[1]) / 2**10
 
 
-def _one(name: str, path: str, items: str, folder: str) -> None:
-    asked = np.load(Path(folder) / "asked.npz", allow_pickle=False)
-    work = Path(folder) / "work"
-    work.mkdir()
-    print(json.dumps(measure(name, Data(Path(path), int(items), asked["queries"], asked["truth"]), work)))
+def _sources(options: argparse.Namespace, items: int) -> Iterator[Source]:
+    if options.sets is None:
+        yield from (Made(_SIZE, width, items) for width in options.dim)
+        return
+    asked = options.queries or [None] * len(options.sets)
+    if len(asked) != len(options.sets):
+        raise SystemExit("--queries: as many files as --sets has")
+    yield from (Tiled(*files) for files in zip(options.sets, asked, strict=True))
+
+
+def _run_size(options: argparse.Namespace, source: Source, items: int) -> None:
+    """All rows of one size and width that are not there yet."""
+    names = [name for name in CONTENDERS if not options.only or any(part in name for part in options.only)]
+    place = options.work / f"{source.width}-{items}"
+    missing = [name for name in names if not _path(options.work, source.width, items, name).exists()]
+    if not missing:
+        return
+    title = prepare(place, source, items, options.asked, options.tuning)
+    print(f"{items:,} × {source.size} × {source.width}: {title}", file=sys.stderr, flush=True)
+    for name in missing:
+        path, smaller = _path(options.work, source.width, items, name), _smaller(options, source.width, items, name)
+        seconds = 60 * options.most_minutes
+        reason = _left_out(CONTENDERS[name], items, smaller, seconds, options.work)
+        rows: dict[str, Any] = {}
+        if reason is None:
+            try:
+                rows = run_row(name, items, place, path.with_suffix(""), seconds)
+            except TooLong:
+                reason = f"stopped after {options.most_minutes:.0f} minutes"
+            except (RuntimeError, AssertionError) as error:
+                print(f"  {name}: FAILED ({error})", file=sys.stderr, flush=True)
+                continue
+        facts = {"name": name, "items": items, "width": source.width, "title": title, "left_out": reason, "rows": rows}
+        write_whole(path, json.dumps(facts, indent=1) + "\n")
+        for variant, row in rows.items():
+            short = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
+            print(f"  {name} {variant}: {short} {row['settings']}", file=sys.stderr, flush=True)
+        if reason:
+            print(f"  {name}: left out, {reason}", file=sys.stderr, flush=True)
+    if not options.keep_items:
+        (place / ITEMS).unlink()
+
+
+def _smaller(options: argparse.Namespace, width: int, items: int, name: str) -> dict[str, Any] | None:
+    """What the largest smaller size took, if it is there."""
+    for other in sorted((size for size in options.items if size < items), reverse=True):
+        path = _path(options.work, width, other, name)
+        if path.exists():
+            facts: dict[str, Any] = json.loads(path.read_text())
+            if facts["left_out"] is not None:
+                return facts
+            row = next(iter(facts["rows"].values()))
+            return {**row, "items": other, "left_out": None}
+    return None
+
+
+def _path(work: Path, width: int, items: int, name: str) -> Path:
+    return work / f"{width}-{items}" / (re.sub("[^a-z0-9]+", "-", name.lower()) + ".json")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000], help="1000000 takes half an hour")
-    parser.add_argument("--dim", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--sets", type=Path, help="real sets (n, 4, D), .npy or .safetensors: tiled and perturbed")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=Path, nargs="+", help="sets of images, a file or folder for each width")
+    parser.add_argument("--queries", type=Path, nargs="+", help="sets of captions, likewise")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for the rows, and for what is being built")
+    parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--dim", type=int, nargs="+", default=[256, 1024], help="widths of sets that are made up")
+    parser.add_argument("--asked", type=int, default=300, help="queries that are measured")
+    parser.add_argument("--tuning", type=int, default=200, help="other queries, to choose settings with")
+    parser.add_argument("--most-minutes", type=float, default=45, help="a row that would take longer is left out")
     parser.add_argument("--only", nargs="+", help="parts of contenders' names")
-    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--keep-items", action="store_true", help="leave the file of items when a size is done")
     options = parser.parse_args()
-    if options.one:
-        _one(*options.one)
-        return
-    from benchmarks.search_contenders import CONTENDERS
-    from benchmarks.timing import describe_machine
-
-    print(describe_machine())
-    chosen = [name for name in CONTENDERS if not options.only or any(part in name for part in options.only)]
-    for width in options.dim:
-        for items in options.items:
-            with tempfile.TemporaryDirectory(dir=options.folder) as place:
-                data = prepare(Path(place), items, _SIZE, width, options.queries, options.sets)
-                real = "real, tiled" if options.sets else "made up"
-                print(f"\n{items:,} items × {_SIZE} × {width} ({real}), {options.queries} queries, the ten best")
-                heads = "".join(
-                    f"{head:>9}" for head in ("build s", "disk MB", "mem MB", "p50 ms", "p95 ms", "QPS", "recall")
-                )
-                print(f"  {'':<36}{heads}")
-                for name in chosen:
-                    row = _in_own_process(name, data)
-                    if row is None:
-                        print(f"  {name:<36}failed", flush=True)
-                        continue
-                    print(
-                        f"  {name:<36}{row['build_s']:>9.1f}{row['disk_mb']:>9.0f}{row['memory_mb']:>9.0f}"
-                        f"{row['p50_ms']:>9.1f}{row['p95_ms']:>9.1f}{row['batch_qps']:>9.1f}{row['recall']:>9.4f}",
-                        flush=True,
-                    )
+    options.work.mkdir(parents=True, exist_ok=True)
+    for items in sorted(options.items):
+        for source in _sources(options, items):
+            _run_size(options, source, items)
+    print(table(options.work))
 
 
 if __name__ == "__main__":

@@ -1,73 +1,105 @@
-"""What the search benchmark compares: each builds from the items, and then finds ten for each query."""
+"""What the search benchmark compares: each is built in one process, and opened and searched in another."""
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.search_data import Data
-from benchmarks.search_milvus import milvus
-from maxmatch import SetIndex, similarity, top_hits
+from benchmarks.search_data import K_BEST, Data, recall_of
+from benchmarks.search_ours import Search, build_index, open_index
+from maxmatch import similarity, top_hits
 
-Search = Callable[[np.ndarray], list[list[int]]]
-Build = Callable[[Data, Path], Search]
-_PROPOSED = 100
+_ENOUGH = 0.99  # of the ten best of the queries for choosing settings
+_LADDER = 9
+_TUNED_WITH = 100
 
-
-def _index(engine: str, **options: Any) -> Build:
-    def build(data: Data, folder: Path) -> Search:
-        size, width = data.queries.shape[1:]
-        index = SetIndex.create(folder / "index", dim=width, set_size=size, engine=engine, stability=1.0, **options)
-        for begin, sets in data.chunks():
-            index.add([str(begin + place) for place in range(len(sets))], sets, optimise=False)
-        index.compact()
-        print(f"    {index.manifest.tuning}", flush=True)
-        return lambda queries: [[int(hit.id) for hit in hits] for hits in index.search(queries, k=10)]
-
-    return build
+Find = Callable[[np.ndarray, int, int], list[np.ndarray]]
+"""Queries, how many candidates, effort -> the places of each query's candidates."""
 
 
-def _memory_map(data: Data, folder: Path) -> Search:
-    """No index at all: `top_hits` on the file of items."""
+class Contender(NamedTuple):
+    """Two functions. build leaves what it made in a folder; open gives the search, with the settings of a variant."""
+
+    build: Callable[[Data, Path], dict[str, Any]]
+    open: Callable[[Data, Path, str], Search]
+    variants: tuple[str, ...] = ("",)
+    most: int | None = None
+    """Items up to which it is compared."""
+    server: bool = False
+    """Whether it needs a Milvus server, whose address is in the folder."""
+    in_memory: bool = False
+    """Whether it holds all vectors in memory, so that this grows with the items."""
+
+
+def _index(engine: str, most: int | None = None, **options: Any) -> Contender:
+    variants = ("",) if engine == "exhaustive" else ("as it chose", "after verify")
+    server = engine == "milvus"
+    return Contender(
+        lambda data, folder: build_index(data, folder, engine, **options), open_index, variants, most, server, server
+    )
+
+
+def _milvus(kind: str, most: int | None = None) -> Contender:
+    return _index("milvus", most, settings={"index": kind, "consistency": "Bounded", "timeout": 600})
+
+
+def _open_map(data: Data, folder: Path, variant: str) -> Search:
     items = data.mapped()
-    return lambda queries: top_hits(torch.from_numpy(queries), items, 10).indices.tolist()
+    return lambda queries: top_hits(torch.from_numpy(queries), items, K_BEST).indices.tolist()
 
 
-def _faiss(description: str, effort: int) -> Build:
-    """FAISS on the flattened sets, its candidates scored exactly."""
+def _faiss(description: str, most: int | None = None) -> Contender:
+    """FAISS on the flattened sets, its candidates scored exactly. As many as it takes for a recall of .99."""
 
-    def build(data: Data, folder: Path) -> Search:
+    def build(data: Data, folder: Path) -> dict[str, Any]:
         import faiss
 
+        begin = time.perf_counter()
         size, width = data.queries.shape[1:]
-        description_ = description.format(lists=max(16, data.items // 2000))
-        index = faiss.index_factory(size * width, description_, faiss.METRIC_INNER_PRODUCT)
+        text = description.format(lists=max(16, data.items // 2000))
+        index = faiss.index_factory(size * width, text, faiss.METRIC_INNER_PRODUCT)
         if not index.is_trained:
             step = max(1, data.items // 60_000)
             index.train(np.ascontiguousarray(data.mapped()[::step].reshape(-1, size * width)))
         for _, sets in data.chunks():
             index.add(sets.reshape(len(sets), -1))
-        faiss.ParameterSpace().set_index_parameter(index, "efSearch" if "HNSW" in description else "nprobe", effort)
         faiss.write_index(index, str(folder / "faiss"))
-        items = data.mapped()
+        built = time.perf_counter() - begin
+        return {"build_s": built, **_choose(data, folder, _find(index))}
 
-        def search(queries: np.ndarray) -> list[list[int]]:
-            _, found = index.search(queries.reshape(len(queries), -1), _PROPOSED)
-            return [_rerank(query, places[places >= 0], items) for query, places in zip(queries, found, strict=True)]
+    def open_(data: Data, folder: Path, variant: str) -> Search:
+        import faiss
 
-        return search
+        return _searching(data, folder, _find(faiss.read_index(str(folder / "faiss"))))
 
-    return build
+    return Contender(build, open_, most=most, in_memory=True)
 
 
-def _maxsim(data: Data, folder: Path) -> Search:
-    """LanceDB's own search of many vectors an item (MaxSim), its hundred best scored exactly."""
+def _find(index: Any) -> Find:
+    import faiss
+
+    def find(queries: np.ndarray, candidates: int, effort: int) -> list[np.ndarray]:
+        if isinstance(index, faiss.IndexHNSW):
+            index.hnsw.efSearch = max(candidates, 4 * effort)
+        else:
+            faiss.extract_index_ivf(index).nprobe = effort
+        _, found = index.search(queries.reshape(len(queries), -1), candidates)
+        return [places[places >= 0] for places in found]
+
+    return find
+
+
+def _build_maxsim(data: Data, folder: Path) -> dict[str, Any]:
+    """LanceDB's own search of many vectors an item (MaxSim), its candidates scored exactly."""
     import lancedb
     import pyarrow as pa
     from lancedb.index import IvfPq
 
+    started = time.perf_counter()
     size, width = data.queries.shape[1:]
     one = pa.list_(pa.float32(), width)
     schema: Any = pa.schema([("place", pa.int64()), ("vectors", pa.list_(one))])
@@ -77,38 +109,66 @@ def _maxsim(data: Data, folder: Path) -> Search:
         vectors = pa.ListArray.from_arrays(pa.array(np.arange(len(sets) + 1, dtype=np.int32) * size), inner)
         table.add(pa.table([pa.array(np.arange(begin, begin + len(sets))), vectors], schema=schema))
     table.create_index("vectors", config=IvfPq(distance_type="cosine", num_sub_vectors=width // 16))
-    items = data.mapped()
+    built = time.perf_counter() - started
+    return {"build_s": built, **_choose(data, folder, _find_maxsim(folder))}
 
-    def search(queries: np.ndarray) -> list[list[int]]:
+
+def _find_maxsim(folder: Path) -> Find:
+    import lancedb
+
+    table = lancedb.connect(folder).open_table("items")
+
+    def find(queries: np.ndarray, candidates: int, effort: int) -> list[np.ndarray]:
         found = []
         for query in queries:
             asked: Any = table.search(query, vector_column_name="vectors")
-            asked = asked.distance_type("cosine").nprobes(32)
-            places = asked.limit(_PROPOSED).select(["place", "_distance"]).to_arrow()["place"].to_numpy()
-            found.append(_rerank(query, places, items))
+            asked = asked.distance_type("cosine").nprobes(2 * effort).limit(candidates).select(["place", "_distance"])
+            found.append(asked.to_arrow()["place"].to_numpy())
         return found
 
-    return search
+    return find
+
+
+def _choose(data: Data, folder: Path, find: Find) -> dict[str, Any]:
+    """The least costly settings that find enough, each twice as costly as the one before, and a note of them."""
+    queries, truth = data.tuning[:_TUNED_WITH], data.tuning_truth[:_TUNED_WITH]
+    items = data.mapped()
+    for step in range(_LADDER):
+        candidates, effort = 5 * K_BEST * 2 ** ((step + 1) // 2), 8 * 2 ** (step // 2)
+        found = [_rerank(*pair, items) for pair in zip(queries, find(queries, candidates, effort), strict=True)]
+        if recall_of(found, truth) >= _ENOUGH:
+            break
+    (folder / "settings.json").write_text(json.dumps([candidates, effort]))
+    return {"settings": {"": f"{candidates} candidates, effort {effort}"}}
+
+
+def _searching(data: Data, folder: Path, find: Find) -> Search:
+    candidates, effort = json.loads((folder / "settings.json").read_text())
+    items = data.mapped()
+    return lambda queries: [
+        _rerank(*pair, items) for pair in zip(queries, find(queries, candidates, effort), strict=True)
+    ]
 
 
 def _rerank(query: np.ndarray, places: np.ndarray, items: np.ndarray) -> list[int]:
     scores = similarity.maxmatch(torch.from_numpy(query[None]), torch.from_numpy(items[places]))[0]
-    return [int(places[place]) for place in scores.topk(min(10, len(places))).indices]
+    return [int(places[place]) for place in scores.topk(min(K_BEST, len(places))).indices]
 
 
-CONTENDERS: dict[str, Build] = {
-    "top_hits on a memory map": _memory_map,
+CONTENDERS: dict[str, Contender] = {
+    "top_hits on a memory map": Contender(lambda data, folder: {}, _open_map),
     "SetIndex, exhaustive": _index("exhaustive"),
     "SetIndex, LanceDB IVF_RQ": _index("lance"),
     "SetIndex, LanceDB IVF_RQ, float16": _index("lance", dtype="float16"),
-    "SetIndex, LanceDB IVF_PQ": _index("lance", settings={"index": "ivf_pq"}),
-    "SetIndex, LanceDB IVF_SQ": _index("lance", settings={"index": "ivf_sq"}),
-    "SetIndex, LanceDB IVF_FLAT": _index("lance", settings={"index": "ivf_flat"}),
-    "SetIndex, Milvus HNSW": milvus("HNSW", "Strong"),
-    "SetIndex, Milvus HNSW, Bounded": milvus("HNSW", "Bounded"),
-    "SetIndex, Milvus IVF_SQ8, Bounded": milvus("IVF_SQ8", "Bounded"),
-    "FAISS HNSW32": _faiss("HNSW32,Flat", 128),
-    "FAISS IVF": _faiss("IVF{lists},Flat", 16),
-    "FAISS IVF, 8 bits": _faiss("IVF{lists},SQ8", 16),
-    "LanceDB MaxSim": _maxsim,
+    "SetIndex, LanceDB IVF_SQ": _index("lance", 100_000, settings={"index": "ivf_sq"}),
+    "SetIndex, LanceDB IVF_FLAT": _index("lance", 100_000, settings={"index": "ivf_flat"}),
+    "SetIndex, Milvus HNSW": _milvus("HNSW"),
+    "SetIndex, Milvus IVF_SQ8": _milvus("IVF_SQ8"),
+    "FAISS IVF, fp16": _faiss("IVF{lists},SQfp16"),
+    "FAISS IVF, 8 bits": _faiss("IVF{lists},SQ8"),
+    "FAISS IVF, RaBitQ": _faiss("IVF{lists},RaBitQ"),
+    "FAISS HNSW32": _faiss("HNSW32,Flat"),
+    "LanceDB MaxSim": Contender(
+        _build_maxsim, lambda data, folder, variant: _searching(data, folder, _find_maxsim(folder))
+    ),
 }

@@ -1,113 +1,113 @@
-"""Sets for the search benchmark: real ones tiled and perturbed to size, or made up with the structure of real ones."""
+"""What one size of the search benchmark is done on: items in a file, queries, and what is truly best."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from maxmatch import top_hits
+from benchmarks.search_sources import Source
+from maxmatch import maximal_assignment, top_hits
+from maxmatch.files import whole, write_whole
 
+K_BEST = 10
+ITEMS = "items.f32"
 _CHUNK = 20_000
-_LATENT = 48
-_NOISE = 0.5  # a copy's cosine with the original is then 0.89
+_CHECKED = (5, 2000)  # queries and items that the exact answers are compared on with a search of all permutations
 
 
 @dataclass(frozen=True)
 class Data:
-    """Items in a file (float32, (n, K, D)), queries, and the true ten best of each query."""
+    """Items in a file (float32, (n, K, D)); queries that are measured, others to choose settings with; the ten best."""
 
-    path: Path
+    folder: Path
     items: int
     queries: np.ndarray
+    tuning: np.ndarray
     truth: np.ndarray
+    scores: np.ndarray
+    tuning_truth: np.ndarray
 
-    def chunks(self, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         """The items in pieces, with the place of the first: read, not mapped, so that memory is what an index takes."""
         size, width = self.queries.shape[1:]
-        with self.path.open("rb") as file:
-            for begin in range(start, self.items, _CHUNK):
+        with (self.folder / ITEMS).open("rb") as file:
+            for begin in range(0, self.items, _CHUNK):
                 count = min(_CHUNK, self.items - begin)
-                file.seek(begin * size * width * 4)
                 yield begin, np.fromfile(file, np.float32, count * size * width).reshape(count, size, width)
 
     def mapped(self) -> np.ndarray:
         """All items, as a memory map."""
-        return np.memmap(self.path, np.float32, "r", shape=(self.items, *self.queries.shape[1:]))
+        return np.memmap(self.folder / ITEMS, np.float32, "r", shape=(self.items, *self.queries.shape[1:]))
 
 
-def prepare(folder: Path, items: int, size: int, width: int, queries: int, real: Path | None) -> Data:
-    """Write the items, and find out what is truly best."""
-    path = folder / f"items-{items}-{width}.f32"
-    random = np.random.default_rng(0)
-    source = _Made(size, width, items) if real is None else _Tiled(real, size, width)
-    with path.open("wb") as file:
-        for begin in range(0, items, _CHUNK):
-            source.items(begin, min(_CHUNK, items - begin)).tofile(file)
-    asked = source.queries(random.choice(items, queries, replace=False))
-    data = Data(path, items, asked, np.empty((queries, 0)))
-    truth = top_hits(torch.from_numpy(asked), data.mapped(), 10)
-    return Data(path, items, asked, truth.indices.numpy())
+def prepare(folder: Path, source: Source, items: int, queries: int, tuning: int) -> str:
+    """Write the items, and the exact answers, unless they are there. What they are, in words."""
+    if not (folder / ITEMS).exists():
+        with whole(folder / ITEMS) as file:
+            for begin in range(0, items, _CHUNK):
+                file.write(source.items(begin, min(_CHUNK, items - begin)).tobytes())
+    note = folder / "data.txt"
+    about = f"{source.title}; {queries} queries"
+    if note.exists():
+        text = note.read_text()
+        if not text.startswith(about):
+            raise SystemExit(f"{folder}: holds rows of other sets ({text}). Choose another folder.")
+        return text
+    asked = source.queries(queries + tuning, items)
+    nothing = np.empty((0, K_BEST))
+    mapped = Data(folder, items, asked, asked, nothing, nothing, nothing).mapped()
+    best = top_hits(torch.from_numpy(asked), mapped, K_BEST)
+    truth, scores = best.indices.numpy(), best.scores.numpy()
+    _check(asked, mapped, truth, scores)
+    with whole(folder / "asked.npz") as file:
+        np.savez(
+            file,
+            queries=asked[:queries],
+            tuning=asked[queries:],
+            truth=truth[:queries],
+            scores=scores[:queries],
+            tuning_truth=truth[queries:],
+        )
+    text = f"{about}; slot i meets slot i in {_aligned(asked, mapped, truth):.1%} of the best hits"
+    write_whole(note, text)
+    return text
 
 
-class _Made:
-    """Every item has a latent point, near one of many centres; each slot sees it through a map of its own."""
-
-    def __init__(self, size: int, width: int, items: int) -> None:
-        random = np.random.default_rng(1)
-        self.maps = random.normal(size=(size, _LATENT, width)).astype(np.float32) / np.sqrt(_LATENT)
-        self.maps *= (1 / np.sqrt(1 + np.arange(_LATENT) / 8))[None, :, None].astype(np.float32)
-        self.offsets = 0.3 * random.normal(size=(size, width)).astype(np.float32)
-        self.centres = random.normal(size=(max(50, items // 200), _LATENT)).astype(np.float32)
-
-    def items(self, begin: int, count: int) -> np.ndarray:
-        return self._sets(self._points(begin, count), np.random.default_rng([2, begin]), 0.4)
-
-    def queries(self, places: np.ndarray) -> np.ndarray:
-        points = np.concatenate([self._points(int(place), 1) for place in places])
-        return self._sets(points, np.random.default_rng(3), 0.8)
-
-    def _points(self, begin: int, count: int) -> np.ndarray:
-        """Of each place by itself, so that a query can be made of one."""
-        noise = [np.random.default_rng([4, place]).normal(size=_LATENT) for place in range(begin, begin + count)]
-        centres = np.random.default_rng(5).permutation(len(self.centres))[
-            np.arange(begin, begin + count) % len(self.centres)
-        ]
-        return (self.centres[centres] + 0.7 * np.array(noise)).astype(np.float32)
-
-    def _sets(self, points: np.ndarray, random: np.random.Generator, noise: float) -> np.ndarray:
-        slots = []
-        for slot, offset in zip(self.maps, self.offsets, strict=True):
-            seen = points + noise * random.normal(size=points.shape).astype(np.float32)
-            slots.append(seen @ slot + offset + 0.2 * random.normal(size=(len(points), slot.shape[1])))
-        return _unit(np.stack(slots, 1))
+def load(folder: Path, items: int) -> Data:
+    """What `prepare` wrote."""
+    asked = np.load(folder / "asked.npz", allow_pickle=False)
+    return Data(folder, items, **{name: asked[name] for name in asked.files})
 
 
-class _Tiled:
-    """Real sets again and again, each copy turned a little; queries are other copies."""
-
-    def __init__(self, path: Path, size: int, width: int) -> None:
-        if path.suffix == ".safetensors":
-            from safetensors.numpy import load_file
-
-            self.sets = next(iter(load_file(path).values()))
-        else:
-            self.sets = np.load(path, mmap_mode="r", allow_pickle=False)
-        if self.sets.shape[1:] != (size, width):
-            raise SystemExit(f"{path}: sets of {self.sets.shape[1:]}, but --dim says {(size, width)}")
-
-    def items(self, begin: int, count: int) -> np.ndarray:
-        return self._copies(np.arange(begin, begin + count), np.random.default_rng([2, begin]))
-
-    def queries(self, places: np.ndarray) -> np.ndarray:
-        return self._copies(places, np.random.default_rng(3))
-
-    def _copies(self, places: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        sets = np.asarray(self.sets[places % len(self.sets)], np.float32)
-        noise = random.normal(size=sets.shape).astype(np.float32) / np.sqrt(sets.shape[2])
-        return _unit(sets + _NOISE * noise)
+def recall_of(found: list[list[int]], truth: np.ndarray) -> float:
+    """The share of the truly best that were found."""
+    shares = [len(set(mine) & set(true)) / len(true) for mine, true in zip(found, truth.tolist(), strict=True)]
+    return float(np.mean(shares))
 
 
-def _unit(sets: np.ndarray) -> np.ndarray:
-    return np.asarray(sets / np.linalg.norm(sets, axis=-1, keepdims=True), np.float32)
+def _check(asked: np.ndarray, items: np.ndarray, truth: np.ndarray, scores: np.ndarray) -> None:
+    """The answers against the best of all permutations: the scores of those found, and that no other item is better."""
+    count, others = _CHECKED
+    some = np.sort(np.random.default_rng(7).permutation(len(items))[:others])
+    for query, found, claimed in zip(asked[:count], truth, scores, strict=False):
+        np.testing.assert_allclose(_by_permutations(query, items[found]), claimed, atol=1e-5)
+        rest = some[~np.isin(some, found)]
+        assert _by_permutations(query, items[rest]).max(initial=-1) <= claimed[-1] + 1e-5, "a better item was not found"
+
+
+def _by_permutations(query: np.ndarray, sets: np.ndarray) -> np.ndarray:
+    cosines = np.einsum("kd,nld->nkl", query.astype(np.float64), sets.astype(np.float64))
+    slots = range(query.shape[0])
+    chosen = np.stack([cosines[:, slots, order] for order in permutations(slots)], 1)
+    best = chosen.sum(2).argmax(1)
+    matched = np.take_along_axis(chosen, best[:, None, None], 1)[:, 0]
+    return np.asarray((np.exp(matched) - 1).mean(1))
+
+
+def _aligned(asked: np.ndarray, items: np.ndarray, truth: np.ndarray) -> float:
+    best = np.stack([items[place] for place in truth[:, 0]])
+    partners = maximal_assignment(torch.from_numpy(np.einsum("nkd,nld->nkl", asked, best)))
+    return float((partners == torch.arange(partners.shape[1])).float().mean())

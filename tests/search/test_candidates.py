@@ -6,8 +6,10 @@ import pytest
 from made_sets import ENGINES, aligned_sets, unit_sets
 
 from maxmatch import SetIndex, score_matrix, top_hits
+from maxmatch.search.engine import Place
+from maxmatch.search.engines.lance import cache_bytes
 from maxmatch.search.retrieve import Settings, settings_for
-from maxmatch.search.verify import wilson
+from maxmatch.search.verify import measure, standard_error, wilson
 
 _COUNT = 3_000
 FAST = [name for name in ENGINES if name != "exhaustive"]
@@ -149,6 +151,31 @@ def test_verify_measures_what_a_search_finds_and_keeps_it(index, data):
     again.close()
 
 
+def test_a_recall_at_the_edge_of_the_target_is_not_enough(index, data, monkeypatch):
+    """Of 100 queries each setting misses one item of fewer: 10, 5, 2, 1."""
+    from maxmatch.search import verify
+
+    queries = data[1].repeat(3, 1, 1)[:100]
+    truth = verify.scan(index.engine, queries, 10, None, index.manifest)
+    missed = {50: 10, 100: 5, 200: 2}
+
+    def found(engine, queries, k, where, manifest, settings):
+        lost = missed.get(settings.candidates, 0) if settings.effort < 3 else 1
+        return [best._replace(scores=best.scores - (place < lost)) for place, best in enumerate(truth)]
+
+    monkeypatch.setattr(verify, "by_candidates", found)
+    shares = [0.0] * 5 + [1.0] * 95
+    assert standard_error(shares) == pytest.approx((0.05 * 0.95 / 99) ** 0.5)
+    for target, candidates in ((0.9, 100), (0.94, 200), (0.95, 200)):  # 0.9, 0.95 and 0.98 less about 0.03, 0.02, 0.01
+        result = measure(index.engine, queries, 10, index.manifest, target, real_queries=True)
+        assert (result.reached, result.chosen.candidates) == (True, candidates)
+
+
+def test_with_its_own_items_an_index_chooses_a_hundred_candidates_at_least(index, data):
+    chosen = measure(index.engine, data[0][:20], 10, index.manifest, 0.1, real_queries=False).chosen
+    assert (chosen.candidates, chosen.effort) == (100, 1)
+
+
 def test_real_queries_decide_whether_a_search_need_not_scan(data, tmp_path, monkeypatch):
     index = SetIndex.create(tmp_path / "index", dim=16, set_size=4, settings={"train_from": 500})
     index.add([str(n) for n in range(_COUNT)], data[0])
@@ -178,6 +205,16 @@ def test_settings_are_as_given_else_as_measured_else_usual(index):
     assert settings_for(tuning, 10, None, None) == Settings(60, 2.0)
     assert settings_for(tuning, 25, None, None) == Settings(180, 2.0)
     assert settings_for(tuning, 5, 7, 0.5) == Settings(7, 0.5)
+
+
+def test_an_index_over_vectors_of_any_size_fits_into_its_cache(tmp_path):
+    place = Place(tmp_path, width=8)
+    assert cache_bytes(place) == 512 * 2**20
+    files = tmp_path / "items.lance" / "_indices" / "one"
+    files.mkdir(parents=True)
+    with (files / "auxiliary.idx").open("wb") as file:
+        file.truncate(2**30)  # takes no room on the disk
+    assert cache_bytes(place) >= 2**30
 
 
 def test_the_interval_is_wilsons():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SCAN_BELOW = 10_000
 _TUNED_WITH = 100  # items
-_TARGET = 0.998  # of items of the index, which are easier to find than real queries
+_TARGET = 0.995  # surely, of items of the index, which are easier to find than real queries
 _log = logging.getLogger("maxmatch")
 
 

@@ -15,7 +15,7 @@ from maxmatch.search.manifest import Manifest, Tuning
 from maxmatch.search.where import Condition
 
 _SCAN_BYTES = 8 * 2**20
-_BATCH_BYTES = 128 * 2**20
+_BATCH_BYTES = 32 * 2**20
 _AT_LEAST = 100
 
 

@@ -30,7 +30,7 @@ _FOUND = ["id", "added", "vector"]
 _AT_ONCE = 1000  # ids in one filter
 _MANY_FILES = 200
 _KEPT = timedelta(minutes=10)  # how long what was replaced stays for those who are reading it
-_CACHE_BYTES = 512 * 2**20
+_CACHE_BYTES = 512 * 2**20  # at least
 _AHEAD_BYTES = 64 * 2**20
 _KEPT_BYTES = 256 * 2**20
 
@@ -74,8 +74,15 @@ def _connect(place: Place) -> Any:
     os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(_AHEAD_BYTES))
     import lancedb
 
-    session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES, metadata_cache_size_bytes=_CACHE_BYTES // 4)
+    session = lancedb.Session(index_cache_size_bytes=cache_bytes(place), metadata_cache_size_bytes=_CACHE_BYTES // 4)
     return lancedb.connect(str(place.folder), read_consistency_interval=timedelta(0), session=session)
+
+
+def cache_bytes(place: Place) -> int:
+    """How much of the index over the vectors is kept in memory: all of it, since a search looks at other parts each
+    time, and one that is a little larger than its cache is read from the files again and again.
+    """
+    return max(_CACHE_BYTES, 3 * bytes_on_disk(place.folder / TABLE / "_indices") // 2)
 
 
 class LanceEngine:
