@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench docs clean
 
 help: ## Print this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -13,7 +13,7 @@ help: ## Print this help
 # Written last, so that an interrupted installation is taken up again.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 test: $(READY) ## Run all tests
@@ -36,5 +36,8 @@ bench: $(READY) ## Print the speed table (CPU, and GPU when there is one)
 	$(BIN)/python -m benchmarks.matching
 	$(BIN)/python -m benchmarks.encoding
 
-clean: ## Remove .venv and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+docs: $(READY) ## Build the docs site into site/; a broken link, reference or snippet fails it
+	$(BIN)/zensical build --strict --clean
+
+clean: ## Remove .venv, the docs site and every cache
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -33,6 +33,7 @@ from maxmatch.files import sync
 from maxmatch.model import SetEncoder
 from maxmatch.onnx_folder import FILE as ONNX
 from maxmatch.readers import TextReader
+from maxmatch.shipped import SHIPPED, shipped_model, shipped_names
 from maxmatch.text import load_tokenizer
 
 FORMAT = "maxmatch.SetEncoder"
@@ -92,10 +93,11 @@ def save(
 
 
 def load(folder: str | Path, device: str | torch.device | None = None) -> SetEncoder:
-    """The model of a folder, or of a repository on the Hugging Face Hub ("organisation/name"), ready to encode.
+    """The model of a folder, one that ships with the package by its name, or of a repository on the Hugging Face Hub
+    ("organisation/name"), ready to encode.
 
-    Only a name of that form which is no folder here is looked up on the hub, and that is said; with HF_HUB_OFFLINE set,
-    only what was fetched before is used.
+    A folder comes before a shipped model of the same name. Only a name of the hub's form which is no folder here is
+    looked up there, and that is said; with HF_HUB_OFFLINE set, only what was fetched before is used.
     """
     folder = _located(folder)
     config = read_config(folder)
@@ -220,9 +222,14 @@ def _located(name: str | Path) -> Path:
         return previous
     if folder.exists():
         raise CheckpointError(f"{folder}: a file. Give the checkpoint's folder; a pickle (.pt, .pth) is never read.")
+    shipped = shipped_model(str(name))
+    if shipped is not None:
+        return shipped
     if isinstance(name, Path) or not _HUB_NAME.fullmatch(name):
+        known = ", ".join(shipped_names()) or f"none: this installation lacks {SHIPPED}"
         raise FileNotFoundError(
-            f"{name}: no such folder. Give a checkpoint's folder, or 'organisation/name' on the hub."
+            f"{name}: no such folder. Give a checkpoint's folder, a model that ships ({known}), "
+            "or 'organisation/name' on the hub."
         )
     return _fetched(name)
 

@@ -15,6 +15,11 @@ def draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
+def user_cache() -> Path:
+    """Where this user's programs keep what they can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
     if path.is_dir() and os.name == "nt":  # Windows opens no folders

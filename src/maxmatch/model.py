@@ -267,7 +267,7 @@ class SetEncoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> "SetEncoder":
-        """A model from a folder or from the Hugging Face Hub ("organisation/name"), on the CPU by default."""
+        """A model by its folder, one that ships ("maxmatch-small"), or "organisation/name" on the hub."""
         from maxmatch.checkpoint import load
 
         return load(folder, device)

@@ -1,10 +1,7 @@
 """A torchvision made for another torch breaks transformers, and so whatever imports it. Find it, say the cure."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 CURE = (
     "the installed torchvision does not fit this torch, and breaks transformers with it. MaxMatch does not need it. "
@@ -41,19 +38,3 @@ def _went_through(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def state() -> tuple[bool, str]:
-    """Whether all is well, and what there is. Imported in a process of its own: a broken one can end it."""
-    if find_spec("torchvision") is None:
-        return True, "not installed (not needed)"
-    done = subprocess.run(
-        [sys.executable, "-c", "import torchvision; print(torchvision.__version__)"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if done.returncode == 0:
-        return True, done.stdout.strip()
-    return False, f"broken: {CURE}"

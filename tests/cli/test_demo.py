@@ -1,5 +1,8 @@
 import json
 
+import pytest
+from PIL import Image
+
 from maxmatch.cli.demo import table
 from maxmatch.cli.main import main
 
@@ -27,6 +30,43 @@ def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys
     assert code == 0
     assert "epoch 1" not in said.err
     assert said.out == table(results) + "\n"
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the page would have been opened on."""
+    asked = []
+    monkeypatch.setattr("maxmatch.cli.serve.serve", lambda folder, **more: asked.append((folder, more)))
+    return asked
+
+
+def test_the_page_opens_on_new_scenes_with_the_demos_own_model(tmp_path, capsys, served, monkeypatch):
+    trained = []
+    monkeypatch.setattr("maxmatch.cli.demo._side_by_side", lambda commands, runs, steps: trained.extend(commands))
+    monkeypatch.setattr("maxmatch.cli.demo._SHOWN", 6)
+    code, said = demo(capsys, tmp_path, "--serve", "--port", "0")
+    assert code == 0, said.err
+    assert trained == ["MaxMatch"]
+    [(folder, more)] = served
+    assert more == {"model": str(tmp_path / "scenes-0"), "port": 0, "open_page": True}
+    shown = sorted(folder.glob("*.png"))
+    assert len(shown) == 6
+    with Image.open(shown[0]) as picture, Image.open(tmp_path / "scenes" / "images" / shown[0].name) as learned:
+        assert picture.size == (192, 192)
+        assert picture.resize(learned.size).tobytes() != learned.tobytes(), "these were learned from"
+
+
+def test_the_page_opens_on_photos_without_any_training(tmp_path, capsys, served):
+    code, said = demo(capsys, tmp_path / "out", "--serve", "--photos", str(tmp_path))
+    assert code == 0, said.err
+    assert served == [(tmp_path, {"port": 8765, "open_page": True})]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", [["--photos", "."], ["--serve", "--json"]])
+def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, served, wrong):
+    assert demo(capsys, tmp_path, *wrong)[0] == 2
+    assert served == []
 
 
 def test_the_table_has_recalls_against_chance_and_collapse_side_by_side():

@@ -1,10 +1,28 @@
 import json
+from importlib import metadata
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from maxmatch.cli import doctor
+from maxmatch.cli import doctor_caches, doctor_machine, doctor_packages
 from maxmatch.cli.main import main
 from maxmatch.torchvision import is_to_blame
+
+METADATA = """Metadata-Version: 2.4
+Name: maxmatch
+Version: 1.2.3
+Provides-Extra: search
+Provides-Extra: milvus
+Provides-Extra: dev
+Requires-Dist: torch>=2.8
+Requires-Dist: numpy>=999
+Requires-Dist: no-such-package>=4
+Requires-Dist: tqdm>=1; sys_platform == "no-such-system"
+Requires-Dist: pyarrow>=15; extra == "search"
+Requires-Dist: no-such-client; extra == "milvus"
+Requires-Dist: no-such-tool; extra == "dev"
+"""
 
 
 def run(capsys, *arguments):
@@ -13,26 +31,176 @@ def run(capsys, *arguments):
     return end.value.code, capsys.readouterr().out
 
 
+@pytest.fixture(autouse=True)
+def no_other_process(monkeypatch):
+    """What is imported in a process of its own takes seconds each; two tests below do it for real."""
+    monkeypatch.setattr(doctor_packages, "_DIFFICULT", {})
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """A distribution of maxmatch with the metadata above."""
+    (tmp_path / "METADATA").write_text(METADATA)
+    about, others = metadata.PathDistribution(tmp_path), metadata.distribution
+    monkeypatch.setattr(metadata, "distribution", lambda name: about if name == "maxmatch" else others(name))
+    return {finding.name: finding for finding in doctor_packages._installed()}
+
+
 def test_findings_come_as_lines_or_as_json(capsys):
     code, lines = run(capsys)
     same, data = run(capsys, "--json")
     assert (code, same) == (0, 0)
-    names = [finding["name"] for finding in json.loads(data)]
-    assert {"python", "torch", "transformers", "numpy", "torchvision", "cpu", "disk", "memory", "timm"} <= set(names)
-    assert [line.split()[1] for line in lines.splitlines()] == names
-    assert {finding["status"] for finding in json.loads(data)} <= {"ok", "note", "fail"}
+    findings = json.loads(data)
+    names = [finding["name"] for finding in findings]
+    assert {"python", "torch", "transformers", "numpy", "torchvision", "cpu", "memory"} <= set(names)
+    assert {"disk here", "browser", "hub cache", "numba cache", "photo indexes", "shipped model"} <= set(names)
+    *shown, verdict = lines.splitlines()
+    for line, finding in zip(shown, findings, strict=True):
+        assert line.startswith(f"{finding['status']:<6}{finding['name']} ")
+        assert finding["cure"] in line
+    assert verdict == "All that is needed is there."
+    assert {finding["status"] for finding in findings} <= {"ok", "note", "fail"}
 
 
-def test_a_package_that_is_missing_fails_with_the_cure(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "_REQUIRED", ("torch", "no-such-package"))
+def test_a_package_that_is_missing_fails_with_the_cure(capsys, installed):
+    assert installed["no-such-package"].status == "fail"
     code, lines = run(capsys)
     assert code == 1
-    assert "not installed. Run: pip install no-such-package" in lines
+    assert "not installed. Run: pip install 'no-such-package>=4'" in lines
+    assert lines.splitlines()[-1].endswith("need mending: numpy, no-such-package.")
+
+
+def test_a_package_that_is_too_old_fails_with_what_is_needed(installed):
+    assert installed["numpy"].status == "fail"
+    assert installed["numpy"].detail == f"{metadata.version('numpy')}, but >=999 is needed."
+    assert installed["torch"].status == "ok"
+    assert installed["torch"].detail == torch.__version__
+
+
+def test_what_other_systems_need_is_not_asked_for(installed):
+    assert "tqdm" not in installed
+
+
+def test_an_extra_that_is_not_installed_is_a_note_and_those_of_developers_are_left_out(installed):
+    assert installed["extra search"].status == "ok"
+    assert installed["extra search"].detail == f"pyarrow {metadata.version('pyarrow')}"
+    assert installed["extra milvus"].status == "note"
+    assert "pip install 'maxmatch[milvus]'" in installed["extra milvus"].cure
+    assert "extra dev" not in installed
+
+
+def test_sources_that_are_not_installed_are_a_note(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    [finding] = doctor_packages._installed()
+    assert finding.status == "note"
+
+
+def test_native_code_for_another_machine_is_found_without_ending_the_doctor(monkeypatch, tmp_path):
+    (tmp_path / "dies_at_once.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    (tmp_path / "says_why.py").write_text("raise ImportError('libnothing.so: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    dead = doctor_packages._loads("dies_at_once", "index", "pip install --force-reinstall dies_at_once")
+    assert dead.status == "fail"
+    assert "ended with -4" in dead.detail
+    said = doctor_packages._loads("says_why", "index", "pip install --force-reinstall says_why")
+    assert "libnothing.so" in said.detail
+    assert said.cure == "Run: pip install --force-reinstall says_why"
+
+
+def test_what_loads_is_shown_with_its_version():
+    assert doctor_packages._loads("json", "nothing", "").detail == json.__version__
+
+
+def test_a_milvus_server_that_does_not_answer_fails_only_when_asked_for(capsys):
+    assert "milvus server" not in run(capsys)[1]
+    found = doctor_packages._milvus("http://127.0.0.1:9")
+    assert found.status == "fail"
+    assert "does not answer" in found.detail
+    assert "expected the address" in doctor_packages._milvus("localhost").detail
+
+
+def test_a_milvus_server_that_answers_is_shown_with_its_version(monkeypatch):
+    from maxmatch.search.engines.milvus_server import Server
+
+    class Client:
+        def get_server_version(self, timeout):
+            return "v2.3.5"
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(Server, "connect", lambda self: Client())
+    found = doctor_packages._milvus("http://localhost:19530")
+    assert (found.status, found.detail) == ("ok", "http://localhost:19530: Milvus 2.3.5")
 
 
 def test_little_room_is_worth_a_note(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "_LITTLE_DISK", 2**70)
-    assert doctor._disk(tmp_path).status == "note"
+    assert doctor_machine._disk("disk", tmp_path).status == "ok"
+    for name in ("_LITTLE_DISK", "_LITTLE_MEMORY", "_LITTLE_SHARED"):
+        monkeypatch.setattr(doctor_machine, name, 2**70)
+    monkeypatch.setattr(doctor_machine, "_SHARED", tmp_path)
+    for finding in (doctor_machine._disk("disk", tmp_path), doctor_machine._memory(), doctor_machine._shared_memory()):
+        assert finding.status == "note"
+        assert finding.cure
+
+
+def test_memory_is_what_a_container_leaves(monkeypatch, tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    monkeypatch.setattr(doctor_machine, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor_machine, "_CGROUP", tmp_path)
+    assert doctor_machine._free_memory() == 8000 * 1024
+    for limit, left in (("max", 8000 * 1024), ("1000000", 600_000), ("300000", 0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("400000\n")
+        assert doctor_machine._free_memory() == left
+    monkeypatch.setattr(doctor_machine, "_MEMORY", tmp_path / "nothing")
+    assert doctor_machine._memory().detail == "unknown on this system"
+
+
+def test_why_there_is_no_gpu_is_said():
+    assert "none found" in doctor_machine._no_gpu(None, False).detail
+    assert "made for the CPU alone" in doctor_machine._no_gpu(None, True).detail
+    assert "CUDA 12.8" in doctor_machine._no_gpu("12.8", True).detail
+
+
+def test_a_browser_is_looked_for_where_the_user_says(monkeypatch):
+    monkeypatch.setenv("MAXMATCH_CHROMIUM", "/nowhere/chromium")
+    assert doctor_machine.chromium_path() is None
+    assert "apt-get install chromium" in doctor_machine._browser().cure
+    monkeypatch.setenv("MAXMATCH_CHROMIUM", "/bin/sh")
+    assert doctor_machine._browser().detail == "/bin/sh"
+
+
+def test_a_cache_that_cannot_be_written_is_a_note_with_the_variable_to_set(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(blocked))
+    assert doctor_caches._photos().status == "note"
+    assert "XDG_CACHE_HOME" in doctor_caches._photos().cure
+    assert "NUMBA_CACHE_DIR" in doctor_caches._compiled().cure
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert "not there yet" in doctor_caches._photos().detail
+    (tmp_path / "new" / "maxmatch" / "photos" / "holidays").mkdir(parents=True)
+    assert "1 folders, 0.0 GiB" in doctor_caches._photos().detail
+
+
+def test_a_model_that_ships_is_there_and_whole(tmp_path):
+    assert doctor_caches._shipped(tmp_path).status == "note"
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert doctor_caches._shipped(tmp_path).status == "fail"
+    save_file({"one": torch.zeros(4), "two": torch.zeros(4)}, folder / "model.safetensors")
+    assert "small, 2 tensors" in doctor_caches._shipped(tmp_path).detail
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-3])
+    damaged = doctor_caches._shipped(tmp_path)
+    assert damaged.status == "fail"
+    assert "model.safetensors: missing or damaged" in damaged.detail
 
 
 def test_other_errors_are_not_blamed_on_torchvision():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import tiny_model, with_statistics
+from tiny_models import saved_model, tiny_model
 
 from maxmatch.cli import progress
 from maxmatch.cli.main import main
@@ -17,9 +17,7 @@ from maxmatch.search.shards import read_manifest, read_shard
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
-    return folder
+    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

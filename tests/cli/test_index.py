@@ -5,7 +5,7 @@ import pytest
 from made_shards import D, K, random_sets, write_shards
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import tiny_model, with_statistics
+from tiny_models import saved_model, tiny_model
 
 from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
@@ -25,9 +25,7 @@ def command(capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
-    return folder
+    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +248,6 @@ def test_bad_input_ends_with_one_and_names_what_is_wrong(
         ("index", "build", "x", "--from", "a", "--sets", "b.npy"),
         ("index", "build", "x", "--sets", "b.npy"),
         ("index", "build", "x", "--from", "a", "--ids", "b.txt"),
-        ("index", "build", "x", "--source", "a"),
         ("index", "build", "x", "--from", "a", "--engine", "milvus"),
         ("index", "remove", "x"),
     ],

@@ -189,21 +189,61 @@ def test_every_model_of_the_pvse_table_can_be_made_from_a_base_of_our_own(data, 
     assert "image_slot_2_rsum" not in one_vector
 
 
-def test_sets_of_one_vector_and_of_eight_are_trained_and_measured(data, tmp_path, capsys, monkeypatch):
+def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(data, tmp_path, capsys, monkeypatch):
+    trained = []
+
+    def counted(job, device):
+        trained.append(job.folder.name)
+        if "-k8-" in job.folder.name:
+            job.write()
+            (job.folder / "log.txt").write_text("Traceback\nmaxmatch: no room for eight.\n")
+            return Done(1)
+        return at_once(job, device)
+
+    monkeypatch.setattr(sweep, "start", counted)
+    out = tmp_path / "out"
+    code, said = run(capsys, *arguments(data, out, "tab:5", "train.epochs=1", "heatmap", target="sizes"))
+    assert code == 1
+    assert len(trained) == len(set(trained)) == 4 + 2  # K = 4 is the third model of the other table
+    assert trained[3].startswith("maxmatch-k8-")  # after which the others went on
+    first, second, third = said.out.strip().split("\n\n")
+    assert first.splitlines()[1].startswith("set size")
+    assert "K = 8: failed: no room for eight." in first
+    assert second.splitlines()[1].startswith("kept")
+    assert third.split() == [str(out / "heatmap.pdf"), str(out / "heatmap.png")]
+    assert "1 of 6 models failed" in said.err
+    assert (out / "sizes.md").exists()
+    assert (out / "elements.json").exists()
+
     monkeypatch.setattr(sweep, "start", at_once)
-    code, said = run(capsys, *arguments(data, tmp_path / "out", "--json", target="sizes"))
+    code, said = run(capsys, *arguments(data, out, "elements", "train.epochs=1", "tab:5", "--json", target="sizes"))
     assert code == 0
-    rows = json.loads(said.out)["rows"]
+    assert said.err.count("(done before)") == 5
+    whole = json.loads(said.out)
+    assert list(whole) == ["sizes", "elements"]
+    for name, one in whole.items():
+        assert one == json.loads((out / f"{name}.json").read_text())
+    rows = whole["sizes"]["rows"]
     assert [row["title"] for row in rows] == [{"set size": f"K = {size}"} for size in (1, 2, 4, 8)]
     for row, size in zip(rows, (1, 2, 4, 8), strict=True):
         assert sum(name.startswith("text_slot_") for name in row["ours"]) == size
         assert row["paper"] == {}
+    assert rows[2]["ours"] == whole["elements"]["rows"][2]["ours"]
+
+
+def test_a_figure_as_json_says_where_its_files_are(uninterrupted, data, capsys):
+    code, said = run(capsys, *arguments(data, uninterrupted[0], "--json", target="heatmap"))
+    assert code == 0
+    files = [str(uninterrupted[0] / f"heatmap.{kind}") for kind in ("pdf", "png")]
+    assert json.loads(said.out) == {"target": "heatmap", "label": "fig:heatmap", "files": files}
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
         (["ablation"], "--data"),
+        (["ablation", "sizse", "--data", "scenes"], "sizes"),
+        (["train.epochs=1", "--data", "scenes"], ""),
         (["ablatoin", "--data", "scenes"], "ablation"),
         (["ablation", "--data", "scenes", "--json", "--latex"], "choose one"),
         (["flickr30k", "--data", "resnext=."], "nothing to train"),

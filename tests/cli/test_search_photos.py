@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from tiny_models import tiny_model
 
+from maxmatch import SetIndex
 from maxmatch.cli.main import main
 
 
@@ -54,9 +55,22 @@ def test_a_picture_finds_itself_and_weighted_words_are_taken(given, capsys):
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 4
 
 
-def test_a_folder_needs_a_model_and_must_be_there(given, tmp_path, capsys):
+def test_an_index_json_of_another_program_makes_no_index_of_a_folder(given, capsys):
     folder, model = given
-    assert run("search", "two dogs", str(folder)) == 2
-    assert "--model" in capsys.readouterr().err
+    (folder / "index.json").write_text('{"photos": ["0.png"]}')
+    assert run("search", "two dogs", str(folder), *model) == 0
+    assert len(capsys.readouterr().out.split()) == 4
+
+
+def test_a_damaged_index_is_no_folder_of_photos(given, tmp_path, capsys):
+    _, model = given
+    SetIndex.create(tmp_path / "index", dim=16, set_size=4).close()
+    (tmp_path / "index" / "index.json").write_text("{")
+    assert run("search", "two dogs", str(tmp_path / "index"), *model) == 1
+    assert "index.json: not readable as JSON" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_named(given, tmp_path, capsys):
+    _, model = given
     assert run("search", "two dogs", str(tmp_path / "nowhere"), *model) == 1
     assert "nowhere" in capsys.readouterr().err

@@ -26,13 +26,6 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
 
 
-def test_a_folder_of_photos_needs_a_model(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.main(["serve", str(tmp_path)])
-    assert end.value.code == 2
-    assert "--model" in capsys.readouterr().err
-
-
 def test_no_id_leads_out_of_the_folder(tmp_path):
     picture = picture_in(tmp_path)
     assert picture("a/b.jpg") == tmp_path / "a" / "b.jpg"

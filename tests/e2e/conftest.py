@@ -1,29 +1,22 @@
 """A real browser before a real server. Debian's Chromium through Playwright, which fetches nothing itself."""
 
 import os
-import shutil
 
 import pytest
 from served import MANY, Running, app_of, make_gallery
 
-CURE = "apt-get install chromium (or set MAXMATCH_CHROMIUM to the path of another Chromium)"
+from maxmatch.cli.doctor_machine import BROWSER_CURE, chromium_path
+
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-
-
-def chromium():
-    """The browser's path, or None."""
-    given = os.environ.get("MAXMATCH_CHROMIUM")
-    names = [given] if given else ["chromium", "chromium-browser", "google-chrome"]
-    return next((path for path in map(shutil.which, names) if path), None)
 
 
 def pytest_collection_modifyitems(items):
     """Where there is no browser, say of each test that it did not run, and the cure."""
-    if chromium() is None:
+    if chromium_path() is None:
         here = os.path.dirname(__file__)
         for item in items:
             if str(item.path).startswith(here):
-                item.add_marker(pytest.mark.skip(reason=f"no browser, not run: {item.name}. Cure: {CURE}"))
+                item.add_marker(pytest.mark.skip(reason=f"no browser, not run: {item.name}. Cure: {BROWSER_CURE}"))
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +37,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        opened = playwright.chromium.launch(executable_path=chromium_path(), args=ARGUMENTS)
         yield opened
         opened.close()
 

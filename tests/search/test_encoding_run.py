@@ -12,7 +12,7 @@ import torch
 from made_data import run, split
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import images_for, texts, tiny_model, with_statistics
+from tiny_models import images_for, saved_model, texts, tiny_model, with_statistics
 
 from maxmatch.data.formats import precomp
 from maxmatch.model import SetEncoder
@@ -28,9 +28,7 @@ FILES = 200
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
-    return folder
+    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

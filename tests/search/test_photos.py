@@ -118,6 +118,18 @@ def test_a_folder_without_photos_is_refused_and_a_broken_note_only_costs_time(mo
         assert [one.id for one in sync(index, model, tmp_path / "pictures").unreadable] == ["b.png"]
 
 
+def test_the_last_photo_is_forgotten_too(model, tmp_path):
+    photo(tmp_path / "pictures" / "a.png", 0)
+    with open_photos(tmp_path / "place", model) as index:
+        sync(index, model, tmp_path / "pictures")
+        (tmp_path / "pictures" / "a.png").unlink()
+        assert sync(index, model, tmp_path / "pictures") == (0, 0, 1, [])
+        assert ids_of(index) == []
+        assert index.search(model.encode_texts(["a dog"]))[0] == []
+        with pytest.raises(DataError, match="no pictures"):
+            sync(index, model, tmp_path / "pictures")
+
+
 def test_a_broken_photo_is_forgotten_even_when_the_work_is_interrupted(model, tmp_path):
     photo(tmp_path / "pictures" / "a.png", 0)
     photo(tmp_path / "pictures" / "b.png", 1)

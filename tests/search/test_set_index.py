@@ -107,6 +107,23 @@ def test_an_open_index_sees_what_another_one_writes(make):
     other.close()
 
 
+def test_the_version_is_another_after_every_write_of_whomever_and_else_the_same(make):
+    index = make()
+    seen = [index.engine.version()]
+    with SetIndex.open(index.folder) as other:
+        for write in (
+            lambda: index.add(["a", "b"], unit_sets(2)),
+            lambda: other.upsert(["a"], unit_sets(2)[1:]),
+            lambda: other.upsert(["a"], unit_sets(2)[:1]),
+            lambda: index.remove(["b"]),
+            lambda: index.add(["b"], unit_sets(1)),
+        ):
+            write()
+            seen.append(index.engine.version())
+            assert index.engine.version() == seen[-1]
+    assert len(set(seen)) == len(seen)
+
+
 def test_sets_come_back_by_their_ids(make):
     items, index = unit_sets(4), make()
     index.add(_ids(4), items)
@@ -158,6 +175,18 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
         (lambda: index.add(["c", "d"], items, [{}]), "a mapping for each of the 2 items, got 1"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": float("nan")}]), "metadata of 'd': not to be written as JSON"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": object()}]), "metadata of 'd': .*object is not JSON"),
+        (lambda: index.add(["c", "d"], items, [{}, {"x": 2**63}]), "metadata of 'd': .*'x': a number of more than 64"),
+        (lambda: index.add(["c", "d"], items, [{}, {"x": -(10**400)}]), "metadata of 'd': .*write it as a text"),
+        (
+            lambda: index.add(["c", "d"], items, [{}, {"x": np.longdouble(1)}]),
+            ".*longdouble is not JSON",
+        ),
+        (lambda: index.search(items, where={"x": 10**400}), "where: expected a finite number of 64 bits for 'x'"),
+        (lambda: index.search(items, where={"x": float("nan")}), "where: expected a finite number of 64 bits for 'x'"),
+        (lambda: index.search(items, k=2.5), "k: expected a whole number, got 2.5"),
+        (lambda: index.search(items, k="3"), "k: expected a whole number, got '3'"),
+        (lambda: index.search(items, k=2, candidates=2.5), "candidates: expected a whole number, got 2.5"),
+        (lambda: index.verify(k=2.5), "k: expected a whole number, got 2.5"),
         (lambda: index.add(["c", "d"], items, [{}, {3: 1}]), "metadata of 'd': expected a mapping with strings"),
         (lambda: index.add(["c", "d"], items, model="two"), "holds sets of the model one, got those of two"),
         (lambda: index.upsert(["c", "d"], items, model="two"), "make another index"),

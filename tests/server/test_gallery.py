@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 import torch
 
 from maxmatch import SetIndex
@@ -28,6 +29,21 @@ def test_what_is_added_and_removed_meanwhile_is_seen(tmp_path, monkeypatch):
     assert gallery.find(key_of("b")) is None
     assert [item.id for item in gallery.passing(late)] == ["c"]
     assert set(gallery.state.sketches) == {"a", "c"}
+    before = gallery.state.sketches["a"]
+    index.upsert(["a"], unit_sets(3)[2:], [{"taken": "2030"}])
+    gallery.refresh()
+    assert [item.id for item in gallery.passing(None)] == ["a", "c"], "a replaced item has new facts"
+    assert (gallery.state.sketches["a"] != before).any()
+
+
+def test_an_index_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
+    index.add(["a", "b"], unit_sets(2))
+    gallery = Gallery(index, Path)
+    monkeypatch.setattr(Gallery, "_look", lambda self: pytest.fail("read again"))
+    gallery.refresh()
+    assert len(gallery.passing(None)) == 2
 
 
 def test_an_index_without_facts_is_shown_all_the_same(tmp_path):

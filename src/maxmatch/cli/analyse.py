@@ -70,7 +70,8 @@ def analyse(
     said = data_of(sources, path)
     given = {"format": format, "images": images, "features": features}
     said = said.model_copy(update={name: value for name, value in given.items() if value is not None})
-    dataset = load_data(said, say)
+    towers = () if source.recipe is None else source.recipe.model.resolved().towers
+    dataset = load_data(said, say, towers)
     usual = "test" if source.recipe is None else source.recipe.evaluate.split
     name = choose_split(dataset, split, usual, say)
     # What a backbone made of pictures before cannot be looked at: the pictures themselves can.

@@ -27,6 +27,7 @@ _COLUMNS = (  # figure, heading, width, format
     ("slots_used", "used", 9, ".0%"),
     ("pairing_stability", "stable", 9, ".0%"),
 )
+_SHOWN, _PIXELS = 200, 192  # scenes on the page, and their size
 _METHODS = {"MaxMatch": "scenes", "SetDiv": "scenes_setdiv", "MIL": "scenes_mil"}
 
 
@@ -38,21 +39,50 @@ def demo(
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to all three recipes: train.epochs=5 …", metavar="[KEY=VALUE]…")
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Train MaxMatch alone, and open the page of search on new scenes.")
+    ] = False,
+    photos: Annotated[
+        Path | None,
+        typer.Option(help="With --serve: open it on this folder, with the model that ships.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: 0 takes a free one.")] = 8765,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Generate pictures of shapes with captions, train three small models, and compare them.
 
     MaxMatch against the same model trained as SetDiv (smooth-Chamfer similarity) and as MIL (one best pair): how well
     captions find pictures and pictures captions, and whether the vectors of a set stay apart.
+
+    Examples:
+
+      maxmatch demo
+
+      maxmatch demo --serve --photos ~/Pictures
+
+      maxmatch demo --serve
     """
+    if photos is not None and not serve:
+        raise typer.BadParameter("--photos: which page is to show them? Say --serve, too.")
+    if serve:
+        from maxmatch.cli.serve import check_installed
+        from maxmatch.cli.serve import serve as open_on
+
+        if as_json:
+            raise typer.BadParameter("--json: there is no table of results with --serve. Leave one of them out.")
+        check_installed()
+        if photos is not None:
+            open_on(photos, port=port, open_page=True)
+            return
     from maxmatch.data.loading import load_data
     from maxmatch.recipe_files import load_recipe
     from maxmatch.training.run_folder import RunFolder
 
     said = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
-    recipes = {method: load_recipe(name, said) for method, name in _METHODS.items()}
+    methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
+    recipes = {method: load_recipe(name, said) for method, name in methods.items()}
     load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # made here, or all three would
-    runs = {method: out / f"{name}-{seed}" for method, name in _METHODS.items()}
+    runs = {method: out / f"{name}-{seed}" for method, name in methods.items()}
     commands = {
         method: [
             sys.executable,
@@ -65,12 +95,25 @@ def demo(
             "--out",
             str(runs[method]),
         ]
-        for method, name in _METHODS.items()
+        for method, name in methods.items()
     }
     steps = {method: _steps(recipe) for method, recipe in recipes.items()}
     _side_by_side(commands, runs, steps)
+    if serve:
+        open_on(_gallery(recipes["MaxMatch"], out), model=str(runs["MaxMatch"]), port=port, open_page=True)
+        return
     results = {method: RunFolder(folder).result() for method, folder in runs.items()}
     print(json.dumps(results, indent=2) if as_json else table(results))
+
+
+def _gallery(recipe: "Recipe", out: Path) -> Path:
+    """Scenes that the model has not seen, drawn larger than it sees them."""
+    from maxmatch.data.scenes import generate
+
+    assert recipe.data.scenes is not None
+    generate(out / "gallery", images=_SHOWN, size=_PIXELS, seed=recipe.data.scenes.seed + 1)
+    typer.echo(f'{_SHOWN} scenes. Try "something red in front of snow", or "two blue things on sand".', err=True)
+    return out / "gallery" / "images"
 
 
 def _steps(recipe: "Recipe") -> int:

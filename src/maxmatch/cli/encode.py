@@ -13,12 +13,18 @@ if TYPE_CHECKING:
 
 
 def encode(
-    model: Annotated[str, typer.Argument(help="A model's folder, or its name on the Hugging Face Hub.")],
-    source: Annotated[
-        Path,
-        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line."),
-    ],
     out: Annotated[Path, typer.Option(help="The folder for the sets. A run that was stopped there goes on.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships."),
+    ],
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line.",
+            show_default=False,
+        ),
+    ] = None,
     modality: Annotated[
         str | None, typer.Option(help="image, text … Default: image where the source has pictures.")
     ] = None,
@@ -47,19 +53,23 @@ def encode(
 
     Examples:
 
+      maxmatch encode ~/Pictures --out sets
+
       maxmatch encode runs/coco/best ~/Pictures --out sets
 
       maxmatch encode runs/coco/best captions.txt --out captions --modality text
 
       maxmatch index build photos --from sets
     """
-    from maxmatch.cli.loading import load_model, located
+    from maxmatch.cli.loading import default_model, load_model, located
     from maxmatch.cli.progress import bar, cores, say
     from maxmatch.search.encoding_run import describe, encode_shards, started
     from maxmatch.search.shard_writing import finish
     from maxmatch.search.shards import SKIPPED
     from maxmatch.search.sources import list_source
 
+    if source is None:
+        source, model = Path(model), default_model("MODEL, before SOURCE")
     begun = time.monotonic()
     listing = list_source(source, modality, format, split)
     say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format}), {len(listing.left_out):,} left out")

@@ -49,8 +49,9 @@ def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[Enc
     from maxmatch.data.loading import load_data
 
     data = data_of(sources, wanted.data)
-    dataset = load_data(data.model_copy(update=wanted.said or {}), say)
     recipes = [source.recipe for source in sources if source.recipe is not None]
+    towers = {name for recipe in recipes for name in recipe.model.resolved().towers}
+    dataset = load_data(data.model_copy(update=wanted.said or {}), say, towers)
     usual = recipes[0].evaluate.split if wanted.data is None else "test"
     about = {"data": str(dataset.path), "split": choose_split(dataset, wanted.split, usual, say)}
     for source in sources:

@@ -30,7 +30,8 @@ def build(
     source: _Source = None,
     modality: _Modality = None,
     model: Annotated[
-        str | None, typer.Option(help="What encodes --source, or made --sets. Shards know their own.")
+        str | None,
+        typer.Option(help="Of --source (default: the one that ships), or what made --sets. Shards know theirs."),
     ] = None,
     engine: Annotated[
         Literal["lance", "exhaustive", "milvus"], typer.Option(help="lance: files. milvus: a server, see --uri.")
@@ -51,13 +52,13 @@ def build(
 
       maxmatch index build photos --from sets
 
-      maxmatch index build photos --source ~/Pictures --model runs/coco/best
+      maxmatch index build photos --source ~/Pictures
 
       maxmatch index build mine --sets sets.npy --ids ids.txt --metadata meta.parquet --model runs/coco/best
 
       maxmatch index build photos --from sets --engine milvus --uri http://localhost:19530
     """
-    from maxmatch.cli.loading import load_model, located
+    from maxmatch.cli.loading import default_model, load_model, located
     from maxmatch.cli.progress import bar
     from maxmatch.search.filling import build as fill
     from maxmatch.search.index import SetIndex
@@ -66,7 +67,7 @@ def build(
     if (engine == "milvus") != (uri is not None):
         raise typer.BadParameter("--engine milvus and --uri go together")
     if source is not None and model is None:
-        raise typer.BadParameter("--source has to be encoded: name the model with --model")
+        model = default_model()
     folder = index.expanduser()
     encoder = load_model(model, device) if model is not None else None
     cargo = _cargo(folder, shards, sets, ids, metadata, source, modality, encoder, model, dtype)

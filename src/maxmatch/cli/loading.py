@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from maxmatch.shipped import SHIPPED, shipped_model
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,6 +30,7 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", mo
     from maxmatch.onnx_folder import FILE
 
     folder = Path(_checkpoint(name)).expanduser()
+    folder = folder if folder.is_dir() else shipped_model(name) or folder
     if runtime == "auto":
         there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
         runtime = "onnx" if there else "torch"
@@ -49,7 +52,7 @@ def _check_modality(name: str, towers: "Iterable[str]", modality: str | None) ->
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
     """A model, on a GPU where there is one unless told otherwise. name: a checkpoint's folder, a run's, whose best
-    epoch is taken, or a name on the hub. modality: one that it has to have a tower for.
+    epoch is taken, a model that ships, or a name on the hub. modality: one that it has to have a tower for.
     """
     import torch
 
@@ -61,15 +64,35 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
     return model
 
 
+def default_model(named_by: str = "--model") -> str:
+    """Where the model lies that is taken when none is named."""
+    folder = shipped_model(SHIPPED)
+    if folder is None:
+        raise ValueError(
+            f"{SHIPPED}: missing; the model that ships with MaxMatch is not part of this installation. "
+            f"Name another one ({named_by}), or install MaxMatch again."
+        )
+    return str(folder)
+
+
 def located(name: str) -> str:
-    """Where a model is, for a note that others read: the whole path of a folder, or the name on the hub."""
+    """Where a model is, for a note that others read: the whole path of a folder, or the name of a shipped one, which
+    may lie elsewhere tomorrow, or on the hub.
+    """
     folder = Path(_checkpoint(name)).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else name
+    if not folder.is_dir():
+        return name
+    return folder.name if folder.resolve() == shipped_model(folder.name) else str(folder.resolve())
 
 
 def _checkpoint(name: str) -> str:
     folder = Path(name).expanduser()
     return str(folder / "best") if (folder / "recipe.yaml").is_file() else name
+
+
+def _noted(name: str) -> str:
+    """What `located` has noted: a shipped model is meant even where a folder of its name lies here."""
+    return str(shipped_model(name) or name)
 
 
 def model_of(
@@ -80,9 +103,14 @@ def model_of(
     from maxmatch.search.origin import read_origin
 
     origin = read_origin(folder.expanduser())
+    noted = index.manifest.model
     if name is None and origin is None:
-        raise ValueError(f"{folder}: the index does not say which model made its sets. Name it with --model.")
-    wanted = name or (origin.model if origin else "")
+        shipped = shipped_model(SHIPPED)
+        found = load_model(str(shipped), device) if shipped is not None and noted is not None else None
+        if found is None or model_identity(found) != noted:
+            raise ValueError(f"{folder}: the index does not say which model made its sets. Name it with --model.")
+        return found
+    wanted = name or (_noted(origin.model) if origin else "")
     try:
         model = load_for_search(wanted, device, runtime)
     except (OSError, ValueError) as error:
@@ -92,7 +120,6 @@ def model_of(
             f"{folder}: the model that made its sets was {wanted}, and cannot be loaded ({error}) "
             "If it has moved, say where it is with --model."
         ) from error
-    noted = index.manifest.model
     if noted is not None and model_identity(model) != noted:
         where = f" (then in {origin.model})" if origin and origin.model != wanted else ""
         raise ValueError(

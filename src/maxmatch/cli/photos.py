@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from maxmatch.cli.loading import Runtime, load_for_search
+from maxmatch.cli.loading import Runtime, default_model, load_for_search
 from maxmatch.cli.progress import say
 
 if TYPE_CHECKING:
@@ -13,13 +11,6 @@ if TYPE_CHECKING:
     from maxmatch.search.index import SetIndex
 
 _SHOWN = 10
-
-
-def is_index(folder: Path) -> bool:
-    """Whether a folder is an index, and not one of photos."""
-    from maxmatch.search.manifest import FILE
-
-    return (folder.expanduser() / FILE).is_file()
 
 
 def open_folder(
@@ -33,9 +24,7 @@ def open_folder(
 
     if not folder.expanduser().is_dir():
         raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
-    if model is None:
-        raise typer.BadParameter(f"{folder} is a folder of photos: say which model is to read them, with --model.")
-    encoder = load_for_search(model, device, runtime, IMAGE)
+    encoder = load_for_search(model or default_model(), device, runtime, IMAGE)
     place = place_of(folder, encoder)
     index = open_photos(place, encoder)
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:

@@ -25,4 +25,9 @@ def say(line: str) -> None:
     """A line on stderr that no bar runs into."""
     from tqdm import tqdm
 
-    tqdm.write(f"maxmatch: {line}", file=sys.stderr)
+    tqdm.write("\n".join(map(plain, f"maxmatch: {line}".split("\n"))), file=sys.stderr)
+
+
+def plain(text: str) -> str:
+    """A text that commands a terminal to nothing: a file's name may hold any character, escape sequences too."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,5 +1,7 @@
 """`maxmatch reproduce`: the paper's tables and figures, made again."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,16 +10,18 @@ import typer
 if TYPE_CHECKING:
     from maxmatch.evaluation.tables import Style
     from maxmatch.reproduce.jobs import Job
-    from maxmatch.reproduce.planning import Plan
+    from maxmatch.reproduce.planning import Options, Plan
     from maxmatch.reproduce.sweep import Outcome
 
 
 def reproduce(
-    target: Annotated[
-        str | None, typer.Argument(help="A table or figure: ablation, coco, tsne …, or the paper's label. See --list.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to all recipes: train.epochs=5 …", metavar="[KEY=VALUE]…")
+    said: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. With a '=', a change "
+            "to all recipes: train.epochs=5 …",
+            metavar="TARGET… [KEY=VALUE]…",
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -40,15 +44,16 @@ def reproduce(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
     split: Annotated[str | None, typer.Option(help="To measure on. Default: the recipe's (test), else val.")] = None,
     list_them: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON; of several, by target.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print tables as LaTeX.")] = False,
 ) -> None:
-    """Train what a table or figure of the paper needs, measure, and print the paper's figures with ours beside them.
+    """Train what tables and figures of the paper need, measure, and print the paper's figures with ours beside them.
 
     On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
     (--base) by changing similarity, losses, head and set size. What was interrupted goes on when the same command runs
-    again. A model that two tables need is trained once. The table is also written to OUT, as Markdown and JSON.
+    again. Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as
+    Markdown and JSON.
 
     Examples:
 
@@ -61,53 +66,91 @@ def reproduce(
       maxmatch reproduce flickr30k --data region=f30k_precomp --data resnet=dataset_flickr30k.json --seeds 2
 
       maxmatch reproduce elements --data dataset_flickr8k.json --base flickr8k_maxmatch
-    """
-    from maxmatch.reproduce.targets import target_called, targets
 
-    if list_them or target is None:
+      maxmatch reproduce ablation pvse sizes --data dataset_flickr8k.json --base flickr8k_maxmatch --seeds 3
+    """
+    from maxmatch.reproduce.targets import targets
+
+    names = [one for one in said or () if "=" not in one]
+    if list_them or not names:
         for known in targets().values():
             print(f"{known.name:<18} {known.label:<16} {known.about}")
         raise typer.Exit(0 if list_them else 2)
-    try:
-        wanted = target_called(target)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if not data:
-        raise typer.BadParameter("say where the data is: --data PATH, or --data scenes to generate it.")
     if as_json + markdown + latex > 1:
         raise typer.BadParameter("--json, --markdown and --latex: choose one of them.")
+    if not data:
+        raise typer.BadParameter("say where the data is: --data PATH, or --data scenes to generate it.")
     from maxmatch.cli.progress import cores, say
-    from maxmatch.reproduce.planning import Options, plan
-    from maxmatch.reproduce.results import write
+    from maxmatch.reproduce.planning import Options
 
-    planned = plan(wanted, Options(data, out, base, seeds, quick, split, changes or ()))
-    if not planned.jobs:
-        reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))
-        raise typer.BadParameter(f"nothing to train: {reasons}.")
+    changes = [one for one in said or () if "=" in one]
+    plans = _planned(names, Options(data, out, base, seeds, quick, split, changes))
     place = device or _best_device()
-    outcomes = _swept(planned, jobs or (1 if place.startswith("cuda") else cores()), place)
-    if wanted.kind == "figure":
-        from maxmatch.reproduce.figures import draw
-
-        for path in draw(planned, outcomes, place):
-            print(path)
-    else:
-        style: Style = "json" if as_json else "markdown" if markdown else "latex" if latex else "text"
-        print(write(planned, outcomes, style))
-        say(f"written to {out / wanted.name}.md and .json")
+    outcomes = _swept(plans, jobs or (1 if place.startswith("cuda") else cores()), place)
+    style: Style = "json" if as_json else "markdown" if markdown else "latex" if latex else "text"
+    _show(plans, outcomes, place, style)
     failed = sum(outcome.result is None for outcome in outcomes.values())
     if failed:
         say(f"{failed} of {len(outcomes)} models failed; the same command tries them again")
         raise typer.Exit(1)
 
 
-def _swept(planned: "Plan", at_once: int, device: str) -> "dict[Path, Outcome]":
+def _planned(names: Sequence[str], options: "Options") -> "list[Plan]":
+    """A plan for each target, in the order they were asked for. What is wrong is said before anything is trained."""
+    from maxmatch.report.writing import check_plots
+    from maxmatch.reproduce.planning import plan
+    from maxmatch.reproduce.targets import target_called
+
+    try:
+        wanted = {target.name: target for target in map(target_called, names)}
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if any(target.kind == "figure" for target in wanted.values()):
+        check_plots()
+    plans = [plan(target, options) for target in wanted.values()]
+    for planned in plans:
+        if not planned.jobs:
+            reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))
+            raise typer.BadParameter(f"{planned.target.name}: nothing to train: {reasons}.")
+    return plans
+
+
+def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str, style: "Style") -> None:
+    """Write every table and draw every figure; print them, or where they are."""
+    from maxmatch.cli.progress import say
+    from maxmatch.evaluation.tables import render
+    from maxmatch.reproduce.results import write
+
+    whole = {}
+    for place, planned in enumerate(plans):
+        target, out = planned.target, planned.options.out
+        if style != "json" and place:
+            print()
+        if target.kind == "figure":
+            from maxmatch.reproduce.figures import draw
+
+            files = [str(path) for path in draw(planned, outcomes, device)]
+            whole[target.name] = {"target": target.name, "label": target.label, "files": files}
+            if style != "json":
+                print(*files, sep="\n")
+        else:
+            written = write(planned, outcomes)
+            whole[target.name] = written.whole
+            if style != "json":
+                print(render(written.table, style))
+            say(f"written to {out / target.name}.md and .json")
+    if style == "json":
+        print(json.dumps(whole if len(plans) > 1 else whole[plans[0].target.name], indent=2))
+
+
+def _swept(plans: "Sequence[Plan]", at_once: int, device: str) -> "dict[Path, Outcome]":
     from maxmatch.cli.progress import bar, say
     from maxmatch.reproduce.compare import one_line
+    from maxmatch.reproduce.planning import jobs_of
     from maxmatch.reproduce.results import make_data
     from maxmatch.reproduce.sweep import sweep
 
-    jobs = planned.jobs
+    jobs = jobs_of(plans)
     make_data(jobs, say)
     with bar("models", len(jobs)) as advance:
 
@@ -118,7 +161,7 @@ def _swept(planned: "Plan", at_once: int, device: str) -> "dict[Path, Outcome]":
         try:
             return sweep(jobs, at_once, device, report)
         except KeyboardInterrupt:
-            say(f"{planned.options.out}: interrupted; all models at work are saved. Go on with the same command.")
+            say(f"{plans[0].options.out}: interrupted; all models at work are saved. Go on with the same command.")
             raise
 
 

@@ -1,6 +1,7 @@
 """`maxmatch search`: the items of an index, or the photos of a folder, that are nearest to a text or a picture."""
 
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maxmatch.cli.loading import RuntimeOption
+from maxmatch.cli.progress import plain
 
 if TYPE_CHECKING:
+    from maxmatch.cli.previews import Way
     from maxmatch.search.hit import Hit
     from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
@@ -29,8 +32,16 @@ def search(
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
     ] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print paths alone, for another program.")] = False,
-    model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
+    preview: Annotated[
+        bool | None,
+        typer.Option(
+            "--preview/--no-preview",
+            help="Show the pictures. Default: in kitty, Ghostty, iTerm2 and WezTerm; elsewhere in coarse blocks.",
+            show_default=False,
+        ),
+    ] = None,
     runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
@@ -38,21 +49,22 @@ def search(
 
     A folder's own index is kept in the user's cache: photos that are new or changed are read first, those that are gone
     are forgotten. Words can be weighed: '"beach" + 2 "dog" - "people"'. Photos' paths alone are printed where the
-    output is no terminal.
+    output is no terminal, and in one that can show pictures they are shown.
 
     Examples:
 
-      maxmatch search "two dogs in the snow" ~/Pictures --model runs/first
+      maxmatch search "two dogs in the snow" ~/Pictures
 
-      maxmatch search "a dog on a beach" photos
+      maxmatch search "a dog on a beach" photos.index
 
-      maxmatch search "a dog" photos -k 50 --where "size > 100000" --explain
+      maxmatch search "a dog" photos.index -k 50 --where "size > 100000" --explain
 
-      maxmatch search --image dog.jpg photos --paths
+      maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """
     from maxmatch.cli.loading import model_of
-    from maxmatch.cli.photos import is_index, open_folder
+    from maxmatch.cli.photos import open_folder
     from maxmatch.search.index import SetIndex
+    from maxmatch.search.manifest import is_index
 
     folder = Path(query) if image is not None and index is None else index
     if folder is None:
@@ -61,7 +73,8 @@ def search(
         raise typer.BadParameter("one query: words, or --image; not both")
     if image is None and not query.strip():
         raise typer.BadParameter("an empty query finds nothing: write some words")
-    photos = folder.expanduser().is_dir() and not is_index(folder)
+    way = _way(preview, as_json or paths)
+    photos = folder.expanduser().is_dir() and not is_index(folder.expanduser())
     if photos:
         opened, encoder = open_folder(folder, model, device, runtime)
     else:
@@ -77,10 +90,12 @@ def search(
         print(json.dumps({"query": query if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
     elif paths:
         for hit in hits:
-            print(_name(hit))
+            print(plain(_name(hit)) if sys.stdout.isatty() else _name(hit))
     else:
         for rank, hit in enumerate(hits, start=1):
-            print(f"{rank:>3}  {hit.score:7.4f}  {_name(hit)}")
+            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}")
+            if way is not None:
+                _show(hit, way)
             if explain:
                 print("\n".join(_reasons(hit)))
         if not hits:
@@ -103,6 +118,31 @@ def _found(
     return search_parts(index, list(sets), [part.weight for part in parts], k, where)
 
 
+def _way(asked: bool | None, for_programs: bool) -> "Way | None":
+    """How pictures are shown beside the hits."""
+    if asked is False or (asked is None and for_programs):
+        return None
+    from maxmatch.cli.previews import way_asked_for, way_to_show
+
+    if asked is None:
+        return way_to_show(os.environ, sys.stdout.isatty())
+    if for_programs:
+        raise typer.BadParameter("--preview: pictures are for people; leave out --json or --paths")
+    try:
+        return way_asked_for(os.environ, sys.stdout.isatty())
+    except ValueError as error:
+        raise typer.BadParameter(f"--preview: {error}") from None
+
+
+def _show(hit: "Hit", way: "Way") -> None:
+    from maxmatch.cli.previews import preview
+
+    path = hit.metadata.get("path")
+    picture = preview(Path(path), way) if isinstance(path, str) else ""
+    if picture:
+        print(picture)
+
+
 def _name(hit: "Hit") -> str:
     """Where an item is, or what it says, or its id."""
     known = hit.metadata.get("path") or hit.metadata.get("text")
@@ -112,7 +152,7 @@ def _name(hit: "Hit") -> str:
 def _reasons(hit: "Hit") -> list[str]:
     lines = [f"     slot {one.query_slot} – {one.item_slot}   cosine {one.cosine:6.3f}" for one in hit.matches]
     shown = {name: value for name, value in hit.metadata.items() if value != _name(hit)}
-    return [*lines, *(f"     {name}: {value}" for name, value in shown.items())]
+    return [*lines, *(plain(f"     {name}: {value}") for name, value in shown.items())]
 
 
 def _plain(hit: "Hit") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 
 def serve(
     index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
-    model: Annotated[str | None, typer.Option(help="Default: the model that the index was made with.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     pictures: Annotated[
         Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: ids are whole paths.")
     ] = None,
@@ -35,29 +35,29 @@ def serve(
 
     Examples:
 
-      maxmatch serve ~/Pictures --model runs/first --open
+      maxmatch serve ~/Pictures --open
 
       maxmatch serve photos.index --pictures ~/Pictures --open
 
       maxmatch serve photos.index --pictures ~/Pictures --host 0.0.0.0 --token "$(openssl rand -hex 16)"
     """
-    try:
-        import uvicorn
+    check_installed()
+    import uvicorn
 
-        from maxmatch.server.app import create_app
-        from maxmatch.server.security import check_token
-    except ImportError as error:
-        raise ValueError(f"serve needs {error.name}: pip install 'maxmatch[server,search]'") from error
+    from maxmatch.server.app import create_app
+    from maxmatch.server.security import check_token
+
     try:
         check_token(host, token)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     from maxmatch.cli.loading import model_of
-    from maxmatch.cli.photos import is_index, open_folder
+    from maxmatch.cli.photos import open_folder
     from maxmatch.cli.progress import say
     from maxmatch.search.index import SetIndex
+    from maxmatch.search.manifest import is_index
 
-    if index.expanduser().is_dir() and not is_index(index):
+    if index.expanduser().is_dir() and not is_index(index.expanduser()):
         opened, encoder = open_folder(index, model, device)
         pictures = index
     else:
@@ -71,6 +71,17 @@ def serve(
         )
         say(f"{len(opened):,} pictures")
         _run(uvicorn.Server(config), host, token, open_page)
+
+
+def check_installed() -> None:
+    """Say what is to be installed before there is a page, if something is."""
+    try:
+        import lancedb  # noqa: F401
+        import uvicorn  # noqa: F401
+
+        import maxmatch.server.app  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"serve needs {error.name}: pip install 'maxmatch[server,search]'") from error
 
 
 def picture_in(folder: Path | None) -> Callable[[str], Path]:

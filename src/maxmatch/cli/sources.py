@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from maxmatch.shipped import shipped_model
+
 if TYPE_CHECKING:
     from maxmatch.data.items import Dataset
     from maxmatch.recipe import Data, Recipe
 
 _MODELS = (
-    "a checkpoint's folder (config.json, model.safetensors), a run's folder (recipe.yaml, best/), "
+    "a checkpoint's folder (config.json, model.safetensors), a run's folder (recipe.yaml, best/), a model that ships, "
     "or a .safetensors file of --save-sets"
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -63,7 +65,8 @@ def _source(argument: str) -> Source | None:
     if (path / CONFIG).is_file():
         ours = f'"{FORMAT}"' in (path / CONFIG).read_text(encoding="utf-8", errors="replace")
         return Source(argument, str(path), "checkpoint") if ours else None
-    return None
+    shipped = shipped_model(argument) if not path.exists() else None
+    return Source(argument, str(shipped), "checkpoint") if shipped is not None else None
 
 
 def _with_short_names(sources: Sequence[Source]) -> list[Source]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import pad, relu6
+from torch.nn.functional import conv2d, pad, relu6
 
 # Pixels from 0 to 255 go in as (x − 127)/128; these are the same for pixels from 0 to 1.
 MEAN = (127 / 255,) * 3
@@ -52,8 +52,11 @@ class ConvNorm(nn.Module):
     def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
         """The map, ⌈h/stride⌉ × ⌈w/stride⌉ large."""
         rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
-        x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-        x = self.norm(self.conv(x))
+        padding = (rows // 2, columns // 2)
+        if rows % 2 or columns % 2:  # only then: padding copies the map, even by nothing
+            x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+            padding = (0, 0)
+        x = self.norm(conv2d(x, self.conv.weight, None, self.stride, padding, 1, self.conv.groups))
         return x if self.linear else relu6(x)
 
     def _missing(self, size: int) -> int:

@@ -26,10 +26,10 @@ class GRUEncoder(nn.Module):
     directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2.
     word_vectors: what the vectors start from (see `read_glove`); N(0, word_scale²) otherwise: the smaller, the faster
     they learn for their size. They are trained, that of the padding token too, unless train_words is False.
-    vector_width: where given, the vectors are so wide, and a learned projection makes words of `word_width` of them.
-    With vectors that stay as they are, words are understood that no training caption had, if their vectors lie near
-    those of others that one had. own_words: so many of the first words have a learned vector of their own beside that,
-    which starts at zero.
+    vector_width: where given, the vectors are so wide, and a learned projection makes words of `word_width` of them,
+    small ones at first where word_scale is small. With vectors that stay as they are, words are understood that no
+    training caption had, if their vectors lie near those of others that one had. own_words: so many of the first words
+    have a learned vector of their own beside that, which starts at zero.
     """
 
     def __init__(
@@ -64,9 +64,12 @@ class GRUEncoder(nn.Module):
         self.words.weight.requires_grad_(train_words)
         self.projection = nn.Identity() if vector_width is None else nn.Linear(vector_width, word_width)
         with torch.no_grad():
-            if word_vectors is None:
+            if isinstance(self.projection, nn.Linear):
+                self.projection.weight.mul_(word_scale)
+                self.projection.bias.mul_(word_scale)
+            elif word_vectors is None:
                 self.words.weight.mul_(word_scale)
-            else:
+            if word_vectors is not None:
                 self.words.weight.copy_(word_vectors)
         # One row more, which stays zero: that of all words without a vector of their own.
         self.own = nn.Embedding(own_words + 1, word_width, padding_idx=own_words) if own_words else None

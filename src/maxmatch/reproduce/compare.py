@@ -130,7 +130,7 @@ def one_line(job: Job, outcome: Outcome) -> str:
 def _notes(plan: Plan, outcomes: Outcomes) -> list[str]:
     """What the figures are of."""
     measured = {"coco": "COCO", "flickr30k": "Flickr30k"}[plan.target.data]
-    results = [outcome.result for outcome in outcomes.values() if outcome.result is not None]
+    results = [result for job in plan.jobs if (result := outcomes[job.folder].result) is not None]
     splits = sorted(
         {
             f"{result['split']} ({result['images']:,} images, RSUM {result['figures']['chance_rsum']:.1f} by chance)"

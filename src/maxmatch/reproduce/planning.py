@@ -1,7 +1,7 @@
 """From a target and the command's options to the jobs that it takes. No torch here."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -70,10 +70,15 @@ class Plan:
     @property
     def jobs(self) -> list[Job]:
         """All jobs, each once, ensembles after their members."""
-        needed = [job for planned in self.lines for job in planned.needs]
-        found = [job for planned in self.lines for job in planned.jobs]
-        in_order = sorted([*needed, *found], key=lambda job: len(job.members))
-        return list({job.folder: job for job in in_order}.values())
+        return jobs_of([self])
+
+
+def jobs_of(plans: Iterable[Plan]) -> list[Job]:
+    """The jobs of several tables, one that two of them need only once; ensembles after their members."""
+    lines = [line for plan in plans for line in plan.lines]
+    found = [job for line in lines for job in (*line.needs, *line.jobs)]
+    in_order = sorted(found, key=lambda job: len(job.members))
+    return list({job.folder: job for job in in_order}.values())
 
 
 def plan(target: Target, options: Options) -> Plan:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from maxmatch.evaluation.tables import Style, render
+from maxmatch.evaluation.tables import Table, render
 from maxmatch.files import write_whole
 from maxmatch.reproduce.compare import compared, table
 from maxmatch.reproduce.jobs import Job
@@ -22,13 +23,18 @@ def make_data(jobs: Sequence[Job], say: Callable[[str], object]) -> None:
             load_data(data, say)
 
 
-def write(plan: Plan, outcomes: Mapping[Path, Outcome], style: Style = "text") -> str:
-    """Put the table into the folder, as Markdown and as JSON; the table in a style."""
+class Written(NamedTuple):
+    """A table as it was written: for people, and with all figures for machines."""
+
+    table: Table
+    whole: dict[str, Any]
+
+
+def write(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Written:
+    """Put the table into the folder, as Markdown and as JSON. outcomes: its own, and any of other tables."""
     target, made = plan.target, table(plan, outcomes)
     rows = compared(plan, outcomes)
-    whole = json.dumps(
-        {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}, indent=2
-    )
-    write_whole(plan.options.out / f"{target.name}.json", whole + "\n")
+    whole = {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}
+    write_whole(plan.options.out / f"{target.name}.json", json.dumps(whole, indent=2) + "\n")
     write_whole(plan.options.out / f"{target.name}.md", render(made, "markdown") + "\n")
-    return whole if style == "json" else render(made, style)
+    return Written(made, whole)

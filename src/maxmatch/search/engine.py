@@ -5,7 +5,7 @@ K·D numbers) and metadata; the inner product of two such vectors is the sum of 
 `SetIndex` checks all input, holds the lock of writers, and scores; an engine stores, filters and proposes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -109,6 +109,9 @@ class Engine(Protocol):
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass the filter."""
+
+    def version(self) -> Hashable:
+        """What is another value after items were added, replaced or removed, by whomever."""
 
     def optimise(self, thorough: bool = False) -> bool:
         """Put the stored items in order for fast search: merge small files, bring the engine's index up to date, train

@@ -20,7 +20,7 @@ from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.folder import empty_folder, writing
 from maxmatch.search.hit import Hit
 from maxmatch.search.identity import Model, check_same_model, model_identity, slot_stability
-from maxmatch.search.intake import checked_ids, checked_sets, refuse_known, refuse_unknown, rows_of
+from maxmatch.search.intake import checked_count, checked_ids, checked_sets, refuse_known, refuse_unknown, rows_of
 from maxmatch.search.manifest import Manifest, Tuning, read_manifest, write_manifest
 from maxmatch.search.retrieve import by_candidates, hits_of, reason_to_scan, scan, settings_for
 from maxmatch.search.verify import Verification, measure
@@ -173,8 +173,7 @@ class SetIndex:
         exact: score every item, as `maxmatch.top_hits` does. Otherwise the engine proposes candidates, which are then
         scored exactly; how many, and with what effort, is as measured last (`verify`), unless it is given.
         """
-        if k < 1:
-            raise ValueError(f"k: expected at least 1, got {k}.")
+        k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
         queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
         condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)

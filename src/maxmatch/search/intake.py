@@ -38,6 +38,14 @@ def rows_of(
     return Rows(names, added, flat, texts)
 
 
+def checked_count(what: str, count: int) -> int:
+    """A whole number of 1 or more."""
+    whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not whole or count < 1:
+        raise ValueError(f"{what}: expected {'at least 1' if whole else 'a whole number'}, got {count!r}.")
+    return int(count)
+
+
 def checked_ids(ids: Sequence[str]) -> list[str]:
     """A list of distinct strings."""
     if isinstance(ids, str | bytes):
@@ -126,6 +134,9 @@ def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> 
         try:
             text = json.dumps(dict(values), ensure_ascii=False, allow_nan=False, default=_plain)
             text.encode()
+            for key, value in json.loads(text).items():
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    raise ValueError(f"{key!r}: a number of more than 64 bits; write it as a text")
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"metadata of {name!r}: not to be written as JSON ({error}). "
@@ -137,6 +148,6 @@ def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> 
 
 def _plain(value: Any) -> Any:
     """NumPy's numbers as Python's: they come out of tables."""
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):  # as are numbers of 128 bits
         return value.item()
     raise TypeError(f"{type(value).__name__} is not JSON")

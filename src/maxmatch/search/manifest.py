@@ -11,6 +11,7 @@ from maxmatch.files import write_whole
 
 FORMAT = "maxmatch.SetIndex"
 FILE = "index.json"
+_HEAD = 4096  # bytes; the format is said at the beginning
 SCHEMA_VERSION = 1
 """The version of what is written to index.json. A reader refuses a higher one."""
 
@@ -54,6 +55,15 @@ class Manifest(Part):
     engine: str = "lance"
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     tuning: Tuning | None = None
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder is an index, a damaged one too; index.json is a usual name, so that it alone says nothing."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            return f'"{FORMAT}"'.encode() in file.read(_HEAD) or (folder / "items.lance").is_dir()
+    except OSError:
+        return False
 
 
 def read_manifest(folder: Path) -> Manifest:

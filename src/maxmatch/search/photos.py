@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from maxmatch.data.items import IMAGE
-from maxmatch.files import write_whole
+from maxmatch.data.problems import DataError
+from maxmatch.files import user_cache, write_whole
 from maxmatch.search.engines.copied import keep_copy
 from maxmatch.search.facts import BYTES, MODIFIED, photo_facts
 from maxmatch.search.identity import Model, model_identity
@@ -41,11 +42,10 @@ class Synced(NamedTuple):
 
 def place_of(folder: Path, model: Model) -> Path:
     """Where the index of a folder is kept: in the user's cache, by the folder's path and the model."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     name = folder.expanduser().resolve().name.encode("utf-8", "replace")[:80].decode("utf-8", "ignore")
-    return cache / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
+    return user_cache() / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
 
 
 def open_photos(place: Path, model: Model) -> SetIndex:
@@ -70,8 +70,13 @@ def sync(
     """
     folder = folder.expanduser().resolve()
     notes = index.folder.parent / UNREADABLE
-    present = _present(folder)
     known, bad = _known(index), _read_notes(notes)
+    try:
+        present = _present(folder)
+    except DataError:  # no pictures: the last one may have gone since
+        if not known:
+            raise
+        present = {}
     bad = {name: state for name, state in bad.items() if present.get(name) == state}
     gone = [name for name in known if name not in present]
     _forget(index, gone)

@@ -10,6 +10,7 @@ import numpy as np
 from maxmatch.search.best import Best, best_of_all, best_of_each
 from maxmatch.search.engine import Engine, Found
 from maxmatch.search.hit import Hit, Match
+from maxmatch.search.intake import checked_count
 from maxmatch.search.manifest import Manifest, Tuning
 from maxmatch.search.where import Condition
 
@@ -54,7 +55,7 @@ def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
 
 def settings_for(tuning: Tuning | None, k: int, candidates: int | None, effort: float | None) -> Settings:
     """As given; else as measured, in proportion to k; else ten times k, a hundred at least."""
-    if candidates is not None and candidates < k:
+    if candidates is not None and checked_count("candidates", candidates) < k:
         raise ValueError(f"candidates: expected at least k = {k}, got {candidates}.")
     if effort is not None and not effort > 0:
         raise ValueError(f"effort: expected a positive number, got {effort}.")

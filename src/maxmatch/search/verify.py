@@ -8,6 +8,7 @@ import numpy as np
 
 from maxmatch.search.best import Best
 from maxmatch.search.engine import Engine
+from maxmatch.search.intake import checked_count
 from maxmatch.search.manifest import Manifest, Tuning
 from maxmatch.search.retrieve import Settings, by_candidates, scan
 
@@ -54,8 +55,7 @@ def measure(
     engine: Engine, queries: np.ndarray, k: int, manifest: Manifest, target: float, real_queries: bool
 ) -> Verification:
     """Try settings, each about twice as costly as the one before, until one finds the target's share."""
-    if k < 1:
-        raise ValueError(f"k: expected at least 1, got {k}.")
+    k = checked_count("k", k)
     if not 0 < target <= 1:
         raise ValueError(f"target: expected a share above 0 and up to 1, got {target}.")
     begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -37,6 +38,8 @@ def condition_of(where: str | Mapping[str, Value] | Condition | None) -> Conditi
     for key, value in where.items():
         if not isinstance(key, str) or not isinstance(value, str | int | float):
             raise ValueError(f"where: expected a text, a number or a boolean for {key!r}, got {value!r:.40}.")
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            raise ValueError(f"where: expected a finite number of 64 bits for {key!r}, got another.")
     return Every(tuple(Comparison(key, "=", value) for key, value in where.items()))
 
 

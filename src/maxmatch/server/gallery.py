@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,12 @@ class State:
     sketches: dict[str, np.ndarray]
     """By id."""
     at: float
+    version: Hashable
+    """The index's, before the look."""
 
 
 class Gallery:
-    """The items of an index. What is added to or removed from it meanwhile is seen within seconds."""
+    """The items of an index. What is added to it, replaced or removed meanwhile is seen within seconds."""
 
     def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
         self.index = index
@@ -70,13 +72,12 @@ class Gallery:
         return self.state.items.get(key)
 
     def refresh(self) -> None:
-        """Look at the index again if the last look is some seconds old and the number of items is another now."""
+        """Look at the index again if the last look is some seconds old and the index was written to meanwhile."""
         if time.monotonic() - self.state.at < _LOOK_AGAIN or not self._busy.acquire(blocking=False):
             return
         try:
-            changed = len(self.index) != len(self.state.items)
-            state = self.state
-            self.state = self._look() if changed else replace(state, at=time.monotonic())
+            changed = self.index.engine.version() != self.state.version
+            self.state = self._look() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
 
@@ -102,6 +103,7 @@ class Gallery:
         return dict(sorted(counts.items()))
 
     def _look(self) -> State:
+        version = self.index.engine.version()
         items: list[Item] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK):
@@ -112,7 +114,7 @@ class Gallery:
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.taken or "", item.id), reverse=True)
-        return State({item.key: item for item in items}, items, sketches, time.monotonic())
+        return State({item.key: item for item in items}, items, sketches, time.monotonic(), version)
 
 
 def key_of(name: str) -> str:

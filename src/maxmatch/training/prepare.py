@@ -47,7 +47,7 @@ class Prepared:
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
     """Read the data, build the model on the device, and choose how it is fed."""
     with first_alone(processes):
-        dataset = load_data(recipe.data, say)
+        dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
     train = dataset.split(recipe.data.train_split)
     if recipe.data.hold_out_words:
         train = hold_out(train, recipe.data.hold_out_words, say)

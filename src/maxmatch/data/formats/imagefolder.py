@@ -25,13 +25,13 @@ def recognises(path: Path) -> bool:
     return path.is_dir() and bool(_metadata(path))
 
 
-def read(path: Path, report: Report = refuse) -> dict[str, Split]:
-    """The splits of an image folder."""
+def read(path: Path, report: Report = refuse, modalities: Mapping[str, str] | None = None) -> dict[str, Split]:
+    """The splits of an image folder. modalities: the columns with the files of others, as {"audio": "audio_path"}."""
     tables = _metadata(path)
     if not tables:
         what, cure = "no metadata.jsonl, metadata.csv or metadata.parquet", "Name the table of captions so."
         give_up(report, Problem(path, what, cure))
-    return read_tables({split: [files] for split, files in tables.items()}, report)
+    return read_tables({split: [files] for split, files in tables.items()}, report, modalities=modalities)
 
 
 def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:

@@ -188,6 +188,11 @@ class LanceEngine:
         with reading(self.path):
             return int(self.table.count_rows(None if where is None else self._sql(where)))
 
+    def version(self) -> int:
+        """The table's version."""
+        with reading(self.path):
+            return int(self.table.version)
+
     def optimise(self, thorough: bool = False) -> bool:
         """Merge small files, keep the indexes up to date."""
         with self._writing():

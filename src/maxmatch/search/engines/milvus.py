@@ -74,6 +74,7 @@ class Milvus:
         with server.talking(collection):
             self.half = keeps_half(place, client)
         self._item_bytes = place.width * (2 if self.half else 4) + 256
+        self._newest = time.time_ns() - 60 * 10**9  # clocks of others may be behind
         self._page = max(1, min(MOST_FOUND, _MESSAGE_BYTES // self._item_bytes))
 
     @contextmanager
@@ -203,6 +204,12 @@ class Milvus:
         """How many items there are, or pass the filter."""
         passing = "" if where is None else expression(where)
         return int(self._query(passing, ["count(*)"])[0]["count(*)"])
+
+    def version(self) -> tuple[int, int]:
+        """How many items there are, and when the last was added: what is replaced counts as added anew."""
+        newer = self._query(f"added > {self._newest}", ["added"], limit=MOST_FOUND)
+        self._newest = max(self._newest, *(int(row["added"]) for row in newer), -1)
+        return self.count(), self._newest
 
     def optimise(self, thorough: bool = False) -> bool:
         """Thorough: close the segments that grow, have small ones merged, and wait until the index covers all. Milvus

@@ -1,0 +1,109 @@
+"""What one person waits for: `maxmatch search` in a folder of new photos, then again, and the same folder served.
+
+    python -m benchmarks.photo_search [--model FOLDER] [--photos 1000]
+
+Photos are JPEGs of twelve million pixels, as a telephone makes them: twenty different ones under many names (links, so
+that a thousand take the room of twenty). All commands run as a user runs them, start-up included.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import numpy as np
+from PIL import Image
+
+from maxmatch.shipped import SHIPPED
+
+DIFFERENT = 20
+SIZE = (4000, 3000)
+AGAIN, ASKED = 5, 50
+
+
+def write_photos(folder: Path, count: int) -> None:
+    """Soft shapes with some grain: about as many bytes a pixel as a photo has."""
+    folder.mkdir()
+    for number in range(count):
+        path = folder / f"IMG_{number:05d}.jpg"
+        if number >= DIFFERENT:
+            os.link(folder / f"IMG_{number % DIFFERENT:05d}.jpg", path)
+            continue
+        generator = np.random.default_rng(number)
+        shapes = Image.fromarray(generator.integers(0, 256, (30, 40, 3), np.uint8)).resize(
+            SIZE, Image.Resampling.BICUBIC
+        )
+        grain = Image.fromarray(generator.integers(0, 256, (SIZE[1] // 2, SIZE[0] // 2, 3), np.uint8)).resize(SIZE)
+        Image.blend(shapes, grain, 0.08).save(path, quality=88)
+
+
+def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
+    """Seconds of the first search and of those after it; milliseconds of a search with the server running."""
+    write_photos(folder, count)
+    size = sum(path.stat().st_size for path in folder.iterdir()) / count / 2**20
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder.with_name("cache")), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "maxmatch.cli.main"]
+    named = ["--model", model]
+
+    def search(text: str) -> float:
+        started = time.perf_counter()
+        done = subprocess.run(
+            [*command, "search", text, str(folder), *named],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.split()) == 10, done.stdout
+        return time.perf_counter() - started
+
+    first = search("two dogs in the snow")
+    again = [search(f"a man on a beach {number}") for number in range(AGAIN)]
+    server = subprocess.Popen(
+        [*command, "serve", str(folder), *named, "--port", "0"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        assert address, "the server did not start"
+        asked = [_ask(address, f"a woman with a red hat {number}") for number in range(ASKED)]
+    finally:
+        server.terminate()
+        server.wait(30)
+    return {
+        "photos": count,
+        "megabytes_each": round(size, 1),
+        "first_search_s": round(first, 1),
+        "second_search_s": [round(seconds, 2) for seconds in again],
+        "served_p50_ms": round(1000 * float(np.percentile(asked[1:], 50)), 1),
+        "served_p95_ms": round(1000 * float(np.percentile(asked[1:], 95)), 1),
+    }
+
+
+def _ask(address: str, text: str) -> float:
+    started = time.perf_counter()
+    with urlopen(f"{address}api/v1/search?{urlencode({'q': text, 'k': 20})}", timeout=60) as answer:
+        assert json.load(answer)["hits"]
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=SHIPPED, help="a checkpoint's folder")
+    parser.add_argument("--photos", type=int, default=1000)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(photo_search(Path(folder) / "photos", given.model, given.photos), indent=2))
+
+
+if __name__ == "__main__":
+    main()

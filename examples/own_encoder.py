@@ -1,0 +1,80 @@
+"""An encoder of your own for pictures, in a model with the package's own for texts.
+
+    python examples/own_encoder.py                      # seconds; the weights are random, training is another example
+
+An encoder is any module with two widths that makes `Features` of inputs and a mask. A tower is an encoder, a head that
+makes the sets, and a reader that turns what a user holds into inputs. `three_modalities.py` trains such a tower.
+"""
+
+import sys
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from maxmatch import SetEncoder
+from maxmatch.config import IMAGENET_MEAN, IMAGENET_STD
+from maxmatch.encoders import GRUEncoder
+from maxmatch.images import ImageTransform
+from maxmatch.layers import SetHead
+from maxmatch.layers.pooling import masked_mean
+from maxmatch.layers.positions import grid_positions
+from maxmatch.readers import PixelReader, TextReader
+from maxmatch.text import word_tokenizer
+from maxmatch.tower import Tower
+from maxmatch.types import Features
+
+WIDTH, SIDE, PATCH = 64, 96, 16
+
+
+class PatchEncoder(nn.Module):
+    """A picture cut into patches, each through a small network."""
+
+    def __init__(self, width: int, patch: int) -> None:
+        super().__init__()
+        self.local_width = self.width = width  # of the local features, and of the global one
+        self.network = nn.Sequential(nn.Conv2d(3, width, patch, patch), nn.GELU(), nn.Conv2d(width, width, 1))
+
+    def forward(self, pixels: Tensor, mask: Tensor | None = None) -> Features:
+        """Local features: the patches. Global feature: their mean. With a grid, `look` shows where slots look."""
+        cells = self.network(pixels)
+        rows, columns = cells.shape[2:]
+        local = cells.flatten(2).transpose(1, 2)
+        real = torch.ones(local.shape[:2], dtype=torch.bool, device=local.device)  # no picture has padding
+        positions = grid_positions(rows, columns, self.width, local.device, local.dtype).expand_as(local)
+        return Features(local, real, masked_mean(local, real), positions, (rows, columns))
+
+
+def build(captions: list[str]) -> SetEncoder:
+    """Two towers with heads alike."""
+    torch.manual_seed(0)
+    tokenizer = word_tokenizer(captions, min_count=1)
+    texts = GRUEncoder(tokenizer.get_vocab_size(), word_width=32, width=WIDTH)
+    pictures = PatchEncoder(WIDTH, PATCH)
+    pixels = ImageTransform(SIDE, "squash", IMAGENET_MEAN, IMAGENET_STD)
+    return SetEncoder(
+        {
+            "image": Tower(pictures, _head(pictures.local_width), PixelReader(pixels)),
+            "text": Tower(texts, _head(texts.local_width), TextReader(tokenizer)),
+        }
+    )
+
+
+def _head(local_width: int) -> SetHead:
+    return SetHead(local_width, WIDTH, set_size=4, heads=2, head_width=32)
+
+
+def main() -> int:
+    """Encode, compare, look. (`save_pretrained` writes the package's own encoders: keep yours by its state_dict.)"""
+    captions = ["a red square", "something blue"]
+    pictures = [Image.new("RGB", (120, 100), colour) for colour in ("red", "blue", "green")]
+    model = build(captions)
+    images, texts = model.encode_images(pictures), model.encode_texts(captions)
+    print("sets of pictures", tuple(images.shape), "and of texts", tuple(texts.shape))
+    print("scores\n", model.similarity(images, texts))
+    print("where each of the four vectors of a picture looked", tuple(model.look("image", pictures[0]).attention.shape))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

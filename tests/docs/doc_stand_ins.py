@@ -1,0 +1,106 @@
+"""What a page takes for granted, small: a folder of photos, a trained model, a data set. A function a page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tiny_models import tiny_model
+
+Names = dict[str, Any]
+
+
+def _model(folder: Path) -> Any:
+    """A model that has learned nothing, where the page says that one lies."""
+    model = tiny_model("resnet152_bigru")
+    model.save_pretrained(folder)
+    return model
+
+
+def _photos(folder: Path) -> list[str]:
+    folder.mkdir()
+    names = [str(folder / f"{number}.jpg") for number in range(5)]
+    for seed, name in enumerate(names):
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8)).save(name)
+    return names
+
+
+def _captioned(folder: Path) -> None:
+    """Pictures with two captions each, in three splits."""
+    rows = ["image,caption,split"]
+    photos = _photos(folder)
+    for split, count in (("train", 5), ("val", 3), ("test", 3)):
+        for number in range(count):
+            name = f"{split}{number}.jpg"
+            (folder / name).write_bytes(Path(photos[number]).read_bytes() + split.encode())
+            rows += [f"{name},a dog on a beach {split} {number} {n},{split}" for n in range(2)]
+    for photo in photos:
+        Path(photo).unlink()
+    (folder / "captions.csv").write_text("\n".join(rows) + "\n")
+
+
+def quickstart(names: Names) -> None:
+    """The model that ships (a folder of its name comes first), and photos."""
+    _model(Path("maxmatch-small"))
+    _photos(Path("photos"))
+
+
+def your_data(names: Names) -> None:
+    """Photos with captions; a finished run."""
+    _captioned(Path("my-photos"))
+    _model(Path("runs/mine/best"))
+
+
+def features(names: Names) -> None:
+    """Photos with captions."""
+    _captioned(Path("my-photos"))
+
+
+def search(names: Names) -> None:
+    """A model of one's own and the paths of photos."""
+    _model(Path("runs/flickr8k/best"))
+    names["paths"] = _photos(Path("photos"))
+
+
+def evaluation(names: Names) -> None:
+    """A model and a data set that was read."""
+    from maxmatch.data.reading import read_dataset
+
+    _captioned(Path("data"))
+    names.update(model=_model(Path("model")), dataset=read_dataset("data"))
+
+
+def analysis(names: Names) -> None:
+    """A model and a split of a data set."""
+    evaluation(names)
+    names["split"] = names["dataset"].split("test")
+
+
+def scenes(names: Names) -> None:
+    """Two lines of the metadata of generated scenes."""
+    from maxmatch.data.scenes import generate
+
+    generate(Path("scenes"), images=2, size=32, workers=1)
+    lines = Path("scenes/metadata.jsonl").read_text().splitlines()
+    names["row"], names["other"] = map(json.loads, lines)
+
+
+SET_UP = {
+    "README.md": quickstart,
+    "analysis.md": analysis,
+    "evaluation.md": evaluation,
+    "guides/features.md": features,
+    "guides/your-data.md": your_data,
+    "quickstart.md": quickstart,
+    "scenes.md": scenes,
+    "search.md": search,
+}
+
+# Commands that are really run, in the page's folder, by how they begin; of the others every word is parsed.
+RUN = {
+    "README.md": ["train --list", "train f30k_region_bigru --dry-run"],
+    "guides/features.md": ["train regions.yaml"],
+    "guides/your-data.md": ["data check", "train mine.yaml --dry-run"],
+    "reproduce.md": ["reproduce --list"],
+}

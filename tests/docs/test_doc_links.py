@@ -1,0 +1,62 @@
+"""Links, pictures and names in README.md and docs/ lead somewhere, and the site has every page."""
+
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+import typer.main
+import yaml
+from doc_pages import DOCS, PAGES, ROOT, text_of, without_blocks
+
+from maxmatch.cli.main import app
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+
+
+def anchors(path: Path) -> set[str]:
+    """The headings of a page as a link names them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_relative_link_and_picture_is_there(page: str) -> None:
+    for found in _LINK.finditer(without_blocks(page)):
+        target = found[1] or found[2]
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (PAGES[page].parent / file).resolve() if file else PAGES[page]
+        assert path.is_file(), f"{page}: {target}"
+        assert page == "README.md" or path.is_relative_to(DOCS), f"{page}: {target} is not part of the site"
+        assert not anchor or anchor in anchors(path), f"{page}: {target} has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_of_the_package_and_every_verb_is_there(page: str) -> None:
+    for name in re.findall(r"`(maxmatch(?:\.\w+)+)\b[^`/]*`", without_blocks(page)):
+        resolve_name(name)
+    verbs = typer.main.get_command(app).commands
+    for verb in re.findall(r"`maxmatch (\w+)", without_blocks(page)):
+        assert verb in verbs, f"{page}: maxmatch {verb}"
+    for target in re.findall(r"^:{3} ([\w.]+)$", text_of(page), re.MULTILINE):
+        resolve_name(target)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "--8<--" in text_of(page)])
+def test_every_file_that_is_included_is_there(page: str) -> None:
+    for file in re.findall(r'^--8<-- "(.*)"$', text_of(page), re.MULTILINE):
+        assert (ROOT / file).is_file() or not (ROOT / file).parent.is_dir(), f"{page}: {file}"
+
+
+def test_every_page_is_in_the_nav_and_every_entry_of_it_is_a_page() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(entries(nav)) == sorted(set(PAGES) - {"README.md"}), "nav in mkdocs.yml"
+
+
+def entries(nav: object) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in entries(part)]

@@ -1,0 +1,173 @@
+"""The matching as a drop-in for the losses of sentence-transformers, on a tiny random BERT: no network."""
+
+from functools import partial
+from itertools import permutations
+from math import exp
+
+import pytest
+import torch
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder import losses, scoring
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorRerankingEvaluator
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from maxmatch.sentence_transformers import (
+    maxmatch_kd_scores,
+    maxmatch_scores,
+    maxmatch_scores_pairwise,
+    maxmatch_similarity,
+)
+from maxmatch.text import train_wordpiece_tokenizer
+
+QUERIES = ["a dog", "a red bus", "snow in winter", "who plays the drums"]
+DOCUMENTS = ["a dog runs on the beach", "two people ride a red bus", "it snows all winter", "a band with a drummer"]
+OTHERS = ["a cat sleeps on a chair all day long", "a boat", "the sun in summer", "nobody plays a thing here"]
+
+
+@pytest.fixture
+def model(tmp_path) -> MultiVectorEncoder:
+    texts = [*QUERIES, *DOCUMENTS, *OTHERS]
+    tokenizer = train_wordpiece_tokenizer(texts, vocabulary_size=200, max_length=32)
+    torch.manual_seed(0)
+    bert = BertModel(
+        BertConfig(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=40,
+        )
+    )
+    bert.save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]",
+    ).save_pretrained(tmp_path)  # fmt: skip
+    return MultiVectorEncoder(str(tmp_path), device="cpu")
+
+
+def features(model: MultiVectorEncoder, *columns: list[str]) -> list[dict[str, Tensor]]:
+    """What a trainer hands to a loss: the queries, then the columns of documents."""
+    tasks = ["query", *["document"] * (len(columns) - 1)]
+    return [model.preprocess(column, task=task) for column, task in zip(columns, tasks, strict=True)]
+
+
+def random_tokens(*shape: int, seed: int = 0) -> Tensor:
+    return normalize(torch.randn(*shape, 8, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def by_trying_all_matchings(a: Tensor, b: Tensor) -> float:
+    """mean of exp(c) − 1 over the matching with the largest sum, of two small sets."""
+    small, large = sorted((a, b), key=len)
+    ways = [
+        [float(x @ large[j]) for x, j in zip(small, way, strict=True)]
+        for way in permutations(range(len(large)), len(small))
+    ]
+    return sum(exp(cosine) - 1 for cosine in max(ways, key=sum)) / len(small)
+
+
+def test_every_query_meets_every_document_in_the_order_of_their_groups() -> None:
+    queries, documents = random_tokens(2, 4), random_tokens(3, 2, 5, seed=1)
+    queries_mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    documents_mask = (torch.arange(5) < torch.tensor([[5, 3], [1, 4], [2, 5]])[..., None]).long()
+    scores = maxmatch_scores(queries, documents, queries_mask=queries_mask, documents_mask=documents_mask)
+    expected = [
+        [
+            by_trying_all_matchings(queries[i][queries_mask[i] == 1], documents[g, n][documents_mask[g, n] == 1])
+            for g in range(3)
+            for n in range(2)
+        ]
+        for i in range(2)
+    ]
+    torch.testing.assert_close(scores, torch.tensor(expected))
+
+
+def test_with_one_token_a_text_it_is_a_function_of_what_colbert_gives() -> None:
+    queries, documents = random_tokens(3, 1), random_tokens(3, 2, 1, seed=1)
+    for ours, theirs, given in (
+        (maxmatch_scores, scoring.colbert_scores, documents),
+        (maxmatch_kd_scores, scoring.colbert_kd_scores, documents),
+        (maxmatch_scores_pairwise, scoring.colbert_scores_pairwise, documents[:, 1]),
+    ):
+        torch.testing.assert_close(ours(queries, given), theirs(queries, given).expm1())
+
+
+def test_own_documents_and_own_pairs_are_parts_of_all_pairs() -> None:
+    queries, documents = random_tokens(3, 20), random_tokens(3, 2, 30, seed=1)
+    queries_mask = torch.arange(20) < torch.tensor([[20], [3], [9]])
+    documents_mask = torch.arange(30) < torch.tensor([[30, 2], [9, 8], [17, 1]])[..., None]
+    everything = maxmatch_scores(queries, documents, queries_mask, documents_mask).view(3, 3, 2)
+    own = maxmatch_kd_scores(queries, documents, queries_mask, documents_mask)
+    torch.testing.assert_close(own, torch.stack([everything[i, i] for i in range(3)]))
+    pairs = maxmatch_scores_pairwise(queries, documents[:, 1], queries_mask, documents_mask[:, 1])
+    torch.testing.assert_close(pairs, own[:, 1])
+    ragged = [text[mask] for text, mask in zip(documents[:, 1], documents_mask[:, 1], strict=True)]
+    torch.testing.assert_close(
+        maxmatch_scores_pairwise(list(queries), ragged),
+        maxmatch_scores_pairwise(queries, documents[:, 1], None, documents_mask[:, 1]),
+    )
+
+
+def test_a_vector_of_zeros_is_padding_where_there_is_no_mask() -> None:
+    queries, documents = random_tokens(2, 4), random_tokens(2, 1, 5, seed=1)
+    documents_mask = torch.arange(5) < torch.tensor([[[3]], [[5]]])
+    padded = documents.masked_fill(~documents_mask[..., None], 0.0)
+    torch.testing.assert_close(
+        maxmatch_scores(queries, padded), maxmatch_scores(queries, documents, None, documents_mask)
+    )
+
+
+def test_the_ranking_loss_falls_and_its_gradient_reaches_all_weights(model: MultiVectorEncoder) -> None:
+    loss = losses.MultiVectorMultipleNegativesRankingLoss(
+        model, similarity_fct=partial(maxmatch_scores, size=4), scale=20.0
+    )
+    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
+    seen = []
+    for _ in range(8):
+        adam.zero_grad()
+        value = loss(features(model, QUERIES, DOCUMENTS, OTHERS))
+        value.backward()
+        seen.append(value.item())
+        adam.step()
+    assert seen[-1] < 0.5 * seen[0]
+    unmoved = {name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()}
+    assert all("pooler" in name or name.endswith("key.bias") for name in unmoved)  # these move no output of BERT's
+
+
+def test_the_cached_loss_is_the_same_loss(model: MultiVectorEncoder) -> None:
+    model.eval()  # no dropout
+    columns = features(model, QUERIES, DOCUMENTS, OTHERS)
+    plain = losses.MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=maxmatch_scores, scale=20.0)
+    cached = losses.CachedMultiVectorMultipleNegativesRankingLoss(
+        model, similarity_fct=maxmatch_scores, scale=20.0, mini_batch_size=2
+    )
+    torch.testing.assert_close(cached(columns), plain(columns))
+
+
+def test_the_losses_of_distillation_take_it_too(model: MultiVectorEncoder) -> None:
+    columns = features(model, QUERIES, DOCUMENTS, OTHERS)
+    margins = torch.tensor([1.0, 0.5, 0.2, 0.1])
+    teacher = torch.stack([margins, torch.zeros(4)], 1)
+    for loss, labels in (
+        (losses.MultiVectorMarginMSELoss(model, similarity_fct=maxmatch_scores_pairwise), margins),
+        (losses.MultiVectorDistillKLDivLoss(model, similarity_fct=maxmatch_kd_scores), teacher),
+    ):
+        model.zero_grad()
+        loss(columns, labels).backward()
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        assert bool(gradient.any())
+
+
+def test_encoded_texts_are_scored_and_reranked_by_it(model: MultiVectorEncoder) -> None:
+    queries, documents = model.encode_query(QUERIES), model.encode_document(DOCUMENTS)
+    scores = maxmatch_similarity(queries, documents)
+    assert scores.shape == (4, 4)
+    torch.testing.assert_close(maxmatch_similarity(queries[1], documents), scores[1:2])
+    torch.testing.assert_close(scores.diagonal(), maxmatch_scores_pairwise(queries, documents))
+    samples = [{"query": query, "positive": [query], "negative": OTHERS} for query in QUERIES]
+    evaluator = MultiVectorRerankingEvaluator(samples, similarity_fct=maxmatch_similarity, write_csv=False)
+    assert evaluator(model)["mrr@10"] == 1.0  # a text is most like itself
