@@ -88,8 +88,9 @@ def test_an_index_of_one_takes_the_sets_of_the_other(exported, parent, tmp_path)
         assert (index.manifest.stability, index.manifest.similarity) == (0.97, "maxmatch")
         index.add(["a", "b"], exported.encode_images(some[:2]), model=exported)
         index.add(["c"], parent.encode_images(some[2:]), model=parent)
-        hits = [index.search(model.encode_texts(["a dog"]), model=model)[0] for model in (exported, parent)]
-        assert [hit.id for hit in hits[0]] == [hit.id for hit in hits[1]]
+        first, second = (index.search(model.encode_texts(["a dog"]), model=model)[0] for model in (exported, parent))
+        found = {hit.id: hit.score for hit in first}  # their order may differ: scores of so small a model are all alike
+        assert found == pytest.approx({hit.id: hit.score for hit in second}, abs=CLOSE)
         with pytest.raises(ValueError, match="another index"):
             index.search(exported.encode_texts(["a dog"]), model=tiny_model("efficientnet_lite0_bigru", seed=1))
 
@@ -172,4 +173,4 @@ def test_a_search_in_an_indexed_folder_loads_no_more_than_it_needs(runtime, spar
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["hits"]) == 3
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
-    assert not spared & loaded
+    assert spared & loaded == set()
