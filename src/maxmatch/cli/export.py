@@ -20,8 +20,8 @@ def export(
 ) -> None:
     """Write a model to a folder: as it is, in half precision, or with ONNX graphs of its towers beside it.
 
-    `maxmatch search` and `serve` run on the graphs where a folder has them. They are the same model to an index: what
-    one has indexed the other searches.
+    `maxmatch search` runs on the graphs where a folder has them. They are the same model to an index: what one has
+    indexed the other searches.
 
     Examples:
 
