@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from maxmatch.set_checks import NotFiniteError as NotFiniteError
-from maxmatch.set_checks import check_set_size, check_sets, shape_of
+from maxmatch.set_checks import check_set_size as check_set_size
+from maxmatch.set_checks import check_sets, shape_of
 from maxmatch.set_checks import refuse_not_finite as refuse_not_finite
 
 _UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths

@@ -23,21 +23,24 @@ OPSET = 18
 _BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are free in the graph
 
 
-def export_onnx(model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None) -> Path:
-    """Write a checkpoint of the model and, beside it, a graph of each tower and onnx.json. A graph takes batches and
-    texts of any size; what it gives agrees with the model's to 1e-4. It has the model's identity: an index takes both
-    for the same. dtype: of the checkpoint's weights, as in `save_pretrained`; the graphs compute in float32.
+def export_onnx(folder: str | Path) -> Path:
+    """Write graphs of the towers of a checkpoint, and onnx.json, into its folder.
+
+    A graph takes batches and texts of any size, computes in float32, and agrees with the model to 1e-4. It carries the
+    model's identity: an index takes both for the same.
     """
-    folder = model.save_pretrained(folder, dtype)
+    folder = Path(folder).expanduser()
+    model = SetEncoder.from_pretrained(folder, device="cpu")
     assert model.config is not None
-    identity, towers = model_identity(model), {}
     texts = [name for name in model.towers if isinstance(model.tower(name).reader, TextReader)]
+    towers = {}
     for name in model.towers:
         path = folder / f"{name}.onnx"
         export_tower(model.tower(name), path)
         tokenizer = "tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json"
         towers[name] = Graph(file=path.name, sha256=digest(path), tokenizer=tokenizer if name in texts else None)
-    write_exported(folder, Exported(identity=identity, opset=OPSET, config=model.config, towers=towers))
+    exported = Exported(identity=model_identity(model), opset=OPSET, config=model.config, towers=towers)
+    write_exported(folder, exported)
     return folder
 
 
@@ -80,8 +83,8 @@ class _Exportable(nn.Module):
 
 
 class _LastStates:
-    """ONNX's GRU in the place of packed sequences, which have no counterpart there: told the lengths, it reads each text
-    backwards from its own last word, as those do.
+    """ONNX's GRU in the place of packed sequences, which have no counterpart there: told the lengths, it reads each
+    text backwards from its own last word, as those do.
     """
 
     def __init__(self, gru: nn.GRU) -> None:

@@ -21,8 +21,8 @@ class OnnxError(ValueError):
 
 
 class Graph(Part):
-    """The graph of one tower. Its inputs are `pixels`, `features` and `mask`, or `ids` and `mask`; its outputs `vectors`
-    (B, K, D), of unit length, and `attention` (B, K, N).
+    """The graph of one tower. Its inputs are `pixels`, `features` and `mask`, or `ids` and `mask`; its outputs
+    `vectors` (B, K, D), of unit length, and `attention` (B, K, N).
     """
 
     file: Annotated[str, Field(pattern=r"^[\w.-]+$")]

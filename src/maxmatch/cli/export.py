@@ -20,8 +20,8 @@ def export(
 ) -> None:
     """Write a model to a folder: as it is, in half precision, or with ONNX graphs of its towers beside it.
 
-    `maxmatch search` and `serve` run on the graphs where a folder has them. They are the same model to an index: what
-    one has indexed the other searches.
+    `maxmatch search` runs on the graphs where a folder has them. They are the same model to an index: what one has
+    indexed the other searches.
 
     Examples:
 
@@ -33,7 +33,6 @@ def export(
     """
     from maxmatch.cli.loading import load_model
     from maxmatch.cli.progress import say
-    from maxmatch.model import SetEncoder
 
     if onnx:
         try:
@@ -46,8 +45,7 @@ def export(
     place = loaded.save_pretrained(folder, "float16" if half else None)
     if onnx:
         say("making the graphs: a minute or so")
-        # Read again: weights that were rounded are what the folder holds, and what the graphs are to agree with.
-        place = export_onnx(SetEncoder.from_pretrained(place), place, "float16" if half else None)
+        export_onnx(place)
     files = {path.name: path.stat().st_size for path in sorted(place.iterdir()) if path.is_file()}
     if as_json:
         print(json.dumps({"folder": str(place), "files": files}))

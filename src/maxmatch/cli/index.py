@@ -104,11 +104,11 @@ def verify(
     with SetIndex.open(index) as opened:
         sets = None
         if queries is not None:
-            from maxmatch.cli.loading import model_of
+            from maxmatch.cli.loading import load_for_search, model_of
             from maxmatch.search.sources import list_source
 
             texts = list(list_source(queries, "text").values)[:sample]
-            sets = model_of(opened, index, model, device).encode_texts(texts)
+            sets = model_of(opened, index, model, device, load_for_search).encode_texts(texts)
         measured = opened.verify(sets, k, sample=sample, target=target)
     facts = {
         "path": str(index),

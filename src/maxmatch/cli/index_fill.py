@@ -123,7 +123,7 @@ def add(
 
       maxmatch index add mine --sets more.npy --ids more.txt --existing replace
     """
-    from maxmatch.cli.loading import model_of
+    from maxmatch.cli.loading import load_model, model_of
     from maxmatch.cli.progress import bar
     from maxmatch.search.filling import add as fill
     from maxmatch.search.index import SetIndex
@@ -132,7 +132,7 @@ def add(
     folder = index.expanduser()
     opened = SetIndex.open(folder)
     manifest = opened.manifest
-    encoder = model_of(opened, folder, model, device) if source is not None else None
+    encoder = model_of(opened, folder, model, device, load_model) if source is not None else None
     origin = read_origin(folder)
     name = model or (origin.model if origin else None)
     keep = opened if existing == "skip" else None

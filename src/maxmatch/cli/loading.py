@@ -1,27 +1,28 @@
 """The model that a command names, on the device that it is to work on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
 from maxmatch.shipped import SHIPPED, shipped_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from maxmatch.model import SetEncoder
     from maxmatch.search.identity import Model
     from maxmatch.search.index import SetIndex
 
 
+Loaded = TypeVar("Loaded", bound="Model")
 Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
     Runtime, typer.Option(help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx).")
 ]
 
 
-def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", modality: str | None = None) -> "Model":
+def load_for_search(name: str, device: str | None, runtime: Runtime = "auto") -> "Model":
     """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs, and then without torch,
     which takes longer to load than the search takes; else as `load_model`. A device other than the CPU is torch's.
     """
@@ -35,17 +36,16 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", mo
         there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
         runtime = "onnx" if there else "torch"
     if runtime == "torch":
-        return load_model(name, device, modality)
+        return load_model(name, device)
     if device not in (None, "cpu"):
         raise typer.BadParameter(f"--runtime onnx works on the CPU, not on {device}: leave one of the two out")
     from maxmatch.onnx_runtime import OnnxEncoder
 
-    model = OnnxEncoder.from_folder(folder)
-    _check_modality(name, model.towers, modality)
-    return model
+    return OnnxEncoder.from_folder(folder)
 
 
-def _check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
+def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
+    """Refuse a model that has no tower for a modality."""
     if modality is not None and modality not in towers:
         raise ValueError(f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose --modality.")
 
@@ -60,7 +60,7 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = SetEncoder.from_pretrained(_checkpoint(name), device=place)
-    _check_modality(name, model.towers, modality)
+    check_modality(name, model.towers, modality)
     return model
 
 
@@ -96,9 +96,15 @@ def _noted(name: str) -> str:
 
 
 def model_of(
-    index: "SetIndex", folder: Path, name: str | None, device: str | None, runtime: Runtime = "auto"
-) -> "Model":
-    """The model of an index, where it was when the index was made, or where the user says; another one is refused."""
+    index: "SetIndex",
+    folder: Path,
+    name: str | None,
+    device: str | None,
+    load: "Callable[[str, str | None], Loaded]" = load_model,  # type: ignore[assignment]  # which makes it SetEncoder
+) -> "Loaded":
+    """The model of an index, where it was when the index was made, or where the user says; another one is refused.
+    load: `load_model` or `load_for_search`.
+    """
     from maxmatch.search.identity import model_identity
     from maxmatch.search.origin import read_origin
 
@@ -106,13 +112,13 @@ def model_of(
     noted = index.manifest.model
     if name is None and origin is None:
         shipped = shipped_model(SHIPPED)
-        found = load_model(str(shipped), device) if shipped is not None and noted is not None else None
+        found = load(str(shipped), device) if shipped is not None and noted is not None else None
         if found is None or model_identity(found) != noted:
             raise ValueError(f"{folder}: the index does not say which model made its sets. Name it with --model.")
         return found
     wanted = name or (_noted(origin.model) if origin else "")
     try:
-        model = load_for_search(wanted, device, runtime)
+        model = load(wanted, device)
     except (OSError, ValueError) as error:
         if name is not None:
             raise

@@ -3,20 +3,21 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maxmatch.cli.loading import Runtime, default_model, load_for_search
+from maxmatch.cli.loading import Loaded, check_modality, default_model
 from maxmatch.cli.progress import say
 
 if TYPE_CHECKING:
-    from maxmatch.search.identity import Model
+    from collections.abc import Callable
+
     from maxmatch.search.index import SetIndex
 
 _SHOWN = 10
 
 
 def open_folder(
-    folder: Path, model: str | None, device: str | None, runtime: Runtime = "auto"
-) -> "tuple[SetIndex, Model]":
-    """The index of a folder of photos, up to date, and its model."""
+    folder: Path, model: str | None, device: str | None, load: "Callable[[str, str | None], Loaded]"
+) -> "tuple[SetIndex, Loaded]":
+    """The index of a folder of photos, up to date, and its model. load: `load_model` or `load_for_search`."""
     from tqdm import tqdm
 
     from maxmatch.data.items import IMAGE
@@ -24,7 +25,9 @@ def open_folder(
 
     if not folder.expanduser().is_dir():
         raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
-    encoder = load_for_search(model or default_model(), device, runtime, IMAGE)
+    named = model or default_model()
+    encoder = load(named, device)
+    check_modality(named, encoder.set_sizes, IMAGE)
     place = place_of(folder, encoder)
     index = open_photos(place, encoder)
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:

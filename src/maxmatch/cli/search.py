@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +62,7 @@ def search(
 
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """
-    from maxmatch.cli.loading import model_of
+    from maxmatch.cli.loading import load_for_search, model_of
     from maxmatch.cli.photos import open_folder
     from maxmatch.search.index import SetIndex
     from maxmatch.search.manifest import is_index
@@ -75,11 +76,12 @@ def search(
         raise typer.BadParameter("an empty query finds nothing: write some words")
     way = _way(preview, as_json or paths)
     photos = folder.expanduser().is_dir() and not is_index(folder.expanduser())
+    load = partial(load_for_search, runtime=runtime)
     if photos:
-        opened, encoder = open_folder(folder, model, device, runtime)
+        opened, encoder = open_folder(folder, model, device, load)
     else:
         opened = SetIndex.open(folder)
-        encoder = model_of(opened, folder, model, device, runtime)
+        encoder = model_of(opened, folder, model, device, load)
     with opened:
         hits = _found(opened, encoder, query, image, k, where, exact)
     if photos:

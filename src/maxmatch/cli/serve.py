@@ -51,18 +51,18 @@ def serve(
         check_token(host, token)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    from maxmatch.cli.loading import model_of
+    from maxmatch.cli.loading import load_model, model_of
     from maxmatch.cli.photos import open_folder
     from maxmatch.cli.progress import say
     from maxmatch.search.index import SetIndex
     from maxmatch.search.manifest import is_index
 
     if index.expanduser().is_dir() and not is_index(index.expanduser()):
-        opened, encoder = open_folder(index, model, device)
+        opened, encoder = open_folder(index, model, device, load_model)
         pictures = index
     else:
         opened = SetIndex.open(index)
-        encoder = model_of(opened, index, model, device)
+        encoder = model_of(opened, index, model, device, load_model)
     with opened:
         name = (pictures or index).expanduser().resolve().name
         app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)

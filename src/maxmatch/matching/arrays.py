@@ -31,7 +31,8 @@ def assign(cosines: Float[np.ndarray, "K L P"]) -> Int[np.ndarray, "K P"]:
     size = max(rows, columns)
     assert size <= LARGEST, f"sets of {size} vectors"
     if rows == 1:
-        return cosines[0].argmax(0)[None]
+        best: np.ndarray = np.argmax(cosines, 1)
+        return best
     if rows != columns:  # what is matched with a row or column of zeros is unmatched, and no total changes
         square = np.zeros((size, size, pairs), cosines.dtype)
         square[:rows, :columns] = cosines

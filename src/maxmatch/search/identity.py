@@ -1,8 +1,8 @@
 """Which model made a set: its name in an index is a hash of its weights, so that no other model's sets come in."""
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from maxmatch.config import ModelConfig
 
@@ -11,26 +11,33 @@ from maxmatch.config import ModelConfig
 class Model(Protocol):
     """What search needs of a model: a `SetEncoder`, or the same run by ONNX Runtime (`maxmatch.onnx_runtime`)."""
 
-    dim: int
-    similarity_name: str
-    config: ModelConfig | None
+    @property
+    def dim(self) -> int:
+        """D."""
+        ...
+
+    @property
+    def similarity_name(self) -> str:
+        """How its sets are compared."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """What it is made of."""
+        ...
 
     @property
     def set_sizes(self) -> dict[str, int]:
         """K of each tower."""
         ...
 
-    def encode_images(
-        self,
-        items: Iterable[Any],
-        batch_size: int = 64,
-        show_progress: bool | None = None,
-        errors: Literal["raise", "skip"] = "raise",
-    ) -> Any:
-        """The sets of pictures."""
+    @property
+    def encode_images(self) -> Callable[..., Any]:
+        """The sets of pictures, tensors or arrays; see `SetEncoder.encode`."""
         ...
 
-    def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> Any:
+    @property
+    def encode_texts(self) -> Callable[..., Any]:
         """The sets of texts."""
         ...
 

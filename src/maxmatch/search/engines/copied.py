@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -176,6 +176,10 @@ class CopiedEngine:
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""
         return len(self._passing(where)) if self._current() else self.inner.count(where)
+
+    def version(self) -> Hashable:
+        """The state that the copy is of; then the engine's."""
+        return self._copy.state if self._current() else self.inner.version()
 
     def optimise(self, thorough: bool = False) -> bool:
         """By the engine."""

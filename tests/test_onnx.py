@@ -1,0 +1,176 @@
+"""What was exported is the model: the same sets, the same identity, and no torch where it is searched with."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from jaxtyping import config
+from PIL import Image
+from tiny_models import images_for, texts, tiny_model, with_statistics
+
+from maxmatch import SetEncoder, SetIndex
+from maxmatch.cli.main import main
+from maxmatch.images import ImageError
+from maxmatch.onnx_export import OPSET, export_tower
+from maxmatch.onnx_folder import FILE, OnnxError, read_exported
+from maxmatch.onnx_runtime import OnnxEncoder
+from maxmatch.search.identity import model_identity
+
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The encoders of the model that ships, tiny, exported by the command."""
+    place = tmp_path_factory.mktemp("onnx")
+    model = with_statistics(tiny_model("efficientnet_lite0_bigru", vector_width=6, train_words=False))
+    model.record_pairing([0, 1, 2, 3], 0.97)
+    model.save_pretrained(place / "model")
+    config.update("jaxtyping_disable", True)  # in a graph, sizes are symbols, and no integers
+    with pytest.raises(SystemExit) as end:
+        main(["export", str(place / "model"), str(place / "exported"), "--half", "--onnx"])
+    config.update("jaxtyping_disable", False)
+    assert end.value.code == 0
+    return place / "exported"
+
+
+@pytest.fixture(scope="module")
+def parent(folder):
+    """The same folder, run by torch."""
+    return SetEncoder.from_pretrained(folder)
+
+
+@pytest.fixture
+def exported(folder):
+    return OnnxEncoder.from_folder(folder)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_texts_of_mixed_lengths_become_the_sets_of_torch(exported, parent, batch_size):
+    some = [*texts(20), "", "dog", "a word that nobody knows: zyzzyva"]
+    assert len({len(text.split()) for text in some}) > 5
+    expected = parent.encode_texts(some).numpy()
+    np.testing.assert_allclose(exported.encode_texts(some, batch_size), expected, atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_pictures_become_the_sets_of_torch(exported, parent, batch_size):
+    some = images_for(parent, 9)
+    sets = exported.encode_images(some, batch_size)
+    assert sets.dtype == np.float32
+    np.testing.assert_allclose(sets, parent.encode_images(some).numpy(), atol=CLOSE, rtol=0)
+    np.testing.assert_allclose(np.linalg.norm(sets, axis=2), 1.0, atol=1e-5)
+
+
+def test_the_graphs_give_the_attention_too(folder, parent):
+    graph = read_exported(folder).towers["text"]
+    session = onnxruntime.InferenceSession(folder / graph.file)
+    ids, mask = parent.tower("text").reader.collate(["a dog runs on the beach"])
+    (attention,) = session.run(["attention"], {"ids": ids.numpy(), "mask": mask.numpy()})
+    expected = parent.look("text", "a dog runs on the beach").attention
+    np.testing.assert_allclose(attention[0], expected.numpy(), atol=CLOSE, rtol=0)
+
+
+def test_it_says_what_it_is(exported, parent):
+    assert exported.identity == model_identity(exported) == model_identity(parent)
+    assert (exported.dim, exported.set_sizes) == (parent.dim, parent.set_sizes)
+    assert exported.config == parent.config
+    assert exported.exported.opset == OPSET
+
+
+def test_an_index_of_one_takes_the_sets_of_the_other(exported, parent, tmp_path):
+    some = images_for(parent, 3)
+    with SetIndex.create(tmp_path / "index", dim=exported.dim, set_size=4, model=exported) as index:
+        assert (index.manifest.stability, index.manifest.similarity) == (0.97, "maxmatch")
+        index.add(["a", "b"], exported.encode_images(some[:2]), model=exported)
+        index.add(["c"], parent.encode_images(some[2:]), model=parent)
+        first, second = (index.search(model.encode_texts(["a dog"]), model=model)[0] for model in (exported, parent))
+        found = {hit.id: hit.score for hit in first}  # their order may differ: scores of so small a model are all alike
+        assert found == pytest.approx({hit.id: hit.score for hit in second}, abs=CLOSE)
+        with pytest.raises(ValueError, match="another index"):
+            index.search(exported.encode_texts(["a dog"]), model=tiny_model("efficientnet_lite0_bigru", seed=1))
+
+
+def test_what_cannot_be_read_is_named_or_skipped(exported):
+    picture = Image.new("RGB", (40, 30))
+    with pytest.raises(ImageError, match="item 1: 3 bytes: not a readable picture"):
+        exported.encode_images([picture, b"not"])
+    encoded = exported.encode_images([picture, b"not", picture], errors="skip")
+    assert (encoded.kept, [one.index for one in encoded.skipped]) == ([0, 2], [1])
+    np.testing.assert_array_equal(encoded.sets[0], encoded.sets[1])
+    with pytest.raises(ValueError, match="expected a text, got int"):
+        exported.encode_texts([1])
+    assert exported.encode_texts([]).shape == (0, 4, 16)
+
+
+def test_another_file_in_the_place_of_a_graph_is_refused(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "text.onnx").write_bytes((folder / "image.onnx").read_bytes())
+    changed = OnnxEncoder.from_folder(tmp_path)
+    changed.encode_images([Image.new("RGB", (40, 30))])
+    with pytest.raises(OnnxError, match=r"text\.onnx: not the file that was exported"):
+        changed.encode_texts(["a dog"])
+    (tmp_path / "text.onnx").unlink()
+    with pytest.raises(OnnxError, match=r"text\.onnx: missing"):
+        changed.encode_texts(["a dog"])
+
+
+def test_graphs_do_not_outlive_the_weights_they_were_made_of(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tiny_model("efficientnet_lite0_bigru", seed=1).save_pretrained(tmp_path)
+    assert not (tmp_path / FILE).exists()
+    assert not list(tmp_path.glob("*.onnx"))
+    with pytest.raises(OnnxError, match="maxmatch export MODEL FOLDER --onnx"):
+        OnnxEncoder.from_folder(tmp_path)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_transformer_of_texts_is_exported_as_well(tmp_path):
+    bert = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+        "vocab_size": 120, "max_position_embeddings": 40,
+    }  # fmt: skip
+    model = tiny_model("region_bert", bert=bert, depth=1).eval()
+    export_tower(model.tower("text"), tmp_path / "text.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "text.onnx")
+    for some in (texts(1), texts(7)):
+        ids, mask = model.tower("text").reader.collate(some)
+        (sets,) = session.run(["vectors"], {"ids": ids.numpy(), "mask": mask.numpy()})
+        torch.testing.assert_close(torch.from_numpy(sets), model.encode_texts(some), atol=CLOSE, rtol=0)
+
+
+_SEARCH = """
+import json, sys
+from maxmatch.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0, end.code
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+_HEAVY = {"transformers", "lancedb", "pyarrow", "scipy", "numba", "datasets", "matplotlib", "huggingface_hub", "onnx"}
+
+
+@pytest.mark.parametrize(("runtime", "spared"), [("auto", {*_HEAVY, "torch"}), ("torch", {*_HEAVY, "onnxruntime"})])
+def test_a_search_in_an_indexed_folder_loads_no_more_than_it_needs(runtime, spared, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "photos").mkdir()
+    for seed in range(3):
+        pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{seed}.png")
+    asked = ["search", '"a dog" - "a cat"', str(tmp_path / "photos"), "--model", str(folder), "--json"]
+    with pytest.raises(SystemExit):
+        main(asked)
+    done = subprocess.run(
+        [sys.executable, "-c", _SEARCH, *asked, "--runtime", runtime], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["hits"]) == 3
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert spared & loaded == set()
