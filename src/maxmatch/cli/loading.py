@@ -12,12 +12,10 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
     """A model, on a GPU where there is one unless told otherwise. name: a checkpoint's folder, a run's, whose best
     epoch is taken, or a name on the hub. modality: one that it has to have a tower for.
     """
-    import torch
-
+    from maxmatch.devices import chosen_device
     from maxmatch.model import SetEncoder
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = SetEncoder.from_pretrained(_checkpoint(name), device=place)
+    model = SetEncoder.from_pretrained(_checkpoint(name), device=chosen_device(device))
     if modality is not None and modality not in model.towers:
         raise ValueError(f"{name}: this model reads {', '.join(model.towers)}, not {modality}. Choose --modality.")
     return model

@@ -44,7 +44,9 @@ def reproduce(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
 ) -> None:
-    """Train what a table or figure of the paper needs, measure, and print the paper's figures with ours beside them.
+    """Make a table or figure of the paper again, ours beside it.
+
+    Train what it needs, measure, and print the paper's figures with ours beside them.
 
     On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
     (--base) by changing similarity, losses, head and set size. What was interrupted goes on when the same command runs
@@ -77,6 +79,7 @@ def reproduce(
     if as_json + markdown + latex > 1:
         raise typer.BadParameter("--json, --markdown and --latex: choose one of them.")
     from maxmatch.cli.progress import cores, say
+    from maxmatch.devices import chosen_device
     from maxmatch.reproduce.planning import Options, plan
     from maxmatch.reproduce.results import write
 
@@ -84,7 +87,7 @@ def reproduce(
     if not planned.jobs:
         reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))
         raise typer.BadParameter(f"nothing to train: {reasons}.")
-    place = device or _best_device()
+    place = str(chosen_device(device))
     outcomes = _swept(planned, jobs or (1 if place.startswith("cuda") else cores()), place)
     if wanted.kind == "figure":
         from maxmatch.reproduce.figures import draw
@@ -120,9 +123,3 @@ def _swept(planned: "Plan", at_once: int, device: str) -> "dict[Path, Outcome]":
         except KeyboardInterrupt:
             say(f"{planned.options.out}: interrupted; all models at work are saved. Go on with the same command.")
             raise
-
-
-def _best_device() -> str:
-    import torch
-
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
