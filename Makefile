@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench docs clean
+.PHONY: help demo test check format bench docs coverage mutants dist clean
 
 help: ## Print this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -19,11 +19,12 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY) ## Run all tests
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
-check: $(READY) ## Lint, format, types (mypy --strict), direction of imports
+check: $(READY) ## Lint, format, types (mypy --strict), direction of imports, dead code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@! $(BIN)/vulture | grep '^src/'
 
 format: $(READY) ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
@@ -39,5 +40,22 @@ bench: $(READY) ## Print the speed table (CPU, and GPU when there is one)
 docs: $(READY) ## Build the docs site into site/; a broken link, reference or snippet fails it
 	$(BIN)/zensical build --strict --clean
 
+# The mathematics only: what is measured here is what a reader has to be able to trust without looking.
+CORE := matching losses layers evaluation
+comma := ,
+space := $(subst ,, )
+coverage: $(READY) ## Lines that the tests of the mathematics run; fails under 90 %
+	$(BIN)/coverage run --source=$(subst $(space),$(comma),$(CORE:%=maxmatch.%)) -m pytest -q $(CORE:%=tests/%)
+	$(BIN)/coverage report --skip-covered --show-missing --fail-under=90
+
+mutants: $(READY) ## Change the losses and the matching by one thing at a time: do the tests notice? (an hour)
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+dist: $(READY) ## Build wheel and sdist, and check them
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+
 clean: ## Remove .venv, the docs site and every cache
-	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage mutants dist

@@ -243,3 +243,9 @@ def test_arrays_of_other_types_are_scaled():
 def test_what_is_no_picture_is_refused(array, message):
     with pytest.raises(ImageError, match=message):
         load_image(array)
+
+
+def test_what_is_wrong_with_a_file_is_said_without_the_names_of_our_own_objects(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(ImageError, match=r"a\.jpg: not a readable picture \(cannot identify image file\)\."):
+        load_image(tmp_path / "a.jpg")

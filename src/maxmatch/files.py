@@ -68,4 +68,6 @@ def write_whole(path: Path, text: str) -> None:
         with whole(path) as file:
             file.write(text.encode())
     except OSError as error:
-        raise OSError(error.errno, f"{path}: could not be written ({error}). Free some space or permit it.") from error
+        raise OSError(
+            error.errno, f"{path}: could not be written ({error.strerror or error}). Free some space or permit it."
+        ) from error

@@ -1,6 +1,7 @@
 """Pictures: from a file, bytes, a PIL image or an array to normalised pixels. Every error names the picture."""
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
 DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
 _ORIENTATION = 0x0112
+_BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # as Pillow calls what has no name
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -121,10 +123,13 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error).split("(")[-1].split(" pixels")[0], max_pixels) from error
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
-        raise ImageError(
-            f"{name}: not a readable picture ({error or type(error).__name__}). {_cure(source)}"
-        ) from error
+        raise ImageError(f"{name}: not a readable picture ({reason(error)}). {_cure(source)}") from error
     return upright if turn is None else upright.transpose(turn)
+
+
+def reason(error: Exception) -> str:
+    """What Pillow says is wrong with a picture, without what it calls a file that it was handed open."""
+    return _BUFFER.sub("", str(error)) or type(error).__name__
 
 
 def describe(source: object) -> str:

@@ -64,6 +64,8 @@ def _find(wanted: str, beside: Path) -> Path:
         return path
     names = {_name(file): file for file in SHIPPED.rglob("*.yaml")}
     if wanted not in names:
+        if (beside / wanted).is_file():
+            raise RecipeError(f"{beside / wanted}: no recipe: the name of a file of your own ends in .yaml.")
         near = get_close_matches(wanted, names, n=1)
         advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(sorted(names))}."
         raise RecipeError(f"{wanted}: no recipe of this name. {advice} A file of your own ends in .yaml.")

@@ -59,6 +59,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
     ("arguments", "said"),
     [
         (["f30k_region_bigro"], "f30k_region_bigro: no recipe of this name. Did you mean 'f30k_region_bigru'?"),
+        (["wurst"], "wurst: no recipe of this name. There are ablation/01, "),
+        (["scenes", "--device", "cuda:99", "data.path=x"], "device cuda:99: "),
         (["nowhere/mine.yaml"], "nowhere/mine.yaml: no such file."),
         (["scenes", "train.epochz=3"], "train.epochz: unknown key 'epochz'. Did you mean 'epochs'?"),
         (["scenes", "train.lr"], "train.lr: expected key=value, such as train.lr=2e-4."),

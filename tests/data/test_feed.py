@@ -1,6 +1,7 @@
 """Both feeds: the same batches, those put together by hand; and the choice between them."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,6 +263,14 @@ def test_pictures_are_decoded_by_workers():
     crops = {"image": RandomCrop(8, *PLAIN)}
     assert isinstance(choose_feed(split, readers, CPU, crops=crops, workers=1, say=said.append), MappedFeed)
     assert said == ["feed: pixels are decoded by 1 worker"]
+
+
+def test_pictures_for_a_model_that_reads_features_are_refused_with_what_it_reads():
+    split = feature_split()
+    files = items([Path("a.png")] * split.size, range(split.size), "image")
+    split = Split({"image": files, "text": split["text"]})
+    with pytest.raises(ValueError, match=r"a.png: this model reads features .* take a model that reads pixels"):
+        choose_feed(split, feature_readers(), CPU)
 
 
 def test_pictures_stay_on_the_device_where_that_is_asked_for():

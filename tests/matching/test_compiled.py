@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from maxmatch.matching import backend
 from maxmatch.matching.compiled import matched_cosines
 
 
@@ -50,3 +51,12 @@ def test_result_does_not_depend_on_the_number_of_threads(threads: int, monkeypat
 def test_matched_total_is_symmetric() -> None:
     blocks = torch.rand(10, 20, 4, 4, generator=torch.Generator().manual_seed(4)) * 2 - 1
     assert_close(matched(blocks).sum(-1), matched(blocks.transpose(2, 3).contiguous()).sum(-1))
+
+
+def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise RuntimeError("cannot cache function '_match_rows': no locator available")
+
+    monkeypatch.setattr(backend, "import_module", refuse)
+    with pytest.warns(RuntimeWarning, match=r"no locator available\. Set NUMBA_CACHE_DIR"):
+        assert backend._module.__wrapped__("maxmatch.matching.compiled") is None

@@ -240,6 +240,16 @@ def test_identical_orthonormal_sets_gain_almost_nothing_in_smooth_chamfer(size: 
     assert similarity.smooth_chamfer(sets, sets).item() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 16.0])
+@pytest.mark.filterwarnings("ignore:.*unit length")
+def test_smooth_chamfer_of_a_set_is_never_below_that_of_its_mean(alpha: float) -> None:
+    sets, others = random_sets(25, 6, 4, 8), random_sets(26, 5, 4, 8)
+    means = sets.mean(dim=1, keepdim=True).expand_as(sets)
+    scores, of_means = (similarity.smooth_chamfer(one, others, alpha=alpha) for one in (sets, means))
+    assert (scores > of_means + 1e-4).all()
+    assert_close(similarity.smooth_chamfer(means, others, alpha=alpha), of_means)
+
+
 # --- masks ----------------------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,9 @@ def analyse(
     seed: Annotated[int, typer.Option(min=0, help="Of the examples that are drawn, and of t-SNE.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
-    """Look into a model: do the vectors of a set differ, which slots meet, what does each of them find and look at?
+    """Look into a model: what the vectors of its sets have learnt.
+
+    Do the vectors of a set differ, which slots meet, what does each of them find and look at?
 
     The folder gets report.html, which opens in any browser and needs nothing else, the figures as PDF and PNG, and
     analysis.json with all numbers. A report that is there already is replaced.
@@ -51,16 +53,18 @@ def analyse(
     from maxmatch.cli.progress import bar, say
     from maxmatch.cli.sources import choose_split, data_of, divide
     from maxmatch.data.loading import load_data
+    from maxmatch.devices import chosen_device
     from maxmatch.matching.similarity import SIMILARITIES
     from maxmatch.model import SetEncoder
     from maxmatch.report.making import Wanted, check_installed, make_report
     from maxmatch.report.writing import refuse_foreign
 
     projection = "umap" if umap else "tsne"
+    place = chosen_device(device)
     check_installed(projection)
     similarity = {"max": "mil"}.get(similarity or "", similarity)
     if similarity is not None and similarity not in SIMILARITIES:
-        raise ValueError(f"--similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        raise typer.BadParameter(f"--similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
     sources, path = divide([model] if data is None else [model, data], say)
     source = sources[0]
     if len(sources) > 1 or source.kind != "checkpoint":
@@ -81,7 +85,7 @@ def analyse(
     say(f"{source.path} on {part.size:,} images of {dataset.path}, split {name!r}")
     with bar("encoding", part.size) as advance:
         found, page = make_report(
-            SetEncoder.from_pretrained(source.path, device or _device()),
+            SetEncoder.from_pretrained(source.path, place),
             part,
             visible.split(name),
             folder,
@@ -137,9 +141,3 @@ def _folder(source: "Source") -> Path:
     if source.recipe is not None:
         return Path(source.path).parent / "analysis"
     return Path(f"analysis-{Path(source.path).resolve().name}")
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -50,13 +50,22 @@ def scenes(
     seed: Annotated[int, typer.Option(min=0, help="Another seed gives other scenes.")] = 0,
     size: Annotated[int, typer.Option(min=32, max=1024, help="Pixels on a side.")] = 96,
 ) -> None:
-    """Generate pictures with five captions each, and what every caption means."""
-    from tqdm import tqdm
+    """Generate pictures with five captions each, and what each means.
 
+    Shapes in colours, sizes and textures, beside, above and inside one another: data to try everything on, the same for
+    the same seed.
+
+    Examples:
+
+      maxmatch data scenes scenes
+
+      maxmatch data scenes scenes --images 6000 --size 128 --seed 1
+    """
+    from maxmatch.cli.progress import bar
     from maxmatch.data.scenes import generate, split_sizes
 
-    with tqdm(total=images, desc="scenes", unit="picture") as bar:
-        generate(folder, images, seed, size, workers=_processes(images), advance=bar.update)
+    with bar("scenes", images) as advance:
+        generate(folder, images, seed, size, workers=_processes(images), advance=advance)
     sizes = ", ".join(f"{name} {count:,}" for name, count in split_sizes(images).items())
     print(f"{folder}: {images:,} pictures with five captions each ({sizes})")
 

@@ -29,7 +29,7 @@ def check(
     show_all: Annotated[bool, typer.Option("--all", help=f"Print every problem, not {_SHOWN} of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say what a data set holds, and everything that is wrong with it: where, what, and what to do.
+    """Say what a data set holds, and what is wrong with it. Where, what, and what to do.
 
     Splits, captions and words are counted, every picture is decoded, every feature read; what is missing, damaged,
     there twice, or in two splits is named. Exit 1 where the data cannot be used as they are, 0 otherwise.

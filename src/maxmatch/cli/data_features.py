@@ -24,7 +24,7 @@ def features(
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Run a vision backbone over all pictures and keep the grid it makes of each, so that training does not have to.
+    """Run a frozen backbone once. The grid it makes of each picture is kept, so that training does not have to.
 
     Features are known by the ids of the images; one store serves all splits. What was interrupted goes on when the same
     command runs again. A picture that cannot be read is named and left out.
@@ -37,15 +37,14 @@ def features(
 
       maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
     """
-    import torch
-
     from maxmatch.cli.progress import bar, say
     from maxmatch.data.feature_writer import FeatureWriter
     from maxmatch.data.problems import saying_the_first
     from maxmatch.data.reading import read_dataset
+    from maxmatch.devices import chosen_device
     from maxmatch.extraction import describe_store, extract, load_backbone
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     batch_size = batch_size or (4 if place.type == "cpu" else 64)  # larger ones only wait for memory on a CPU
     backbone = load_backbone(model, place)
     info = describe_store(backbone, dtype)

@@ -16,7 +16,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Look at the installation and the machine: what is there, what is wrong, and the cure.
+    """Look at installation and machine: what is wrong, and the cure.
 
     Packages and their versions, a torchvision that does not fit, devices, memory and disk, caches, engines of an index,
     the model that ships. Nothing is changed and, but for --uri, nobody is asked. Exit 1 if something is broken; what is

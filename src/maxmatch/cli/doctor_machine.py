@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from maxmatch.cli.finding import Finding
+from maxmatch.memory import free_memory
 
 BROWSER_CURE = "apt-get install chromium (or set MAXMATCH_CHROMIUM to the path of another Chromium)"
 _GIB = 2**30
 _LITTLE_DISK, _LITTLE_MEMORY, _LITTLE_SHARED = 2 * _GIB, 2 * _GIB, _GIB
 _SHARED = Path("/dev/shm")
-_MEMORY = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def findings() -> Iterator[Finding]:
@@ -64,26 +63,12 @@ def _no_gpu(made_for_cuda: str | None, has_driver: bool) -> Finding:
 
 
 def _memory() -> Finding:
-    free = _free_memory()
+    free = free_memory()
     if free is None:
         return Finding("memory", "note", "unknown on this system")
     little = free < _LITTLE_MEMORY
     cure = "Use smaller batches (train.batch_size=…, --batch-size), or end other programs." if little else ""
     return Finding("memory", "note" if little else "ok", f"{free / _GIB:.1f} GiB free", cure)
-
-
-def _free_memory() -> int | None:
-    """Bytes that a program can still have: the machine's, or what a container's limit leaves, if that is less."""
-    try:
-        lines = _MEMORY.read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-    try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
 
 
 def _shared_memory() -> Finding:

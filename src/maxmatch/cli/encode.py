@@ -46,7 +46,7 @@ def encode(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Encode pictures or texts to sets of vectors, in files with their ids and metadata.
+    """Encode pictures or texts to sets of vectors. Files hold them with their ids and metadata.
 
     What cannot be read, or is no picture, is left out and listed with the reason in skipped.jsonl. A run that was
     stopped, killed even, goes on when the same command runs again, and encodes nothing twice.

@@ -62,13 +62,11 @@ def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[Enc
 
 def _encode(source: Source, split: "Split", about: dict[str, Any], wanted: Wanted) -> "EncodedSplit":
     """What a model makes of a split. What cannot be read is said and left out."""
-    import torch
-
+    from maxmatch.devices import chosen_device
     from maxmatch.evaluation.encoding import encode_items
     from maxmatch.model import SetEncoder
 
-    place = torch.device(wanted.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = SetEncoder.from_pretrained(source.path, place)
+    model = SetEncoder.from_pretrained(source.path, chosen_device(wanted.device))
     if len(model.towers) < 2:
         raise ValueError(f"{source.name}: has the tower {', '.join(model.towers)} alone; retrieval is between two.")
     try:

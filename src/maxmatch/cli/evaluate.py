@@ -61,7 +61,7 @@ def evaluate(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the tables as LaTeX (booktabs).")] = False,
 ) -> None:
-    """Measure how well models retrieve: R@1, R@5, R@10 both ways and RSUM, ranks and ties, collapse of the sets.
+    """Measure how well models retrieve. R@1, R@5, R@10 both ways and RSUM, ranks and ties, collapse of the sets.
 
     Ties count against the model. Intervals are by bootstrap over the images; every line is compared with the first one
     by a paired test. On COCO's test split, read from Karpathy's JSON, CxC and ECCV Caption are measured too.

@@ -91,7 +91,9 @@ def verify(
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure how many of the k best items a search finds, against scanning them all, and keep settings that suffice.
+    """Measure how many of the best items a search finds.
+
+    Against scanning them all; settings that suffice are kept.
 
     Examples:
 
@@ -123,7 +125,14 @@ def verify(
 
 @app.command()
 def info(index: _Folder, as_json: _Json = False) -> None:
-    """Say what an index holds, and how it is kept."""
+    """Say what an index holds, and how it is kept.
+
+    Examples:
+
+      maxmatch index info photos
+
+      maxmatch index info photos --json
+    """
     from maxmatch.search.index import SetIndex
     from maxmatch.search.origin import read_origin
 
@@ -137,7 +146,12 @@ def info(index: _Folder, as_json: _Json = False) -> None:
 
 @app.command()
 def compact(index: _Folder, as_json: _Json = False) -> None:
-    """Free the room of removed items, merge small files, and bring the index up to date."""
+    """Free the room of removed items, and merge small files. The index is brought up to date with what was added.
+
+    Examples:
+
+      maxmatch index compact photos
+    """
     from maxmatch.search.index import SetIndex
 
     with SetIndex.open(index) as opened:

@@ -54,12 +54,10 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
     """A model, on a GPU where there is one unless told otherwise. name: a checkpoint's folder, a run's, whose best
     epoch is taken, a model that ships, or a name on the hub. modality: one that it has to have a tower for.
     """
-    import torch
-
+    from maxmatch.devices import chosen_device
     from maxmatch.model import SetEncoder
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = SetEncoder.from_pretrained(_checkpoint(name), device=place)
+    model = SetEncoder.from_pretrained(_checkpoint(name), device=chosen_device(device))
     check_modality(name, model.towers, modality)
     return model
 

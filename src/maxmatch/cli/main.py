@@ -3,6 +3,7 @@
 What is heavy is imported inside the verbs, so that --help answers at once.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -23,12 +24,24 @@ from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
 from maxmatch.torchvision import CURE, is_to_blame
 
+_WRITABLE = "Name a place that you may write to, or change its rights."
+_CURES = {
+    errno.ENOSPC: "Free some room, or name another disk.",
+    errno.EDQUOT: "Free some room, or name another disk.",
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+    errno.EMFILE: "Allow more open files: ulimit -n 4096",
+    errno.EADDRINUSE: "Another program listens there: name another port, with --port.",
+}
+
 app = typer.Typer(
     name="maxmatch",
     help="Sets of K vectors for images and texts, compared by their best one-to-one matching.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command()(demo)
 app.command()(train)
@@ -69,6 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _line(error: Exception) -> str:
     """An error as a person reads it: our own messages stand for themselves, others with what they are."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        if error.strerror != os.strerror(error.errno):
+            return error.strerror
+        names = "".join(f"{name}: " for name in (error.filename, error.filename2) if name is not None)
+        return f"{names}{error.strerror.lower()}. {_CURES.get(error.errno, '')}".rstrip()
+    if isinstance(error, MemoryError):
+        return "the memory does not suffice. Use smaller batches, or end other programs: see `maxmatch doctor`."
     text = str(error).strip()
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 

@@ -48,7 +48,9 @@ def reproduce(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print tables as LaTeX.")] = False,
 ) -> None:
-    """Train what tables and figures of the paper need, measure, and print the paper's figures with ours beside them.
+    """Make tables and figures of the paper again, ours beside them.
+
+    Train what they need, measure, and print the paper's figures with ours beside them.
 
     On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
     (--base) by changing similarity, losses, head and set size. What was interrupted goes on when the same command runs
@@ -81,11 +83,12 @@ def reproduce(
     if not data:
         raise typer.BadParameter("say where the data is: --data PATH, or --data scenes to generate it.")
     from maxmatch.cli.progress import cores, say
+    from maxmatch.devices import chosen_device
     from maxmatch.reproduce.planning import Options
 
     changes = [one for one in said or () if "=" in one]
     plans = _planned(names, Options(data, out, base, seeds, quick, split, changes))
-    place = device or _best_device()
+    place = str(chosen_device(device))
     outcomes = _swept(plans, jobs or (1 if place.startswith("cuda") else cores()), place)
     style: Style = "json" if as_json else "markdown" if markdown else "latex" if latex else "text"
     _show(plans, outcomes, place, style)
@@ -163,9 +166,3 @@ def _swept(plans: "Sequence[Plan]", at_once: int, device: str) -> "dict[Path, Ou
         except KeyboardInterrupt:
             say(f"{plans[0].options.out}: interrupted; all models at work are saved. Go on with the same command.")
             raise
-
-
-def _best_device() -> str:
-    import torch
-
-    return "cuda:0" if torch.cuda.is_available() else "cpu"

@@ -46,7 +46,7 @@ def search(
     runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
-    """Find the items of an index, or the photos in a folder, that are nearest to a text or to a picture.
+    """Find what is nearest to words or to a picture. In an index, or in a folder of photos.
 
     A folder's own index is kept in the user's cache: photos that are new or changed are read first, those that are gone
     are forgotten. Words can be weighed: '"beach" + 2 "dog" - "people"'. Photos' paths alone are printed where the
@@ -107,10 +107,12 @@ def search(
 def _found(
     index: "SetIndex", model: "Model", query: str, image: Path | None, k: int, where: str | None, exact: bool
 ) -> "list[Hit]":
+    from maxmatch.images import load_image
     from maxmatch.search.parts import parse_query, search_parts
 
     if image is not None:
-        return index.search(model.encode_images([image.expanduser()]), k, where, exact)[0]
+        picture = load_image(image.expanduser())  # here, so that its name alone stands in a message
+        return index.search(model.encode_images([picture]), k, where, exact)[0]
     parts = parse_query(query)
     sets = model.encode_texts([part.text for part in parts])
     if len(parts) == 1:

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from maxmatch.data.rows import ZEROS, RaggedRows, Rows, bad_rows
 
 Say = Callable[[Level, Problem], None]
 Advance = Callable[[int], object]
-_BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # as Pillow calls what has no name
 _AGAIN = "Fetch it again, or take its captions out."
 _SAME = "Leave one of the two out, with its captions, unless both are meant."
 _LEAK = "Leave one of the two out: what is trained on cannot be tested on."
@@ -154,14 +152,14 @@ def _problem(dataset: Dataset, place: Place, what: str, cure: str) -> Problem:
 
 def _why(error: Exception) -> str:
     """What is wrong, without the name of what was read and without a cure: both are said beside it."""
-    from maxmatch.images import ImageError
+    from maxmatch.images import ImageError, reason
 
     if isinstance(error, DataError):
         return error.problem.what
     if isinstance(error, ImageError):
         what, _, rest = str(error).partition(": ")[2].rstrip(".").rpartition(". ")
         return what or rest
-    return f"not a readable picture ({_BUFFER.sub('', str(error)) or type(error).__name__})"
+    return f"not a readable picture ({reason(error)})"
 
 
 def _digest(place: Place) -> bytes | None:

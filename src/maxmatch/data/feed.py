@@ -3,12 +3,13 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from maxmatch import memory
 from maxmatch.data.items import Items, Split
 from maxmatch.data.mapped import MappedFeed
 from maxmatch.data.resident import Progress, ResidentFeed
@@ -105,14 +106,7 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes that are free on a device, None where that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return None
+    return memory.free_memory() if device.type == "cpu" else None
 
 
 def _bytes(items: Items, reader: Reader, dtype: torch.dtype | None) -> int:
@@ -121,9 +115,13 @@ def _bytes(items: Items, reader: Reader, dtype: torch.dtype | None) -> int:
         return len(items) * _TEXT_BYTES
     sizes = []
     for place in np.linspace(0, len(items) - 1, min(_SAMPLE, len(items)), dtype=np.int64):
-        with suppress(ValueError, OSError):  # one that cannot be read takes no room
+        try:
             one = items.values[int(place)]
-            sizes.append(int(np.prod(one.shape)) * (one.dtype.itemsize if dtype is None else dtype.itemsize))
+        except (ValueError, OSError):  # one that cannot be read takes no room
+            continue
+        if not isinstance(one, Tensor | np.ndarray):
+            reader.read(one)  # refuses it, and says what it expected
+        sizes.append(int(np.prod(one.shape)) * (one.dtype.itemsize if dtype is None else dtype.itemsize))
     return int(np.mean(sizes) * len(items)) if sizes else 0
 
 

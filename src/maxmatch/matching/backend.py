@@ -1,6 +1,7 @@
 """Which faster code there is for a job on this machine. Whatever is missing, the torch code gives the same results."""
 
 import sys
+import warnings
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -33,4 +34,8 @@ def _module(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ImportError:
+        return None
+    except RuntimeError as error:  # Numba's, where it may write to no cache
+        cure = "Set NUMBA_CACHE_DIR to a folder that can be written to."
+        warnings.warn(f"large jobs are slower than need be: {error}. {cure}", RuntimeWarning, stacklevel=2)
         return None

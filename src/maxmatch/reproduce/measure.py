@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from maxmatch.data.items import Dataset, Split
 from maxmatch.data.loading import load_data
+from maxmatch.devices import chosen_device
 from maxmatch.evaluation.elements import element_analysis
 from maxmatch.evaluation.encoding import encode_items
 from maxmatch.evaluation.protocol import Gallery, evaluate
@@ -67,8 +66,6 @@ def split_for(dataset: Dataset, recipe: Recipe, asked: str | None = None) -> str
 
 
 def _member(recipe: Recipe, folder: Path, split: Split, device: str | None) -> Member:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = SetEncoder.from_pretrained(RunFolder(folder).best, device)
+    model = SetEncoder.from_pretrained(RunFolder(folder).best, chosen_device(device))
     encoded = encode_items(model, split, batch_size=recipe.train.batch_size, workers=recipe.train.workers)
     return Member(folder.name, encoded, model.similarity_like(recipe.similarities[0]))

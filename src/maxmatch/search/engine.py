@@ -135,7 +135,7 @@ class Engine(Protocol):
         """Let go of files and connections."""
 
 
-class Create(Protocol):
+class EngineMaker(Protocol):
     """A module of `search.engines` has two functions: `create` and `open_engine`, with the same arguments."""
 
     def __call__(self, place: Place) -> Engine:

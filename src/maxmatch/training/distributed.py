@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed, nn
 
+from maxmatch.devices import chosen_device
 from maxmatch.types import Sets
 
 
@@ -34,7 +35,7 @@ class Processes:
 def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or be the only one. device: None takes a GPU where there is one."""
     local = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", local)
     if device.type == "cuda":

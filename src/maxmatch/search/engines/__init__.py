@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-from maxmatch.search.engine import Engine, Place
+from maxmatch.search.engine import Engine, EngineMaker, Place
 from maxmatch.search.engines.copied import CopiedEngine, read_copy
 
 # name -> module. Loaded when first used: each brings a library of its own.
@@ -17,8 +17,8 @@ _COPIED = ("lance", "exhaustive")
 
 def create_engine(name: str, place: Place) -> Engine:
     """An empty store."""
-    engine: Engine = _module(name).create(place)
-    return engine
+    create: EngineMaker = _module(name).create
+    return create(place)
 
 
 def open_engine(name: str, place: Place) -> Engine:
@@ -31,8 +31,8 @@ def open_engine(name: str, place: Place) -> Engine:
 
 def open_engine_itself(name: str, place: Place) -> Engine:
     """The store, without a look for a copy."""
-    engine: Engine = _module(name).open_engine(place)
-    return engine
+    open_it: EngineMaker = _module(name).open_engine
+    return open_it(place)
 
 
 def _module(name: str) -> ModuleType:

@@ -1,0 +1,79 @@
+"""A split as sets: what the model makes of each item alone, whatever the batches."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import FEATURES, tiny_model
+
+from maxmatch.data.items import Items, Split
+from maxmatch.evaluation.encoding import encode_items, load_encoded, save_encoded
+
+CAPTIONS = 2
+
+
+def split(size):
+    """Images as features, with two captions each."""
+    made = np.random.default_rng(0)
+    images = [made.standard_normal((3 + number % 2, FEATURES)).astype(np.float32) for number in range(size)]
+    words = ["a dog", "two cats in the snow", "a red bird"]
+    texts = [words[number % 3] for number in range(CAPTIONS * size)]
+    return Split(
+        {
+            "image": Items(images, np.arange(size), [f"image{number}" for number in range(size)]),
+            "text": Items(texts, np.repeat(np.arange(size), CAPTIONS), [f"text{n}" for n in range(CAPTIONS * size)]),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("region_bigru")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_a_split_is_what_the_model_makes_of_its_items(model, batch_size):
+    data, seen = split(5), []
+    found = encode_items(model, data, batch_size=batch_size, workers=0, progress=lambda *one: seen.append(one))
+    torch.testing.assert_close(found.sets["image"], model.encode_images(list(data["image"].values)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.sets["text"], model.encode_texts(list(data["text"].values)), atol=1e-5, rtol=0)
+    assert found.groups["text"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert found.ids["image"] == [f"image{number}" for number in range(5)]
+    assert seen[-1] == (5, 5)
+
+
+def test_a_group_that_cannot_be_read_is_left_out_and_the_others_keep_their_numbers(model):
+    data, said = split(4), []
+    data["image"].values[1][:] = np.nan
+    found = encode_items(model, data, workers=0, report=said.append)
+    assert [one.id for one in said] == ["image1"]
+    assert found.groups["image"].tolist() == [0, 2, 3]
+    assert found.ids["text"] == ["text0", "text1", "text4", "text5", "text6", "text7"]
+
+
+def test_the_model_is_left_in_the_mode_it_was_in(model):
+    for mode in (True, False):
+        model.train(mode)
+        encode_items(model, split(2), workers=0)
+        assert model.training is mode
+
+
+def test_a_split_of_which_nothing_can_be_read_is_refused(model):
+    data = split(2)
+    for features in data["image"].values:
+        features[:] = np.nan
+    with pytest.raises(ValueError, match="read"):
+        encode_items(model, data, workers=0, report=lambda one: None)
+
+
+def test_an_empty_split_is_refused(model):
+    with pytest.raises(ValueError, match="the split is empty"):
+        encode_items(model, split(0), workers=0)
+
+
+def test_what_is_saved_is_what_is_loaded(model, tmp_path):
+    found = encode_items(model, split(3), workers=0)
+    save_encoded(found, tmp_path / "a.safetensors")
+    again = load_encoded(tmp_path / "a.safetensors")
+    assert torch.equal(again.sets["text"], found.sets["text"])
+    assert again.ids == found.ids
+    assert again.notes["groups"] == 3
