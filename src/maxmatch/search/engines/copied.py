@@ -185,6 +185,10 @@ class CopiedEngine:
         """By the engine."""
         return self.inner.optimise(thorough)
 
+    def hold(self) -> None:
+        """By the engine."""
+        self.inner.hold()
+
     def check(self) -> None:
         """By the engine."""
         self.inner.check()
