@@ -34,7 +34,9 @@ _ROOM_MB = 2048  # left free on the disk and in memory
 def _left_out(
     contender: Contender, items: int, smaller: dict[str, Any] | None, seconds: float, work: Path
 ) -> str | None:
-    """Why a row is not run: what it would take, by the row of the next smaller size, in proportion to the items."""
+    """Why a row is not run: what it would take, by the row of the next smaller size. Building, and scans and batches of
+    queries, are taken to grow with the items; starting, and queries alone, which have a bound of their own, are not.
+    """
     if contender.most is not None and items > contender.most:
         return f"compared up to {contender.most:,} items"
     if smaller is None:
@@ -42,8 +44,10 @@ def _left_out(
     if smaller["left_out"] is not None:
         return "left out at a smaller size"
     more = items / smaller["items"]
-    if more * smaller["took_s"] > seconds:
-        return f"would take about {more * smaller['took_s'] / 60:.0f} minutes (bound {seconds / 60:.0f})"
+    growing = smaller["build_s"] + smaller.get("verify_s", 0.0) + 2 * smaller["batch_s"]
+    expected = smaller["took_s"] + (more - 1) * growing
+    if expected > seconds:
+        return f"would take about {expected / 60:.0f} minutes (bound {seconds / 60:.0f})"
     free = shutil.disk_usage(work).free / 2**20 - _ROOM_MB
     disk = more * smaller.get("disk_before_cleaning_mb", smaller["disk_mb"])
     if disk > free:
@@ -73,7 +77,7 @@ def _run_size(options: argparse.Namespace, source: Source, items: int) -> None:
     """All rows of one size and width that are not there yet."""
     names = [name for name in CONTENDERS if not options.only or any(part in name for part in options.only)]
     place = options.work / f"{source.width}-{items}"
-    missing = [name for name in names if not _path(options.work, source.width, items, name).exists()]
+    missing = [name for name in names if not _done(options, source.width, items, name)]
     if not missing:
         return
     title = prepare(place, source, items, options.asked, options.tuning)
@@ -91,7 +95,8 @@ def _run_size(options: argparse.Namespace, source: Source, items: int) -> None:
             except (RuntimeError, AssertionError) as error:
                 print(f"  {name}: FAILED ({error})", file=sys.stderr, flush=True)
                 continue
-        facts = {"name": name, "items": items, "width": source.width, "title": title, "left_out": reason, "rows": rows}
+        facts = {"name": name, "items": items, "width": source.width, "title": title, "rows": rows}
+        facts |= {"left_out": reason, "bound": options.most_minutes}
         write_whole(path, json.dumps(facts, indent=1) + "\n")
         for variant, row in rows.items():
             short = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
@@ -100,6 +105,13 @@ def _run_size(options: argparse.Namespace, source: Source, items: int) -> None:
             print(f"  {name}: left out, {reason}", file=sys.stderr, flush=True)
     if not options.keep_items:
         (place / ITEMS).unlink()
+
+
+def _done(options: argparse.Namespace, width: int, items: int, name: str) -> bool:
+    """Whether a row is there, or was left out within a bound as wide as now."""
+    path = _path(options.work, width, items, name)
+    facts = json.loads(path.read_text()) if path.exists() else {"rows": {}, "bound": 0}
+    return bool(facts["rows"]) or facts["bound"] >= options.most_minutes
 
 
 def _smaller(options: argparse.Namespace, width: int, items: int, name: str) -> dict[str, Any] | None:

@@ -129,6 +129,7 @@ def _measure(search: Any, data: Data, server: Path) -> dict[str, float]:
         "singles": len(ordered),
         "p50_ms": 1e3 * statistics.median(ordered),
         "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))],
+        "batch_s": together,
         "batch_qps": len(queries) / together,
         "cpu_ms": 1e3 * alone,
         "batch_cpu_ms": 1e3 * used,
