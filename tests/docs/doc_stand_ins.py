@@ -41,8 +41,7 @@ def _captioned(folder: Path) -> None:
 
 
 def quickstart(names: Names) -> None:
-    """The model that ships (a folder of its name comes first), and photos."""
-    _model(Path("maxmatch-small"))
+    """Photos. The model is the one that ships."""
     _photos(Path("photos"))
 
 
