@@ -130,7 +130,8 @@ def _product(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     spinning, and products as small as these then take ten times as long beside other work.
     """
     if "torch" not in sys.modules:
-        return query @ vectors.T
+        product: np.ndarray = query @ vectors.T
+        return product
     from maxmatch.checks import as_tensor
 
     return (as_tensor(query) @ as_tensor(vectors).T).numpy()

@@ -185,6 +185,10 @@ class CopiedEngine:
         """By the engine."""
         return self.inner.optimise(thorough)
 
+    def hold(self) -> None:
+        """By the engine, which answers from then on: one who searches often does not mind its start."""
+        self.inner.hold()
+
     def check(self) -> None:
         """By the engine."""
         self.inner.check()
