@@ -86,10 +86,10 @@ class SetEncoder(nn.Module):
         if similarity not in SIMILARITIES:
             raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
         self.towers = nn.ModuleDict(dict(towers))
-        self.dim = next(iter(widths.values()))
-        self.similarity_name = similarity
+        self.dim: int = next(iter(widths.values()))
+        self.similarity_name: str = similarity
         self.similarity_options = {} if config is None else dict(config.similarity_options)
-        self.config = config
+        self.config: ModelConfig | None = config
         self.notes = ""  # Markdown for the model card: what it was trained on, how well it does
 
     @property

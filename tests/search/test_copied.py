@@ -92,3 +92,10 @@ def test_an_index_with_candidates_of_its_own_gets_no_copy(tmp_path):
         assert index.engine.approximate
         assert not keep_copy(index.engine, index.folder)
     assert not (tmp_path / "index" / FILE).exists()
+
+
+def test_one_who_searches_often_gets_the_engine_itself(folder):
+    with SetIndex.open(folder) as index:
+        index.engine.hold()
+        assert not is_copy(index)
+        assert len(index) == 30

@@ -129,14 +129,12 @@ def _product(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """The cosines of a query's vectors with many; by torch where it is loaded already, since NumPy's threads wait by
     spinning, and products as small as these then take ten times as long beside other work.
     """
-    product: np.ndarray
-    if "torch" in sys.modules:
-        from maxmatch.checks import as_tensor
+    if "torch" not in sys.modules:
+        product: np.ndarray = query @ vectors.T
+        return product
+    from maxmatch.checks import as_tensor
 
-        product = (as_tensor(query) @ as_tensor(vectors).T).numpy()
-    else:
-        product = query @ vectors.T
-    return product
+    return (as_tensor(query) @ as_tensor(vectors).T).numpy()
 
 
 def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:

@@ -186,7 +186,7 @@ class CopiedEngine:
         return self.inner.optimise(thorough)
 
     def hold(self) -> None:
-        """By the engine."""
+        """By the engine, which answers from then on: one who searches often does not mind its start."""
         self.inner.hold()
 
     def check(self) -> None:
