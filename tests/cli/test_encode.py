@@ -7,19 +7,12 @@ import numpy as np
 import pytest
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import tiny_model, with_statistics
+from tiny_models import tiny_model
 
 from maxmatch.cli import progress
 from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
 from maxmatch.search.shards import read_manifest, read_shard
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from made_shards import D, K, random_sets, write_shards
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import tiny_model, with_statistics
+from tiny_models import tiny_model
 
 from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
@@ -21,13 +21,6 @@ def command(capsys, *arguments):
         code = end.code or 0
     said = capsys.readouterr()
     return code, said.out, said.err
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
