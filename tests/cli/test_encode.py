@@ -7,17 +7,12 @@ import numpy as np
 import pytest
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import saved_model, tiny_model
+from tiny_models import tiny_model
 
 from maxmatch.cli import progress
 from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
 from maxmatch.search.shards import read_manifest, read_shard
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

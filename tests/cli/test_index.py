@@ -5,7 +5,7 @@ import pytest
 from made_shards import D, K, random_sets, write_shards
 from picture_heap import write_heap
 from PIL import Image
-from tiny_models import saved_model, tiny_model
+from tiny_models import tiny_model
 
 from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
@@ -21,11 +21,6 @@ def command(capsys, *arguments):
         code = end.code or 0
     said = capsys.readouterr()
     return code, said.out, said.err
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

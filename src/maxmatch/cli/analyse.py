@@ -64,7 +64,7 @@ def analyse(
     check_installed(projection)
     similarity = {"max": "mil"}.get(similarity or "", similarity)
     if similarity is not None and similarity not in SIMILARITIES:
-        raise typer.BadParameter(f"--similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        raise ValueError(f"--similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
     sources, path = divide([model] if data is None else [model, data], say)
     source = sources[0]
     if len(sources) > 1 or source.kind != "checkpoint":
