@@ -121,9 +121,11 @@ class Engine(Protocol):
         """
 
     def hold(self) -> None:
-        """From now on keep the items in memory, if they fit, for one who searches often; `candidates` may then be those
-        of all inner products, whatever the effort. Recall is measured without.
-        """
+        """From now on keep the items in memory, if they fit, for one who searches often. Recall is measured without."""
+
+    @property
+    def held(self) -> bool:
+        """Whether they are, and `candidates` those of all inner products, whatever the effort: few then suffice."""
 
     def check(self) -> None:
         """Look for damage that reading alone does not show; ValueError that names the file. A server checks itself."""

@@ -176,7 +176,9 @@ class SetIndex:
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
         queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
-        condition, chosen = condition_of(where), settings_for(self.manifest.tuning, k, candidates, effort)
+        # What was measured made up for what the engine's index misses.
+        condition, tuning = condition_of(where), None if self.engine.held else self.manifest.tuning
+        chosen = settings_for(tuning, k, candidates, effort)
         if len(queries) == 0:
             return []
         if exact or self._must_scan(queries.shape[1], condition):

@@ -126,6 +126,11 @@ class CopiedEngine:
         """Not where there is a copy: it is of few items."""
         return not self._current() and self.inner.approximate
 
+    @property
+    def held(self) -> bool:
+        """Only what the engine holds itself."""
+        return self._opened and self.inner.held
+
     def add(self, rows: Rows) -> None:
         """By the engine."""
         self.inner.add(rows)

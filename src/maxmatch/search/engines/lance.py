@@ -96,13 +96,18 @@ class LanceEngine:
         self.table = table
         self.index = VectorIndex(table, place) if trained else None
         self.kept: tuple[int, list[Found]] | None = None
-        self.held = False
+        self._hold = False
 
     @property
     def approximate(self) -> bool:
         """Whether there is an index over the vectors."""
         with reading(self.path):
             return self.index is not None and self.index.coverage().indexed > 0
+
+    @property
+    def held(self) -> bool:
+        """Whether candidates are those of all inner products."""
+        return self._hold and self._fits()
 
     def add(self, rows: Rows) -> None:
         """Store new items."""
@@ -135,7 +140,7 @@ class LanceEngine:
         """The nearest items by the index over the vectors; where all are in memory, by all inner products."""
         assert self.index is not None
         with reading(self.path):
-            if self.held and where is None and self._fits():
+            if where is None and self.held:
                 return nearest(queries, self._all_in_memory(), count)
             search = self.table.search(list(queries), vector_column_name="vector").distance_type("l2")
             search = search.nprobes(self.index.probes(effort)).limit(count)
@@ -189,7 +194,8 @@ class LanceEngine:
         """Stored items by their ids."""
         with reading(self.path):
             batches = list(self._with_ids(ids, _FOUND))
-            return _found(pa.Table.from_batches(batches, schema=None if batches else self._schema(_FOUND)))
+            schema = None if batches else pa.schema([self.table.schema.field(name) for name in _FOUND])
+            return _found(pa.Table.from_batches(batches, schema=schema))
 
     def sample(self, count: int, seed: int) -> Found:
         """Items drawn by their place in the table."""
@@ -225,7 +231,7 @@ class LanceEngine:
 
     def hold(self) -> None:
         """Search in memory."""
-        self.held = True
+        self._hold = True
 
     def check(self) -> None:
         """Compare every file with its checksum."""
@@ -278,9 +284,6 @@ class LanceEngine:
         columns["metadata"] = pa.array(rows.metadata)
         empty = {field.name: pa.nulls(len(rows.ids), field.type) for field in schema if field.name not in columns}
         return pa.table([(columns | empty)[name] for name in schema.names], schema=schema)
-
-    def _schema(self, columns: list[str]) -> pa.Schema:
-        return pa.schema([self.table.schema.field(name) for name in columns])
 
     def _columns(self) -> list[str]:
         return [name for name in self.table.schema.names if name not in (*_FOUND, "metadata")]

@@ -63,7 +63,7 @@ def open_engine(place: Place) -> "Milvus":
 class Milvus:
     """Items on a Milvus server."""
 
-    approximate = True
+    approximate, held = True, False
 
     def __init__(self, place: Place, server: Server, client: "MilvusClient", collection: str) -> None:
         self.place = place
