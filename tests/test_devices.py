@@ -25,6 +25,7 @@ def test_without_a_name_it_is_a_gpu_where_there_is_one(monkeypatch, found, best)
     ],
 )
 def test_one_that_is_not_there_is_refused_with_what_there_is(monkeypatch, name, gpus, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ValueError, match=message):
@@ -32,5 +33,6 @@ def test_one_that_is_not_there_is_refused_with_what_there_is(monkeypatch, name, 
 
 
 def test_the_last_gpu_is_one_of_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert chosen_device("cuda:1").index == 1

@@ -12,10 +12,10 @@ def chosen_device(name: str | torch.device | None = None) -> torch.device:
     except RuntimeError:
         raise ValueError(f"device: expected cpu, cuda, cuda:1 … or mps, got {name!r}.") from None
     if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if not count:
+        if not torch.cuda.is_available():
             raise ValueError(f"device {name}: torch sees no GPU here. `maxmatch doctor` says why; cpu works anywhere.")
-        if device.index is not None and device.index >= count:
+        count = torch.cuda.device_count()
+        if device.index is not None and device.index >= count > 0:
             raise ValueError(f"device {name}: there are {count}, cuda:0 to cuda:{count - 1}. Name one of them.")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device {name}: torch sees no Apple GPU here. Leave --device out, or say cpu.")
