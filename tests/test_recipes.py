@@ -265,9 +265,16 @@ def test_on_small_data_the_contrastive_term_is_on_and_the_variants_change_the_me
 def test_flickr8k_is_as_it_was_measured():
     recipe = load_recipe("flickr8k_maxmatch")
     model, train = recipe.model.resolved(), recipe.train
-    assert (model.width, model.towers["image"].set_size, train.epochs, train.batch_size) == (1024, 4, 30, 200)
+    assert (model.width, model.towers["image"].set_size, train.epochs, train.batch_size) == (1024, 4, 10, 200)
     assert train.lr_factor("image", "set_module") == 0.5
     assert train.frozen("image", train.epochs - 1)
+    assert (model.towers["text"].encoder.word_scale, train.ema, train.size_augmentation) == (0.02, 0.99, 0.2)
+    tuned = load_recipe("flickr8k_finetuned").train
+    assert [tuned.frozen("image", epoch) for epoch in (5, 6)] == [True, False]
+    assert (tuned.feed, tuned.crop_scale, tuned.flip) == ("resident", (0.5, 1.0), True)
+    shipped = load_recipe("maxmatch_small")
+    assert shipped.train == tuned
+    assert shipped.model == load_recipe("flickr8k_small").model
 
 
 def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
@@ -279,8 +286,11 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_maxmatch",
         "flickr8k_setdiv",
         "flickr8k_mil",
+        "flickr8k_finetuned",
+        "flickr8k_minilm",
         "flickr8k_small",
         "flickr8k_held_out",
+        "maxmatch_small",
         "scenes",
         "scenes_setdiv",
         "scenes_mil",
@@ -296,7 +306,7 @@ def test_every_recipe_says_what_it_is_and_where_its_values_come_from(name):
     assert all(len(line) <= 120 for line in (first, *rest))
     assert DESCRIPTIONS[name] == load_recipe(name).description
     assert len(load_recipe(name).description) > 20
-    if not name.startswith(("scenes", "flickr8k")):
+    if not name.startswith(("scenes", "flickr8k", "maxmatch_small")):
         assert any(
             label in first for label in ("table:mscoco", "table:flickr30k", "tab:resnext", "tab:PVSE", "table_abl")
         )

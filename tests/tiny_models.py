@@ -38,6 +38,7 @@ SIZES = {
         "pretrained": False,
     },
     "efficientnet_lite0_bigru": {"word_width": 10, "image_size": 64, "pretrained": False},
+    "efficientnet_lite0_minilm": {"bert": _BERT, "image_size": 64, "pretrained": False},
 }
 
 

@@ -155,7 +155,7 @@ def test_a_recall_at_the_edge_of_the_target_is_not_enough(index, data, monkeypat
     """Of 100 queries each setting misses one item of fewer: 10, 5, 2, 1."""
     from maxmatch.search import verify
 
-    queries = data[1].repeat(3, 1, 1)[:100]
+    queries = data[1].repeat(3, 1, 1)[:100].numpy()
     truth = verify.scan(index.engine, queries, 10, None, index.manifest)
     missed = {50: 10, 100: 5, 200: 2}
 
@@ -172,7 +172,7 @@ def test_a_recall_at_the_edge_of_the_target_is_not_enough(index, data, monkeypat
 
 
 def test_with_its_own_items_an_index_chooses_a_hundred_candidates_at_least(index, data):
-    chosen = measure(index.engine, data[0][:20], 10, index.manifest, 0.1, real_queries=False).chosen
+    chosen = measure(index.engine, data[0][:20].numpy(), 10, index.manifest, 0.1, real_queries=False).chosen
     assert (chosen.candidates, chosen.effort) == (100, 1)
 
 

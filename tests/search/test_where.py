@@ -117,6 +117,8 @@ _CONDITIONS = st.recursive(
 _METADATA = st.lists(st.dictionaries(_KEYS, st.one_of(_VALUES, st.none(), st.just([1]))), min_size=6, max_size=6)
 
 
+# Milvus's client works in threads of this process, and may draw a random number while a condition is being made up.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
 def test_every_engine_finds_what_the_meaning_says(engine, tmp_path):
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine=engine, settings=ENGINES[engine])
 

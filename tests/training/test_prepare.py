@@ -112,7 +112,7 @@ def test_words_start_from_their_vectors_where_there_are_some(data, tmp_path):
 def test_words_that_no_caption_has_are_known_by_their_vectors(data, tmp_path):
     file = tmp_path / "glove.txt"
     file.write_text("".join(f"{word} " + " ".join([str(n)] * 5) + "\n" for n, word in enumerate(["zebra", "thing3"])))
-    recipe = changed(recipe_for(data), tokenizer="vectors", vocabulary_size=9, word_vectors=str(file))
+    recipe = changed(recipe_for(data), tokenizer="vectors", vocabulary_size=900, word_vectors=str(file))
     whole = recipe.model_dump()
     config = recipe.model.resolved().model_dump()
     config["towers"]["text"]["encoder"] |= {"vector_width": 5, "train_words": False}

@@ -18,7 +18,7 @@ def export(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a model to a folder: as it is, in half precision, or with ONNX graphs of its towers beside it.
+    """Write a model to a folder, in half precision or as ONNX too.
 
     `maxmatch search` runs on the graphs where a folder has them. They are the same model to an index: what one has
     indexed the other searches.
