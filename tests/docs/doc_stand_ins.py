@@ -56,12 +56,6 @@ def features(names: Names) -> None:
     _captioned(Path("my-photos"))
 
 
-def search(names: Names) -> None:
-    """A model of one's own and the paths of photos."""
-    _model(Path("runs/flickr8k/best"))
-    names["paths"] = _photos(Path("photos"))
-
-
 def evaluation(names: Names) -> None:
     """A model and a data set that was read."""
     from maxmatch.data.reading import read_dataset
@@ -93,7 +87,7 @@ SET_UP = {
     "guides/your-data.md": your_data,
     "quickstart.md": quickstart,
     "scenes.md": scenes,
-    "search.md": search,
+    "search.md": quickstart,
 }
 
 # Commands that are really run, in the page's folder, by how they begin; of the others every word is parsed.

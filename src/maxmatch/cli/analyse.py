@@ -1,4 +1,4 @@
-"""`maxmatch analyse`: what the slots of a model have learnt, as numbers, figures and a page."""
+"""`maxmatch analyse`: what the slots of a model have learned, as numbers, figures and a page."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def analyse(
     seed: Annotated[int, typer.Option(min=0, help="Of the examples that are drawn, and of t-SNE.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
-    """Look into a model: what the vectors of its sets have learnt.
+    """Look into a model: what the vectors of its sets have learned.
 
     Do the vectors of a set differ, which slots meet, what does each of them find and look at?
 
