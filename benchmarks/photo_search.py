@@ -3,7 +3,8 @@
     python -m benchmarks.photo_search [--model FOLDER] [--photos 1000]
 
 Photos are JPEGs of twelve million pixels, as a telephone makes them: twenty different ones under many names (links, so
-that a thousand take the room of twenty). All commands run as a user runs them, start-up included.
+that a thousand take the room of twenty); the server has a folder of as many small ones that all differ. All commands
+run as a user runs them, start-up included.
 """
 
 import argparse
@@ -44,6 +45,15 @@ def write_photos(folder: Path, count: int) -> None:
         Image.blend(shapes, grain, 0.08).save(path, quality=88)
 
 
+def write_small(folder: Path, count: int) -> None:
+    """Pictures that all differ."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        shapes = Image.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8))
+        shapes.resize((320, 240), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg")
+
+
 def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
     """Seconds of the first search and of those after it; milliseconds of a search with the server running."""
     write_photos(folder, count)
@@ -70,8 +80,11 @@ def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
 
     first = search("two dogs in the snow")
     again = [search(f"a man on a beach {number}") for number in range(AGAIN)]
+    # What is almost the same is folded, and links are: a server of them would look at all to find ten that differ.
+    different = folder.with_name("different")
+    write_small(different, count)
     server = subprocess.Popen(
-        [*command, "serve", str(folder), *named, "--port", "0"], env=environment, stdout=subprocess.PIPE, text=True
+        [*command, "serve", str(different), *named, "--port", "0"], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None

@@ -130,6 +130,18 @@ def test_the_last_photo_is_forgotten_too(model, tmp_path):
             sync(index, model, tmp_path / "pictures")
 
 
+def test_a_disk_that_is_not_mounted_costs_no_index(model, tmp_path):
+    for number in range(11):
+        photo(tmp_path / "pictures" / f"{number}.png", number)
+    with open_photos(tmp_path / "place", model) as index:
+        sync(index, model, tmp_path / "pictures")
+        (tmp_path / "pictures").rename(tmp_path / "elsewhere")
+        (tmp_path / "pictures").mkdir()
+        with pytest.raises(DataError, match=r"no pictures, where 11 were; nothing was forgotten. Is the disk mounted"):
+            sync(index, model, tmp_path / "pictures")
+        assert len(ids_of(index)) == 11
+
+
 def test_a_broken_photo_is_forgotten_even_when_the_work_is_interrupted(model, tmp_path):
     photo(tmp_path / "pictures" / "a.png", 0)
     photo(tmp_path / "pictures" / "b.png", 1)

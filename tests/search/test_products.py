@@ -70,3 +70,22 @@ def test_recall_is_measured_without_what_is_held_by_others(tmp_path):
         index.engine.hold()
         after = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
         assert any(set(one.ids) != set(other.ids) for one, other in zip(before, after, strict=True))
+
+
+def test_recall_is_measured_as_those_meet_it_who_hold_nothing(tmp_path, monkeypatch):
+    items, queries = aligned_sets(2000, 5)
+    settings = {"train_from": 1_000}
+    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
+        index.add([f"{place:04d}" for place in range(2000)], items)
+        index.engine.hold()
+        held, candidates = [], type(index.engine).candidates
+
+        def watched(engine, *arguments, **options):
+            held.append(engine.held)
+            return candidates(engine, *arguments, **options)
+
+        monkeypatch.setattr(type(index.engine), "candidates", watched)
+        index.verify(queries)
+        assert held
+        assert not any(held)
+        assert index.engine.held

@@ -23,6 +23,9 @@ def weights_place(name: str) -> str:
     if not name.startswith(_PACKAGE):
         return name
     package, _, inside = name.removeprefix(_PACKAGE).partition("/")
+    # Looking for a package inside another would run that one's code; and a name from a config may lead anywhere.
+    if not package.isidentifier() or ".." in Path(inside).parts:
+        raise ValueError(f"{name}: expected package:NAME/FOLDER, a folder inside an installed package.")
     spec = find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if Path(folder, inside).is_dir():

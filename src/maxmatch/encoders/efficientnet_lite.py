@@ -59,7 +59,8 @@ class ConvNorm(nn.Module):
         padding = (rows // 2, columns // 2) if even else (0, 0)
         x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
         x = self.norm(x) if bias is None else x
-        return x if self.linear else relu6(x)
+        # In place where no gradient asks for what was there: new memory costs as much as the convolution.
+        return x if self.linear else relu6(x, inplace=not torch.is_grad_enabled())
 
     def _folded(self) -> tuple[Tensor, Tensor]:
         """The weights of one convolution that does what the two do in evaluation. They are made anew for each batch,

@@ -56,7 +56,7 @@ def _trained(plan: Plan, outcomes: Mapping[Path, Outcome], device: str) -> Itera
     for planned in plan.lines:
         for job in planned.jobs[:1]:
             if outcomes[job.folder].result is not None:
-                dataset = load_data(job.recipes[0].data, lambda line: None)
+                dataset = load_data(job.recipes[0].data, lambda line: None, job.recipes[0].model.resolved().towers)
                 name = split_for(dataset, job.recipes[0], job.split)
                 model = SetEncoder.from_pretrained(RunFolder(job.folder).best, device)
                 yield Trained(planned.line.title[0], job, name, dataset.split(name), model)

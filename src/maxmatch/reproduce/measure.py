@@ -34,7 +34,7 @@ def measure(job: Job, device: str | None = None) -> Measured:
     """
     recipe = job.recipes[0]
     pair = recipe.objective.pairs[0]
-    dataset = load_data(recipe.data, print)
+    dataset = load_data(recipe.data, print, recipe.model.resolved().towers)
     name = split_for(dataset, recipe, job.split)
     split = dataset.split(name)
     members = [_member(*one, split, device) for one in zip(job.recipes, job.members, strict=True)]

@@ -120,8 +120,8 @@ class Engine(Protocol):
         that its recall is to be measured again.
         """
 
-    def hold(self) -> None:
-        """From now on keep the items in memory, if they fit, for one who searches often. Recall is measured without."""
+    def hold(self, on: bool = True) -> None:
+        """From now on keep the items in memory, if they fit, for one who searches often; or no longer."""
 
     @property
     def held(self) -> bool:

@@ -176,8 +176,9 @@ class SetIndex:
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
         queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
-        # What was measured made up for what the engine's index misses.
-        condition, tuning = condition_of(where), None if self.engine.held else self.manifest.tuning
+        condition, tuning = condition_of(where), self.manifest.tuning
+        if self.engine.held and condition is None and tuning is not None and not tuning.real_queries:
+            tuning = None  # it was to make up for what the engine's index misses, which is not asked
         chosen = settings_for(tuning, k, candidates, effort)
         if len(queries) == 0:
             return []

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from maxmatch.data.items import IMAGE
-from maxmatch.data.problems import DataError
+from maxmatch.data.problems import DataError, Problem
 from maxmatch.files import user_cache, write_whole
 from maxmatch.search.engines.copied import keep_copy
 from maxmatch.search.facts import BYTES, MODIFIED, photo_facts
+from maxmatch.search.folder import writing
 from maxmatch.search.identity import Model, model_identity
 from maxmatch.search.index import SetIndex
 from maxmatch.search.listing import LeftOut
@@ -24,7 +25,9 @@ from maxmatch.search.manifest import FILE
 from maxmatch.search.picture_folder import list_pictures
 
 UNREADABLE = "unreadable.json"
-_BATCH = 64
+_BATCH = 64  # photos, after which the index has them for good
+_AT_ONCE = 8  # through the network, while the next are read
+_MAY_ALL_GO = 10  # photos; where more are gone at once, a disk that is not mounted is likelier
 _SCAN = 4_096
 
 State = tuple[int, int]
@@ -76,6 +79,10 @@ def sync(
     except DataError:  # no pictures: the last one may have gone since
         if not known:
             raise
+        if len(known) > _MAY_ALL_GO:
+            what = f"no pictures, where {len(known):,} were; nothing was forgotten"
+            cure = f"Is the disk mounted? If they are gone for good, delete {index.folder.parent}."
+            raise DataError(Problem(folder, what, cure, fatal=True)) from None
         present = {}
     bad = {name: state for name, state in bad.items() if present.get(name) == state}
     gone = [name for name in known if name not in present]
@@ -92,7 +99,8 @@ def sync(
         failed += more
         # What only could not be reached is tried again the next time.
         bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
-        write_whole(notes, json.dumps(bad))
+        with writing(index.folder):  # two searches at once would write the same draft
+            write_whole(notes, json.dumps(bad))
         advance(len(names))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         keep_copy(index.engine, index.folder)
@@ -119,7 +127,8 @@ def _encode(
     """Encode some photos and put them into the index; which could not be read, and why. states: of the files before
     they are read, so that a change meanwhile is seen the next time.
     """
-    encoded = model.encode_images([folder / name for name in names], errors="skip", show_progress=False)
+    sources = [folder / name for name in names]
+    encoded = model.encode_images(sources, batch_size=_AT_ONCE, errors="skip", show_progress=False)
     failed = [LeftOut(names[one.index], one.reason) for one in encoded.skipped]
     kept, facts = [], []
     for place, of in enumerate(encoded.kept):

@@ -45,6 +45,8 @@ def keep_copy(engine: Engine, folder: Path) -> bool:
     if noted is not None and noted[0].tobytes().decode() == state:
         return True
     found = list(engine.scan(_MOST))
+    if not found:  # another process has removed them all meanwhile
+        return False
     ids = [name for each in found for name in each.ids]
     known = engine.metadata(ids)
     if state_of(folder) != state or len(known) != len(ids):
@@ -110,8 +112,9 @@ class CopiedEngine:
     @cached_property
     def inner(self) -> Engine:
         """The engine itself."""
-        self._opened = True
-        return self._opens(self.place)
+        engine = self._opens(self.place)
+        self._opened = True  # not before: where it cannot be opened, the copy goes on answering
+        return engine
 
     @cached_property
     def _place_of(self) -> dict[str, int]:
@@ -190,9 +193,9 @@ class CopiedEngine:
         """By the engine."""
         return self.inner.optimise(thorough)
 
-    def hold(self) -> None:
+    def hold(self, on: bool = True) -> None:
         """By the engine, which answers from then on: one who searches often does not mind its start."""
-        self.inner.hold()
+        self.inner.hold(on)
 
     def check(self) -> None:
         """By the engine."""

@@ -20,6 +20,7 @@ from maxmatch.search.engines.lance_errors import reading, storing
 from maxmatch.search.engines.lance_files import bytes_on_disk, damaged, forget_removed, put_on_disk
 from maxmatch.search.engines.lance_filter import MOST_COLUMNS, literals, metadata_columns, sql
 from maxmatch.search.engines.lance_index import VectorIndex
+from maxmatch.search.engines.lance_rows import found_in
 from maxmatch.search.engines.products import nearest
 from maxmatch.search.folder import TABLE
 from maxmatch.search.manifest import IndexFolderError
@@ -140,20 +141,22 @@ class LanceEngine:
         """The nearest items by the index over the vectors; where all are in memory, by all inner products."""
         assert self.index is not None
         with reading(self.path):
-            if where is None and self.held:
-                return nearest(queries, self._all_in_memory(), count)
+            blocks = self._all_in_memory() if where is None and self.held else None
+        if blocks is not None:
+            return nearest(queries, blocks, count)
+        with reading(self.path):
             search = self.table.search(list(queries), vector_column_name="vector").distance_type("l2")
             search = search.nprobes(self.index.probes(effort)).limit(count)
             if where is not None:
                 search = search.where(self._sql(where), prefilter=True)
             table = search.select([*_FOUND, "metadata", "_distance"]).to_arrow()
         if len(queries) == 1:
-            return [_found(table)]
+            return [found_in(table)]
         rows = table["query_index"].to_numpy()
         order = np.argsort(rows, kind="stable")
         ends = np.searchsorted(rows[order], np.arange(len(queries) + 1))
         table = table.take(order)
-        return [_found(table.slice(begin, end - begin)) for begin, end in pairwise(ends)]
+        return [found_in(table.slice(begin, end - begin)) for begin, end in pairwise(ends)]
 
     def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
         """Every item that passes, in blocks. A small table is read once for all scans of one version."""
@@ -165,7 +168,7 @@ class LanceEngine:
                 yield from self._all_in_memory(block)
                 return
             for batch in search.to_batches(batch_size=block):
-                yield _found(pa.Table.from_batches([batch]))
+                yield found_in(pa.Table.from_batches([batch]))
 
     def _fits(self) -> bool:
         return int(self.table.count_rows()) * self.place.width * 4 <= _KEPT_BYTES
@@ -175,7 +178,7 @@ class LanceEngine:
         kept = self.kept  # looked at once: another thread may read a newer version meanwhile
         if kept is None or kept[0] != version:
             search = self.table.search().select([*_FOUND, "metadata"])
-            found = [_found(pa.Table.from_batches([batch])) for batch in search.to_batches(batch_size=block)]
+            found = [found_in(pa.Table.from_batches([batch])) for batch in search.to_batches(batch_size=block)]
             found = [each._replace(vectors=np.array(each.vectors, np.float32)) for each in found]
             if self.table.version != version:  # someone wrote meanwhile
                 return found
@@ -195,14 +198,14 @@ class LanceEngine:
         with reading(self.path):
             batches = list(self._with_ids(ids, _FOUND))
             schema = None if batches else pa.schema([self.table.schema.field(name) for name in _FOUND])
-            return _found(pa.Table.from_batches(batches, schema=schema))
+            return found_in(pa.Table.from_batches(batches, schema=schema))
 
     def sample(self, count: int, seed: int) -> Found:
         """Items drawn by their place in the table."""
         with reading(self.path):
             total = self.table.count_rows()
             places = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-            return _found(self.table.take_offsets(places.tolist()).select(_FOUND).to_arrow())
+            return found_in(self.table.take_offsets(places.tolist()).select(_FOUND).to_arrow())
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""
@@ -229,9 +232,9 @@ class LanceEngine:
             forget_removed(self.path)
         return trained
 
-    def hold(self) -> None:
+    def hold(self, on: bool = True) -> None:
         """Search in memory."""
-        self._hold = True
+        self._hold = on
 
     def check(self) -> None:
         """Compare every file with its checksum."""
@@ -295,12 +298,3 @@ class LanceEngine:
         for start in range(0, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]
             yield from self.table.search().where(f"id IN ({literals(part)})").select(columns).to_batches()
-
-
-def _found(table: Any) -> Found:
-    vectors = table["vector"].combine_chunks()
-    flat = vectors.flatten().to_numpy(zero_copy_only=False)
-    texts = table["metadata"].to_pylist() if "metadata" in table.column_names else None
-    return Found(
-        table["id"].to_pylist(), table["added"].to_numpy(), flat.reshape(len(vectors), vectors.type.list_size), texts
-    )

@@ -5,6 +5,7 @@ mean. `items.lance.sums` has a line for each: size, CRC-32 and name. It is only 
 """
 
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from maxmatch.files import sync, whole
@@ -50,8 +51,12 @@ def damaged(table: Path, thorough: bool = True) -> list[Path]:
 
 
 def bytes_on_disk(table: Path) -> int:
-    """What the table takes."""
-    return sum(path.stat().st_size for path in table.rglob("*") if path.is_file())
+    """What the table takes. What another process removes meanwhile takes nothing."""
+    taken = 0
+    for path in table.rglob("*"):
+        with suppress(FileNotFoundError):
+            taken += path.stat().st_size if path.is_file() else 0
+    return taken
 
 
 def _list_of(table: Path) -> Path:

