@@ -1,9 +1,11 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from maxmatch.cli.demo import table
+from maxmatch.cli.demo_tour import tour
 from maxmatch.cli.main import main
 
 SMALL = ["train.epochs=1", "data.scenes={images: 40, size: 32}", "train.workers=0", "model.config.width=16"]
@@ -18,7 +20,10 @@ def demo(capsys, out, *more):
     return main_ended, capsys.readouterr()
 
 
-def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys):
+def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr("maxmatch.cli.demo.tour", lambda *places: shown.append(places))
+    monkeypatch.setattr("maxmatch.cli.demo._SHOWN", 6)
     code, said = demo(capsys, tmp_path, "--json")
     assert code == 0
     results = json.loads(said.out)
@@ -30,6 +35,30 @@ def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys
     assert code == 0
     assert "epoch 1" not in said.err
     assert said.out == table(results) + "\n"
+    assert shown == [(tmp_path / "scenes-0", tmp_path / "gallery" / "images", tmp_path)]
+
+
+def test_the_tour_makes_a_report_an_index_and_a_search_and_says_what_to_open(tmp_path, capsys, monkeypatch):
+    asked, fails = [], []
+
+    def ran(command, **options):
+        asked.append(command[3:])
+        return SimpleNamespace(returncode=int(command[3] in fails))
+
+    monkeypatch.setattr("maxmatch.cli.demo_tour.subprocess.run", ran)
+    monkeypatch.setattr("maxmatch.cli.demo_tour.sys.stderr", SimpleNamespace(fileno=lambda: 2))
+    lines = []
+    monkeypatch.setattr("maxmatch.cli.demo_tour.say", lines.append)
+    tour(tmp_path / "run", tmp_path / "new scenes", tmp_path)
+    assert [command[0] for command in asked] == ["analyse", "index", "search"]
+    assert any(line.endswith("report.html") for line in lines)
+    assert f"maxmatch serve {tmp_path}/scenes.index --pictures '{tmp_path}/new scenes' --open" in lines[-2]
+    fails += ["analyse", "index"]
+    lines.clear()
+    tour(tmp_path / "run", tmp_path / "new scenes", tmp_path)
+    assert len(asked) == 5, "no search without an index"
+    assert lines[-1] == "your own photos: maxmatch search 'two dogs in the snow' ~/Pictures"
+    assert not any("report.html" in line or "serve" in line for line in lines)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maxmatch.cli.demo_tour import tour
+
 if TYPE_CHECKING:
     from maxmatch.recipe import Recipe
 
@@ -52,8 +54,9 @@ def demo(
     """Train three small models on generated scenes, and compare.
 
     MaxMatch against the same model trained as SetDiv (smooth-Chamfer similarity) and as MIL (one best pair): how well
-    captions find pictures and pictures captions, and whether the vectors of a set stay apart. Minutes on two CPU cores;
-    what was interrupted goes on when the same command runs again.
+    captions find pictures and pictures captions, and whether the vectors of a set stay apart. Then a report, an index
+    of new scenes, a search in it, and what to open. Minutes on two CPU cores; what was interrupted goes on when the
+    same command runs again.
 
     Examples:
 
@@ -106,7 +109,9 @@ def demo(
         open_on(_gallery(recipes["MaxMatch"], out), model=str(runs["MaxMatch"]), port=port, open_page=True)
         return
     results = {method: RunFolder(folder).result() for method, folder in runs.items()}
-    print(json.dumps(results, indent=2) if as_json else table(results))
+    print(json.dumps(results, indent=2) if as_json else table(results), flush=True)
+    if not as_json:
+        tour(runs["MaxMatch"], _gallery(recipes["MaxMatch"], out), out)
 
 
 def _gallery(recipe: "Recipe", out: Path) -> Path:
