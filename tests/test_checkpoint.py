@@ -73,7 +73,7 @@ for folder in sys.argv[1:]:
 print(len(sys.argv) - 1, "alike")
 """
     done = run(code, *folders)
-    assert done.stdout == "5 alike\n", done.stderr
+    assert done.stdout == f"{len(SIZES)} alike\n", done.stderr
 
 
 def test_the_folder_holds_what_it_should_and_nothing_else(saved):
