@@ -174,11 +174,11 @@ class LanceEngine:
         return int(self.table.count_rows()) * self.place.width * 4 <= _KEPT_BYTES
 
     def _all_in_memory(self, block: int = 2048) -> list[Found]:
-        version = self.table.version
-        kept = self.kept  # looked at once: another thread may read a newer version meanwhile
+        version, kept = self.table.version, self.kept  # looked at once: another thread may read a newer version
         if kept is None or kept[0] != version:
-            search = self.table.search().select([*_FOUND, "metadata"])
-            found = [found_in(pa.Table.from_batches([batch])) for batch in search.to_batches(batch_size=block)]
+            # Not by batches, which end where a file does: a table that grew photo by photo has many small ones.
+            table = self.table.search().select([*_FOUND, "metadata"]).to_arrow()
+            found = [found_in(table.slice(start, block)) for start in range(0, len(table), block)]
             found = [each._replace(vectors=np.array(each.vectors, np.float32)) for each in found]
             if self.table.version != version:  # someone wrote meanwhile
                 return found
