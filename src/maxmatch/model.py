@@ -15,7 +15,7 @@ from maxmatch.checks import as_tensor
 from maxmatch.config import ModelConfig
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES, Similarity, with_options
-from maxmatch.read_ahead import Skipped, progress, read_ahead
+from maxmatch.read_ahead import Skipped, checked_items, in_batches
 from maxmatch.readers import TextReader
 from maxmatch.tower import Tower
 from maxmatch.types import Inputs, Sets
@@ -150,29 +150,17 @@ class SetEncoder(nn.Module):
         length share a batch. show_progress: None shows a bar from 1,000 items on, in a terminal. errors: "raise" stops
         at an item that cannot be read, naming it; "skip" leaves it out, and an `Encoded` says which and why.
         """
-        if isinstance(items, str | bytes | Path):
-            raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
-        if errors not in ("raise", "skip"):
-            raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
-        tower, items = self.tower(modality), list(items)
-        order = sorted(range(len(items)), key=lambda place: -tower.reader.length(items[place]))
-        places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        items = checked_items(items, batch_size, errors)
+        tower = self.tower(modality)
         sets = torch.empty(len(items), tower.head.set_size, self.dim)
-        skipped: list[Skipped] = []
-        with progress(len(items), modality, show_progress) as advance, self._evaluating():
-            for batch in read_ahead(tower.reader, items, places, errors == "skip"):
-                if batch.inputs is not None:
-                    values, mask = self._moved(batch.inputs)
-                    sets[batch.places] = tower(values, mask).vectors.float().cpu()
-                skipped += batch.skipped
-                advance(len(batch.places) + len(batch.skipped))
-        if errors == "raise":
-            return sets
-        lost = {item.index for item in skipped}
-        kept = [place for place in range(len(items)) if place not in lost]
-        return Encoded(sets[kept] if lost else sets, kept, sorted(skipped))
+
+        def work(places: list[int], inputs: Inputs) -> None:
+            values, mask = self._moved(inputs)
+            sets[places] = tower(values, mask).vectors.float().cpu()
+
+        with self._evaluating():
+            kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
+        return sets if errors == "raise" else Encoded(sets[kept] if skipped else sets, kept, skipped)
 
     @overload
     def encode_images(

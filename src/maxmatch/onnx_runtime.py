@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from maxmatch.config import Conv
 from maxmatch.images import ImageTransform
 from maxmatch.onnx_folder import Exported, OnnxError, digest, read_exported
-from maxmatch.read_ahead import Skipped, progress, read_ahead
+from maxmatch.read_ahead import Skipped, checked_items, in_batches
 from maxmatch.text import as_text, encode_arrays, load_tokenizer
 
 
@@ -64,26 +64,15 @@ class OnnxEncoder:
         errors: Literal["raise", "skip"] = "raise",
     ) -> Any:
         """The sets (n, K, D) of raw items, as `SetEncoder.encode`; an `EncodedArrays` with errors="skip"."""
-        if isinstance(items, str | bytes | Path):
-            raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
-        tower, items = self._tower(modality), list(items)
-        order = sorted(range(len(items)), key=lambda place: -tower.reader.length(items[place]))
-        places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        items = checked_items(items, batch_size, errors)
+        tower = self._tower(modality)
         sets = np.empty((len(items), self.set_sizes[modality], self.dim), np.float32)
-        skipped: list[Skipped] = []
-        with progress(len(items), modality, show_progress) as advance:
-            for batch in read_ahead(tower.reader, items, places, errors == "skip"):
-                if batch.inputs is not None:
-                    sets[batch.places] = tower.session.run(["vectors"], batch.inputs)[0]
-                skipped += batch.skipped
-                advance(len(batch.places) + len(batch.skipped))
-        if errors == "raise":
-            return sets
-        lost = {item.index for item in skipped}
-        kept = [place for place in range(len(items)) if place not in lost]
-        return EncodedArrays(sets[kept] if lost else sets, kept, sorted(skipped))
+
+        def work(places: list[int], inputs: dict[str, np.ndarray]) -> None:
+            sets[places] = tower.session.run(["vectors"], inputs)[0]
+
+        kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
+        return sets if errors == "raise" else EncodedArrays(sets[kept] if skipped else sets, kept, skipped)
 
     def encode_images(
         self,

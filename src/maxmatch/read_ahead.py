@@ -3,10 +3,11 @@
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from maxmatch.images import ImageError
@@ -26,6 +27,15 @@ class Reads(Protocol):
 
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch of items that were read."""
+        ...
+
+
+@runtime_checkable
+class MeasuredReads(Reads, Protocol):
+    """One that knows how long an item is, at no cost."""
+
+    def length(self, item: Any) -> int:
+        """Roughly."""
         ...
 
 
@@ -88,3 +98,34 @@ def progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[
 
     with tqdm(total=total, desc=modality, unit="item") as bar:
         yield bar.update
+
+
+def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
+    """What `encode` was given, as a list, or what is wrong with it."""
+    if isinstance(items, str | bytes | Path):
+        raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
+    if errors not in ("raise", "skip"):
+        raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
+    return list(items)
+
+
+def in_batches(
+    reader: MeasuredReads, items: Sequence[Any], modality: str, batch_size: int, show: bool | None, skip: bool,
+    work: Callable[[list[int], Any], object],
+) -> tuple[list[int], list[Skipped]]:  # fmt: skip
+    """Read all items and call `work` with the places and the inputs of each batch; items of like length share one.
+    Which were read, and which were not.
+    """
+    order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
+    places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    skipped: list[Skipped] = []
+    with progress(len(items), modality, show) as advance:
+        for batch in read_ahead(reader, items, places, skip):
+            if batch.inputs is not None:
+                work(batch.places, batch.inputs)
+            skipped += batch.skipped
+            advance(len(batch.places) + len(batch.skipped))
+    lost = {item.index for item in skipped}
+    return [place for place in range(len(items)) if place not in lost], sorted(skipped)
