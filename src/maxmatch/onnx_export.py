@@ -37,8 +37,11 @@ def export_onnx(folder: str | Path) -> Path:
     for name in model.towers:
         path = folder / f"{name}.onnx"
         export_tower(model.tower(name), path)
-        tokenizer = "tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json"
-        towers[name] = Graph(file=path.name, sha256=digest(path), tokenizer=tokenizer if name in texts else None)
+        graph = Graph(file=path.name, sha256=digest(path))
+        if name in texts:
+            tokenizer = folder / ("tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json")
+            graph = graph.model_copy(update={"tokenizer": tokenizer.name, "tokenizer_sha256": digest(tokenizer)})
+        towers[name] = graph
     exported = Exported(identity=model_identity(model), opset=OPSET, config=model.config, towers=towers)
     write_exported(folder, exported)
     return folder
