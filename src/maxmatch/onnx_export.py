@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maxmatch.encoders import GRUEncoder
-from maxmatch.files import draft, sync
+from maxmatch.files import whole
 from maxmatch.model import SetEncoder
 from maxmatch.onnx_folder import Exported, Graph, digest, write_exported
 from maxmatch.readers import FeatureReader, PixelReader, TextReader
@@ -63,10 +63,8 @@ def export_tower(tower: Tower, path: Path) -> None:
             verbose=False,
         )
         assert program is not None
-        program.save(str(draft(path)), external_data=False)
-    sync(draft(path))
-    draft(path).replace(path)
-    sync(path.parent)
+        with whole(path) as file:
+            file.write(program.model_proto.SerializeToString())
 
 
 class _Exportable(nn.Module):
