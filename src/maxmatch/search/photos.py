@@ -52,9 +52,14 @@ def place_of(folder: Path, model: Model) -> Path:
     return user_cache() / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
 
 
+def is_indexed(place: Path) -> bool:
+    """Whether there is an index at a place; it may still be incomplete."""
+    return (place / "index" / FILE).is_file()
+
+
 def open_photos(place: Path, model: Model) -> SetIndex:
     """The index at a place, made where there is none."""
-    if not (place / "index" / FILE).is_file():
+    if not is_indexed(place):
         with suppress(FileExistsError):  # another process was faster
             return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
     return SetIndex.open(place / "index")
