@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from maxmatch import files
 from maxmatch.data.growing import GrowingArray
-from maxmatch.files import lock, whole, write_whole
+from maxmatch.files import draft, is_draft, lock, whole, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -16,16 +17,71 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"new")]
 
 
-def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path):
-    def fail(path):
-        with whole(path) as file:
-            file.write(b"half of")
-            raise OSError("no space left")
+def fail(path):
+    with whole(path) as file:
+        file.write(b"half of")
+        raise OSError("no space left")
 
+
+def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path):
     (tmp_path / "file.txt").write_bytes(b"old")
     with pytest.raises(OSError, match="no space left"):
         fail(tmp_path / "file.txt")
     assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"old")]
+
+
+def test_two_that_write_a_file_at_once_do_not_mix(tmp_path):
+    path = tmp_path / "file.txt"
+    with whole(path) as first:
+        first.write(b"first, and ")
+        first.flush()
+        with whole(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+        first.write(b"whole")
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"first, and whole")]
+
+
+def test_one_that_fails_takes_nothing_from_the_other(tmp_path):
+    path = tmp_path / "file.txt"
+    with whole(path) as first:
+        first.write(b"first")
+        with pytest.raises(OSError, match="no space left"):
+            fail(path)
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"first")]
+
+
+def test_what_a_killed_process_left_is_used_again(tmp_path):
+    draft(tmp_path / "file.txt").write_bytes(b"longer than what comes now")
+    write_whole(tmp_path / "file.txt", "short")
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file.txt", "short")]
+
+
+def test_a_draft_that_gets_its_name_while_another_process_opens_it_is_not_written_to(tmp_path, monkeypatch):
+    path, locked = tmp_path / "file.txt", files._locked
+
+    def renamed_before(file):
+        monkeypatch.undo()
+        draft(path).write_bytes(b"theirs")
+        draft(path).rename(path)
+        return locked(file)
+
+    monkeypatch.setattr(files, "_locked", renamed_before)
+    with whole(path) as file:
+        file.write(b"ours")
+        file.flush()
+        assert path.read_bytes() == b"theirs"
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("file.txt", b"ours")]
+
+
+@pytest.mark.parametrize("locks", [None, False])
+def test_without_locks_every_draft_has_a_name_of_its_own(tmp_path, monkeypatch, locks):
+    monkeypatch.setattr(files, "_locked", lambda file: locks)
+    with whole(tmp_path / "file.txt") as first, whole(tmp_path / "file.txt") as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert (tmp_path / "file.txt").read_bytes() == b"first"
+    assert all(is_draft(found.name, "file.txt") for found in tmp_path.iterdir() if found.name != "file.txt")
 
 
 def test_a_text_is_written_into_a_folder_that_is_made(tmp_path):

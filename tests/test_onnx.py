@@ -19,6 +19,7 @@ from maxmatch.onnx_export import OPSET, export_tower
 from maxmatch.onnx_folder import FILE, OnnxError, read_exported
 from maxmatch.onnx_runtime import OnnxEncoder
 from maxmatch.search.identity import model_identity
+from maxmatch.text import load_tokenizer
 
 CLOSE = 1e-4
 
@@ -117,6 +118,19 @@ def test_another_file_in_the_place_of_a_graph_is_refused(folder, tmp_path):
         changed.encode_texts(["a dog"])
     (tmp_path / "text.onnx").unlink()
     with pytest.raises(OnnxError, match=r"text\.onnx: missing"):
+        changed.encode_texts(["a dog"])
+
+
+def test_another_tokenizer_in_the_place_of_the_exported_one_is_refused(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    load_tokenizer(folder / "tokenizer.json", max_length=7).save(str(tmp_path / "tokenizer.json"))
+    changed = OnnxEncoder.from_folder(tmp_path)
+    changed.encode_images([Image.new("RGB", (40, 30))])
+    with pytest.raises(OnnxError, match=r"tokenizer\.json: not the file that was exported"):
+        changed.encode_texts(["a dog"])
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(OnnxError, match=r"tokenizer\.json: missing"):
         changed.encode_texts(["a dog"])
 
 

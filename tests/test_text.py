@@ -4,11 +4,12 @@ import warnings
 import pytest
 import torch
 from made_data import run
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from maxmatch.text import (
     TextTruncated,
     encode,
+    fingerprint,
     load_tokenizer,
     train_wordpiece_tokenizer,
     word_tokenizer,
@@ -164,3 +165,27 @@ def test_a_maximum_that_leaves_no_room_is_refused():
 def test_the_file_is_plain_json_with_the_length_in_it(tokenizer, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]["max_length"] == 16
+
+
+def test_a_tokenizer_is_known_by_what_it_does_however_its_file_is_written(tokenizer, tmp_path):
+    before = fingerprint(tokenizer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"), pretty=False)
+    assert fingerprint(load_tokenizer(tmp_path / "tokenizer.json")) == before
+
+
+def test_one_that_cuts_divides_spells_or_numbers_otherwise_is_another(tokenizer, tmp_path):
+    def changed(change):
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        other = load_tokenizer(tmp_path / "tokenizer.json")
+        change(other)
+        return fingerprint(other)
+
+    known = [
+        fingerprint(tokenizer),
+        changed(lambda other: other.enable_truncation(15)),
+        changed(lambda other: setattr(other, "pre_tokenizer", pre_tokenizers.WhitespaceSplit())),
+        changed(lambda other: setattr(other, "normalizer", normalizers.NFC())),
+        changed(lambda other: other.add_tokens(["zebra"])),
+        fingerprint(word_tokenizer(CAPTIONS[:3], min_count=1, max_length=16)),
+    ]
+    assert len(set(known)) == len(known)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maxmatch.encoders import GRUEncoder
-from maxmatch.files import draft, sync
+from maxmatch.files import whole
 from maxmatch.model import SetEncoder
 from maxmatch.onnx_folder import Exported, Graph, digest, write_exported
 from maxmatch.readers import FeatureReader, PixelReader, TextReader
@@ -37,8 +37,11 @@ def export_onnx(folder: str | Path) -> Path:
     for name in model.towers:
         path = folder / f"{name}.onnx"
         export_tower(model.tower(name), path)
-        tokenizer = "tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json"
-        towers[name] = Graph(file=path.name, sha256=digest(path), tokenizer=tokenizer if name in texts else None)
+        graph = Graph(file=path.name, sha256=digest(path))
+        if name in texts:
+            tokenizer = folder / ("tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json")
+            graph = graph.model_copy(update={"tokenizer": tokenizer.name, "tokenizer_sha256": digest(tokenizer)})
+        towers[name] = graph
     exported = Exported(identity=model_identity(model), opset=OPSET, config=model.config, towers=towers)
     write_exported(folder, exported)
     return folder
@@ -60,10 +63,8 @@ def export_tower(tower: Tower, path: Path) -> None:
             verbose=False,
         )
         assert program is not None
-        program.save(str(draft(path)), external_data=False)
-    sync(draft(path))
-    draft(path).replace(path)
-    sync(path.parent)
+        with whole(path) as file:
+            file.write(program.model_proto.SerializeToString())
 
 
 class _Exportable(nn.Module):

@@ -29,6 +29,7 @@ class Graph(Part):
     sha256: str
     tokenizer: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None
     """The file of the tower's tokenizer, for texts."""
+    tokenizer_sha256: str | None = None
 
 
 class Exported(Part):
@@ -63,3 +64,14 @@ def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_exported(path: Path, sha256: str | None) -> Path:
+    """A file of an exported model. One that is not what was exported is refused: its sets would pass for the model's
+    own.
+    """
+    if not path.is_file():
+        raise OnnxError(f"{path}: missing. Copy the whole folder, or export the model again.")
+    if digest(path) != sha256:
+        raise OnnxError(f"{path}: not the file that was exported. Copy the folder or export the model again.")
+    return path

@@ -4,18 +4,18 @@ model = OnnxEncoder.from_folder("exported")  # by `maxmatch export MODEL exporte
 model.encode_texts(["a dog"])  # (1, K, D), as SetEncoder gives it, to 1e-4
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from maxmatch.config import Conv
 from maxmatch.images import ImageTransform
-from maxmatch.onnx_folder import Exported, OnnxError, digest, read_exported
+from maxmatch.onnx_folder import Exported, OnnxError, as_exported, read_exported
 from maxmatch.read_ahead import Skipped, checked_items, in_batches
-from maxmatch.text import as_text, encode_arrays, load_tokenizer
+from maxmatch.text import as_text, encode_arrays, load_tokenizer, text_length
 
 
 class EncodedArrays(NamedTuple):
@@ -95,23 +95,23 @@ class OnnxEncoder:
             graph = self.exported.towers[modality]
             session = _session(self.folder / graph.file, graph.sha256)
             encoder = self.config.towers[modality].encoder
-            reader: _Reader
             if graph.tokenizer is not None:
-                reader = _Texts(load_tokenizer(self.folder / graph.tokenizer))
+                tokenizer = as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256)
+                reader = _texts(load_tokenizer(tokenizer))
             elif isinstance(encoder, Conv):
-                reader = _Pictures(ImageTransform(**encoder.pixels.model_dump()))
+                reader = _pictures(ImageTransform(**encoder.pixels.model_dump()))
             else:
                 raise OnnxError(f"{self.folder}: the tower {modality!r} reads neither pictures nor texts.")
             self._running[modality] = _Running(session, reader)
         return self._running[modality]
 
 
-class _Reader(Protocol):
-    def length(self, item: Any) -> int: ...
+class _Reader(NamedTuple):
+    """How raw items become the inputs of a graph; see `maxmatch.readers`, which has the same for torch."""
 
-    def read(self, item: Any) -> Any: ...
-
-    def collate(self, items: Sequence[Any]) -> dict[str, np.ndarray]: ...
+    length: Callable[[Any], int]
+    read: Callable[[Any], Any]
+    collate: Callable[[Sequence[Any]], dict[str, np.ndarray]]
 
 
 class _Running(NamedTuple):
@@ -121,44 +121,21 @@ class _Running(NamedTuple):
     reader: _Reader
 
 
-class _Pictures:
-    def __init__(self, transform: ImageTransform) -> None:
-        self.transform = transform
-
-    def length(self, item: Any) -> int:
-        return 1
-
-    def read(self, item: Any) -> np.ndarray:
-        return self.transform.pixels(item)
-
-    def collate(self, items: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        return {"pixels": np.stack(items)}
+def _pictures(transform: ImageTransform) -> _Reader:
+    return _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
 
 
-class _Texts:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def length(self, item: Any) -> int:
-        return len(item) if isinstance(item, str) else 0
-
-    def read(self, item: Any) -> str:
-        return as_text(item)
-
-    def collate(self, items: Sequence[str]) -> dict[str, np.ndarray]:
-        return encode_arrays(self.tokenizer, items)._asdict()
+def _texts(tokenizer: Tokenizer) -> _Reader:
+    return _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
 
 
 def _session(path: Path, sha256: str) -> Any:
-    """A graph, ready to run. One that is not what was exported is refused: its sets would pass for the model's."""
+    """A graph, ready to run."""
     try:
         import onnxruntime
     except ImportError as error:
         raise ValueError(f"{path}: running it needs {error.name}: pip install 'maxmatch[onnx]'") from error
-    if not path.is_file():
-        raise OnnxError(f"{path}: missing. Copy the whole folder, or export the model again.")
-    if digest(path) != sha256:
-        raise OnnxError(f"{path}: not the file that was exported. Copy the folder or export the model again.")
+    as_exported(path, sha256)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # threads that wait leave the cores alone
     options.log_severity_level = 3

@@ -21,11 +21,11 @@ _READERS = 4  # batches read at once while the model works
 class Reads(Protocol):
     """What is asked of a `Reader` here. What it collates may be tensors or arrays: this module knows no torch."""
 
-    def read(self, item: Any) -> Any:
+    def read(self, item: Any, /) -> Any:
         """One item, checked."""
         ...
 
-    def collate(self, items: Sequence[Any]) -> Any:
+    def collate(self, items: Sequence[Any], /) -> Any:
         """A batch of items that were read."""
         ...
 
@@ -34,7 +34,7 @@ class Reads(Protocol):
 class MeasuredReads(Reads, Protocol):
     """One that knows how long an item is, at no cost."""
 
-    def length(self, item: Any) -> int:
+    def length(self, item: Any, /) -> int:
         """Roughly."""
         ...
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from maxmatch.images import ImageTransform, describe
-from maxmatch.text import as_text, encode
+from maxmatch.text import as_text, encode, text_length
 from maxmatch.types import Inputs
 
 
@@ -91,7 +91,7 @@ class TextReader:
 
     def length(self, item: Any) -> int:
         """How many characters the text has."""
-        return len(item) if isinstance(item, str) else 0
+        return text_length(item)
 
     def read(self, item: Any) -> str:
         """The text itself; an empty one is a text too."""

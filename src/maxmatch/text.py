@@ -3,6 +3,8 @@
 A tokenizer carries its own maximum length. `encode` is all the rest of the library needs of it.
 """
 
+import hashlib
+import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 MAX_LENGTH = 128
 WORD_SPECIALS = ("<pad>", "<start>", "<end>", "<unk>", "<mask>")
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SAMPLED = 64  # words that show how a tokenizer divides
 _PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 # Words as the Penn Treebank divides them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
 # sign stands alone. The vectors of GloVe were made for such words.
@@ -135,6 +138,23 @@ def as_text(item: object) -> str:
     if not isinstance(item, str):
         raise ValueError(f"expected a text, got {type(item).__name__}. Convert it with str().")
     return item.encode("utf-8", "replace").decode("utf-8")  # a lone half of a surrogate pair is no text
+
+
+def text_length(item: object) -> int:
+    """How many characters a text has: texts of like length share a batch."""
+    return len(item) if isinstance(item, str) else 0
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """What tells a tokenizer from others: its vocabulary, where it cuts, and how it divides and numbers some words in
+    several spellings. Its file is no measure: another version of `tokenizers` may write the same one otherwise.
+    """
+    numbered = sorted(tokenizer.get_vocab().items(), key=lambda piece: (piece[1], piece[0]))
+    words = [word for word, _ in numbered if word.isalpha()][:_SAMPLED]
+    spelt = [text for word in words for text in (word, word.title(), f"{word}'s {word}-{word}, {word}\u0301")]
+    sampled = [encoding.ids for encoding in tokenizer.encode_batch(["", *spelt])]
+    described = json.dumps([numbered, (tokenizer.truncation or {}).get("max_length"), sampled])
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:

@@ -10,7 +10,7 @@ import pytest
 from maxmatch.data.scenes import Scene, Thing, make_scene
 from maxmatch.data.scenes.drawing import draw, second_tone
 from maxmatch.data.scenes.draws import PAINT, generator
-from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, PLACES, SHAPES, SIZES, TEXTURES
+from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, COLUMNS, ROWS, SHAPES, SIZES, TEXTURES
 
 SIZE = 96
 
@@ -41,7 +41,7 @@ def test_every_value_of_every_attribute_occurs_about_as_often(scenes):
         "colour": COLOURS,
         "size": SIZES,
         "texture": TEXTURES,
-        "place": PLACES,
+        "place": [f"{row} {column}" for row in ROWS for column in COLUMNS],
     }.items():
         counts = Counter(getattr(thing, name) for thing in things)
         assert set(counts) == set(values)

@@ -111,8 +111,8 @@ def test_a_picture_that_is_not_whole_is_made_again(made, tmp_path, harm):
 
 
 def test_a_write_that_fails_leaves_no_half_picture(tmp_path, monkeypatch):
-    def fail(self, path, **options):
-        Path(path).write_bytes(b"\x89PNG half")
+    def fail(self, file, **options):
+        file.write(b"\x89PNG half")
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ from scene_reader import is_true, read
 from maxmatch.data.scenes import Facet, Scene, caption_is_true, make_scene
 from maxmatch.data.scenes.facets import KINDS, Description
 from maxmatch.data.scenes.folder import describe
-from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, TEXTURES, Thing
+from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, COMPARISONS, DIRECTIONS, SHAPES, SIZES, TEXTURES, Thing
 
 SEED = 11
 
@@ -81,7 +81,7 @@ def test_every_word_of_the_world_occurs(captions):
     )
     assert set(kinds) == set(KINDS)
     assert min(kinds.values()) > 0.1 * len(captions) / 2
-    assert set(relations) == {None, *RELATIONS}
+    assert set(relations) == {None, *DIRECTIONS, "inside", "around", "next to", *COMPARISONS}
     assert set(backgrounds) == {None, *BACKGROUNDS}
     assert set(counts) == {None, 2, 3, 4, 5, 6}
     said = {(name, value) for _, facet, _ in captions for about in facet["about"] for name, value in about.items()}

@@ -1,6 +1,8 @@
 """A folder of photos and its index: always what is there, nothing read twice, nothing lost."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +173,54 @@ def test_a_photo_that_could_not_be_reached_is_tried_again(model, tmp_path, monke
         monkeypatch.undo()
         assert sync(index, model, tmp_path / "pictures").added == 1
         assert ids_of(index) == ["a.png", "b.png"]
+
+
+def deny(monkeypatch, closed, function):
+    """As for a user who may not read a folder; whoever runs the tests may be one who may read everything."""
+    real = getattr(os, function)
+
+    def denied(place, *more, **options):
+        if closed == (Path(place) if function == "scandir" else Path(place).parent):
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place, *more, **options)
+
+    monkeypatch.setattr(os, function, denied)
+
+
+@pytest.mark.parametrize("function", ["scandir", "stat"])  # a folder that cannot be listed, one that cannot be entered
+@pytest.mark.parametrize("others", [0, 1])
+def test_photos_in_a_folder_that_cannot_be_read_stay_and_that_is_said_once(
+    others, function, model, tmp_path, monkeypatch
+):
+    folder = tmp_path / "pictures"
+    for number in range(3):
+        photo(folder / "rome" / "day" / f"{number}.png", number)
+    (folder / "rome" / "day" / "broken.png").write_bytes(b"")
+    for number in range(others + 1):
+        photo(folder / f"other{number}.png", 10 + number)
+    with open_photos(tmp_path / "place", model) as index:
+        sync(index, model, folder)
+        (folder / "other0.png").unlink()
+        with monkeypatch.context() as patched:
+            deny(patched, folder / "rome" / "day", function)
+            done = sync(index, model, folder)
+            assert done[:3] == (0, 0, 1)
+            (said,) = [one.reason for one in done.unreadable]
+            assert f"{folder / 'rome' / 'day'}: cannot be read (Permission denied)" in said
+            assert len(ids_of(index)) == 3 + others
+            assert sync(index, model, folder) == (0, 0, 0, [])
+        (folder / "rome" / "day" / "0.png").unlink()
+        assert sync(index, model, folder) == (0, 0, 1, [])
+        assert ids_of(index) == [*(f"other{n}.png" for n in range(1, others + 1)), "rome/day/1.png", "rome/day/2.png"]
+        with monkeypatch.context() as patched:  # it can be read in between, so it is said anew
+            deny(patched, folder / "rome" / "day", function)
+            assert len(sync(index, model, folder).unreadable) == 1
+
+
+def test_a_folder_behind_a_link_that_cannot_be_followed_costs_no_other_photo(model, tmp_path):
+    photo(tmp_path / "pictures" / "a.png", 0)
+    (tmp_path / "pictures" / "loop").symlink_to("loop")
+    with open_photos(tmp_path / "place", model) as index:
+        done = sync(index, model, tmp_path / "pictures")
+        assert done.added == 1
+        assert ["loop" in one.reason for one in done.unreadable] == [True]

@@ -223,6 +223,15 @@ def test_an_index_knows_the_model_it_was_made_for(tmp_path):
     assert len(SetIndex.open(index.folder)) == 2
 
 
+def test_a_model_that_divides_texts_otherwise_is_another_model(tmp_path):
+    model, other = tiny_model("region_bigru"), tiny_model("region_bigru")
+    assert model_identity(model) == model_identity(other)
+    other.tower("text").reader.tokenizer.enable_truncation(9)
+    index = SetIndex.create(tmp_path / "index", dim=model.dim, set_size=4, model=model)
+    with pytest.raises(ValueError, match="make another index"):
+        index.search(other.encode_texts(["a dog"]), model=other)
+
+
 def test_wrong_wishes_for_a_new_index_are_refused(tmp_path):
     for options, message in (
         ({"dim": 0}, "dim: "),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_runs import recipe_for, write_data
 
-from maxmatch.training.log import METRICS, LossWindow, RunLog, epoch_line, read_metrics
+from maxmatch.training.log import METRICS, TRACKED, LossWindow, RunLog, epoch_line, read_metrics
 from maxmatch.training.loop import train
 from maxmatch.types import LossTerms
 
@@ -164,11 +164,29 @@ def test_a_tracker_gets_the_recipe_every_figure_and_the_end(data, tmp_path, monk
     (tmp_path / "trackio.py").write_text(TRACKER)
     monkeypatch.syspath_prepend(tmp_path)
     train(recipe_for(data, epochs=1, tracker="trackio"), tmp_path / "run")
-    calls = sys.modules["trackio"].calls
-    monkeypatch.delitem(sys.modules, "trackio")
+    calls = sys.modules.pop("trackio").calls
     assert [name for name, _ in calls] == ["init", "log", "log", "finish"]
-    assert calls[0][1]["name"] == "run"
+    assert calls[0][1]["name"] == f"run-{(tmp_path / 'run' / TRACKED).read_text()}"
     assert calls[0][1]["config"]["train"]["epochs"] == 1
     assert calls[1][1]["train/loss"] > 0
     assert calls[2][1]["val/rsum"] > 0
     assert calls[2][1]["step"] == 3
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_a_resumed_run_goes_on_in_its_tracker_and_another_one_does_not(tracker, data, tmp_path, monkeypatch):
+    (tmp_path / f"{tracker}.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def opened(folder, resume=False):
+        train(recipe_for(data, epochs=1, tracker=tracker), folder, resume=resume)
+        return sys.modules.pop(tracker).calls[0][1]
+
+    first = opened(tmp_path / "run")
+    (tmp_path / "run" / "done.json").unlink()
+    again, other = opened(tmp_path / "run", resume=True), opened(tmp_path / "elsewhere" / "run")
+    assert first == again
+    assert first["resume"] == "allow"
+    assert first["name"] != other["name"]
+    assert ("id" in first) == (tracker == "wandb")
+    assert first.get("id", "") in first["name"]

@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 Loaded = TypeVar("Loaded", bound="Model")
 Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
-    Runtime, typer.Option(help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx).")
+    Runtime,
+    typer.Option(
+        help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx); torch to read a "
+        "folder of photos for the first time, where torch sees a GPU."
+    ),
 ]
 
 
-def load_for_search(name: str, device: str | None, runtime: Runtime = "auto") -> "Model":
+def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "Model":
     """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs, and then without torch,
     which takes longer to load than the search takes; else as `load_model`. A device other than the CPU is torch's.
+
+    many: so much is to be encoded that a GPU is worth loading torch for, unless the user says what to take.
     """
     from importlib.util import find_spec
 
@@ -34,7 +40,7 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto") ->
     folder = folder if folder.is_dir() else shipped_model(name) or folder
     if runtime == "auto":
         there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
-        runtime = "onnx" if there else "torch"
+        runtime = "onnx" if there and not (many and device is None and _has_gpu()) else "torch"
     if runtime == "torch":
         return load_model(name, device)
     if device not in (None, "cpu"):
@@ -42,6 +48,17 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto") ->
     from maxmatch.onnx_runtime import OnnxEncoder
 
     return OnnxEncoder.from_folder(folder)
+
+
+def _has_gpu() -> bool:
+    """Whether torch is installed, and sees a GPU: it alone can tell."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return False
+    from maxmatch.devices import chosen_device
+
+    return chosen_device().type != "cpu"
 
 
 def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:

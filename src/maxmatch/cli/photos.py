@@ -15,13 +15,19 @@ _SHOWN = 10
 
 
 def open_folder(
-    folder: Path, model: str | None, device: str | None, load: "Callable[[str, str | None], Loaded]"
+    folder: Path,
+    model: str | None,
+    device: str | None,
+    load: "Callable[[str, str | None], Loaded]",
+    load_many: "Callable[[str, str | None], Loaded] | None" = None,
 ) -> "tuple[SetIndex, Loaded]":
-    """The index of a folder of photos, up to date, and its model. load: `load_model` or `load_for_search`."""
+    """The index of a folder of photos, up to date, and its model. load: `load_model` or `load_for_search`. load_many:
+    what loads it where all photos are still to be read.
+    """
     from tqdm import tqdm
 
     from maxmatch.data.items import IMAGE
-    from maxmatch.search.photos import UNREADABLE, open_photos, place_of, sync
+    from maxmatch.search.photos import UNREADABLE, is_indexed, open_photos, place_of, sync
 
     if not folder.expanduser().is_dir():
         raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
@@ -29,6 +35,8 @@ def open_folder(
     encoder = load(named, device)
     check_modality(named, encoder.set_sizes, IMAGE)
     place = place_of(folder, encoder)
+    if load_many is not None and not is_indexed(place):
+        encoder = load_many(named, device)
     index = open_photos(place, encoder)
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
         done = sync(index, encoder, folder, begin=shown.reset, advance=shown.update)

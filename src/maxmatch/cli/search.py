@@ -78,7 +78,7 @@ def search(
     photos = folder.expanduser().is_dir() and not is_index(folder.expanduser())
     load = partial(load_for_search, runtime=runtime)
     if photos:
-        opened, encoder = open_folder(folder, model, device, load)
+        opened, encoder = open_folder(folder, model, device, load, partial(load, many=True))
     else:
         opened = SetIndex.open(folder)
         encoder = model_of(opened, folder, model, device, load)

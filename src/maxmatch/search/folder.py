@@ -5,19 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from maxmatch.files import lock
+from maxmatch.files import is_draft, lock
 from maxmatch.search.manifest import FILE
 
 LOCK = ".lock"
 TABLE = "items.lance"
-_LEFT = (
-    LOCK,
-    TABLE,
-    f"{TABLE}.sums",
-    "milvus.json",
-    f".{FILE}.part",
-    ".milvus.json.part",
-)  # by a `create` that was killed
+_LEFT = (LOCK, TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
 _PATIENCE = 60.0
 _PAUSE = 0.05
 
@@ -50,6 +43,10 @@ def empty_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: a file. Choose a new folder for the index.")
     folder.mkdir(parents=True, exist_ok=True)
-    others = sorted(path.name for path in folder.iterdir() if path.name not in _LEFT)
+    others = sorted(path.name for path in folder.iterdir() if not _is_left(path.name))
     if others:
         raise FileExistsError(f"{folder}: holds other files ({others[0]}). Choose an empty or a new folder.")
+
+
+def _is_left(name: str) -> bool:
+    return name in _LEFT or is_draft(name, FILE) or is_draft(name, "milvus.json")

@@ -1,4 +1,6 @@
-"""Which model made a set: its name in an index is a hash of its weights, so that no other model's sets come in."""
+"""Which model made a set: its name in an index is a hash of its weights and tokenizers, so that no other model's sets
+come in.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -43,8 +45,8 @@ class Model(Protocol):
 
 
 def model_identity(model: Model | str) -> str:
-    """A hash of a model's weights; a string (a hash noted earlier, or the name of a foreign model) is given back. What
-    was exported from a model says its identity itself.
+    """A hash of a model's weights and of how it divides texts; a string (a hash noted earlier, or the name of a foreign
+    model) is given back. What was exported from a model says its identity itself.
     """
     if isinstance(model, str):
         if not model.strip():
@@ -56,12 +58,18 @@ def model_identity(model: Model | str) -> str:
     import torch
 
     from maxmatch.model import SetEncoder
+    from maxmatch.readers import TextReader
+    from maxmatch.text import fingerprint
 
     assert isinstance(model, SetEncoder)
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for name in model.towers:
+        reader = model.tower(name).reader
+        if isinstance(reader, TextReader):
+            digest.update(f"{name} {fingerprint(reader.tokenizer)}\n".encode())
     return digest.hexdigest()
 
 

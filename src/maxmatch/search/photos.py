@@ -7,9 +7,9 @@ whatever interrupts the work, the next call goes on with what is not in the inde
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from maxmatch.data.items import IMAGE
@@ -22,7 +22,7 @@ from maxmatch.search.identity import Model, model_identity
 from maxmatch.search.index import SetIndex
 from maxmatch.search.listing import LeftOut
 from maxmatch.search.manifest import FILE
-from maxmatch.search.picture_folder import list_pictures
+from maxmatch.search.picture_folder import no_pictures, walk
 
 UNREADABLE = "unreadable.json"
 _BATCH = 64  # photos, after which the index has them for good
@@ -32,10 +32,11 @@ _SCAN = 4_096
 
 State = tuple[int, int]
 """Size and time of change of a file."""
+_CLOSED: State = (-1, -1)
 
 
 class Synced(NamedTuple):
-    """What was done to bring an index up to date. unreadable: those that were found to be so this time."""
+    """What was done to bring an index up to date. unreadable: photos and folders that were found to be so this time."""
 
     added: int
     changed: int
@@ -51,9 +52,14 @@ def place_of(folder: Path, model: Model) -> Path:
     return user_cache() / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
 
 
+def is_indexed(place: Path) -> bool:
+    """Whether there is an index at a place; it may still be incomplete."""
+    return (place / "index" / FILE).is_file()
+
+
 def open_photos(place: Path, model: Model) -> SetIndex:
     """The index at a place, made where there is none."""
-    if not (place / "index" / FILE).is_file():
+    if not is_indexed(place):
         with suppress(FileExistsError):  # another process was faster
             return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
     return SetIndex.open(place / "index")
@@ -69,24 +75,26 @@ def sync(
 ) -> Synced:
     """Bring an index up to date with a folder. begin: told how many photos are to be read; advance: how many more are.
 
-    A photo that cannot be read is not tried again before its file changes. Ids are the photos' paths in the folder.
+    A photo that cannot be read is not tried again before its file changes; those of a folder that cannot be listed stay
+    as they are. Both are told once. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
-    notes = index.folder.parent / UNREADABLE
-    known, bad = _known(index), _read_notes(notes)
-    try:
-        present = _present(folder)
-    except DataError:  # no pictures: the last one may have gone since
-        if not known:
-            raise
-        if len(known) > _MAY_ALL_GO:
-            what = f"no pictures, where {len(known):,} were; nothing was forgotten"
-            cure = f"Is the disk mounted? If they are gone for good, delete {index.folder.parent}."
-            raise DataError(Problem(folder, what, cure, fatal=True)) from None
-        present = {}
-    bad = {name: state for name, state in bad.items() if present.get(name) == state}
-    gone = [name for name in known if name not in present]
+    known, noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
+    present, closed = _present(folder)
+    if not present and not known:
+        raise no_pictures(folder)
+    hidden = {name: state for name, state in {**noted, **known}.items() if closed and _is_below(name, closed)}
+    gone = [name for name in known if name not in present and name not in hidden]
+    if not present and len(gone) > _MAY_ALL_GO:
+        what = f"no pictures, where {len(gone):,} were; nothing was forgotten"
+        cure = f"Is the disk mounted? If they are gone for good, delete {index.folder.parent}."
+        raise DataError(Problem(folder, what, cure, fatal=True))
     _forget(index, gone)
+    present = {**present, **hidden}
+    bad = {name: state for name, state in noted.items() if present.get(name) == state}
+    bad |= dict.fromkeys(closed, _CLOSED)
+    if bad != noted:
+        _write_notes(index, bad)
     todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
     changed = [name for name in todo if name in known]
     begin(len(todo))
@@ -99,13 +107,17 @@ def sync(
         failed += more
         # What only could not be reached is tried again the next time.
         bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
-        with writing(index.folder):  # two searches at once would write the same draft
-            write_whole(notes, json.dumps(bad))
+        _write_notes(index, bad)
         advance(len(names))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         keep_copy(index.engine, index.folder)
     lost = {one.id for one in failed}
     stale = [name for name in changed if name in lost]
+    failed += [
+        LeftOut(place, f"{folder / place}: cannot be read ({why}); what is known of it stays as it was. Permit it.")
+        for place, why in closed.items()
+        if noted.get(place) != _CLOSED
+    ]
     return Synced(len(todo) - len(changed) - len(lost) + len(stale), len(changed) - len(stale), len(gone), failed)
 
 
@@ -145,16 +157,30 @@ def _encode(
     return failed
 
 
-def _present(folder: Path) -> dict[str, State]:
-    """The photos of a folder; one that is gone before it is looked at is left out."""
-    found = {}
-    for name in list_pictures(folder).ids:
+def _present(folder: Path) -> tuple[dict[str, State], dict[str, str]]:
+    """The photos of a folder, of which one that is gone before it is looked at is left out; and what cannot be looked
+    at, folders or photos, and why.
+    """
+    walked = walk(folder)
+    found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
+    for name in sorted(walked.pictures):
         try:
             state = (folder / name).stat()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        found[name] = (state.st_size, state.st_mtime_ns)
-    return found
+        except PermissionError as error:  # the folder's: it can be listed, but not entered
+            closed[PurePosixPath(name).parent.as_posix()] = error.strerror or str(error)
+        except OSError as error:
+            closed[name] = error.strerror or str(error)
+        else:
+            found[name] = (state.st_size, state.st_mtime_ns)
+    return found, closed
+
+
+def _is_below(name: str, places: Container[str]) -> bool:
+    """Whether a photo, or a folder above it, is one of these."""
+    path = PurePosixPath(name)
+    return any(place.as_posix() in places for place in (path, *path.parents))
 
 
 def _known(index: SetIndex) -> dict[str, State]:
@@ -165,6 +191,11 @@ def _known(index: SetIndex) -> dict[str, State]:
             facts = json.loads(text)
             known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
     return known
+
+
+def _write_notes(index: SetIndex, bad: Mapping[str, State]) -> None:
+    with writing(index.folder):  # of two searches at once, the one that ends later is right
+        write_whole(index.folder.parent / UNREADABLE, json.dumps(bad))
 
 
 def _read_notes(path: Path) -> Mapping[str, State]:

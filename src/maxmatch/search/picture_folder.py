@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from maxmatch.data.formats.picture_files import SUFFIXES
 from maxmatch.data.items import IMAGE
@@ -14,13 +15,42 @@ _LONGEST = 1024  # characters of an id that an index keeps
 _JUNK = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "$recycle.bin", "@eadir"})
 
 
-def list_pictures(folder: Path) -> Listing:
-    """The pictures by their paths from the folder, in the order of these. Links to folders are followed, each folder
-    once, so that a loop does no harm. Metadata: `path`, `size` and `mtime` (seconds since 1970).
+class Walked(NamedTuple):
+    """What is below a folder. pictures: by their paths from the folder. closed: the folders that cannot be listed, and
+    why; nothing is known of what is in them.
     """
-    found: dict[str, os.DirEntry[str]] = {}
-    left_out: list[LeftOut] = []
-    for entry in _files(folder, left_out):
+
+    pictures: dict[str, os.DirEntry[str]]
+    left_out: list[LeftOut]
+    closed: dict[Path, str]
+
+
+def list_pictures(folder: Path) -> Listing:
+    """The pictures by their paths from the folder, in the order of these. Metadata: `path`, `size` and `mtime` (seconds
+    since 1970).
+    """
+    found, left_out, closed = walk(folder)
+    for place, why in closed.items():
+        left_out.append(LeftOut(ascii(str(place)), f"a folder that cannot be read ({why}). Permit it."))
+    if not found:
+        raise no_pictures(folder)
+    names = sorted(found)
+    paths = [folder / name for name in names]
+    metadata = [{"path": str(path), **_stat(found[name])} for path, name in zip(paths, names, strict=True)]
+    return Listing(folder, "folder", IMAGE, paths, names, metadata, sorted(left_out, key=lambda one: one.id))
+
+
+def no_pictures(folder: Path) -> DataError:
+    """What is said of a folder in which nothing was found."""
+    return DataError(Problem(folder, "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}."))
+
+
+def walk(folder: Path) -> Walked:
+    """The pictures of a folder and those below it. Links to folders are followed, each folder once, so that a loop does
+    no harm.
+    """
+    found, left_out, closed = walked = Walked({}, [], {})
+    for entry in _files(folder, closed):
         name = Path(entry.path).relative_to(folder).as_posix()
         suffix = Path(name).suffix.lower()
         if not is_text(name):
@@ -31,17 +61,10 @@ def list_pictures(folder: Path) -> Listing:
             left_out.append(LeftOut(name, f"no picture by its name, which ends in {suffix or 'nothing'}."))
         else:
             found[name] = entry
-    if not found:
-        raise DataError(
-            Problem(folder, "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}.")
-        )
-    names = sorted(found)
-    paths = [folder / name for name in names]
-    metadata = [{"path": str(path), **_stat(found[name])} for path, name in zip(paths, names, strict=True)]
-    return Listing(folder, "folder", IMAGE, paths, names, metadata, sorted(left_out, key=lambda one: one.id))
+    return walked
 
 
-def _files(folder: Path, left_out: list[LeftOut]) -> Iterator[os.DirEntry[str]]:
+def _files(folder: Path, closed: dict[Path, str]) -> Iterator[os.DirEntry[str]]:
     """The files below a folder, those behind links last: a folder keeps the name that it has by itself."""
     seen: set[tuple[int, int]] = set()
     waiting, links = [folder], list[Path]()
@@ -57,13 +80,22 @@ def _files(folder: Path, left_out: list[LeftOut]) -> Iterator[os.DirEntry[str]]:
         except OSError as error:
             if place == folder:
                 raise
-            left_out.append(LeftOut(ascii(str(place)), f"a folder that cannot be read ({error.strerror}). Permit it."))
+            if not isinstance(error, FileNotFoundError):  # which went a moment ago
+                closed[place] = error.strerror or str(error)
             continue
         for entry in visible:
-            if entry.is_dir():
+            if _is_dir(entry):
                 (links if entry.is_symlink() else waiting).append(Path(entry.path))
             else:
                 yield entry
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; a link that cannot be followed may be one, which is seen when it is listed."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
 
 
 def _is_junk(name: str) -> bool:

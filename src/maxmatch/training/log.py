@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import math
-import os
+import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from maxmatch.files import sync
+from maxmatch.files import write_whole
 from maxmatch.recipe import Recipe
 from maxmatch.types import LossTerms
 
-METRICS = "metrics.jsonl"
+METRICS, TRACKED = "metrics.jsonl", "tracker-id.txt"
 
 
 class RunLog:
@@ -182,10 +182,7 @@ def _cut(path: Path, records: int) -> int:
     """Keep the first so many records; how many there were."""
     with path.open(encoding="utf-8") as file:
         kept = [line for line in islice(file, records) if _parsed(line) is not None]
-    draft = path.with_suffix(".writing")
-    draft.write_text("".join(kept), encoding="utf-8")
-    sync(draft)
-    os.replace(draft, path)
+    write_whole(path, "".join(kept))
     return len(kept)
 
 
@@ -203,9 +200,18 @@ def _tensorboard(folder: Path, from_step: int) -> Any:
 
 
 def _tracker(recipe: Recipe, folder: Path) -> Any:
-    """wandb and trackio have the same three functions. Neither is ever used unless the recipe asks for it."""
+    """wandb and trackio have the same three functions. Neither is ever used unless the recipe asks for it.
+
+    A run that is resumed goes on there, too: wandb knows it by its id, trackio by its name, which has the id in it.
+    """
     if recipe.train.tracker is None:
         return None
     tracker = importlib.import_module(recipe.train.tracker)
-    tracker.init(project="maxmatch", name=folder.name, config=recipe.model_dump(mode="json"))
+    note = folder / TRACKED
+    if not note.exists():
+        write_whole(note, secrets.token_hex(4))
+    known = note.read_text(encoding="utf-8").strip()
+    by_id = {"id": known} if recipe.train.tracker == "wandb" else {}
+    config = recipe.model_dump(mode="json")
+    tracker.init(project="maxmatch", name=f"{folder.name}-{known}", config=config, resume="allow", **by_id)
     return tracker

@@ -19,6 +19,7 @@ class RunFolder:
 
     recipe.yaml    the recipe as it was resolved
     metrics.jsonl  losses, validation, collapse
+    tracker-id.txt by what wandb or trackio knows the run, where the recipe asks for one
     states/        where the run stands, for going on
     best/, last/   checkpoints that `SetEncoder.from_pretrained` reads
     done.json      the results, once it is finished

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.files import draft as draft_of
-from maxmatch.files import lock, sync, write_whole
+from maxmatch.files import is_draft, lock, sync, write_whole
 
 MANIFEST = "maxmatch.json"
 PARTIAL = ".partial"
@@ -74,7 +73,7 @@ def plain(value: object) -> Any:
 
 def _discard(draft: Path) -> None:
     """Remove what a write of other data left behind; never a folder that is somebody's own."""
-    if _content(draft) is None and any(other != draft_of(draft / MANIFEST) for other in draft.iterdir()):
+    if _content(draft) is None and any(not is_draft(other.name, MANIFEST) for other in draft.iterdir()):
         raise FileExistsError(f"{draft}: expected what an interrupted write left behind. Move it elsewhere.")
     shutil.rmtree(draft)
 

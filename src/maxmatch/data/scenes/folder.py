@@ -26,7 +26,7 @@ from maxmatch.data.scenes.draws import PAINT, WORDS, generator
 from maxmatch.data.scenes.language import say
 from maxmatch.data.scenes.layout import make_scene
 from maxmatch.data.scenes.world import Scene
-from maxmatch.files import write_whole
+from maxmatch.files import whole, write_whole
 
 VERSION = 1
 """Raised by one when the same seed gives other scenes, captions or pictures than before."""
@@ -64,16 +64,12 @@ def generate(
         raise ValueError(f"splits: expected shares that sum to 1, such as {dict(SPLITS)}, got {dict(splits)}.")
     make_scene(seed, 0)  # refuses a seed that is out of range before anything is written
     _claim(folder, images, {"version": VERSION, "seed": seed, "size": size, "splits": dict(splits)})
-    draft = folder / f".{METADATA}.part"
     rows = closing(_rows(folder, images, seed, size, workers))
-    with rows as made, draft.open("w", encoding="utf-8", newline="\n") as file:
+    with rows as made, whole(folder / METADATA) as file:
         for row, split in zip(made, _assigned(splits), strict=False):
-            file.write(json.dumps({**row, "split": split}, ensure_ascii=False) + "\n")
+            file.write(f"{json.dumps({**row, 'split': split}, ensure_ascii=False)}\n".encode())
             if advance is not None:
                 advance(1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, folder / METADATA)
 
 
 def describe(scene: Scene, seed: int, index: int) -> dict[str, Any]:
@@ -112,11 +108,10 @@ def _make(folder: Path, seed: int, size: int, index: int) -> dict[str, Any]:
     path = folder / row["file_name"]
     if not _is_whole(path):
         picture = draw(scene, size, generator(seed, index, PAINT))
-        draft = path.with_name(f".{path.name}.part")
         # Not waited for until it is on the disk, which can take longer than drawing it: a picture that a power cut
         # leaves cut short is seen at its end, and made again.
-        picture.save(draft, format="PNG", compress_level=3)
-        os.replace(draft, path)
+        with whole(path, synced=False) as file:
+            picture.save(file, format="PNG", compress_level=3)
     return row
 
 

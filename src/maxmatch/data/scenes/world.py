@@ -32,14 +32,12 @@ SIZES: Mapping[str, float] = {"small": 0.1, "medium": 0.145, "large": 0.2}
 """The radius that goes with each size; a thing's own is up to a twentieth off."""
 TEXTURES = ("plain", "striped", "dotted", "checked", "faded")
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
-PLACES = tuple(f"{row} {column}" for row in ROWS for column in COLUMNS)
 BACKGROUNDS = (
     *("sky", "night", "sunset", "grass", "sand", "snow"),
     *("water", "brick", "wood", "paper", "cream", "lavender"),
 )
 DIRECTIONS = ("left of", "right of", "above", "below")
 COMPARISONS = ("larger than", "smaller than", "as large as")
-RELATIONS = (*DIRECTIONS, "inside", "around", "next to", *COMPARISONS)
 
 _ORDER = {size: number for number, size in enumerate(SIZES)}
 _APART = 0.12  # by less than this, one thing is not called left of or above another
