@@ -208,6 +208,20 @@ def test_one_item_in_place_of_a_list_is_refused(regions):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("kind", [Image.fromarray, torch.from_numpy, np.asarray])
+def test_one_picture_in_place_of_a_list_is_refused_and_not_taken_apart(pictures, kind):
+    with pytest.raises(ValueError, match=r"expected a list, got one \w+\. For one item use \[item\]"):
+        pictures.encode_images(kind(np.zeros((20, 30, 3), np.uint8)))
+
+
+def test_pictures_as_tensors_may_have_their_channels_first_or_last(pictures):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    tensor = torch.from_numpy(pixels)
+    sets = pictures.encode_images([pixels, tensor, tensor.movedim(2, 0), tensor.movedim(2, 0) / 255])
+    assert torch.equal(sets, sets[:1].expand_as(sets))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_options_are_refused_with_the_choices(regions):
     with pytest.raises(ValueError, match="this model has image, text, got 'audio'"):
         regions.encode("audio", [])

@@ -67,6 +67,13 @@ def test_public_names_of_a_part_are_there(module: str) -> None:
     assert all(callable(getattr(part, name)) for name in part.__all__)
 
 
+def test_the_names_of_matching_are_those_of_the_package_and_load_torch_only_when_used() -> None:
+    matching = importlib.import_module("maxmatch.matching")
+    assert all(getattr(matching, name) is getattr(maxmatch, name) for name in [*matching.__all__, "similarity"])
+    assert not hasattr(matching, "nothing")
+    assert python("import sys, maxmatch.matching.arrays; print('torch' in sys.modules)").strip() == "False"
+
+
 def test_unknown_attribute_is_refused_with_the_choices() -> None:
     with pytest.raises(AttributeError, match="'max_match'") as refusal:
         maxmatch.max_match  # noqa: B018

@@ -15,19 +15,21 @@ from maxmatch.set_checks import refuse_not_finite as refuse_not_finite
 _UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
 _SAMPLE = 64
 
+Array = Tensor | np.ndarray
+
 
 class NotUnitLength(UserWarning):
     """Vectors whose norm is not 1 were given where cosines are meant."""
 
 
-def as_tensor(array: Tensor | np.ndarray) -> Tensor:
+def as_tensor(array: Array) -> Tensor:
     """The array as a tensor; what is not writable (a memory map) is copied."""
     if isinstance(array, Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else np.array(array))
 
 
-def check_pair(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> None:
+def check_pair(a: Array, b: Array) -> None:
     """Refuse two batches of sets that cannot be compared."""
     check_sets("a", a)
     check_sets("b", b)
@@ -74,7 +76,7 @@ def check_cosines_finite(cosines: Tensor) -> None:
         )
 
 
-def range_of_norms(sets: Tensor | np.ndarray, mask: Tensor | None) -> Tensor:
+def range_of_norms(sets: Array, mask: Tensor | None) -> Tensor:
     """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
     step = max(1, math.ceil(len(sets) / _SAMPLE))
     norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)

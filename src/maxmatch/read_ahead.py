@@ -102,7 +102,9 @@ def progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[
 
 def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
     """What `encode` was given, as a list, or what is wrong with it."""
-    if isinstance(items, str | bytes | Path):
+    # Bytes of height × width × channels are one picture: taken apart it would be as many as it has rows.
+    picture = str(getattr(items, "dtype", "")).endswith("uint8") and tuple(items.shape[2:]) in ((3,), (4,))  # type: ignore[attr-defined]
+    if isinstance(items, str | bytes | Path) or picture or not isinstance(items, Iterable):
         raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
     if errors not in ("raise", "skip"):
         raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")

@@ -41,7 +41,10 @@ class PixelReader:
         return 1
 
     def read(self, item: Any) -> Tensor:
-        """A picture as normalised pixels."""
+        """A picture as normalised pixels. A tensor may have its channels first, as torch likes them."""
+        if isinstance(item, Tensor):
+            channels_first = item.ndim == 3 and item.shape[0] in (1, 3, 4) and item.shape[2] not in (1, 3, 4)
+            item = (item.movedim(0, 2) if channels_first else item).detach().cpu().numpy()
         return self.transform(item)
 
     def collate(self, items: Sequence[Tensor]) -> Inputs:

@@ -55,6 +55,7 @@ class Objective(Section):
     scale: NotNegative = 0.5
     temperature: Positive = 0.01
     diversity: Literal["uniformity", "pvse"] = "uniformity"
+    gd_on: Literal["sets", "residual"] = "sets"
 
     @model_validator(mode="after")
     def _ranks(self) -> Self:

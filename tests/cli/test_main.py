@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import maxmatch
 from maxmatch.cli import doctor_packages
 from maxmatch.cli import main as command
 
@@ -37,6 +38,14 @@ except SystemExit as end:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
     assert "doctor" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["maxmatch", "maxmatch.cli.main"])
+def test_the_version_is_printed_by_the_module_too(module):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    asked = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment, check=True)
+    assert (done.stdout, done.stderr) == (f"{maxmatch.__version__}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["doctr"], ["doctor", "--jsn"], ["doctor", "extra"]])

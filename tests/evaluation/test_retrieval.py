@@ -60,3 +60,10 @@ def test_chance_is_what_random_scores_give_on_average():
     for name, value in expected.items():
         drawn = [run[name] for run in runs]
         assert abs(np.mean(drawn) - value) < 4 * np.std(drawn) / math.sqrt(400)
+
+
+def test_chance_is_exact_in_double_precision():
+    expected = chance(torch.arange(7), torch.arange(7).repeat_interleave(3))
+    assert expected["i2t_r1"] == pytest.approx(100 * 3 / 21, rel=1e-14)
+    assert expected["t2i_r5"] == pytest.approx(100 * 5 / 7, rel=1e-14)
+    assert expected["i2t_r5"] == pytest.approx(100 * (1 - math.comb(18, 5) / math.comb(21, 5)), rel=1e-14)

@@ -131,9 +131,19 @@ def test_defaults_are_those_of_the_recipes() -> None:
         scale=0.5,
         temperature=0.01,
         diversity="uniformity",
+        gd_on="sets",
     )
     assert objective(*inputs) == written_out
     assert written_out.contrastive is None
+
+
+def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> None:
+    scores, positive, images, texts = some_batch()
+    terms = objective(scores, positive, images, texts, gd_on="residual", gd_margin=0.7, scale=0.9)
+    expected = [reference.global_discriminative(side.residual, side.pooled, 0.7, 0.9) for side in (images, texts)]
+    assert terms.global_discriminative is not None
+    assert terms.global_discriminative.item() == pytest.approx(sum(expected) / 2, rel=1e-10)
+    assert terms.intra_set_divergence == objective(scores, positive, images, texts, scale=0.9).intra_set_divergence
 
 
 @pytest.mark.parametrize("negatives", ["hardest", "mean", "semi_hard"])

@@ -152,6 +152,13 @@ def test_any_number_of_leading_dimensions(batch: tuple[int, ...], rows: int, col
     assert torch.equal(masked.view(count, rows), maximal_assignment(blocks, row_mask, col_mask))
 
 
+def test_numpy_arrays_are_taken_as_tensors() -> None:
+    blocks, row_mask = random_blocks(17, 20, 4, 3), reference.random_mask(18, 20, 4)
+    assert torch.equal(maximal_assignment(blocks.numpy()), maximal_assignment(blocks))
+    assert torch.equal(maximal_assignment(blocks.numpy(), row_mask.numpy()), maximal_assignment(blocks, row_mask))
+    assert maximal_assignment(blocks.double().numpy()[0]).tolist() == maximal_assignment(blocks[0]).tolist()
+
+
 def test_memory_layout_does_not_matter() -> None:
     blocks = random_blocks(11, 60, 4, 4)
     planes = blocks.permute(1, 2, 0).contiguous()

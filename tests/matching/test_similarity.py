@@ -477,6 +477,15 @@ def test_shapes_are_checked_at_run_time_in_the_tests() -> None:
         similarity.mil(random_sets(56, 5, 4, 8), random_sets(57, 5, 4, 7))
 
 
+@every_similarity
+def test_numpy_arrays_are_taken_as_tensors(name: str) -> None:
+    a, b = random_sets(58, 5, 4, 8), random_sets(59, 6, 3, 8)
+    a_mask, b_mask = random_mask(60, 5, 4), random_mask(61, 6, 3)
+    assert torch.equal(SIMILARITIES[name](a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
+    masked = SIMILARITIES[name](a.numpy(), b, a_mask.numpy(), b_mask.numpy())
+    assert torch.equal(masked, SIMILARITIES[name](a, b, a_mask, b_mask))
+
+
 def test_half_precision_rounding_is_no_reason_to_warn() -> None:
     sets = random_sets(50, 64, 4, 1024)
     for dtype in (torch.float16, torch.bfloat16):

@@ -204,6 +204,12 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
     assert {hit.id for hit in index.search(items, exact=True)[0]} == {"a", "b"}
 
 
+def test_an_item_without_metadata_among_others_has_none(make):
+    index = make(dim=3, set_size=1)
+    index.add(["a", "b"], torch.eye(3)[:2, None], [{"x": 1}, None])
+    assert [hit.metadata for hit in index.search(torch.eye(3)[:1, None])[0]] == [{"x": 1}, {}]
+
+
 def test_numbers_out_of_tables_are_metadata_too(make):
     index = make()
     index.add(["a"], unit_sets(1), [{"n": np.int64(3), "x": np.float32(0.5), "b": np.bool_(True)}])

@@ -127,3 +127,4 @@ def test_health_and_metrics_say_that_it_works(client):
     assert "maxmatch_items 24.0" in text
     assert 'maxmatch_batch_size_count{work="encode"}' in text
     assert 'route="/search",status="200"' in text
+    assert "maxmatch_items 24.0" in client.get("/api/v1/metrics").text

@@ -3,8 +3,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 
+from maxmatch import SetIndex
 from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.search.origin import Origin, write_origin
+from maxmatch.server.app import create_app
 from maxmatch.server.schema import DEEPEST, SearchResult
 
 SEARCH = "/api/v1/search"
@@ -41,6 +45,21 @@ def test_a_text_finds_its_item_first_by_the_models_score(client, gallery):
         for hit in response.json()["hits"]:
             assert hit["score"] == pytest.approx(score(gallery, query, hit["item"]["id"]), abs=1e-5)
             assert len(hit["matches"]) == 3
+
+
+def test_an_index_alone_is_served_by_the_model_that_is_noted_with_it(gallery, tmp_path):
+    gallery.model.save_pretrained(tmp_path / "model")
+    with SetIndex.create(tmp_path / "index", dim=gallery.model.dim, set_size=3, model=gallery.model) as index:
+        paths = [str(gallery.picture(name)) for name in gallery.ids[:4]]
+        index.add(paths, gallery.model.encode_images(paths))
+        with pytest.raises(ValueError, match="another model"):  # the one that ships
+            create_app(index)
+        write_origin(index.folder, Origin(str(tmp_path / "model"), "image"))
+        with TestClient(create_app(index), base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000)) as client:
+            [query] = gallery.model.encode_texts(["a dog"])
+            best = client.get(SEARCH, params={"q": "a dog", "fold": False}).json()["hits"][0]
+            assert best["score"] == pytest.approx(index.search(query[None])[0][0].score, abs=1e-5)
+            assert client.get(f"/api/v1/items/{best['item']['key']}/thumbnail").status_code == 200
 
 
 def test_nothing_asked_for_is_everything_the_latest_first(client, gallery):

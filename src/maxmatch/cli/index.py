@@ -46,7 +46,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")
 @app.command()
 def remove(
     index: _Folder,
-    ids: Annotated[list[str] | None, typer.Option(help="An item to remove; may be given again.")] = None,
+    items: Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Items to remove.")] = None,
+    ids: Annotated[list[str] | None, typer.Option(help="The same as an option; may be given again.")] = None,
     ids_file: Annotated[Path | None, typer.Option(help="A text file with an id a line.")] = None,
     missing: Annotated[
         Literal["refuse", "ignore"], typer.Option(help="What to do where an id is not in the index.")
@@ -57,17 +58,17 @@ def remove(
 
     Examples:
 
-      maxmatch index remove photos --ids 2019/dog.jpg --ids 2019/cat.jpg
+      maxmatch index remove photos 2019/dog.jpg 2019/cat.jpg
 
       maxmatch index remove photos --ids-file gone.txt --missing ignore
     """
     from maxmatch.search.index import SetIndex
     from maxmatch.search.parcels import read_ids
 
-    given = [*(ids or []), *(read_ids(ids_file) if ids_file is not None else [])]
+    given = [*(items or []), *(ids or []), *(read_ids(ids_file) if ids_file is not None else [])]
     names = list(dict.fromkeys(given))
     if not names:
-        raise typer.BadParameter("name the items with --ids or --ids-file")
+        raise typer.BadParameter("name the items, with --ids-file where they are many")
     with SetIndex.open(index) as opened:
         if missing == "ignore":
             present = opened.engine.present(names)

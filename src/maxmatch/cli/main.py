@@ -8,9 +8,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from maxmatch import __version__
 from maxmatch.cli import data, index
 from maxmatch.cli.analyse import analyse
 from maxmatch.cli.demo import demo
@@ -57,8 +59,18 @@ app.add_typer(data.app, name="data")
 app.add_typer(index.app, name="index")
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _together() -> None:
+def _together(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """With one verb alone typer would make it the whole program."""
 
 

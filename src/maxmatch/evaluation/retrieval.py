@@ -61,5 +61,5 @@ def _chance(true: Tensor, total: int, level: int) -> float:
     """That one of `true` answers is among the first `level` of `total`: 1 − Π_i (total − true − i)/(total − i)."""
     missed = torch.ones(len(true), dtype=torch.float64)
     for place in range(min(level, total)):
-        missed = missed * ((total - true - place).clamp(min=0) / (total - place))
+        missed = missed * ((total - true.double() - place).clamp(min=0) / (total - place))
     return float(1 - missed.mean())

@@ -35,17 +35,22 @@ def objective(
     scale: float = 0.5,
     temperature: float = 0.01,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
+    gd_on: Literal["sets", "residual"] = "sets",
 ) -> LossTerms:
     """TRI + λ·(GD, ISD, MMD, Div, CON); a term with weight 0 is not computed.
 
-    GD averages the two modalities, ISD and Div add them. The terms are given unweighted.
+    GD averages the two modalities, ISD and Div add them. The terms are given unweighted. gd_on: what GD keeps away from
+    φ, the fused sets (the paper's equation) or the slots before φ is added to them (its list of contributions).
     """
+    if gd_on not in ("sets", "residual"):
+        raise ValueError(f"gd_on: expected sets or residual, got {gd_on!r}.")
     if diversity not in _DIVERSITY:
         raise ValueError(f"diversity: expected one of {', '.join(_DIVERSITY)}, got {diversity!r}.")
     apart = _DIVERSITY[diversity]
 
     def gd(side: Sets) -> Tensor:
-        return global_discriminative(side.vectors, side.pooled, gd_margin, scale)
+        kept_away = side.vectors if gd_on == "sets" else side.residual
+        return global_discriminative(kept_away, side.pooled, gd_margin, scale)
 
     def isd(side: Sets) -> Tensor:
         return intra_set_divergence(side.vectors, isd_margin, scale)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from maxmatch.checks import check_cosine_shape, check_cosines_finite, check_mask
+from maxmatch.checks import Array, as_tensor, check_cosine_shape, check_cosines_finite, check_mask
 
 _TABLE_UP_TO = 4
 _SUBSETS_UP_TO = 8
@@ -20,9 +20,9 @@ _SAME_TOTAL = 1e-12  # float64 adds sixteen float32 cosines with a far smaller e
 
 @torch.no_grad()
 def maximal_assignment(
-    cosines: Float[Tensor, "*batch K L"],
-    row_mask: Bool[Tensor, "*batch K"] | None = None,
-    col_mask: Bool[Tensor, "*batch L"] | None = None,
+    cosines: Float[Array, "*batch K L"],
+    row_mask: Bool[Array, "*batch K"] | None = None,
+    col_mask: Bool[Array, "*batch L"] | None = None,
 ) -> Int[Tensor, "*batch K"]:
     """For each row the column it is matched with, −1 where it has none (eqn:permutation).
 
@@ -31,6 +31,8 @@ def maximal_assignment(
     The smaller side is matched completely; masked rows and columns (False) take no part. Among matchings of equal
     total the lexicographically first is given, an unmatched row counting as later than any column.
     """
+    cosines = as_tensor(cosines)
+    row_mask, col_mask = (None if mask is None else as_tensor(mask) for mask in (row_mask, col_mask))
     check_cosine_shape(cosines)
     check_mask("row_mask", row_mask, tuple(cosines.shape[:-1]))
     check_mask("col_mask", col_mask, (*cosines.shape[:-2], cosines.shape[-1]))

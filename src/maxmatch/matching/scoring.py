@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from maxmatch.checks import Array
 from maxmatch.matching.similarity import Similarity
-from maxmatch.matching.tiles import Array, Job
+from maxmatch.matching.tiles import Job
 from maxmatch.types import TopHits
 
 _GIB = 2**30

@@ -2,7 +2,7 @@
 
 Every similarity is a function of the *cosine planes* (K, L, B, C): plane (k, l) holds the cosines of vector k of each
 image with vector l of each caption. What is chosen (a matching, a maximum) is chosen without gradient; the gradient
-flows through the chosen cosines. Half-precision input gives float32 scores.
+flows through the chosen cosines. Half-precision input gives float32 scores; NumPy arrays are taken as tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.checks import NotFiniteError, check_mask, check_pair, range_of_norms, refuse_not_finite, warn_unless_unit
+from maxmatch.checks import (
+    Array,
+    NotFiniteError,
+    as_tensor,
+    check_mask,
+    check_pair,
+    range_of_norms,
+    refuse_not_finite,
+    warn_unless_unit,
+)
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
 from maxmatch.matching.backend import kernels_for
 
@@ -96,9 +105,11 @@ def multiply(x: Float[Tensor, "m D"], y: Float[Tensor, "n D"]) -> Float[Tensor, 
     return x.to(common) @ y.to(common).T
 
 
-def _compare(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Planes:
+def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Planes:
     """Check the input at the border and multiply."""
     check_pair(a, b)
+    a, b = as_tensor(a), as_tensor(b)
+    a_mask, b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
     check_mask("a_mask", a_mask, tuple(a.shape[:2]))
     check_mask("b_mask", b_mask, tuple(b.shape[:2]))
     # What stands in the place of padding must not matter, even if it is NaN.
@@ -120,10 +131,10 @@ def _compare(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None)
 
 
 def maxmatch(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
     """Maximal Pair Assignment Similarity (eqn:hungarian-similarity).
 
@@ -161,10 +172,10 @@ def _maxmatch_masked(planes: Planes) -> Tensor:
 
 
 def top_k(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
     k: int | None = None,
 ) -> Float[Tensor, "B C"]:
     """The paper's fast inference: mean of exp(c) − 1 over the k largest cosines of a pair, without matching.
@@ -185,10 +196,10 @@ def top_k(
 
 
 def smooth_chamfer(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
     alpha: float = 16.0,
 ) -> Float[Tensor, "B C"]:
     """SetDiv's similarity (eqn:sdsdds): the Chamfer similarity with a soft maximum. Identical sets score > 1.
@@ -202,10 +213,10 @@ def smooth_chamfer(
 
 
 def chamfer(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
     """Each vector with its best partner, averaged over both sets: ½ · [mean_x max_y c + mean_y max_x c]."""
     planes = _compare(a, b, a_mask, b_mask)
@@ -231,10 +242,10 @@ def _maximum(cosines: Tensor, dim: int) -> Tensor:
 
 
 def mil(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
     """Multiple-instance similarity (PVSE): the largest cosine of a pair. Its gradient reaches one vector of a set."""
     planes = _compare(a, b, a_mask, b_mask)
@@ -242,10 +253,10 @@ def mil(
 
 
 def mean(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
     """The average cosine of a pair."""
     planes = _compare(a, b, a_mask, b_mask)
@@ -255,10 +266,10 @@ def mean(
 
 
 def maxsim(
-    a: Float[Tensor, "B K D"],
-    b: Float[Tensor, "C L D"],
-    a_mask: Bool[Tensor, "B K"] | None = None,
-    b_mask: Bool[Tensor, "C L"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
     """ColBERT's similarity: each vector of a (the query) with its best in b, added up: Σ_x max_y c. Not symmetric."""
     planes = _compare(a, b, a_mask, b_mask)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from maxmatch.checks import (
+    Array,
     NotFiniteError,
     NotUnitLength,
     as_tensor,
@@ -26,7 +27,6 @@ from maxmatch.matching.backend import compiled_for, kernels_for
 from maxmatch.matching.scorers import Scorer, Watch, compiled_scorer, fused_scorer, plane_scorer, same
 from maxmatch.matching.similarity import SIMILARITIES, Similarity
 
-Array = Tensor | np.ndarray
 _NORMALISE = "Pass normalise=True to have it done on the way."
 
 

@@ -123,14 +123,15 @@ class SetIndex:
         self,
         ids: Sequence[str],
         sets: Array,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
         *,
         model: Model | str | None = None,
         optimise: bool = True,
     ) -> None:
         """Add new items: all of them, or none where one is refused. When it returns they are on the disk.
 
-        metadata: a mapping for each, of what JSON knows. An id that is there already is refused; `upsert` replaces.
+        metadata: a mapping (or None) for each, of what JSON knows. An id that is there already is refused; `upsert`
+        replaces.
         optimise: False puts off work on the engine's index, when many calls follow each other; `compact` does it then.
         """
         self._store(ids, sets, metadata, model, optimise, replace=False)
@@ -139,7 +140,7 @@ class SetIndex:
         self,
         ids: Sequence[str],
         sets: Array,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
         *,
         model: Model | str | None = None,
         optimise: bool = True,
@@ -242,7 +243,7 @@ class SetIndex:
         self,
         ids: Sequence[str],
         sets: Array,
-        metadata: Sequence[Mapping[str, Any]] | None,
+        metadata: Sequence[Mapping[str, Any] | None] | None,
         model: Model | str | None,
         optimise: bool,
         replace: bool,

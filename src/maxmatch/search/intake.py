@@ -19,7 +19,7 @@ def rows_of(
     manifest: Manifest,
     ids: Sequence[str],
     sets: Array,
-    metadata: Sequence[Mapping[str, Any]] | None,
+    metadata: Sequence[Mapping[str, Any] | None] | None,
     after: int,
 ) -> Rows:
     """Items as an engine stores them, numbered by the clock, above `after`."""
@@ -122,13 +122,14 @@ def is_text(name: str) -> bool:
     return True
 
 
-def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any] | None]) -> list[str]:
     metadata = metadata if isinstance(metadata, Mapping) else list(metadata)
     if isinstance(metadata, Mapping) or len(metadata) != len(names):
         came = "one mapping" if isinstance(metadata, Mapping) else str(len(metadata))
         raise ValueError(f"metadata: expected a mapping for each of the {len(names)} items, got {came}.")
     texts = []
-    for name, values in zip(names, metadata, strict=True):
+    for name, said in zip(names, metadata, strict=True):
+        values = {} if said is None else said
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
             raise ValueError(f"metadata of {name!r}: expected a mapping with strings as keys, got {values!r:.80}.")
         try:

@@ -1,9 +1,10 @@
-"""The application: `create_app(index, model, picture)` answers /api/v1 and gives the page."""
+"""The application: `create_app(index)` answers /api/v1 and gives the page."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -11,6 +12,7 @@ from maxmatch import __version__
 from maxmatch.model import SetEncoder
 from maxmatch.search.identity import model_identity
 from maxmatch.search.index import SetIndex
+from maxmatch.search.origin import read_origin
 from maxmatch.server.errors import add_handlers
 from maxmatch.server.folding import THRESHOLD
 from maxmatch.server.gallery import Gallery, PictureOf
@@ -23,6 +25,7 @@ from maxmatch.server.security import Guard, Limits
 from maxmatch.server.service import Service
 from maxmatch.server.thumbnails import Thumbnails
 from maxmatch.server.uploads import Uploads
+from maxmatch.shipped import SHIPPED, shipped_model
 
 API = "/api/v1"
 _log = logging.getLogger("maxmatch")
@@ -31,8 +34,8 @@ _LOOK_AGAIN = 5.0  # seconds
 
 def create_app(
     index: SetIndex,
-    model: SetEncoder,
-    picture: PictureOf,
+    model: SetEncoder | None = None,
+    picture: PictureOf = Path,
     *,
     name: str = "Pictures",
     token: str | None = None,
@@ -43,10 +46,12 @@ def create_app(
 ) -> FastAPI:
     """A server over an index whose sets `model` has made.
 
-    picture: the file of an item's picture, by the item's id. token: whoever asks must show it; without one only this
+    model: where none is given, the one that is noted with the index, else the one that ships. picture: the file of an
+    item's picture, by the item's id; without it ids are paths. token: whoever asks must show it; without one only this
     machine is answered. batch: how many queries are encoded and searched together at most; window: how many seconds the
     first of them waits for others. near_duplicate: from this mean cosine on pictures are shown as one.
     """
+    model = _noted_model(index) if model is None else model
     known = index.manifest.model
     if index.manifest.dim != model.dim or (known is not None and known != model_identity(model)):
         raise ValueError(
@@ -82,6 +87,12 @@ def create_app(
     app.include_router(page_routes(service))
     app.add_middleware(Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics)
     return app
+
+
+def _noted_model(index: SetIndex) -> SetEncoder:
+    origin = read_origin(index.folder)
+    name = SHIPPED if origin is None else origin.model
+    return SetEncoder.from_pretrained(shipped_model(name) or name)
 
 
 async def _keep_looking(gallery: Gallery) -> None:

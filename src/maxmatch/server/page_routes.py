@@ -35,6 +35,7 @@ def page_routes(service: Service) -> APIRouter:
         return give("icon.svg", request)
 
     @router.get("/metrics")
+    @router.get("/api/v1/metrics")
     async def metrics() -> Response:
         service.metrics.items.set(len(service.gallery.state.items))
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
