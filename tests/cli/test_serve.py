@@ -19,13 +19,6 @@ def test_others_are_not_listened_to_without_a_token(tmp_path, capsys, more):
     assert "--token" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.main(["serve", str(tmp_path / "nowhere"), "--model", "x"])
-    assert end.value.code == 1
-    assert str(tmp_path / "nowhere") in capsys.readouterr().err
-
-
 def test_no_id_leads_out_of_the_folder(tmp_path):
     picture = picture_in(tmp_path)
     assert picture("a/b.jpg") == tmp_path / "a" / "b.jpg"

@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 def encode(
     out: Annotated[Path, typer.Option(help="The folder for the sets. A run that was stopped there goes on.")],
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships."),
-    ],
+    ] = None,
     source: Annotated[
         Path | None,
-        typer.Argument(
-            help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line.",
-            show_default=False,
-        ),
+        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line."),
     ] = None,
     modality: Annotated[
         str | None, typer.Option(help="image, text … Default: image where the source has pictures.")
@@ -68,6 +65,8 @@ def encode(
     from maxmatch.search.shards import SKIPPED
     from maxmatch.search.sources import list_source
 
+    if model is None:
+        raise typer.BadParameter("name what to encode: maxmatch encode ~/Pictures --out sets")
     if source is None:
         source, model = Path(model), default_model("MODEL, before SOURCE")
     begun = time.monotonic()

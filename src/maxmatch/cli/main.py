@@ -8,9 +8,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from maxmatch import __version__
 from maxmatch.cli import data, index
 from maxmatch.cli.analyse import analyse
 from maxmatch.cli.demo import demo
@@ -35,9 +37,22 @@ _CURES = {
     errno.EADDRINUSE: "Another program listens there: name another port, with --port.",
 }
 
+_HELP = """Sets of K vectors for images and texts, compared by their best one-to-one matching.
+
+Find photos by words, train and measure models, look into them, index millions.
+
+  maxmatch search "two dogs in the snow" ~/Pictures
+
+  maxmatch serve ~/Pictures --open
+
+  maxmatch demo
+
+Each command's own help has examples: maxmatch search --help
+"""
+
 app = typer.Typer(
     name="maxmatch",
-    help="Sets of K vectors for images and texts, compared by their best one-to-one matching.",
+    help=_HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,9 +72,19 @@ app.add_typer(data.app, name="data")
 app.add_typer(index.app, name="index")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"maxmatch {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _together() -> None:
-    """With one verb alone typer would make it the whole program."""
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What goes before a verb."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,7 +115,9 @@ def _line(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "the memory does not suffice. Use smaller batches, or end other programs: see `maxmatch doctor`."
     text = str(error).strip()
-    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+    # An ImportError of our own says what to install; one of Python's names the module alone.
+    ours = isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
+    return text if ours and text else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

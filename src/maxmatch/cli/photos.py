@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
+def is_folder_of_photos(folder: Path) -> bool:
+    """Whether what was named holds photos, not an index. FileNotFoundError where it is no folder at all."""
+    from maxmatch.search.manifest import is_index
+
+    place = folder.expanduser()
+    if not place.is_dir():
+        what = "a file" if place.exists() else "no such folder"
+        raise FileNotFoundError(f"{folder}: {what}. Expected a folder of photos, or an index (maxmatch index build).")
+    return not is_index(place)
+
+
 def open_folder(
     folder: Path, model: str | None, device: str | None, load: "Callable[[str, str | None], Loaded]"
 ) -> "tuple[SetIndex, Loaded]":
@@ -23,8 +34,6 @@ def open_folder(
     from maxmatch.data.items import IMAGE
     from maxmatch.search.photos import UNREADABLE, open_photos, place_of, sync
 
-    if not folder.expanduser().is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
     named = model or default_model()
     encoder = load(named, device)
     check_modality(named, encoder.set_sizes, IMAGE)

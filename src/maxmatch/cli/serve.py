@@ -52,12 +52,11 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     from maxmatch.cli.loading import load_model, model_of
-    from maxmatch.cli.photos import open_folder
+    from maxmatch.cli.photos import is_folder_of_photos, open_folder
     from maxmatch.cli.progress import say
     from maxmatch.search.index import SetIndex
-    from maxmatch.search.manifest import is_index
 
-    if index.expanduser().is_dir() and not is_index(index.expanduser()):
+    if is_folder_of_photos(index):
         opened, encoder = open_folder(index, model, device, load_model)
         pictures = index
     else:
