@@ -34,7 +34,6 @@ _CURES = {
     errno.EPERM: _WRITABLE,
     errno.EROFS: _WRITABLE,
     errno.EMFILE: "Allow more open files: ulimit -n 4096",
-    errno.EADDRINUSE: "Another program listens there: name another port, with --port.",
 }
 
 _HELP = """Sets of K vectors for images and texts, compared by their best one-to-one matching.

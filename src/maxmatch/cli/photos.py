@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maxmatch.cli.loading import Loaded, check_modality, default_model
-from maxmatch.cli.progress import say
+from maxmatch.cli.progress import plain, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def open_folder(
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
         done = sync(index, encoder, folder, begin=shown.reset, advance=shown.update)
     for one in done.unreadable[:_SHOWN]:
-        say(f"left out: {one.reason}")  # which names the file
+        say(f"left out: {plain(one.reason)}")  # which names the file
     if len(done.unreadable) > _SHOWN:
         say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
     if done.added or done.changed or done.removed:

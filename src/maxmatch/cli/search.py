@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maxmatch.cli.loading import RuntimeOption
-from maxmatch.cli.progress import plain
+from maxmatch.cli.progress import plain, say
 
 if TYPE_CHECKING:
     from maxmatch.cli.previews import Way
@@ -100,8 +100,8 @@ def search(
                 _show(hit, way)
             if explain:
                 print("\n".join(_reasons(hit)))
-        if not hits:
-            print(f"nothing in {folder}" + (" that passes --where" if where else ""))
+    if not hits and not as_json:
+        say(f"nothing in {folder}" + (" that passes --where" if where else ""))
 
 
 def _found(

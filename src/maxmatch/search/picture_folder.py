@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from maxmatch.data.formats.picture_files import SUFFIXES
+from maxmatch.data.formats.picture_files import EXPECTED, SUFFIXES
 from maxmatch.data.items import IMAGE
 from maxmatch.data.problems import DataError, Problem
 from maxmatch.search.intake import is_text
@@ -32,9 +32,7 @@ def list_pictures(folder: Path) -> Listing:
         else:
             found[name] = entry
     if not found:
-        raise DataError(
-            Problem(folder, "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}.")
-        )
+        raise DataError(Problem(folder, "no pictures in it", EXPECTED))
     names = sorted(found)
     paths = [folder / name for name in names]
     metadata = [{"path": str(path), **_stat(found[name])} for path, name in zip(paths, names, strict=True)]
