@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from maxmatch.search.listing import LeftOut
 
 
+def _something(first: str | None) -> str:
+    if first is None:
+        raise typer.BadParameter("name what to encode: maxmatch encode ~/Pictures --out sets")
+    return first
+
+
 def encode(
     out: Annotated[Path, typer.Option(help="The folder for the sets. A run that was stopped there goes on.")],
     model: Annotated[
         str | None,
-        typer.Argument(help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships."),
+        typer.Argument(
+            help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships.",
+            callback=_something,
+        ),
     ] = None,
     source: Annotated[
         Path | None,
@@ -65,8 +74,7 @@ def encode(
     from maxmatch.search.shards import SKIPPED
     from maxmatch.search.sources import list_source
 
-    if model is None:
-        raise typer.BadParameter("name what to encode: maxmatch encode ~/Pictures --out sets")
+    assert model is not None
     if source is None:
         source, model = Path(model), default_model("MODEL, before SOURCE")
     begun = time.monotonic()

@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from maxmatch.search.index import SetIndex
 
 
+def _something(query: str | None) -> str:
+    if query is None:
+        examples = 'maxmatch search "two dogs" ~/Pictures, or maxmatch search --image dog.jpg ~/Pictures'
+        raise typer.BadParameter(f"say what to look for, and where: {examples}")
+    return query
+
+
 def search(
-    query: Annotated[str | None, typer.Argument(help="What to look for, in words. Left out with --image.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Argument(help="What to look for, in words. Left out with --image.", callback=_something),
+    ] = None,
     index: Annotated[Path | None, typer.Argument(help="A folder of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
@@ -66,12 +76,10 @@ def search(
 
     if image is not None and index is not None:
         raise typer.BadParameter("one query: words, or --image; not both")
-    words, folder = (query, index) if image is None else ("", Path(query) if query is not None else None)
-    if words is None:
-        raise typer.BadParameter('say what to look for, and where: maxmatch search "two dogs" ~/Pictures')
+    assert query is not None
+    words, folder = (query, index) if image is None else ("", Path(query))
     if folder is None:
-        example = '"two dogs"' if image is None else "--image dog.jpg"
-        raise typer.BadParameter(f"name a folder of photos, or an index, too: maxmatch search {example} ~/Pictures")
+        raise typer.BadParameter('name a folder of photos, or an index, too: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("an empty query finds nothing: write some words")
     way = _way(preview, as_json or paths)
