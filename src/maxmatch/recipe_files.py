@@ -67,7 +67,7 @@ def _find(wanted: str, beside: Path) -> Path:
         if (beside / wanted).is_file():
             raise RecipeError(f"{beside / wanted}: no recipe: the name of a file of your own ends in .yaml.")
         near = get_close_matches(wanted, names, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(sorted(names))}."
+        advice = f"Did you mean {near[0]!r}?" if near else "`maxmatch train --list` shows those that ship."
         raise RecipeError(f"{wanted}: no recipe of this name. {advice} A file of your own ends in .yaml.")
     return names[wanted]
 

@@ -22,11 +22,13 @@ def named() -> Iterator[None]:
 
 def is_to_blame(error: BaseException) -> bool:
     """Whether an error, or one that led to it, comes from importing a broken torchvision."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if _went_through(seen) or "operator torchvision::" in str(seen):
+    one: BaseException | None = error
+    seen = set[int]()  # causes go in a circle where a library raises an error again, as gRPC does
+    while one is not None and id(one) not in seen:
+        if _went_through(one) or "operator torchvision::" in str(one):
             return True
-        seen = seen.__cause__ or seen.__context__
+        seen.add(id(one))
+        one = one.__cause__ or one.__context__
     return False
 
 

@@ -74,5 +74,10 @@ def test_no_line_is_longer_than_a_terminal_and_every_option_says_what_it_does(pa
         assert getattr(parameter, "help", None), f"{' '.join(path)} {parameter.name}: no help"
 
 
+@pytest.mark.parametrize("path", [("encode",), ("search",)], ids=" ".join)
+def test_an_argument_that_may_be_left_out_is_not_called_required(path):
+    assert "[required]" not in shown(path).split("Arguments:")[1].split("Options:")[0]
+
+
 def test_what_stands_in_brackets_is_not_taken_for_markup():
     assert "needs 'maxmatch[ray]'" in " ".join(shown(("encode",)).split())

@@ -45,7 +45,7 @@ def test_the_version_is_printed_by_the_module_too(module):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     asked = [sys.executable, "-m", module, "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, env=environment, check=True)
-    assert (done.stdout, done.stderr) == (f"{maxmatch.__version__}\n", "")
+    assert (done.stdout, done.stderr) == (f"maxmatch {maxmatch.__version__}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["doctr"], ["doctor", "--jsn"], ["doctor", "extra"]])
@@ -81,6 +81,8 @@ def failing(monkeypatch, error):
         ),
         (OSError(errno.ENOTEMPTY, "Directory not empty", "a", None, "b"), 1, "maxmatch: a: b: directory not empty.\n"),
         (OSError(errno.ENOSPC, "a: could not be written."), 1, "maxmatch: a: could not be written.\n"),
+        (ImportError("--ray needs Ray: pip install it"), 1, "maxmatch: --ray needs Ray: pip install it\n"),
+        (ModuleNotFoundError("No module named 'ray'", name="ray"), 1, "maxmatch: ModuleNotFoundError: No module"),
         (MemoryError(), 1, "maxmatch: the memory does not suffice. Use smaller batches"),
         (KeyError("slots"), 1, "maxmatch: KeyError: 'slots'\n"),
         (RuntimeError("operator torchvision::nms does not exist"), 1, f"maxmatch: {command.CURE}\n"),
@@ -130,3 +132,13 @@ tiny_model("region_bert")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == "works\n", done.stderr
     assert done.stderr.splitlines()[-1] == f"ImportError: {command.CURE}"
+
+
+def test_an_error_that_is_its_own_cause_in_a_circle_is_said_all_the_same(monkeypatch, capsys):
+    error, inner = ConnectionError("http://localhost:1: does not answer."), OSError("unavailable")
+    error.__cause__, inner.__context__ = inner, error
+    failing(monkeypatch, error)
+    with pytest.raises(SystemExit) as end:
+        command.main([])
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "maxmatch: http://localhost:1: does not answer.\n"

@@ -250,7 +250,8 @@ def test_a_figure_as_json_says_where_its_files_are(uninterrupted, data, capsys):
         (["ablatoin", "--data", "scenes"], "ablation"),
         (["ablation", "--data", "scenes", "--json", "--latex"], "choose one"),
         (["flickr30k", "--data", "resnext=."], "nothing to train"),
-        ([], ""),
+        (["wurst"], "wurst"),
+        ([], "name one of these"),
     ],
 )
 def test_wrong_use_is_exit_2(said, expected, capsys, tmp_path, monkeypatch):

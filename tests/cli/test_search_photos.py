@@ -70,7 +70,24 @@ def test_a_damaged_index_is_no_folder_of_photos(given, tmp_path, capsys):
     assert "index.json: not readable as JSON" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_named(given, tmp_path, capsys):
-    _, model = given
-    assert run("search", "two dogs", str(tmp_path / "nowhere"), *model) == 1
-    assert "nowhere" in capsys.readouterr().err
+@pytest.mark.parametrize("verb", [["search", "two dogs"], ["serve"]], ids=["search", "serve"])
+@pytest.mark.parametrize(("name", "what"), [("nowhere", "no such folder"), ("0.png", "a file")])
+def test_what_is_no_folder_is_named_with_what_was_expected(given, capsys, verb, name, what):
+    folder, model = given
+    assert run(*verb, str(folder / name), *model) == 1
+    assert f"{folder / name}: {what}. Expected a folder of photos, or an index" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], 'maxmatch search "two dogs" ~/Pictures'),
+        (["two dogs"], "name a folder of photos, or an index, too"),
+        (["--image", "0.png"], "maxmatch search --image dog.jpg ~/Pictures"),
+        (["two dogs", ".", "--image", "0.png"], "words, or --image; not both"),
+        (["  ", "."], "write some words"),
+    ],
+)
+def test_a_search_without_its_query_or_its_folder_says_which(arguments, said, capsys):
+    assert run("search", *arguments) == 2
+    assert said in capsys.readouterr().err

@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,11 +20,18 @@ def test_others_are_not_listened_to_without_a_token(tmp_path, capsys, more):
     assert "--token" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.main(["serve", str(tmp_path / "nowhere"), "--model", "x"])
-    assert end.value.code == 1
-    assert str(tmp_path / "nowhere") in capsys.readouterr().err
+def test_an_address_that_cannot_be_had_is_said_before_any_picture_is_read(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for more, said in (
+            (["--port", str(port)], f"cannot listen at 127.0.0.1, port {port}: address already in use. Name another"),
+            (["--host", "no.such.host.invalid", "--token", "0123456789abcdef"], "--host no.such.host.invalid: no addr"),
+        ):
+            with pytest.raises(SystemExit) as end:
+                command.main(["serve", str(tmp_path), *more])
+            assert end.value.code == 1
+            [line] = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"maxmatch: {said}")
 
 
 def test_no_id_leads_out_of_the_folder(tmp_path):

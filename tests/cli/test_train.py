@@ -41,9 +41,10 @@ def test_recipes_are_listed_with_what_they_are(capsys):
 
 
 def test_without_a_recipe_they_are_listed_too_but_it_is_wrong_use(capsys):
-    code, out, _ = run(capsys)
+    code, out, err = run(capsys)
     assert code == 2
     assert "coco_region_bigru" in out
+    assert "name one of these recipes, or a YAML file" in err
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatch):
@@ -59,7 +60,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
     ("arguments", "said"),
     [
         (["f30k_region_bigro"], "f30k_region_bigro: no recipe of this name. Did you mean 'f30k_region_bigru'?"),
-        (["wurst"], "wurst: no recipe of this name. There are ablation/01, "),
+        (["wurst"], "wurst: no recipe of this name. `maxmatch train --list` shows those that ship."),
         (["scenes", "--device", "cuda:99", "data.path=x"], "device cuda:99: "),
         (["nowhere/mine.yaml"], "nowhere/mine.yaml: no such file."),
         (["scenes", "train.epochz=3"], "train.epochz: unknown key 'epochz'. Did you mean 'epochs'?"),

@@ -104,6 +104,7 @@ def test_a_request_is_answered(command: Command, server) -> None:
         ["maxmatch", "serach", "a dog", "photos"],
         ["maxmatch", "search", "a dog", "photos", "--kind", "x"],
         ["maxmatch", "search"],
+        ["maxmatch", "encode", "--out", "sets"],
         ["maxmatch", "train", "scenes", "train.lrate=1"],
         ["make", "demmo"],
         ["pip", "install", "maxmatch[serch]"],

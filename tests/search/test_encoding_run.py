@@ -251,6 +251,7 @@ def test_a_folder_of_something_else_and_one_that_another_process_writes_are_refu
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="holds files, but no shards of sets"):
         encode_source(model, list_source(heap[0]), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["diary.txt"], "not even a lock is put there"
     with pytest.raises(FileExistsError, match="is a file"):
         encode_source(model, list_source(heap[0]), tmp_path / "diary.txt")
     with alone(tmp_path / "out"), pytest.raises(ValueError, match="another process is writing there"):

@@ -39,7 +39,7 @@ def demo(
     ] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to all three recipes: train.epochs=5 …", metavar="[KEY=VALUE]…")
+        list[str] | None, typer.Argument(help="Changes to all three recipes: train.epochs=5 …", metavar="KEY=VALUE")
     ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Train MaxMatch alone, and open the page of search on new scenes.")

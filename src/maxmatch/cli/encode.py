@@ -12,18 +12,24 @@ if TYPE_CHECKING:
     from maxmatch.search.listing import LeftOut
 
 
+def _something(first: str | None) -> str:
+    if first is None:
+        raise typer.BadParameter("name what to encode: maxmatch encode ~/Pictures --out sets")
+    return first
+
+
 def encode(
     out: Annotated[Path, typer.Option(help="The folder for the sets. A run that was stopped there goes on.")],
     model: Annotated[
-        str,
-        typer.Argument(help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships."),
-    ],
+        str | None,
+        typer.Argument(
+            help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships.",
+            callback=_something,
+        ),
+    ] = None,
     source: Annotated[
         Path | None,
-        typer.Argument(
-            help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line.",
-            show_default=False,
-        ),
+        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line."),
     ] = None,
     modality: Annotated[
         str | None, typer.Option(help="image, text … Default: image where the source has pictures.")
@@ -68,6 +74,7 @@ def encode(
     from maxmatch.search.shards import SKIPPED
     from maxmatch.search.sources import list_source
 
+    assert model is not None
     if source is None:
         source, model = Path(model), default_model("MODEL, before SOURCE")
     begun = time.monotonic()

@@ -46,7 +46,7 @@ def evaluate(
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
     captions_per_image: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     words: Annotated[
-        str | None, typer.Option(help="Also captions with any of these words beside the others: snow,beach,…")
+        str | None, typer.Option(help="Also measure captions with any of these words apart: snow,beach,…")
     ] = None,
     words_from: Annotated[
         str | None, typer.Option(help="The same with the words that a recipe holds out of training.", metavar="RECIPE")

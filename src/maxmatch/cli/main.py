@@ -34,12 +34,24 @@ _CURES = {
     errno.EPERM: _WRITABLE,
     errno.EROFS: _WRITABLE,
     errno.EMFILE: "Allow more open files: ulimit -n 4096",
-    errno.EADDRINUSE: "Another program listens there: name another port, with --port.",
 }
+
+_HELP = """Sets of K vectors for images and texts, compared by their best one-to-one matching.
+
+Find photos by words, train and measure models, look into them, index millions.
+
+  maxmatch search "two dogs in the snow" ~/Pictures
+
+  maxmatch serve ~/Pictures --open
+
+  maxmatch demo
+
+Each command's own help has examples: maxmatch search --help
+"""
 
 app = typer.Typer(
     name="maxmatch",
-    help="Sets of K vectors for images and texts, compared by their best one-to-one matching.",
+    help=_HELP,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -59,19 +71,19 @@ app.add_typer(data.app, name="data")
 app.add_typer(index.app, name="index")
 
 
-def _print_version(asked: bool) -> None:
+def _version(asked: bool) -> None:
     if asked:
-        print(__version__)
+        print(f"maxmatch {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _together(
+def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """With one verb alone typer would make it the whole program."""
+    """What goes before a verb."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -102,7 +114,9 @@ def _line(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "the memory does not suffice. Use smaller batches, or end other programs: see `maxmatch doctor`."
     text = str(error).strip()
-    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+    # An ImportError of our own says what to install; one of Python's names the module alone.
+    ours = isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
+    return text if ours and text else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maxmatch.cli.loading import Loaded, check_modality, default_model
-from maxmatch.cli.progress import say
+from maxmatch.cli.progress import plain, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from maxmatch.search.index import SetIndex
 
 _SHOWN = 10
+
+
+def is_folder_of_photos(folder: Path) -> bool:
+    """Whether what was named holds photos, not an index. FileNotFoundError where it is no folder at all."""
+    from maxmatch.search.manifest import is_index
+
+    place = folder.expanduser()
+    if not place.is_dir():
+        what = "a file" if place.exists() else "no such folder"
+        raise FileNotFoundError(f"{folder}: {what}. Expected a folder of photos, or an index (maxmatch index build).")
+    return not is_index(place)
 
 
 def open_folder(
@@ -29,8 +40,6 @@ def open_folder(
     from maxmatch.data.items import IMAGE
     from maxmatch.search.photos import UNREADABLE, is_indexed, open_photos, place_of, sync
 
-    if not folder.expanduser().is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder. Name an index, or a folder of photos.")
     named = model or default_model()
     encoder = load(named, device)
     check_modality(named, encoder.set_sizes, IMAGE)
@@ -41,7 +50,7 @@ def open_folder(
     with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
         done = sync(index, encoder, folder, begin=shown.reset, advance=shown.update)
     for one in done.unreadable[:_SHOWN]:
-        say(f"left out: {one.reason}")  # which names the file
+        say(f"left out: {plain(one.reason)}")  # which names the file
     if len(done.unreadable) > _SHOWN:
         say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
     if done.added or done.changed or done.removed:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from maxmatch.reproduce.jobs import Job
     from maxmatch.reproduce.planning import Options, Plan
     from maxmatch.reproduce.sweep import Outcome
+    from maxmatch.reproduce.targets import Target
 
 
 def reproduce(
@@ -20,7 +21,7 @@ def reproduce(
         typer.Argument(
             help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. With a '=', a change "
             "to all recipes: train.epochs=5 …",
-            metavar="TARGET… [KEY=VALUE]…",
+            metavar="TARGET|KEY=VALUE",
         ),
     ] = None,
     data: Annotated[
@@ -71,15 +72,21 @@ def reproduce(
 
       maxmatch reproduce ablation pvse sizes --data dataset_flickr8k.json --base flickr8k_maxmatch --seeds 3
     """
-    from maxmatch.reproduce.targets import targets
+    from maxmatch.reproduce.targets import target_called, targets
 
     names = [one for one in said or () if "=" not in one]
     if list_them or not names:
         for known in targets().values():
             print(f"{known.name:<18} {known.label:<16} {known.about}")
-        raise typer.Exit(0 if list_them else 2)
+        if list_them:
+            return
+        raise typer.BadParameter("name one of these: maxmatch reproduce ablation --data scenes --quick")
     if as_json + markdown + latex > 1:
         raise typer.BadParameter("--json, --markdown and --latex: choose one of them.")
+    try:
+        wanted = {target.name: target for target in map(target_called, names)}
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     if not data:
         raise typer.BadParameter("say where the data is: --data PATH, or --data scenes to generate it.")
     from maxmatch.cli.progress import cores, say
@@ -87,7 +94,7 @@ def reproduce(
     from maxmatch.reproduce.planning import Options
 
     changes = [one for one in said or () if "=" in one]
-    plans = _planned(names, Options(data, out, base, seeds, quick, split, changes))
+    plans = _planned(list(wanted.values()), Options(data, out, base, seeds, quick, split, changes))
     place = str(chosen_device(device))
     outcomes = _swept(plans, jobs or (1 if place.startswith("cuda") else cores()), place)
     style: Style = "json" if as_json else "markdown" if markdown else "latex" if latex else "text"
@@ -98,19 +105,14 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _planned(names: Sequence[str], options: "Options") -> "list[Plan]":
+def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[Plan]":
     """A plan for each target, in the order they were asked for. What is wrong is said before anything is trained."""
     from maxmatch.report.writing import check_plots
     from maxmatch.reproduce.planning import plan
-    from maxmatch.reproduce.targets import target_called
 
-    try:
-        wanted = {target.name: target for target in map(target_called, names)}
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if any(target.kind == "figure" for target in wanted.values()):
+    if any(target.kind == "figure" for target in wanted):
         check_plots()
-    plans = [plan(target, options) for target in wanted.values()]
+    plans = [plan(target, options) for target in wanted]
     for planned in plans:
         if not planned.jobs:
             reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))

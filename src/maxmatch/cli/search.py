@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maxmatch.cli.loading import RuntimeOption
-from maxmatch.cli.progress import plain
+from maxmatch.cli.progress import plain, say
 
 if TYPE_CHECKING:
     from maxmatch.cli.previews import Way
@@ -20,11 +20,19 @@ if TYPE_CHECKING:
     from maxmatch.search.index import SetIndex
 
 
+def _something(query: str | None) -> str:
+    if query is None:
+        examples = 'maxmatch search "two dogs" ~/Pictures, or maxmatch search --image dog.jpg ~/Pictures'
+        raise typer.BadParameter(f"say what to look for, and where: {examples}")
+    return query
+
+
 def search(
-    query: Annotated[str, typer.Argument(help="What to look for, in words. Left out with --image.")],
-    index: Annotated[
-        Path | None, typer.Argument(help="An index's folder, or a folder of photos.", show_default=False)
+    query: Annotated[
+        str | None,
+        typer.Argument(help="What to look for, in words. Left out with --image.", callback=_something),
     ] = None,
+    index: Annotated[Path | None, typer.Argument(help="A folder of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
     where: Annotated[str | None, typer.Option(help='Only items whose metadata are so: "year >= 2020"')] = None,
@@ -39,14 +47,14 @@ def search(
         bool | None,
         typer.Option(
             "--preview/--no-preview",
-            help="Show the pictures. Default: in kitty, Ghostty, iTerm2 and WezTerm; elsewhere in coarse blocks.",
+            help="Show the pictures, if need be in coarse blocks. Default: in kitty, Ghostty, iTerm2 and WezTerm.",
             show_default=False,
         ),
     ] = None,
     runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
-    """Find what is nearest to words or to a picture. In an index, or in a folder of photos.
+    """Find what is nearest to words or to a picture. In a folder of photos, or in an index.
 
     A folder's own index is kept in the user's cache: photos that are new or changed are read first, those that are gone
     are forgotten. Words can be weighed: '"beach" + 2 "dog" - "people"'. Photos' paths alone are printed where the
@@ -63,19 +71,19 @@ def search(
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """
     from maxmatch.cli.loading import load_for_search, model_of
-    from maxmatch.cli.photos import open_folder
+    from maxmatch.cli.photos import is_folder_of_photos, open_folder
     from maxmatch.search.index import SetIndex
-    from maxmatch.search.manifest import is_index
 
-    folder = Path(query) if image is not None and index is None else index
-    if folder is None:
-        raise typer.BadParameter("name the index, too: maxmatch search QUERY INDEX")
     if image is not None and index is not None:
         raise typer.BadParameter("one query: words, or --image; not both")
-    if image is None and not query.strip():
+    assert query is not None
+    words, folder = (query, index) if image is None else ("", Path(query))
+    if folder is None:
+        raise typer.BadParameter('name a folder of photos, or an index, too: maxmatch search "two dogs" ~/Pictures')
+    if image is None and not words.strip():
         raise typer.BadParameter("an empty query finds nothing: write some words")
     way = _way(preview, as_json or paths)
-    photos = folder.expanduser().is_dir() and not is_index(folder.expanduser())
+    photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
     if photos:
         opened, encoder = open_folder(folder, model, device, load, partial(load, many=True))
@@ -83,13 +91,13 @@ def search(
         opened = SetIndex.open(folder)
         encoder = model_of(opened, folder, model, device, load)
     with opened:
-        hits = _found(opened, encoder, query, image, k, where, exact)
+        hits = _found(opened, encoder, words, image, k, where, exact)
     if photos:
         root = folder.expanduser()
         hits = [replace(hit, metadata={"path": str(root / hit.id), **hit.metadata}) for hit in hits]
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
-        print(json.dumps({"query": query if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
+        print(json.dumps({"query": words if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
     elif paths:
         for hit in hits:
             print(plain(_name(hit)) if sys.stdout.isatty() else _name(hit))
@@ -100,8 +108,8 @@ def search(
                 _show(hit, way)
             if explain:
                 print("\n".join(_reasons(hit)))
-        if not hits:
-            print(f"nothing in {folder}" + (" that passes --where" if where else ""))
+    if not hits and not as_json:
+        say(f"nothing in {folder}" + (" that passes --where" if where else ""))
 
 
 def _found(

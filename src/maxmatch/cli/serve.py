@@ -1,6 +1,7 @@
 """`maxmatch serve`: the page and the API over an index."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -52,25 +53,46 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     from maxmatch.cli.loading import load_model, model_of
-    from maxmatch.cli.photos import open_folder
+    from maxmatch.cli.photos import is_folder_of_photos, open_folder
     from maxmatch.cli.progress import say
     from maxmatch.search.index import SetIndex
-    from maxmatch.search.manifest import is_index
 
-    if index.expanduser().is_dir() and not is_index(index.expanduser()):
+    is_photos = is_folder_of_photos(index)
+    place = listening_place(host, port)  # before any picture is read: an address that is in use is said at once
+    if is_photos:
         opened, encoder = open_folder(index, model, device, load_model)
         pictures = index
     else:
         opened = SetIndex.open(index)
         encoder = model_of(opened, index, model, device, load_model)
-    with opened:
+    with place, opened:
         name = (pictures or index).expanduser().resolve().name
         app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
         config = uvicorn.Config(
-            app, host=host, port=port, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
+            app, host=host, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
         )
         say(f"{len(opened):,} pictures")
-        _run(uvicorn.Server(config), host, token, open_page)
+        _run(uvicorn.Server(config), place, host, token, open_page)
+
+
+def listening_place(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, which does not listen yet. OSError where the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise OSError(f"--host {host}: no address of this machine ({error.strerror}). 127.0.0.1 always is.") from error
+    place = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # as asyncio does: a server that ended a moment ago does not hold its port
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as error:
+        place.close()
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise OSError(
+            f"cannot listen at {host}, port {port}: {reason}. Name another with --port (0 takes a free one), or --host."
+        ) from error
+    return place
 
 
 def check_installed() -> None:
@@ -99,7 +121,7 @@ def picture_in(folder: Path | None) -> Callable[[str], Path]:
     return picture
 
 
-def _run(server: object, host: str, token: str | None, open_page: bool) -> None:
+def _run(server: object, place: socket.socket, host: str, token: str | None, open_page: bool) -> None:
     """Serve until Ctrl-C; print the address when it answers."""
     import asyncio
     import webbrowser
@@ -109,11 +131,11 @@ def _run(server: object, host: str, token: str | None, open_page: bool) -> None:
     assert isinstance(server, uvicorn.Server)
 
     async def announced() -> None:
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve(sockets=[place]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)
         if server.started:
-            port = server.servers[0].sockets[0].getsockname()[1]
+            port = place.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
             print(address, flush=True)

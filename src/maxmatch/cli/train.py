@@ -11,7 +11,7 @@ import typer
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe that ships, by its name, or a YAML file.")] = None,
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it: train.lr=2e-4 data.path=FOLDER …", metavar="[KEY=VALUE]…")
+        list[str] | None, typer.Argument(help="Changes to it: train.lr=2e-4 data.path=FOLDER …", metavar="KEY=VALUE")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<name of the recipe>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, to the bit.")] = False,
@@ -44,7 +44,9 @@ def train(
     if list_them or recipe is None:
         for name, description in list_recipes():
             print(f"{name:<34} {description}")
-        raise typer.Exit(0 if list_them else 2)
+        if list_them:
+            return
+        raise typer.BadParameter("name one of these recipes, or a YAML file: maxmatch train scenes data.path=scenes")
     resolved = load_recipe(recipe, changes or [])
     if dry_run:
         from maxmatch.training.plan import describe

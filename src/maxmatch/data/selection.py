@@ -15,7 +15,10 @@ class Selection:
     def __init__(self, split: Split, readers: Mapping[str, Reader], captions: int | None) -> None:
         absent = [modality for modality in readers if modality not in split.items]
         if absent:
-            raise ValueError(f"readers: this data has {', '.join(split.items)}, not {', '.join(absent)}.")
+            has, lacks = ", ".join(split.items), ", ".join(absent)
+            raise ValueError(
+                f"readers: this data has {has}, not {lacks}. Give data with all of them, as pictures with captions."
+            )
         if captions is not None and captions < 1:
             raise ValueError(f"captions: expected at least 1 a group, or None for all; got {captions}.")
         self.groups = {modality: split[modality].groups for modality in readers}

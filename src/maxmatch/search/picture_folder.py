@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from maxmatch.data.formats.picture_files import SUFFIXES
+from maxmatch.data.formats.picture_files import EXPECTED, SUFFIXES
 from maxmatch.data.items import IMAGE
 from maxmatch.data.problems import DataError, Problem
 from maxmatch.search.intake import is_text
@@ -42,7 +42,7 @@ def list_pictures(folder: Path) -> Listing:
 
 def no_pictures(folder: Path) -> DataError:
     """What is said of a folder in which nothing was found."""
-    return DataError(Problem(folder, "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}."))
+    return DataError(Problem(folder, "no pictures in it", EXPECTED))
 
 
 def walk(folder: Path) -> Walked:

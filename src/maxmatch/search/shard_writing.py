@@ -30,10 +30,14 @@ _LOCK = ".lock"
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to a folder, which is made where there is none."""
+    """Be the only process that writes to a folder of shards, which is made where there is none. A folder of something
+    else is refused, and stays as it is.
+    """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: is a file. Give a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / MANIFEST).exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise FileExistsError(f"{folder}: holds files, but no shards of sets. Give a new folder.")
     with (folder / _LOCK).open("wb") as file:
         lock(file, folder)
         yield
@@ -42,8 +46,6 @@ def alone(folder: Path) -> Iterator[None]:
 def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
     """Make a folder for shards; or take up one that is there, if it was made from the same. Its manifest."""
     if not (folder / MANIFEST).exists():
-        if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-            raise FileExistsError(f"{folder}: holds files, but no shards of sets. Give a new folder.")
         _write(folder, manifest)
         return manifest
     there = read_manifest(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.formats.picture_files import SUFFIXES, check_files, copy_all
+from maxmatch.data.formats.picture_files import EXPECTED, SUFFIXES, check_files, copy_all
 from maxmatch.data.formats.writing import Advance, quietly, write_folder
 from maxmatch.data.items import IMAGE, Items, Split
 from maxmatch.data.problems import Problem, Report, give_up, refuse
@@ -23,8 +23,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     """All pictures in the folder and in those below it, by name; what is hidden is left out."""
     pictures = sorted(_pictures(path))
     if not pictures:
-        what, cure = "no pictures in it", f"Expected files that end in {', '.join(sorted(SUFFIXES))}."
-        give_up(report, Problem(path, what, cure))
+        give_up(report, Problem(path, "no pictures in it", EXPECTED))
     ids = [picture.relative_to(path).as_posix() for picture in pictures]
     return {NAME: Split({IMAGE: Items(pictures, np.arange(len(pictures)), ids)})}
 

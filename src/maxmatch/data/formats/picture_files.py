@@ -13,6 +13,7 @@ from maxmatch.data.problems import DataError, Problem
 from maxmatch.files import whole
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+EXPECTED = f"Expected files that end in {', '.join(sorted(SUFFIXES))}; convert others, such as HEIC."
 _BEGINNINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
 _TIFF = (b"II*\x00", b"MM\x00*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
