@@ -144,6 +144,27 @@ def test_a_tokenizer_says_what_is_a_word(tokenizer, names):
     assert every - set(known.words.tolist()) == {*known.fixed.tolist(), known.mask, 3 if "<pad>" in names else 1}
 
 
+def test_the_pieces_of_a_word_share_its_fate():
+    tokenizer = train_wordpiece_tokenizer(["a dog", "b"], 12)  # so few that dog is d ##o ##g
+    known, mask_token = word_ids(tokenizer), tokenizer.token_to_id("[MASK]")
+    ids, mask = encode(tokenizer, ["a dog b dog a b dog"] * 40)
+    draws = torch.rand((3, *ids.shape), generator=generator(5))
+    new, left = words_left(ids, mask, 0.6, known, draws)
+    pieces = [tokenizer.id_to_token(int(token)) for token in ids[0]]
+    assert pieces.count("##o") == pieces.count("##g") == 3
+    for row, kept, hit, fate, other in zip(new, left, *draws, strict=True):
+        expected = []
+        for place, piece in enumerate(pieces):
+            start = place if not piece.startswith("##") else start
+            word, token = piece not in ("[CLS]", "[SEP]", "[PAD]"), int(ids[0, place])
+            if word and hit[start] < 0.6:
+                if fate[start] >= 0.6:
+                    continue
+                token = mask_token if fate[start] < 0.5 else int(known.words[int(other[place] * len(known.words))])
+            expected.append(token)
+        assert row[kept].tolist() == expected
+
+
 def test_an_unknown_word_is_a_word():
     tokenizer = word_tokenizer(["a dog runs"] * 4)
     ids, mask = encode(tokenizer, ["zebra zebra zebra zebra"] * 50)

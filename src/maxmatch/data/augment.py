@@ -24,17 +24,20 @@ class WordIds:
     """What the augmentation has to know of a tokenizer.
 
     mask, padding: their ids. fixed: tokens that are no words and never touched, <start>, <end>, [CLS], [SEP], padding.
-    words: what a word may be replaced by, the vocabulary without special tokens.
+    words: what a word may be replaced by, the vocabulary without special tokens. continues: of every id, whether it is
+    a piece that goes on with the word before it; None where every token is a word.
     """
 
     mask: int
     padding: int
     fixed: Int[Tensor, " F"]
     words: Int[Tensor, " V"]
+    continues: Bool[Tensor, " T"] | None = None
 
     def to(self, device: torch.device | str) -> "WordIds":
         """The same on a device."""
-        return WordIds(self.mask, self.padding, self.fixed.to(device), self.words.to(device))
+        continues = None if self.continues is None else self.continues.to(device)
+        return WordIds(self.mask, self.padding, self.fixed.to(device), self.words.to(device), continues)
 
 
 def word_ids(tokenizer: Tokenizer) -> WordIds:
@@ -53,7 +56,17 @@ def word_ids(tokenizer: Tokenizer) -> WordIds:
     if not words:
         raise ValueError("drop: the tokenizer's vocabulary has special tokens only. Train it on captions.")
     fixed = torch.tensor(sorted({*around, padding}))
-    return WordIds(mask, padding, fixed, torch.tensor(words))
+    return WordIds(mask, padding, fixed, torch.tensor(words), _continuing(tokenizer))
+
+
+def _continuing(tokenizer: Tokenizer) -> Bool[Tensor, " T"] | None:
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
+    if not prefix:
+        return None
+    vocabulary = tokenizer.get_vocab()
+    continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
+    continues[[index for piece, index in vocabulary.items() if piece.startswith(prefix)]] = True
+    return continues
 
 
 def drop_regions(mask: Bool[Tensor, "B N"], p: float, generator: torch.Generator) -> Bool[Tensor, "B N"]:
@@ -71,7 +84,8 @@ def drop_words(
     ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"], p: float, known: WordIds, generator: torch.Generator
 ) -> tuple[Int[Tensor, "B N"], Bool[Tensor, "B N"]]:
     """Each word is hit with probability p: of those, half become the mask token, a tenth a random word, and the rest is
-    deleted; what follows moves up. One word is left of every text that had any.
+    deleted; what follows moves up. One word is left of every text that had any. The pieces of a word share its fate; a
+    random piece comes in place of each.
     """
     return words_left(ids, mask, p, known, torch.rand((3, *ids.shape), generator=generator, device=ids.device))
 
@@ -83,6 +97,9 @@ def words_left(
     would be deleted, the one with the largest first draw stays as it is.
     """
     word = mask & (ids[..., None] != known.fixed).all(-1)
+    if known.continues is not None:  # then a piece has the draws of the word's first
+        first = torch.arange(ids.shape[1], device=ids.device).masked_fill(known.continues[ids], 0).cummax(1).values
+        draws = torch.cat([draws[:2].gather(2, first.expand(2, -1, -1)), draws[2:]])
     hit, fate = word & (draws[0] < p), draws[1]
     deleted = hit & (fate >= _MASKED + _REPLACED)
     none_left = (deleted == word).all(1, keepdim=True)
