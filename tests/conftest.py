@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -144,6 +145,14 @@ def without_shape_checks() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a small model, as after some training."""
+    from tiny_models import tiny_model, with_statistics
+
+    return with_statistics(tiny_model("region_bigru")).save_pretrained(tmp_path / "model")
 
 
 class AllocationMeter(TorchDispatchMode):

@@ -53,11 +53,27 @@ def _plain(value):
     return value.read_bytes() if isinstance(value, Path) else value
 
 
+def environment():
+    """For another process, that finds what this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
 def run(code, *arguments):
     """Another process, in which the package is imported as users import it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+
+
+def interrupting(after):
+    """What is told of progress, and interrupts the work when it is told for the so-many-th time."""
+    told = []
+
+    def advance(count):
+        told.append(count)
+        if len(told) == after:
+            raise KeyboardInterrupt
+
+    return advance
 
 
 def peak_megabytes():

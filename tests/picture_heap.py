@@ -6,6 +6,9 @@ import zlib
 import numpy as np
 from PIL import Image
 
+HEAP = 200
+"""Files, where shards are made of them."""
+
 
 def huge_png():
     """A few bytes that say they are 30,000 × 30,000 pixels."""

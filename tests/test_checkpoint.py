@@ -1,13 +1,10 @@
 import json
-import logging
 import os
-import pickle
-import signal
 import subprocess
-import sys
 
 import pytest
 import torch
+from checkpoint_folders import FILES, change, run_with_our_threads
 from tiny_models import SIZES, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from tiny_models import with_statistics as trained
 
@@ -16,30 +13,10 @@ from maxmatch.build import build_model
 from maxmatch.checkpoint import CheckpointError, load, save
 from maxmatch.config import ModelConfig
 
-FILES = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
-
-
-@pytest.fixture
-def saved(tmp_path):
-    return trained(tiny_model("region_bigru")).save_pretrained(tmp_path / "model")
-
-
-def change(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
 
 def fingerprint(folder):
     """Something that differs between models, and is there only if the whole checkpoint can be read."""
     return float(load(folder).encode_texts(["a dog"]).sum())
-
-
-def run(code, *arguments):
-    """Another process, with as many threads as this one: sums in another order are not the same bit by bit."""
-    path = os.pathsep.join(sys.path)
-    code = f"import torch; torch.set_num_threads({torch.get_num_threads()})\n{code}"
-    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -72,7 +49,7 @@ for folder in sys.argv[1:]:
     assert torch.equal(model.encode_texts(texts(5)), sets["text"])
 print(len(sys.argv) - 1, "alike")
 """
-    done = run(code, *folders)
+    done = run_with_our_threads(code, *folders)
     assert done.stdout == f"{len(SIZES)} alike\n", done.stderr
 
 
@@ -219,7 +196,7 @@ for step in range(1, int(sys.argv[2]) + 1):
     for step in range(1, steps + 1):
         (root / str(step)).mkdir()
         subprocess.run(["cp", "-r", str(saved), str(root / str(step) / "model")], check=True)
-    done = run(code, root, steps)
+    done = run_with_our_threads(code, root, steps)
     outcomes = done.stdout.split()
     assert set(outcomes) == {"killed", "done"}, done.stderr
     assert outcomes == sorted(outcomes, reverse=True)  # every step was tried, up to the last of a whole save
@@ -234,137 +211,6 @@ for step in range(1, int(sys.argv[2]) + 1):
         assert (again / "log.txt").read_text() == "mine"
     switch = found.index(new)
     assert found == [old] * switch + [new] * (steps - switch)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_named(saved, name):
-    (saved / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} is missing"):
-        load(saved)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-def test_weights_cut_short_are_refused(saved, share):
-    data = (saved / "model.safetensors").read_bytes()
-    (saved / "model.safetensors").write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a whole safetensors file.*copy it again"):
-        load(saved)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", '{"model_type": "bert"}'])
-def test_a_config_that_is_not_ours_is_refused(saved, text):
-    (saved / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"config\.json: not (a checkpoint of MaxMatch|readable as JSON)"):
-        load(saved)
-
-
-def test_a_newer_schema_is_refused_with_the_cure(saved):
-    change(saved, schema_version=2, of_tomorrow=True)
-    with pytest.raises(CheckpointError, match=r"schema version 2.*pip install --upgrade maxmatch"):
-        load(saved)
-
-
-def test_an_unknown_key_is_refused_with_a_suggestion(saved):
-    change(saved, similarty="mil")
-    with pytest.raises(CheckpointError, match=r"config\.json: .*Did you mean 'similarity'"):
-        load(saved)
-
-
-def test_another_set_size_or_width_than_the_weights_is_refused(saved):
-    data = json.loads((saved / "config.json").read_text())
-    data["towers"]["image"]["set_size"] = 8
-    (saved / "config.json").write_text(json.dumps(data))
-    with pytest.raises(CheckpointError, match=r"towers\.image\.head\.slots: 4×16 in the file, 8×16 by the config"):
-        load(saved)
-    data["towers"]["image"]["set_size"] = 4
-    (saved / "config.json").write_text(json.dumps({**data, "width": 32}))
-    with pytest.raises(
-        CheckpointError, match=r"(?s)set size \(K\) or width \(D\).*fc\.bias: 16 in the file, 32 by the config"
-    ):
-        load(saved)
-
-
-def test_weights_of_another_model_are_refused(saved, tmp_path):
-    other = tiny_model("region_bert").save_pretrained(tmp_path / "other")
-    (other / "model.safetensors").rename(saved / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"(?s)does not fit config\.json.*missing in the file.*more"):
-        load(saved)
-
-
-def test_another_tokenizer_is_refused(saved, tmp_path):
-    other = tiny_model("region_bert").save_pretrained(tmp_path / "other")
-    (other / "tokenizer.json").rename(saved / "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"or the tokenizer, are of different models"):
-        load(saved)
-
-
-def test_a_pickle_is_never_read(saved, tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return (os.kill, (os.getpid(), signal.SIGKILL))
-
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(CheckpointError, match=r"a pickle .* is never read"):
-        load(tmp_path / "model.pt")
-    (saved / "model.safetensors").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        load(saved)
-
-
-def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_fetched", lambda name: pytest.fail(f"asked the hub for {name}"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")  # what lies beside the folder of the tests is not ours
-    for name in (tmp_path / "nothing", "nothing", "./a/b", "a/b/c", "/a/b", "../b", "a/", "~/nothing"):
-        with pytest.raises(FileNotFoundError, match="no such folder"):
-            load(name)
-
-
-def test_the_hub_is_asked_for_organisation_and_name_and_that_is_said(saved, monkeypatch, caplog):
-    import huggingface_hub
-
-    asked = []
-
-    def snapshot(name, allow_patterns, local_files_only):
-        asked.append((name, local_files_only))
-        return str(saved)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    for offline in (False, True):
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
-        with caplog.at_level(logging.WARNING):
-            load("someone/model")
-    assert asked == [("someone/model", False), ("someone/model", True)]
-    assert "no such folder here; asking the hub" in caplog.text
-
-
-def test_what_the_hub_does_not_have_is_said(monkeypatch, tmp_path):
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"someone/model: .*not to be had.*HF_HUB_OFFLINE is set"):
-        load("someone/model")
-
-
-def test_a_model_is_pushed_whole_and_in_private_unless_told_otherwise(monkeypatch):
-    import huggingface_hub
-
-    calls = []
-
-    class Hub:
-        def create_repo(self, name, private, exist_ok):
-            calls.append((name, private))
-
-        def upload_folder(self, repo_id, folder_path, commit_message):
-            calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    model = tiny_model("region_bigru")
-    assert model.push_to_hub("someone/model") == "https://huggingface.co/someone/model"
-    assert calls == [("someone/model", True), ("someone/model", FILES)]
-    with pytest.raises(ValueError, match="expected 'organisation/name'"):
-        model.push_to_hub("model")
 
 
 def test_a_device_can_be_chosen(saved):

@@ -1,12 +1,11 @@
 """Checkpoints in half precision: as close to their parent as promised, and as safe as any other."""
 
 import json
-import os
 import subprocess
-import sys
 
 import pytest
 import torch
+from checkpoint_folders import run_with_our_threads
 from safetensors.torch import load_file
 from tiny_models import SIZES, images_for, texts, tiny_model
 from tiny_models import with_statistics as trained
@@ -110,9 +109,7 @@ for step in map(int, sys.argv[2:]):
     for step in steps:
         (tmp_path / str(step)).mkdir()
         subprocess.run(["cp", "-r", str(saved), str(tmp_path / str(step) / "model")], check=True)
-    path = os.pathsep.join(sys.path)
-    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path), *map(str, steps)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    done = run_with_our_threads(code, tmp_path, *steps)
     outcomes = done.stdout.split()
     assert set(outcomes) == {"killed", "done"}, done.stderr
     assert outcomes.count("killed") >= 5

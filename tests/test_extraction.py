@@ -9,7 +9,7 @@ import torch
 from made_data import features, run, split
 from PIL import Image
 from sample_splits import split_of
-from tiny_models import images_for, tiny_model, with_statistics
+from tiny_models import images_for, saved_model, tiny_model, with_statistics
 from transformers import ResNetConfig, ResNetModel
 
 from maxmatch.data.feature_writer import FeatureWriter
@@ -48,9 +48,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
-    return folder
+    return saved_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def extracted(model, dataset, folder, dtype="float32", **options):

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,29 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_data import BAD, pictures
-from made_data import split
+from commands import run
+from made_data import environment, split
 from PIL import Image
 from sample_splits import picture, split_of
 from tiny_models import tiny_model
 
 from maxmatch.cli import data_check, progress
-from maxmatch.cli.main import main
 from maxmatch.data.check_report import LEVELS
 from maxmatch.data.features import FeatureStore
 from maxmatch.data.formats import imagefolder, karpathy
 from maxmatch.data.items import IMAGE
 from maxmatch.data.reading import read_dataset
-
-
-def command(capsys, *arguments):
-    """The exit code, what was said on stdout, and what on stderr."""
-    code = 0
-    try:
-        main(["data", *map(str, arguments)])
-    except SystemExit as end:
-        code = end.code or 0
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 @pytest.fixture
@@ -44,7 +32,7 @@ def some_data(tmp_path):
 
 
 def test_help_teaches_by_examples(capsys):
-    code, out, _ = command(capsys, "--help")
+    code, out, _ = run(capsys, "data", "--help")
     assert code == 0
     for example in (
         "maxmatch data check ",
@@ -54,7 +42,7 @@ def test_help_teaches_by_examples(capsys):
     ):
         assert example in out
     for verb in ("check", "convert", "features"):
-        assert "Examples:" in command(capsys, verb, "--help")[1]
+        assert "Examples:" in run(capsys, "data", verb, "--help")[1]
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -65,7 +53,7 @@ def test_bad_data_is_named_with_file_line_and_cure_and_the_exit_code_says_whethe
     path = bad.make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()  # what other packages say when they write
-    code, out, err = command(capsys, "check", path, "--json")
+    code, out, err = run(capsys, "data", "check", path, "--json")
     assert code == (0 if bad.usable else 1)
     assert err == ""
     assert sorted(tmp_path.rglob("*")) == before  # nothing is written
@@ -85,7 +73,7 @@ def test_bad_data_is_named_with_file_line_and_cure_and_the_exit_code_says_whethe
 @pytest.mark.parametrize("name", ["utf-8, csv", "bom, csv", "cut, karpathy", "nan, precomp", "zeros", "cut, tar"])
 def test_check_says_so_to_a_person_too(name, tmp_path, capsys):
     bad = BAD[name]
-    code, out, _ = command(capsys, "check", bad.make(tmp_path))
+    code, out, _ = run(capsys, "data", "check", bad.make(tmp_path))
     assert code == (0 if bad.usable else 1)
     said, last = " ".join(out.split()), out.splitlines()[-1]
     if bad.level is None:
@@ -98,7 +86,7 @@ def test_check_says_so_to_a_person_too(name, tmp_path, capsys):
 
 
 def test_check_prints_a_table_that_a_person_can_read(some_data, capsys):
-    code, out, _ = command(capsys, "check", some_data)
+    code, out, _ = run(capsys, "data", "check", some_data)
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == f"{some_data}: karpathy"
@@ -117,39 +105,39 @@ def test_check_prints_a_few_of_each_kind_and_all_when_asked(tmp_path, capsys):
     pictures(tmp_path, *(f"{n}.png" for n in range(9)))
     rows = "".join(f"{n}.png,one\n../{n}.png,two\n" for n in range(9))
     (tmp_path / "captions.csv").write_text(f"image,caption\n{rows}\n,x\n")
-    _, out, _ = command(capsys, "check", tmp_path)
+    _, out, _ = run(capsys, "data", "check", tmp_path)
     assert out.count("leaves the folder") == 3
     assert "… and 6 more of this kind (--all shows them)" in out
     assert out.count("→ Move the file into it") == 1
-    _, out, _ = command(capsys, "check", tmp_path, "--all")
+    _, out, _ = run(capsys, "data", "check", tmp_path, "--all")
     assert out.count("leaves the folder") == 9
     assert out.splitlines()[-1] == "Usable: 11 warnings."
 
 
 def test_check_as_json_has_everything_and_nothing_else_on_stdout(tmp_path, capsys):
-    code, out, _ = command(capsys, "check", BAD["missing"].make(tmp_path), "--json")
+    code, out, _ = run(capsys, "data", "check", BAD["missing"].make(tmp_path), "--json")
     said = json.loads(out)
     assert (code, said["usable"], said["format"], len(said["findings"])) == (1, False, "karpathy", 1)
-    code, out, _ = command(capsys, "check", tmp_path / "data", "--json", "--no-pictures")
+    code, out, _ = run(capsys, "data", "check", tmp_path / "data", "--json", "--no-pictures")
     assert (code, json.loads(out)["pictures"]) == (0, None)
 
 
 def test_a_path_that_is_not_there_is_not_usable(tmp_path, capsys):
-    code, out, _ = command(capsys, "check", tmp_path / "nowhere")
+    code, out, _ = run(capsys, "data", "check", tmp_path / "nowhere")
     assert code == 1
     assert "no such file or folder" in out
 
 
 def test_convert_says_what_was_written_and_does_nothing_the_second_time(some_data, tmp_path, capsys):
     arguments = ("convert", some_data, tmp_path / "copy", "--to", "webdataset")
-    code, out, _ = command(capsys, *arguments)
+    code, out, _ = run(capsys, "data", *arguments)
     assert code == 0
     assert out == f"{tmp_path / 'copy'}: webdataset; train 3 images with 12 captions, val 1 images with 5 captions\n"
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "copy").rglob("*")}
-    code, out, _ = command(capsys, *arguments, "--json")
+    code, out, _ = run(capsys, "data", *arguments, "--json")
     assert (code, json.loads(out)["captions"]) == (0, {"train": 12, "val": 5})
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "copy").rglob("*")} == times
-    code, out, err = command(capsys, *arguments, "--split", "val")
+    code, out, err = run(capsys, "data", *arguments, "--split", "val")
     assert (code, out) == (1, "")
     assert "holds something else" in err
 
@@ -157,14 +145,14 @@ def test_convert_says_what_was_written_and_does_nothing_the_second_time(some_dat
 def test_convert_says_the_first_problems_on_stderr_and_counts_the_rest(tmp_path, capsys):
     pictures(tmp_path / "in")
     (tmp_path / "in" / "captions.csv").write_text("image,caption\na.png,one\n" + "../b.png,two\n" * 7)
-    code, _, err = command(capsys, "convert", tmp_path / "in", tmp_path / "out", "--to", "jsonl")
+    code, _, err = run(capsys, "data", "convert", tmp_path / "in", tmp_path / "out", "--to", "jsonl")
     assert code == 0
     assert err.count("captions.csv:") == 5
     assert "… and 2 more problems" in err
 
 
 def test_convert_refuses_in_one_line(some_data, tmp_path, capsys):
-    code, out, err = command(capsys, "convert", some_data, tmp_path / "copy", "--to", "precomp")
+    code, out, err = run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "precomp")
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
     assert "Extract them first with: maxmatch data features" in err
@@ -177,9 +165,9 @@ def test_an_interrupted_conversion_ends_with_130_and_goes_on(some_data, tmp_path
 
     with monkeypatch.context() as patched:
         patched.setattr(progress, "bar", lambda what, total: nullcontext(advance))
-        assert command(capsys, "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 130
+        assert run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 130
     assert not (tmp_path / "copy").exists()
-    assert command(capsys, "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 0
+    assert run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
 
 
@@ -193,9 +181,8 @@ def test_a_conversion_killed_while_it_runs_goes_on(tmp_path, capsys):
         Image.fromarray(image).save(path)
     imagefolder.write({"train": split(paths, 1)}, tmp_path / "data")
     arguments = [sys.executable, "-m", "maxmatch.cli.main", "data", "convert", tmp_path / "data", tmp_path / "copy"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        [*arguments, "--to", "csv", "--workers", "1"], env=environment, stderr=subprocess.DEVNULL
+        [*arguments, "--to", "csv", "--workers", "1"], env=environment(), stderr=subprocess.DEVNULL
     )
     partial = tmp_path / ".copy.partial" / "images"
     while process.poll() is None and (not partial.is_dir() or len(list(partial.iterdir())) < 5):
@@ -204,7 +191,7 @@ def test_a_conversion_killed_while_it_runs_goes_on(tmp_path, capsys):
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "copy").exists()
     kept = {path.name: path.stat().st_ino for path in partial.iterdir() if not path.name.startswith(".")}
-    assert command(capsys, "convert", tmp_path / "data", tmp_path / "copy", "--to", "csv")[0] == 0
+    assert run(capsys, "data", "convert", tmp_path / "data", tmp_path / "copy", "--to", "csv")[0] == 0
     found = {path.name: path.stat().st_ino for path in (tmp_path / "copy" / "images").iterdir()}
     assert len(found) == 300
     assert kept.items() <= found.items()
@@ -213,22 +200,24 @@ def test_a_conversion_killed_while_it_runs_goes_on(tmp_path, capsys):
 def test_features_are_stored_for_all_splits_by_the_ids_of_the_images(some_data, tmp_path, capsys):
     tiny_model("resnet152_bigru").save_pretrained(tmp_path / "model")
     arguments = ("features", some_data, tmp_path / "store", "--model", tmp_path / "model", "--device", "cpu")
-    code, out, err = command(capsys, *arguments, "--dtype", "float32", "--batch-size", 3)
+    code, out, err = run(capsys, "data", *arguments, "--dtype", "float32", "--batch-size", 3)
     assert code == 0, err
     assert out == f"{tmp_path / 'store'}: 4 images, 64 × 24 float32 each\n"
     assert "crop 64 px" in err
     ids = [name for part in read_dataset(some_data).splits.values() for name in part[IMAGE].ids]
     assert FeatureStore.open(tmp_path / "store").ids == ids
     (some_data / "images" / "COCO_001.png").write_bytes(b"cut")
-    code, out, err = command(capsys, *arguments[:2], tmp_path / "other", *arguments[3:], "--split", "train", "--json")
+    code, out, err = run(
+        capsys, "data", *arguments[:2], tmp_path / "other", *arguments[3:], "--split", "train", "--json"
+    )
     assert (code, json.loads(out)["images"], json.loads(out)["left_out"]) == (0, 2, 1)
     assert "image 'COCO_001' of the split 'train' is left out" in err
 
 
 def test_wrong_use_ends_with_two(some_data, tmp_path, capsys):
     for arguments in (("check",), ("convert", some_data, tmp_path / "x"), ("features", some_data, tmp_path / "x")):
-        assert command(capsys, *arguments)[0] == 2
-    assert command(capsys, "convert", some_data, tmp_path / "x", "--to", "csv", "--workers", 0)[0] == 2
+        assert run(capsys, "data", *arguments)[0] == 2
+    assert run(capsys, "data", "convert", some_data, tmp_path / "x", "--to", "csv", "--workers", 0)[0] == 2
 
 
 def test_every_level_has_a_title():

@@ -1,39 +1,18 @@
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from picture_heap import write_heap
+from commands import run
 from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.cli import progress
-from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
 from maxmatch.search.shards import read_manifest, read_shard
 
 
-@pytest.fixture(scope="module")
-def heap(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heap")
-    return (folder, *write_heap(folder, 60))
-
-
-def command(capsys, *arguments):
-    """The exit code, what was said on stdout, and what on stderr."""
-    code = 0
-    try:
-        main(["encode", *map(str, arguments)])
-    except SystemExit as end:
-        code = end.code or 0
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
 def test_help_teaches_by_examples(capsys):
-    code, out, _ = command(capsys, "--help")
+    code, out, _ = run(capsys, "encode", "--help")
     assert code == 0
     assert "Examples:" in out
     assert "maxmatch encode runs/coco/best ~/Pictures --out sets" in out
@@ -42,7 +21,7 @@ def test_help_teaches_by_examples(capsys):
 def test_a_folder_becomes_shards_and_what_is_left_out_is_said(heap, model, tmp_path, capsys):
     folder, good, bad = heap
     out = tmp_path / "sets"
-    code, said, err = command(capsys, model, folder, "--out", out, "--shard-size", 25, "--device", "cpu")
+    code, said, err = run(capsys, "encode", model, folder, "--out", out, "--shard-size", 25, "--device", "cpu")
     assert code == 0, err
     assert said == f"{out}: {len(good)} sets 4 × 16 fp16; {len(bad)} left out, see {out / 'skipped.jsonl'}\n"
     assert f"{folder}: 59 items (image, folder), 1 left out" in err
@@ -58,9 +37,9 @@ def test_a_folder_becomes_shards_and_what_is_left_out_is_said(heap, model, tmp_p
 def test_the_same_command_again_does_nothing_and_json_says_all(heap, model, tmp_path, capsys):
     folder, good, bad = heap
     arguments = (model, folder, "--out", tmp_path / "sets", "--dtype", "fp32", "--batch-size", 7, "--json")
-    first = json.loads(command(capsys, *arguments)[1])
+    first = json.loads(run(capsys, "encode", *arguments)[1])
     assert (first["encoded"], first["skipped"], first["dtype"]) == (len(good), len(bad), "float32")
-    code, said, err = command(capsys, *arguments)
+    code, said, err = run(capsys, "encode", *arguments)
     assert code == 0
     assert "59 of 59 are there already" in err
     assert json.loads(said) | {"seconds": 0} == first | {"seconds": 0}
@@ -80,15 +59,17 @@ def test_interrupted_it_ends_with_130_and_goes_on(heap, model, tmp_path, capsys,
     with monkeypatch.context() as patched:
         patched.setattr(progress, "bar", lambda what, total: nullcontext(advance))
         patched.setattr("maxmatch.search.encoding_run._COMMIT_SECONDS", 0)
-        assert command(capsys, *arguments)[0] == 130
-    code, _, err = command(capsys, *arguments)
+        assert run(capsys, "encode", *arguments)[0] == 130
+    code, _, err = run(capsys, "encode", *arguments)
     assert code == 0
     assert "30 of 59 are there already" in err
 
 
 def test_captions_are_encoded_with_the_tower_of_texts(model, tmp_path, capsys):
     (tmp_path / "captions.txt").write_text("a dog runs\n\na cat\n")
-    code, _, err = command(capsys, model, tmp_path / "captions.txt", "--out", tmp_path / "sets", "--dtype", "fp32")
+    code, _, err = run(
+        capsys, "encode", model, tmp_path / "captions.txt", "--out", tmp_path / "sets", "--dtype", "fp32"
+    )
     assert code == 0, err
     shard = read_shard(tmp_path / "sets", 0, read_manifest(tmp_path / "sets"))
     assert shard.ids == ["1", "3"]
@@ -115,7 +96,7 @@ def test_bad_input_ends_with_one_and_one_line_that_says_the_cure(heap, model, tm
     source = tmp_path / change["source"] if "source" in change else heap[0]
     given = tmp_path / change["model"] if "model" in change else model
     out = tmp_path / change.get("out", "sets")
-    code, said, err = command(capsys, given, source, "--out", out, *change.get("more", []))
+    code, said, err = run(capsys, "encode", given, source, "--out", out, *change.get("more", []))
     assert (code, said) == (1, "")
     lines = err.splitlines()
     assert words in lines[-1]
@@ -125,16 +106,16 @@ def test_bad_input_ends_with_one_and_one_line_that_says_the_cure(heap, model, tm
 
 def test_another_model_in_the_same_folder_is_refused_with_the_cure(heap, model, tmp_path, capsys):
     Image.new("RGB", (30, 30)).save(tmp_path / "a.png")
-    assert command(capsys, model, tmp_path, "--out", tmp_path / "sets")[0] == 0
+    assert run(capsys, "encode", model, tmp_path, "--out", tmp_path / "sets")[0] == 0
     tiny_model("resnet152_bigru", seed=2).save_pretrained(tmp_path / "other")
-    code, _, err = command(capsys, tmp_path / "other", tmp_path, "--out", tmp_path / "sets", "--format", "folder")
+    code, _, err = run(capsys, "encode", tmp_path / "other", tmp_path, "--out", tmp_path / "sets", "--format", "folder")
     assert code == 1
     assert f"holds the sets of another model ({model}, not {tmp_path / 'other'}). Give a new folder with --out" in err
 
 
 def test_where_nothing_can_be_read_it_ends_with_one(model, tmp_path, capsys):
     (tmp_path / "a.jpg").write_text("no picture")
-    code, said, err = command(capsys, model, tmp_path, "--out", tmp_path / "sets")
+    code, said, err = run(capsys, "encode", model, tmp_path, "--out", tmp_path / "sets")
     assert code == 1
     assert "0 sets" in said
     assert "nothing could be encoded" in err
@@ -142,20 +123,4 @@ def test_where_nothing_can_be_read_it_ends_with_one(model, tmp_path, capsys):
 
 def test_wrong_use_ends_with_two(model, tmp_path, capsys):
     for arguments in ((), (model,), (model, tmp_path), (model, tmp_path, "--out", tmp_path / "x", "--dtype", "int8")):
-        assert command(capsys, *arguments)[0] == 2
-
-
-def test_help_of_every_verb_loads_nothing_heavy():
-    code = """
-import sys
-from maxmatch.cli.main import main
-try:
-    main([sys.argv[1], "--help"])
-except SystemExit as end:
-    print(end.code, sorted({"torch", "numpy", "safetensors", "PIL", "lancedb"} & set(sys.modules)))
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "encode"], capture_output=True, text=True, env=environment, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "0 []"
+        assert run(capsys, "encode", *arguments)[0] == 2

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 import typer
+from made_data import run
 from typer.testing import CliRunner
 
 from maxmatch.cli.main import app
@@ -81,3 +82,20 @@ def test_an_argument_that_may_be_left_out_is_not_called_required(path):
 
 def test_what_stands_in_brackets_is_not_taken_for_markup():
     assert "needs 'maxmatch[ray]'" in " ".join(shown(("encode",)).split())
+
+
+_ALL = """
+import sys
+from maxmatch.cli.main import main
+for path in sys.argv[1:]:
+    try:
+        main([*path.split(), "--help"])
+    except SystemExit as end:
+        assert not end.code, path
+print(sorted({"torch", "numpy", "safetensors", "PIL", "lancedb", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_help_of_every_verb_loads_nothing_heavy():
+    done = run(_ALL, *map(" ".join, VERBS))
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

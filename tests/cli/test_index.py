@@ -2,31 +2,14 @@ import json
 
 import numpy as np
 import pytest
+from commands import run
 from made_shards import D, K, random_sets, write_shards
-from picture_heap import write_heap
 from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.cli.main import main
 from maxmatch.model import SetEncoder
 from maxmatch.search.index import SetIndex
-
-
-def command(capsys, *arguments):
-    """The exit code, what was said on stdout, and what on stderr."""
-    code = 0
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = end.code or 0
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
-@pytest.fixture(scope="module")
-def heap(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heap")
-    return (folder, *write_heap(folder, 30))
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +33,24 @@ def ids_in(index):
 
 @pytest.mark.parametrize("verb", ["build", "add", "remove", "verify"])
 def test_help_teaches_by_examples(capsys, verb):
-    assert "maxmatch index build photos --from sets" in command(capsys, "index", "--help")[1]
-    code, out, _ = command(capsys, "index", verb, "--help")
+    assert "maxmatch index build photos --from sets" in run(capsys, "index", "--help")[1]
+    code, out, _ = run(capsys, "index", verb, "--help")
     assert code == 0
     assert "Examples:" in out
 
 
 def test_shards_become_an_index_that_knows_what_made_them(tmp_path, capsys):
     expected = write_shards(tmp_path / "sets", 30, dtype="float16", stability=0.97)
-    code, out, err = command(capsys, "index", "build", tmp_path / "index", "--from", tmp_path / "sets")
+    code, out, err = run(capsys, "index", "build", tmp_path / "index", "--from", tmp_path / "sets")
     assert code == 0, err
     assert out == f"{tmp_path / 'index'}: 27 added; 27 items, sets 3 × 8, lance\n"
     assert ids_in(tmp_path / "index") == sorted(expected)
-    code, out, _ = command(capsys, "index", "info", tmp_path / "index", "--json")
+    code, out, _ = run(capsys, "index", "info", tmp_path / "index", "--json")
     known = json.loads(out)
     assert code == 0
     assert (known["items"], known["model"], known["stability"], known["dtype"]) == (27, "a" * 64, 0.97, "float16")
     assert (known["model_path"], known["modality"]) == ("somewhere/model", "image")
-    code, out, _ = command(capsys, "index", "info", tmp_path / "index")
+    code, out, _ = run(capsys, "index", "info", tmp_path / "index")
     assert code == 0
     assert "items           27\n" in out
 
@@ -76,28 +59,28 @@ def test_items_are_added_removed_and_the_rest_compacted(tmp_path, capsys):
     write_shards(tmp_path / "a", 10)
     write_shards(tmp_path / "b", 20, seed=1)
     index = tmp_path / "index"
-    command(capsys, "index", "build", index, "--from", tmp_path / "a", "--engine", "exhaustive")
-    code, out, err = command(capsys, "index", "add", index, "--from", tmp_path / "b")
+    run(capsys, "index", "build", index, "--from", tmp_path / "a", "--engine", "exhaustive")
+    code, out, err = run(capsys, "index", "add", index, "--from", tmp_path / "b")
     assert (code, out) == (1, "")
     assert "'item0' is in the index already. Nothing was added: say --existing skip" in err
-    code, out, _ = command(capsys, "index", "add", index, "--from", tmp_path / "b", "--existing", "skip", "--json")
+    code, out, _ = run(capsys, "index", "add", index, "--from", tmp_path / "b", "--existing", "skip", "--json")
     assert (code, json.loads(out)["items"]) == (0, 18)
     (tmp_path / "gone.txt").write_text("item3\nitem4\nnobody\n")
-    code, out, err = command(capsys, "index", "remove", index, "--ids-file", tmp_path / "gone.txt")
+    code, out, err = run(capsys, "index", "remove", index, "--ids-file", tmp_path / "gone.txt")
     assert (code, out) == (1, "")
     assert "'nobody' is not in the index" in err
     gone = ("--ids-file", tmp_path / "gone.txt", "--ids", "item5", "--missing", "ignore")
-    assert command(capsys, "index", "remove", index, *gone)[1] == f"{index}: 3 removed, 15 left\n"
-    assert command(capsys, "index", "remove", index, "item6", "item7")[1] == f"{index}: 2 removed, 13 left\n"
-    assert command(capsys, "index", "compact", index)[1] == f"{index}: 13 items\n"
+    assert run(capsys, "index", "remove", index, *gone)[1] == f"{index}: 3 removed, 15 left\n"
+    assert run(capsys, "index", "remove", index, "item6", "item7")[1] == f"{index}: 2 removed, 13 left\n"
+    assert run(capsys, "index", "compact", index)[1] == f"{index}: 13 items\n"
     assert not {"item3", "item5", "item6"} & set(ids_in(index))
 
 
 def test_another_models_sets_are_refused_with_the_cure(tmp_path, capsys):
     write_shards(tmp_path / "a", 10)
     write_shards(tmp_path / "b", 10, prefix="b", identity="b" * 64, model="elsewhere/model")
-    command(capsys, "index", "build", tmp_path / "index", "--from", tmp_path / "a", "--engine", "exhaustive")
-    code, _, err = command(capsys, "index", "add", tmp_path / "index", "--from", tmp_path / "b")
+    run(capsys, "index", "build", tmp_path / "index", "--from", tmp_path / "a", "--engine", "exhaustive")
+    code, _, err = run(capsys, "index", "add", tmp_path / "index", "--from", tmp_path / "b")
     assert code == 1
     assert "another model made its sets (somewhere/model) than these (elsewhere/model). Encode again" in err
     assert len(ids_in(tmp_path / "index")) == 9
@@ -108,7 +91,7 @@ def test_arrays_of_another_program_become_an_index(tmp_path, capsys):
     (tmp_path / "ids.txt").write_text("a\nb\nc\nd\ne\nf\n")
     (tmp_path / "meta.csv").write_text("year\n" + "".join(f"{2000 + n}\n" for n in range(6)))
     arguments = ("--sets", tmp_path / "sets.npy", "--ids", tmp_path / "ids.txt", "--metadata", tmp_path / "meta.csv")
-    code, out, err = command(capsys, "index", "build", tmp_path / "index", *arguments, "--similarity", "chamfer")
+    code, out, err = run(capsys, "index", "build", tmp_path / "index", *arguments, "--similarity", "chamfer")
     assert code == 0, err
     assert "6 added" in out
     with SetIndex.open(tmp_path / "index") as index:
@@ -116,7 +99,7 @@ def test_arrays_of_another_program_become_an_index(tmp_path, capsys):
         assert (index.manifest.set_size, index.manifest.dim, index.manifest.model) == (K, D, None)
         [hits] = index.search(random_sets(6)[:1], 2, where="year >= 2001")
         assert all(int(hit.metadata["year"]) >= 2001 for hit in hits)
-    code, _, err = command(capsys, "search", "a dog", tmp_path / "index")
+    code, _, err = run(capsys, "search", "a dog", tmp_path / "index")
     assert code == 1
     assert "the index does not say which model made its sets. Name it with --model" in err
 
@@ -132,26 +115,26 @@ def test_new_pictures_of_a_folder_are_added_by_the_models_own_path(model, heap, 
     source, index = tmp_path / "more", tmp_path / "index"
     source.mkdir()
     Image.new("RGB", (40, 40), "red").save(source / "red.png")
-    assert command(capsys, "index", "build", index, "--source", source, "--model", model)[0] == 0
+    assert run(capsys, "index", "build", index, "--source", source, "--model", model)[0] == 0
     Image.new("RGB", (40, 40), "blue").save(source / "blue.png")
-    code, out, err = command(capsys, "index", "add", index, "--source", source, "--existing", "skip")
+    code, out, err = run(capsys, "index", "add", index, "--source", source, "--existing", "skip")
     assert code == 0, err
     assert out.startswith(f"{index}: 1 added; 2 items")
     assert "1 items (image, folder)" in err
-    code, out, _ = command(capsys, "index", "add", index, "--source", source, "--existing", "skip")
+    code, out, _ = run(capsys, "index", "add", index, "--source", source, "--existing", "skip")
     assert code == 0
     assert out.startswith(f"{index}: 0 added; 2 items")
     assert ids_in(index) == ["blue.png", "red.png"]
 
 
 def test_verify_measures_and_says_how_sure_it_is(photos, tmp_path, capsys):
-    code, out, _ = command(capsys, "index", "verify", photos, "-k", 3, "--sample", 8, "--json")
+    code, out, _ = run(capsys, "index", "verify", photos, "-k", 3, "--sample", 8, "--json")
     measured = json.loads(out)
     assert code == 0
     assert measured["low"] <= measured["recall"] <= measured["high"]
     assert (measured["k"], measured["queries"], measured["real_queries"]) == (3, 8, False)
     (tmp_path / "queries.txt").write_text("a dog\na cat\n")
-    code, out, err = command(capsys, "index", "verify", photos, "-k", 3, "--queries", tmp_path / "queries.txt")
+    code, out, err = run(capsys, "index", "verify", photos, "-k", 3, "--queries", tmp_path / "queries.txt")
     assert code == 0, err
     assert "2 searches for the 3 best" in out
 
@@ -162,24 +145,24 @@ def test_search_finds_what_the_model_scores_best_and_needs_no_model_named(photos
         encoder.encode_texts(["a red bus"]), encoder.encode_images([heap[0] / name for name in heap[1]])
     )
     best = [heap[1][int(place)] for place in scores[0].argsort(descending=True)[:4]]
-    code, out, err = command(capsys, "search", "a red bus", photos, "-k", 4, "--exact")
+    code, out, err = run(capsys, "search", "a red bus", photos, "-k", 4, "--exact")
     assert code == 0, err
     lines = [line.split() for line in out.splitlines()]
     assert [line[2] for line in lines] == [str(heap[0] / name) for name in best]
     assert float(lines[0][1]) == pytest.approx(float(scores.max()), abs=1e-3)
     assert [line[0] for line in lines] == ["1", "2", "3", "4"]
-    paths = command(capsys, "search", "a red bus", photos, "-k", 4, "--exact", "--paths")[1].split()
+    paths = run(capsys, "search", "a red bus", photos, "-k", 4, "--exact", "--paths")[1].split()
     assert paths == [line[2] for line in lines]
 
 
 def test_search_by_a_picture_finds_it_and_explain_shows_the_pairs(photos, heap, capsys):
     path = heap[0] / heap[1][5]
-    code, out, err = command(capsys, "search", "--image", path, photos, "-k", 1, "--explain")
+    code, out, err = run(capsys, "search", "--image", path, photos, "-k", 1, "--explain")
     assert code == 0, err
     assert str(path) in out
     assert out.count("cosine  1.000") == 4
     assert f"size: {path.stat().st_size}" in out
-    hits = json.loads(command(capsys, "search", "--image", path, photos, "-k", 2, "--json")[1])["hits"]
+    hits = json.loads(run(capsys, "search", "--image", path, photos, "-k", 2, "--json")[1])["hits"]
     assert hits[0]["id"] == heap[1][5]
     assert [one["cosine"] for one in hits[0]["matches"]] == pytest.approx([1] * 4, abs=1e-3)
 
@@ -187,29 +170,29 @@ def test_search_by_a_picture_finds_it_and_explain_shows_the_pairs(photos, heap, 
 def test_search_keeps_to_the_filter(photos, heap, capsys):
     sizes = {name: (heap[0] / name).stat().st_size for name in heap[1]}
     middle = sorted(sizes.values())[len(sizes) // 2]
-    code, out, _ = command(capsys, "search", "a dog", photos, "-k", 100, "--where", f"size > {middle}", "--json")
+    code, out, _ = run(capsys, "search", "a dog", photos, "-k", 100, "--where", f"size > {middle}", "--json")
     assert code == 0
     assert {hit["id"] for hit in json.loads(out)["hits"]} == {name for name, size in sizes.items() if size > middle}
-    code, out, err = command(capsys, "search", "a dog", photos, "--where", "size > 1e12")
+    code, out, err = run(capsys, "search", "a dog", photos, "--where", "size > 1e12")
     assert (code, out) == (0, "")
     assert f"maxmatch: nothing in {photos} that passes --where\n" in err
-    code, _, err = command(capsys, "search", "a dog", photos, "--where", "size >")
+    code, _, err = run(capsys, "search", "a dog", photos, "--where", "size >")
     assert code == 1
     assert "where" in err
 
 
 def test_a_wrong_model_is_refused_with_the_cure_and_one_that_moved_is_asked_for(photos, model, tmp_path, capsys):
     tiny_model("resnet152_bigru", seed=2).save_pretrained(tmp_path / "other")
-    code, out, err = command(capsys, "search", "a dog", photos, "--model", tmp_path / "other")
+    code, out, err = run(capsys, "search", "a dog", photos, "--model", tmp_path / "other")
     assert (code, out) == (1, "")
     assert f"another model than the one that made the sets of {photos} (then in {model})" in err
     assert "Name the right one with --model" in err
     noted = (photos / "encoder.json").read_text()
     (photos / "encoder.json").write_text(noted.replace("tiny", "moved"))
-    code, _, err = command(capsys, "search", "a dog", photos)
+    code, _, err = run(capsys, "search", "a dog", photos)
     assert code == 1
     assert "If it has moved, say where it is with --model" in err
-    assert command(capsys, "search", "a dog", photos, "--model", model)[0] == 0
+    assert run(capsys, "search", "a dog", photos, "--model", model)[0] == 0
     (photos / "encoder.json").write_text(noted)
 
 
@@ -228,7 +211,7 @@ def test_bad_input_ends_with_one_and_names_what_is_wrong(
     photos, model, tmp_path, capsys, monkeypatch, arguments, words
 ):
     monkeypatch.chdir(tmp_path)
-    code, out, err = command(capsys, *(one.format(photos=photos, model=model) for one in arguments))
+    code, out, err = run(capsys, *(one.format(photos=photos, model=model) for one in arguments))
     assert (code, out) == (1, "")
     assert words in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
@@ -250,4 +233,4 @@ def test_bad_input_ends_with_one_and_names_what_is_wrong(
     ],
 )
 def test_wrong_use_ends_with_two(capsys, arguments):
-    assert command(capsys, *arguments)[0] == 2
+    assert run(capsys, *arguments)[0] == 2

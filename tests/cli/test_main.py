@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from made_data import run
 
 import maxmatch
 from maxmatch.cli import doctor_packages
@@ -34,8 +35,7 @@ try:
 except SystemExit as end:
     print(end.code, sorted({"torch", "numpy", "transformers", "PIL", "pydantic"} & set(sys.modules)))
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = run(code)
     assert done.stdout.splitlines()[-1] == "0 []"
     assert "doctor" in done.stdout
 

@@ -1,4 +1,3 @@
-import os
 import signal
 import socket
 import subprocess
@@ -6,6 +5,7 @@ import sys
 import urllib.request
 
 import pytest
+from made_data import environment
 from served import make_gallery
 
 from maxmatch.cli import main as command
@@ -46,13 +46,12 @@ def test_the_address_is_printed_once_the_server_answers_and_control_c_ends_it(tm
     gallery = make_gallery(tmp_path)
     gallery.model.save_pretrained(tmp_path / "model")
     given = [tmp_path / "index", "--model", tmp_path / "model", "--pictures", gallery.root, "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     server = subprocess.Popen(
         [sys.executable, "-m", "maxmatch.cli.main", "serve", *map(str, given)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=environment(),
     )
     try:
         address = server.stdout.readline().strip()

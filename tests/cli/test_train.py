@@ -4,21 +4,10 @@ import json
 import re
 
 import pytest
+from commands import run
 from small_runs import recipe_for, write_data
 
-from maxmatch.cli.main import main
 from maxmatch.recipe_files import dump_recipe, list_recipes
-
-
-def run(capsys, *arguments):
-    """The exit code of the command and what it said: the result and the rest."""
-    code = 0
-    try:
-        main(["train", *map(str, arguments)])
-    except SystemExit as end:
-        code = end.code
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +22,7 @@ def small(tmp_path_factory):
 
 
 def test_recipes_are_listed_with_what_they_are(capsys):
-    code, out, err = run(capsys, "--list")
+    code, out, err = run(capsys, "train", "--list")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == len(list_recipes()) >= 38
@@ -41,7 +30,7 @@ def test_recipes_are_listed_with_what_they_are(capsys):
 
 
 def test_without_a_recipe_they_are_listed_too_but_it_is_wrong_use(capsys):
-    code, out, err = run(capsys)
+    code, out, err = run(capsys, "train")
     assert code == 2
     assert "coco_region_bigru" in out
     assert "name one of these recipes, or a YAML file" in err
@@ -49,7 +38,7 @@ def test_without_a_recipe_they_are_listed_too_but_it_is_wrong_use(capsys):
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "f30k_region_bigru", "train.lr=2e-4", "--dry-run")
+    code, out, _ = run(capsys, "train", "f30k_region_bigru", "train.lr=2e-4", "--dry-run")
     assert code == 0
     assert "80 epochs of 145 steps" in out
     assert re.search(r"image\.set_module .* 0\.1 +2e-05", out)
@@ -72,7 +61,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
 )
 def test_what_is_wrong_with_the_command_is_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, *arguments)
+    code, out, err = run(capsys, "train", *arguments)
     assert (code, out) == (1, "")
     (line,) = [line for line in err.splitlines() if line.startswith("maxmatch: ")]
     assert said in line
@@ -80,7 +69,7 @@ def test_what_is_wrong_with_the_command_is_one_line_and_exit_1(capsys, tmp_path,
 
 
 def test_an_option_that_is_not_known_is_wrong_use(capsys):
-    code, out, err = run(capsys, "scenes", "--fast")
+    code, out, err = run(capsys, "train", "scenes", "--fast")
     assert (code, out) == (2, "")
     assert "--fast" in err
 
@@ -88,7 +77,7 @@ def test_an_option_that_is_not_known_is_wrong_use(capsys):
 def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_path, monkeypatch):
     file, data = small
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, file, f"data.path={data}", "train.epochs=2", "--device", "cpu")
+    code, out, err = run(capsys, "train", file, f"data.path={data}", "train.epochs=2", "--device", "cpu")
     assert code == 0
     assert re.fullmatch(
         r"runs/tiny/best: epoch [12], RSUM \d+\.\d \(image to text R@1 \d+\.\d, text to image R@1 \d+\.\d\), "
@@ -96,10 +85,10 @@ def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_pa
         out,
     )
     assert "epoch 2/2" in err
-    code, out, err = run(capsys, file, f"data.path={data}", "train.epochs=2")
+    code, out, err = run(capsys, "train", file, f"data.path={data}", "train.epochs=2")
     assert (code, out) == (1, "")
     assert "maxmatch: runs/tiny: holds a run already. Go on with it by --resume" in err
-    code, out, err = run(capsys, file, f"data.path={data}", "train.epochs=2", "--resume", "--json")
+    code, out, err = run(capsys, "train", file, f"data.path={data}", "train.epochs=2", "--resume", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == json.loads((tmp_path / "runs" / "tiny" / "done.json").read_text())
 
@@ -107,13 +96,13 @@ def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_pa
 def test_without_validation_the_result_says_no_rsum(capsys, small, tmp_path):
     file, _ = small
     data = write_data(tmp_path / "data", val=0)
-    code, out, err = run(capsys, file, f"data.path={data}", "--out", tmp_path / "run")
+    code, out, err = run(capsys, "train", file, f"data.path={data}", "--out", tmp_path / "run")
     assert (code, out) == (0, f"{tmp_path / 'run' / 'best'}: epoch 1\n")
     assert "no split 'val'" in err
 
 
 def test_a_device_that_is_not_there_is_said(capsys, small, tmp_path):
     file, data = small
-    code, _, err = run(capsys, file, f"data.path={data}", "--out", tmp_path / "run", "--device", "gpu")
+    code, _, err = run(capsys, "train", file, f"data.path={data}", "--out", tmp_path / "run", "--device", "gpu")
     assert code == 1
     assert "gpu" in err

@@ -1,9 +1,12 @@
 """Small splits to feed from, features kept in every way there is, and batches put together by hand."""
 
 import numpy as np
+import pytest
 import torch
 
 from maxmatch.data.items import Items, Split
+from maxmatch.data.mapped import MappedFeed
+from maxmatch.data.resident import ResidentFeed
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.readers import FeatureReader, TextReader
 from maxmatch.text import word_tokenizer
@@ -11,6 +14,8 @@ from maxmatch.types import Batch
 
 WIDTH = 6
 WORDS = ["a", "dog", "runs", "on", "the", "beach", "two", "people", "ride", "red", "bus", "cat", "isn't", "it", "bird"]
+CPU = torch.device("cpu")
+PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 WAYS = ["list", "array", "rows", "store", "one by one"]
 
 
@@ -130,3 +135,14 @@ def assert_all_same(batches, others):
     assert pairs
     for batch, other in pairs:
         assert_same(batch, other)
+
+
+def mapped(split, readers, **options):
+    return MappedFeed(split, readers, CPU, workers=0, **options)
+
+
+def resident(split, readers, **options):
+    return ResidentFeed(split, readers, CPU, **options)
+
+
+FEEDS = pytest.mark.parametrize("make", [mapped, resident])

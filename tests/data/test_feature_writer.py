@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from made_data import features, run
+from made_data import environment, features, run
 
 from maxmatch.data.feature_writer import FeatureWriter
 from maxmatch.data.features import FeatureStore, StoreInfo
@@ -111,11 +111,10 @@ with feature_writer.FeatureWriter(Path(sys.argv[1]), INFO) as writer:
         writer.append([str(n)], [item(n)[0]], [item(n)[1]])
         print(n, flush=True)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     said = -1
     for pause in (0.0, 0.013, 0.037):
         command = [sys.executable, "-c", code, str(tmp_path / "store")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
             assert process.stdout.readline() == "ready\n"
             time.sleep(pause)
             process.send_signal(signal.SIGKILL)

@@ -1,11 +1,9 @@
-import os
 import signal
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
+from made_data import interrupting, run
 from sample_splits import picture, plain, sample_splits, split_of
 
 from maxmatch.data.formats import huggingface, imagefolder, shards, tables
@@ -126,15 +124,8 @@ def test_an_interrupted_write_is_not_recognised_and_goes_on(write, steps, tmp_pa
 @pytest.mark.parametrize("name", ["csv", "webdataset", "huggingface"])
 def test_what_an_interrupted_write_completed_is_kept(name, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "_CHUNK", 2)
-    done = []
-
-    def interrupt(count):
-        done.append(count)
-        if len(done) == 4:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        WRITERS[name](sample_splits(), tmp_path / "data", interrupt)
+        WRITERS[name](sample_splits(), tmp_path / "data", interrupting(4))
     kinds = (".png", ".jpg", ".tar", ".arrow")
     kept = {path: path.stat().st_ino for path in (tmp_path / ".data.partial").rglob("*") if path.suffix in kinds}
     assert kept
@@ -171,9 +162,7 @@ for step in {*range(1, steps, steps // 4), steps - 1, steps}:
 @pytest.mark.parametrize("name", ["csv", "imagefolder", "webdataset", "huggingface"])
 def test_a_process_killed_at_any_step_leaves_nothing_half_written(name, tmp_path):
     """Each child is killed by SIGKILL at another call of the system; then the same is written to the end."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path), name]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run(KILLED, tmp_path, name)
     outcomes = dict(map(int, line.split()) for line in done.stdout.splitlines())
     assert len(outcomes) >= 5, done.stderr
     splits = {"train": split_of(0, [2, 1]), "val": split_of(2, [1])}

@@ -1,34 +1,18 @@
-import itertools
 import math
 
 import pytest
 import reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import TypeCheckError
 from reference import random_mask, random_sets
+from similarity_cases import SHAPES, every_similarity, seeds, sizes, two_batches
 from torch import Tensor
 from torch.testing import assert_close
 
-from maxmatch.checks import NotFiniteError, NotUnitLength
 from maxmatch.matching import similarity
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.similarity import SIMILARITIES, Similarity
-
-every_similarity = pytest.mark.parametrize("name", reference.NAMES)
-seeds = st.integers(0, 10**6)
-sizes = st.integers(1, 6)
-# few against many, many against few, many against many; more and fewer vectors than the other set
-SHAPES = [((1, 4, 16), (9, 4, 16)), ((9, 2, 16), (1, 5, 16)), ((6, 5, 8), (7, 3, 8)), ((5, 4, 3), (6, 4, 3))]
-
-
-@st.composite
-def two_batches(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """Sets in general position, in float64."""
-    seed, width = draw(seeds), draw(st.integers(2, 8))
-    a = random_sets(seed, draw(st.integers(1, 4)), draw(sizes), width, dtype=torch.float64)
-    return a, random_sets(seed + 1, draw(st.integers(1, 4)), draw(sizes), width, dtype=torch.float64)
+from maxmatch.matching.similarity import SIMILARITIES
 
 
 @st.composite
@@ -53,9 +37,6 @@ def test_the_seven_similarities_have_names() -> None:
     assert set(SIMILARITIES) == set(reference.NAMES)
     for name, function in SIMILARITIES.items():
         assert function is getattr(similarity, name)
-
-
-# --- the definitions ------------------------------------------------------------------------------------------------
 
 
 @every_similarity
@@ -250,233 +231,6 @@ def test_smooth_chamfer_of_a_set_is_never_below_that_of_its_mean(alpha: float) -
     assert_close(similarity.smooth_chamfer(means, others, alpha=alpha), of_means)
 
 
-# --- masks ----------------------------------------------------------------------------------------------------------
-
-
-@every_similarity
-@pytest.mark.parametrize("padding", [0.0, 1e30, torch.inf, torch.nan])
-@settings(max_examples=8)
-@given(batches=two_batches(), more=st.tuples(st.integers(0, 3), st.integers(0, 3)), seed=seeds)
-def test_padding_never_changes_a_score(
-    name: str, padding: float, batches: tuple[Tensor, Tensor], more: tuple[int, int], seed: int
-) -> None:
-    a, b = batches
-    (padded_a, a_mask), (padded_b, b_mask) = (
-        _padded(sets, extra, padding, seed) for sets, extra in zip(batches, more, strict=True)
-    )
-    assert_close(SIMILARITIES[name](padded_a, padded_b, a_mask, b_mask), SIMILARITIES[name](a, b))
-
-
-def _padded(sets: Tensor, extra: int, value: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The sets with `extra` vectors more at random places, and the mask that hides them."""
-    items, size, width = sets.shape
-    padded = torch.cat([sets, sets.new_full((items, extra, width), value)], 1)
-    order = torch.randperm(size + extra, generator=torch.Generator().manual_seed(seed))
-    return padded[:, order], (order < size).expand(items, -1)
-
-
-@every_similarity
-@pytest.mark.parametrize("padding", [1e30, torch.nan])
-def test_padding_neither_has_nor_changes_a_gradient(name: str, padding: float) -> None:
-    a, a_mask = _padded(random_sets(25, 3, 2, 8), 2, padding, 1)
-    b, b_mask = _padded(random_sets(26, 4, 3, 8), 1, padding, 2)
-    a.requires_grad_()
-    b.requires_grad_()
-    weights = torch.arange(12.0).view(3, 4)
-    scores = SIMILARITIES[name](a, b, a_mask, b_mask)
-    without = SIMILARITIES[name](a[:, a_mask[0]], b[:, b_mask[0]])
-    gradients = torch.autograd.grad((scores * weights).sum(), (a, b))
-    assert not gradients[0][~a_mask].any()
-    assert not gradients[1][~b_mask].any()
-    assert_close(gradients, torch.autograd.grad((without * weights).sum(), (a, b)))
-
-
-@every_similarity
-def test_all_true_masks_change_nothing(name: str) -> None:
-    a, b = random_sets(27, 5, 4, 8), random_sets(28, 6, 3, 8)
-    masks = torch.ones(5, 4, dtype=torch.bool), torch.ones(6, 3, dtype=torch.bool)
-    assert_close(SIMILARITIES[name](a, b, *masks), SIMILARITIES[name](a, b))
-
-
-# --- gradients ------------------------------------------------------------------------------------------------------
-
-
-@every_similarity
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 3), (2, 3)])
-def test_gradient_is_that_of_the_score(name: str, masked: bool, rows: int, columns: int) -> None:
-    a = random_sets(29, 1, rows, 2, dtype=torch.float64).requires_grad_()
-    b = random_sets(30, 2, columns, 2, dtype=torch.float64).requires_grad_()
-    masks = (random_mask(31, 1, rows), random_mask(32, 2, columns)) if masked else ()
-    assert torch.autograd.gradcheck(lambda a, b: SIMILARITIES[name](a, b, *masks), (a, b), check_undefined_grad=False)
-
-
-@given(seeds, st.integers(2, 8))
-def test_mil_trains_one_vector_of_each_set_and_maxmatch_every_one(seed: int, size: int) -> None:
-    a, b = (random_sets(seed + i, 1, size, 8).requires_grad_() for i in (0, 1))
-    assert _trained(similarity.mil, a, b) == (1, 1)
-    assert _trained(similarity.maxmatch, a, b) == (size, size)
-
-
-def test_mil_trains_one_vector_even_of_a_collapsed_set() -> None:
-    collapsed = random_sets(33, 1, 1, 8).repeat(1, 4, 1)
-    a, b = collapsed.clone().requires_grad_(), collapsed.clone().requires_grad_()
-    assert _trained(similarity.mil, a, b) == (1, 1)
-    assert _trained(similarity.maxmatch, a, b) == (4, 4)
-
-
-def _trained(function: Similarity, a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """How many vectors of a and of b have a gradient."""
-    gradients = torch.autograd.grad(function(a, b).sum(), (a, b))
-    return tuple(int(gradient.any(-1).sum()) for gradient in gradients)
-
-
-# --- precision ------------------------------------------------------------------------------------------------------
-
-
-@every_similarity
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("masked", [False, True])
-def test_half_precision_vectors_are_scored_in_single_precision(name: str, dtype: torch.dtype, masked: bool) -> None:
-    a, b = random_sets(34, 9, 4, 32), random_sets(35, 10, 4, 32)
-    masks = (random_mask(36, 9, 4), random_mask(37, 10, 4)) if masked else ()
-    scores = SIMILARITIES[name](a.to(dtype), b.to(dtype), *masks)
-    assert scores.dtype == torch.float32
-    assert_close(scores, SIMILARITIES[name](a.to(dtype).float(), b.to(dtype).float(), *masks), atol=1e-6, rtol=1e-6)
-    assert_close(scores, SIMILARITIES[name](a, b, *masks), atol=2e-2, rtol=0)
-
-
-@every_similarity
-def test_vectors_of_two_precisions_can_be_compared(name: str) -> None:
-    a, b = random_sets(38, 3, 4, 32), random_sets(39, 4, 4, 32)
-    for x, y in itertools.permutations((torch.float16, torch.bfloat16, torch.float32, torch.float64), 2):
-        scores = SIMILARITIES[name](a.to(x), b.to(y))
-        assert scores.dtype == (torch.float64 if torch.float64 in (x, y) else torch.float32)
-        assert_close(scores.float(), SIMILARITIES[name](a, b), atol=2e-2, rtol=0)
-
-
-@every_similarity
-@pytest.mark.parametrize("masked", [False, True])
-def test_autocast_changes_nothing(name: str, masked: bool) -> None:
-    a, b = random_sets(40, 9, 4, 32).requires_grad_(), random_sets(41, 10, 4, 32).requires_grad_()
-    masks = (random_mask(42, 9, 4), random_mask(43, 10, 4)) if masked else ()
-    expected = SIMILARITIES[name](a, b, *masks)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        scores = SIMILARITIES[name](a, b, *masks)
-    assert scores.dtype == torch.float32
-    assert_close(scores, expected, atol=1e-6, rtol=1e-6)
-    assert_close(torch.autograd.grad(scores.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_vectors_get_their_gradient(dtype: torch.dtype) -> None:
-    a, b = random_sets(44, 3, 4, 16), random_sets(45, 4, 4, 16)
-    half_a, half_b = a.to(dtype).requires_grad_(), b.to(dtype).requires_grad_()
-    a, b = half_a.detach().float().requires_grad_(), half_b.detach().float().requires_grad_()
-    expected = torch.autograd.grad(similarity.maxmatch(a, b).sum(), (a, b))
-    found = torch.autograd.grad(similarity.maxmatch(half_a, half_b).sum(), (half_a, half_b))
-    assert_close([gradient.float() for gradient in found], list(expected), atol=2e-2, rtol=2e-2)
-
-
-def test_smooth_chamfer_does_not_overflow_in_half_precision() -> None:
-    sets = random_sets(46, 2, 4, 32).half()
-    assert torch.isfinite(similarity.smooth_chamfer(sets, sets, alpha=100.0)).all()
-
-
-# --- bad input ------------------------------------------------------------------------------------------------------
-
-
-@every_similarity
-@pytest.mark.usefixtures("without_shape_checks")
-class TestBadInput:
-    sets = random_sets(47, 5, 4, 8)
-
-    def test_what_is_no_batch_of_sets_is_refused(self, name: str) -> None:
-        for wrong, shape in ((self.sets[0], "4×8"), (self.sets[None], "1×5×4×8"), (torch.tensor(1.0), "a scalar")):
-            message = rf"expected sets of shape \(items, vectors, width\), got {shape}.*For one set use [ab]\[None\]"
-            with pytest.raises(ValueError, match="a: " + message):
-                SIMILARITIES[name](wrong, self.sets)
-            with pytest.raises(ValueError, match="b: " + message):
-                SIMILARITIES[name](self.sets, wrong)
-
-    def test_vectors_of_another_width_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"a has vectors of width 8 and b of width 7.*Encode both with the same"):
-            SIMILARITIES[name](self.sets, random_sets(48, 5, 4, 7))
-
-    def test_integers_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"b: expected floating-point vectors, got torch\.int64.*\.float\(\)"):
-            SIMILARITIES[name](self.sets, torch.zeros(5, 4, 8, dtype=torch.long))
-
-    def test_sets_without_vectors_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"a: sets of 0 vectors of width 8 are empty; give at least one"):
-            SIMILARITIES[name](self.sets[:, :0], self.sets)
-        with pytest.raises(ValueError, match=r"a: sets of 4 vectors of width 0 are empty; give at least one"):
-            SIMILARITIES[name](self.sets[..., :0], self.sets[..., :0])
-
-    def test_sets_of_seventeen_vectors_are_refused(self, name: str) -> None:
-        seventeen = random_sets(49, 2, 17, 8)
-        with pytest.raises(ValueError, match=r"a: sets of 17 vectors.*at most 16.*Use fewer"):
-            SIMILARITIES[name](seventeen, self.sets)
-        with pytest.raises(ValueError, match=r"b: sets of 17 vectors.*at most 16.*Use fewer"):
-            SIMILARITIES[name](self.sets, seventeen)
-
-    def test_sets_on_two_devices_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"a is on cpu and b on meta: move one with \.to\(\)"):
-            SIMILARITIES[name](self.sets, self.sets.to("meta"))
-
-    def test_masks_of_another_shape_or_type_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"a_mask: .*boolean mask of shape \(5, 4\).*got torch\.bool 5×3"):
-            SIMILARITIES[name](self.sets, self.sets, torch.ones(5, 3, dtype=torch.bool))
-        with pytest.raises(ValueError, match=r"b_mask: .*boolean mask of shape \(5, 4\).*got torch\.int64 5×4"):
-            SIMILARITIES[name](self.sets, self.sets, b_mask=torch.ones(5, 4, dtype=torch.long))
-
-    def test_an_item_without_real_vectors_is_refused_and_named(self, name: str) -> None:
-        mask = torch.ones(5, 4, dtype=torch.bool)
-        mask[3] = False
-        with pytest.raises(ValueError, match=r"b_mask: item \[3\] has no vector left.*Leave such items out"):
-            SIMILARITIES[name](self.sets, self.sets, b_mask=mask)
-
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-    @pytest.mark.parametrize("masked", [False, True])
-    @pytest.mark.filterwarnings("ignore::maxmatch.checks.NotUnitLength")  # infinite vectors are not of unit length
-    def test_what_is_not_finite_is_refused_and_its_item_named(self, name: str, value: float, masked: bool) -> None:
-        bad = self.sets.clone()
-        bad[3, 2, 1] = value
-        masks = {}
-        if masked:
-            bad[1, 0] = torch.nan  # hidden, so it is not what is complained of
-            mask = torch.ones(5, 4, dtype=torch.bool)
-            mask[1, 0] = False
-            masks = {"a_mask": mask, "b_mask": mask}
-        message = r": item 3 holds NaN or infinite values.*leave such items out"
-        with pytest.raises(NotFiniteError, match="^a" + message):
-            SIMILARITIES[name](bad, self.sets, **masks)
-        with pytest.raises(NotFiniteError, match="^b" + message):
-            SIMILARITIES[name](self.sets, bad, **masks)
-        with pytest.raises(NotFiniteError, match="^a" + message):
-            SIMILARITIES[name](bad.clone().requires_grad_(), self.sets, **masks)
-
-    def test_vectors_not_of_unit_length_are_warned_of(self, name: str) -> None:
-        message = r": vectors should have unit length, but norms from 3 to 3 came.*Normalise them: torch\.nn"
-        with pytest.warns(NotUnitLength, match="^a" + message):
-            SIMILARITIES[name](self.sets * 3, self.sets)
-        with pytest.warns(NotUnitLength, match="^b" + message):
-            SIMILARITIES[name](self.sets, self.sets * 3)
-
-
-@every_similarity
-def test_cosines_that_overflow_are_refused_though_the_vectors_are_finite(name: str) -> None:
-    sets = random_sets(55, 200, 4, 8)
-    sets[1] = 1e30 * sets[1].sign()  # not in the sample that is looked at for unit length
-    with pytest.raises(NotFiniteError):
-        SIMILARITIES[name](sets, sets)
-
-
-def test_shapes_are_checked_at_run_time_in_the_tests() -> None:
-    with pytest.raises(TypeCheckError):
-        similarity.mil(random_sets(56, 5, 4, 8), random_sets(57, 5, 4, 7))
-
-
 @every_similarity
 def test_numpy_arrays_are_taken_as_tensors(name: str) -> None:
     a, b = random_sets(58, 5, 4, 8), random_sets(59, 6, 3, 8)
@@ -484,30 +238,3 @@ def test_numpy_arrays_are_taken_as_tensors(name: str) -> None:
     assert torch.equal(SIMILARITIES[name](a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
     masked = SIMILARITIES[name](a.numpy(), b, a_mask.numpy(), b_mask.numpy())
     assert torch.equal(masked, SIMILARITIES[name](a, b, a_mask, b_mask))
-
-
-def test_half_precision_rounding_is_no_reason_to_warn() -> None:
-    sets = random_sets(50, 64, 4, 1024)
-    for dtype in (torch.float16, torch.bfloat16):
-        similarity.mil(sets.to(dtype), sets.to(dtype))
-
-
-def test_padding_of_another_length_is_no_reason_to_warn() -> None:
-    sets = random_sets(51, 5, 4, 8)
-    mask = random_mask(52, 5, 4)
-    padded = sets.masked_fill(~mask[..., None], 0.0)
-    similarity.mil(padded, padded, mask, mask)
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_top_k_of_fewer_than_one_is_refused(k: int) -> None:
-    sets = random_sets(53, 2, 3, 8)
-    with pytest.raises(ValueError, match=f"k: expected at least 1, got {k}"):
-        similarity.top_k(sets, sets, k=k)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -16.0, math.nan])
-def test_smooth_chamfer_of_an_alpha_that_is_not_positive_is_refused(alpha: float) -> None:
-    sets = random_sets(54, 2, 3, 8)
-    with pytest.raises(ValueError, match=f"alpha: expected a positive number, got {alpha}"):
-        similarity.smooth_chamfer(sets, sets, alpha=alpha)

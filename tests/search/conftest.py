@@ -11,8 +11,10 @@ import pytest
 from made_sets import ENGINES
 from milvus_collections import Recycling
 from milvus_server import MilvusServer, running_server
+from picture_heap import HEAP, write_heap
+from tiny_models import saved_model
 
-from maxmatch import SetIndex
+from maxmatch import SetEncoder, SetIndex
 from maxmatch.search.engines import milvus
 
 Make = Callable[..., SetIndex]
@@ -51,3 +53,21 @@ def make(engine: str, tmp_path: Path) -> Iterator[Make]:
     for index in made:
         index.close()
         shutil.rmtree(index.folder)  # with it goes the claim to a collection on the server
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model that reads pictures and texts."""
+    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> SetEncoder:
+    return SetEncoder.from_pretrained(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def heap(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], dict[str, str]]:
+    """A folder of pictures and other things, which of them can be read, and which cannot and why."""
+    folder = tmp_path_factory.mktemp("heap")
+    return (folder, *write_heap(folder, HEAP))

@@ -3,44 +3,24 @@
 import json
 import shutil
 import signal
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from made_data import run, split
-from picture_heap import write_heap
+from made_data import run
+from picture_heap import HEAP
 from PIL import Image
-from tiny_models import images_for, saved_model, texts, tiny_model, with_statistics
+from read_shards import read_all, rows, skipped
+from tiny_models import tiny_model, with_statistics
 
-from maxmatch.data.formats import precomp
 from maxmatch.model import SetEncoder
 from maxmatch.search import encoding_run
 from maxmatch.search.encoding_run import describe, encode_source, started
-from maxmatch.search.ray_encoding import Task, Worker, encode_on_ray
+from maxmatch.search.ray_encoding import Task, Worker
 from maxmatch.search.shard_writing import alone, finish
-from maxmatch.search.shards import ShardError, read_manifest, read_shard, shard_file
+from maxmatch.search.shards import ShardError, read_manifest, shard_file
 from maxmatch.search.sources import list_source
-
-FILES = 200
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint):
-    return SetEncoder.from_pretrained(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def heap(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heap")
-    good, bad = write_heap(folder, FILES)
-    return folder, good, bad
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +31,6 @@ def whole(heap, model, tmp_path_factory):
     return folder
 
 
-def read_all(folder):
-    manifest = read_manifest(folder)
-    return [read_shard(folder, number, manifest) for number in range(manifest.shards)]
-
-
-def rows(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def skipped(folder):
-    return {row["id"]: row["reason"] for row in rows(folder / "skipped.jsonl")}
-
-
 def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
@@ -72,7 +39,7 @@ def test_a_shard_holds_what_the_model_makes_of_each_picture_in_the_order_of_the_
     folder, good, _ = heap
     shards = read_all(whole)
     assert [name for shard in shards for name in shard.ids] == good
-    assert len(shards) == -(-(FILES - 4) // 64)  # all but the files that are no pictures by their names
+    assert len(shards) == -(-(HEAP - 4) // 64)  # all but the files that are no pictures by their names
     sets = np.concatenate([shard.sets for shard in shards])
     expected = model.encode_images([folder / name for name in good])
     torch.testing.assert_close(torch.from_numpy(sets), expected, atol=1e-5, rtol=1e-5)
@@ -171,7 +138,7 @@ def test_killed_at_random_moments_it_goes_on_encodes_nothing_twice_and_ends_with
     noted = (tmp_path / "log").read_text().split()
     # A process killed between keeping a batch and noting it leaves a gap in the log, never a repetition.
     assert len(noted) == len(set(noted))
-    assert len(noted) >= FILES - 4 - 8 * len(codes)
+    assert len(noted) >= HEAP - 4 - 8 * len(codes)
     assert files(tmp_path / "out") == files(tmp_path / "straight")
 
 
@@ -186,39 +153,6 @@ def test_a_run_stopped_between_the_last_batch_and_the_shard_is_taken_up(heap, mo
             encode_source(model, listing, tmp_path / "out", "float32", shard_size=64, batch_size=16)
     encode_source(model, listing, tmp_path / "out", "float32", shard_size=64, batch_size=16)
     assert files(tmp_path / "out") == files(whole)
-
-
-def test_texts_are_encoded_by_length_and_kept_in_order(model, tmp_path):
-    captions = texts(70, seed=3)
-    (tmp_path / "captions.txt").write_text("\n".join(captions) + "\n")
-    encode_source(model, list_source(tmp_path / "captions.txt"), tmp_path / "out", "float32", 40, 16)
-    shards = read_all(tmp_path / "out")
-    assert [name for shard in shards for name in shard.ids] == [str(number) for number in range(1, 71)]
-    assert [known["text"] for shard in shards for known in shard.metadata] == captions
-    sets = torch.from_numpy(np.concatenate([shard.sets for shard in shards]))
-    torch.testing.assert_close(sets, model.encode_texts(captions), atol=1e-5, rtol=1e-5)
-
-
-def test_features_are_encoded_too_and_pictures_refused_where_the_model_reads_features(heap, tmp_path):
-    region = tiny_model("region_bigru")
-    values = np.stack([item[:1] for item in images_for(region, 6)])
-    precomp.write({"train": split(values, 1)}, tmp_path / "data")
-    encode_source(region, list_source(tmp_path / "data"), tmp_path / "out", "float32")
-    expected = region.encode_images(list(values))
-    torch.testing.assert_close(torch.from_numpy(read_all(tmp_path / "out")[0].sets), expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="this model reads features extracted beforehand"):
-        encode_source(region, list_source(heap[0]), tmp_path / "other")
-
-
-def test_an_item_of_which_the_model_makes_nan_is_left_out_and_named(tmp_path):
-    broken = tiny_model("resnet152_bigru")
-    for name in ("a", "b"):
-        Image.new("RGB", (50, 50), "red").save(tmp_path / f"{name}.png")
-    with torch.no_grad():
-        next(broken.tower("image").head.parameters()).fill_(float("nan"))
-    done = encode_source(broken, list_source(tmp_path), tmp_path / "out")
-    assert done.encoded == 0
-    assert "NaN" in skipped(tmp_path / "out")["a.png"]
 
 
 def test_another_model_source_modality_or_precision_in_the_same_folder_is_refused(heap, model, whole, tmp_path):
@@ -236,15 +170,6 @@ def test_another_model_source_modality_or_precision_in_the_same_folder_is_refuse
         with pytest.raises(FileExistsError, match=f"{words}.*Give a new folder with --out, or remove this one"):
             encode_source(*arguments)
     assert files(whole) == before
-
-
-def test_a_source_that_has_changed_is_refused(model, tmp_path):
-    for name in ("a", "b"):
-        Image.new("RGB", (50, 50), "red").save(tmp_path / f"{name}.png")
-    encode_source(model, list_source(tmp_path), tmp_path.with_name("changed"))
-    (tmp_path / "a.png").rename(tmp_path / "c.png")
-    with pytest.raises(FileExistsError, match=r"a source that has changed since.*2 items, now 2"):
-        encode_source(model, list_source(tmp_path), tmp_path.with_name("changed"))
 
 
 def test_a_folder_of_something_else_and_one_that_another_process_writes_are_refused(heap, model, tmp_path):
@@ -278,19 +203,6 @@ def test_a_damaged_shard_is_named_and_encoded_again_once_it_is_removed(heap, mod
         read_all(tmp_path / "out")
 
 
-def test_a_folder_without_shards_says_how_to_make_some(tmp_path):
-    with pytest.raises(ShardError, match=r"nowhere: no such folder.*maxmatch encode"):
-        read_manifest(tmp_path / "nowhere")
-    for text, words in (
-        ("{", "not readable as JSON"),
-        ("{}", "format is not"),
-        ('{"format": "maxmatch.shards"}', "dim"),
-    ):
-        (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(ShardError, match=words):
-            read_manifest(tmp_path)
-
-
 def test_workers_of_a_cluster_write_what_one_process_writes(heap, checkpoint, model, whole, tmp_path):
     """Each makes shards of its own; Ray itself only hands them out."""
     listing, out = list_source(heap[0]), tmp_path / "out"
@@ -307,9 +219,3 @@ def test_workers_of_a_cluster_write_what_one_process_writes(heap, checkpoint, mo
     Image.new("RGB", (50, 50)).save(tmp_path / "other" / "a.png")
     with pytest.raises(ValueError, match="another source on this machine"):
         Worker(replace(task, source=str(tmp_path / "other")))
-
-
-def test_without_ray_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'maxmatch\[ray\]'"):
-        encode_on_ray(Task("m", "s", "f", "folder"), [0], print)

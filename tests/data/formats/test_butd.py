@@ -3,7 +3,7 @@ import os
 
 import numpy as np
 import pytest
-from made_data import features, run, split
+from made_data import features, interrupting, run, split
 
 from maxmatch.data.features import with_features
 from maxmatch.data.formats import butd
@@ -163,18 +163,8 @@ def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
 def test_an_interrupted_conversion_goes_on_where_it_was(tmp_path, monkeypatch):
     (tmp_path / "x.tsv").write_text("".join(map(line, range(100))))
 
-    class Interrupted(Exception):
-        pass
-
-    lines = []
-
-    def until_the_70th(size):
-        lines.append(size)
-        if len(lines) == 70:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        convert(tmp_path, tmp_path / "store", advance=until_the_70th)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path, tmp_path / "store", advance=interrupting(70))
     assert not (tmp_path / "store" / "store.json").exists()
     decoded = []
     decode = butd._item

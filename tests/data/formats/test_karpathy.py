@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_data import content, features, split
+from made_data import content, features, interrupting, split
 
 from maxmatch.data.formats import karpathy
 from maxmatch.data.items import IMAGE, TEXT, Items, Split
@@ -250,15 +250,8 @@ def test_what_was_written_reads_as_it_was(tmp_path):
 
 def test_an_interrupted_write_keeps_its_pictures_and_is_not_taken_for_a_whole(tmp_path):
     paths = pictures(tmp_path / "source", 8)
-    steps = []
-
-    def interrupt(count):
-        steps.append(count)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        karpathy.write({"train": split(paths, 5)}, tmp_path / "copy", interrupt)
+        karpathy.write({"train": split(paths, 5)}, tmp_path / "copy", interrupting(6))
     assert not (tmp_path / "copy").exists()
     partial = tmp_path / ".copy.partial" / "images"
     written = {path.name: path.stat().st_mtime_ns for path in partial.iterdir()}

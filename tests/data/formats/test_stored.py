@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from made_data import content, features, split
+from made_data import content, features, interrupting, split
 
 from maxmatch.data.features import FeatureStore
 from maxmatch.data.formats import stored
@@ -96,15 +96,8 @@ def test_what_a_store_cannot_hold_is_refused_before_anything_is_written(tmp_path
 def test_an_interrupted_write_goes_on_and_is_no_store_before(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "_BLOCK", 2)
     stored.write(two_splits(), tmp_path / "straight")
-    steps = []
-
-    def interrupt(count):
-        steps.append(count)
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        stored.write(two_splits(), tmp_path / "store", interrupt)
+        stored.write(two_splits(), tmp_path / "store", interrupting(2))
     assert not (tmp_path / "store").exists()
     stored.write(two_splits(), tmp_path / "store")
     for file in (tmp_path / "straight").iterdir():

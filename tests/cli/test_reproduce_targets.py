@@ -1,0 +1,115 @@
+"""What can be reproduced: several tables at once, from a base of one's own, and what is refused."""
+
+import json
+
+import pytest
+from reproducing import Done, arguments, at_once, run
+
+from maxmatch.reproduce import sweep
+
+
+def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(data, tmp_path, capsys, monkeypatch):
+    def failing(job, device):
+        if job.recipes[0].model.similarity == "smooth_chamfer":
+            job.write()
+            (job.folder / "log.txt").write_text("Traceback\nmaxmatch: the features are damaged. Copy them again.\n")
+            return Done(1)
+        return at_once(job, device)
+
+    monkeypatch.setattr(sweep, "start", failing)
+    code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    assert code == 1
+    assert "smooth-Chamfer: failed: the features are damaged. Copy them again." in said.out
+    assert "1 of 3 models failed; the same command tries them again" in said.err
+    code, said = run(capsys, *arguments(data, tmp_path / "out", "--json", target="elements"))
+    rows = json.loads(said.out)["rows"]
+    assert [len(row["failed"]) for row in rows] == [0, 1, 0]
+    assert [bool(row["ours"]) for row in rows] == [True, False, True]
+    monkeypatch.setattr(sweep, "start", at_once)
+    code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    assert code == 0
+    assert said.err.count("(done before)") == 2
+
+
+def test_every_model_of_the_pvse_table_can_be_made_from_a_base_of_our_own(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sweep, "start", at_once)
+    code, said = run(capsys, *arguments(data, tmp_path / "out", "--latex", target="pvse"))
+    assert code == 0
+    rows = [line for line in said.out.splitlines() if line.endswith(r"\\") and "&" in line][2:]
+    names = [row.split(" & ")[0] for row in rows]
+    assert names == ["VSE++", "PVSE", "Set Div", "MaxMatch + PVSE", "MaxMatch"]
+    assert all(float(row.split(" & ")[6]) > 0 for row in rows)
+    one_vector = json.loads((tmp_path / "out" / "pvse.json").read_text())["rows"][0]["ours"]
+    assert "image_slot_1_rsum" in one_vector
+    assert "image_slot_2_rsum" not in one_vector
+
+
+def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(data, tmp_path, capsys, monkeypatch):
+    trained = []
+
+    def counted(job, device):
+        trained.append(job.folder.name)
+        if "-k8-" in job.folder.name:
+            job.write()
+            (job.folder / "log.txt").write_text("Traceback\nmaxmatch: no room for eight.\n")
+            return Done(1)
+        return at_once(job, device)
+
+    monkeypatch.setattr(sweep, "start", counted)
+    out = tmp_path / "out"
+    code, said = run(capsys, *arguments(data, out, "tab:5", "train.epochs=1", "heatmap", target="sizes"))
+    assert code == 1
+    assert len(trained) == len(set(trained)) == 4 + 2  # K = 4 is the third model of the other table
+    assert trained[3].startswith("maxmatch-k8-")  # after which the others went on
+    first, second, third = said.out.strip().split("\n\n")
+    assert first.splitlines()[1].startswith("set size")
+    assert "K = 8: failed: no room for eight." in first
+    assert second.splitlines()[1].startswith("kept")
+    assert third.split() == [str(out / "heatmap.pdf"), str(out / "heatmap.png")]
+    assert "1 of 6 models failed" in said.err
+    assert (out / "sizes.md").exists()
+    assert (out / "elements.json").exists()
+
+    monkeypatch.setattr(sweep, "start", at_once)
+    code, said = run(capsys, *arguments(data, out, "elements", "train.epochs=1", "tab:5", "--json", target="sizes"))
+    assert code == 0
+    assert said.err.count("(done before)") == 5
+    whole = json.loads(said.out)
+    assert list(whole) == ["sizes", "elements"]
+    for name, one in whole.items():
+        assert one == json.loads((out / f"{name}.json").read_text())
+    rows = whole["sizes"]["rows"]
+    assert [row["title"] for row in rows] == [{"set size": f"K = {size}"} for size in (1, 2, 4, 8)]
+    for row, size in zip(rows, (1, 2, 4, 8), strict=True):
+        assert sum(name.startswith("text_slot_") for name in row["ours"]) == size
+        assert row["paper"] == {}
+    assert rows[2]["ours"] == whole["elements"]["rows"][2]["ours"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (["ablation"], "--data"),
+        (["ablation", "sizse", "--data", "scenes"], "sizes"),
+        (["train.epochs=1", "--data", "scenes"], ""),
+        (["ablatoin", "--data", "scenes"], "ablation"),
+        (["ablation", "--data", "scenes", "--json", "--latex"], "choose one"),
+        (["wurst"], "wurst"),
+        (["flickr30k", "--data", "resnext=."], "nothing to train"),
+        ([], "name one of these"),
+    ],
+)
+def test_wrong_use_is_exit_2(said, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, output = run(capsys, "reproduce", *said)
+    assert code == 2
+    assert expected in output.err
+
+
+def test_the_list_names_targets_and_labels(capsys):
+    code, said = run(capsys, "reproduce", "--list")
+    assert code == 0
+    assert [line.split()[:2] for line in said.out.splitlines()][2:4] == [
+        ["ablation", "table_abl"],
+        ["elements", "tab:5"],
+    ]

@@ -1,0 +1,13 @@
+"""What the tests of several parts of scoring use."""
+
+import pytest
+
+from maxmatch.matching import compiled, tiles
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With and without the compiled code, whatever the size of the job and whether it was loaded before."""
+    code = compiled if request.param == "compiled" else None
+    monkeypatch.setattr(tiles, "compiled_for", lambda *_, **__: code)
+    return request.param

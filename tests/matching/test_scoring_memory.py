@@ -1,0 +1,83 @@
+"""How much is scored and held at once."""
+
+import numpy as np
+import pytest
+import torch
+from reference import random_mask, random_sets
+from scoring_cases import TINY, A, B
+from similarity_cases import every_similarity
+from torch import Tensor
+
+from maxmatch import score_matrix, top_hits_both
+from maxmatch.matching import similarity, tiles
+from maxmatch.matching.similarity import SIMILARITIES
+
+
+@pytest.fixture
+def tile_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The shapes of the tiles that are scored by plain torch."""
+    shapes = []
+
+    def recorded(a: Tensor, b: Tensor, *masks: Tensor | None, **options: Tensor | None) -> Tensor:
+        shapes.append((len(a), len(b)))
+        return similarity.maxmatch(a, b, *masks, **options)
+
+    monkeypatch.setattr(tiles, "compiled_for", lambda *_, **__: None)
+    monkeypatch.setitem(SIMILARITIES, "maxmatch", recorded)
+    return shapes
+
+
+def test_every_pair_is_scored_once(tile_shapes: list[tuple[int, int]]) -> None:
+    score_matrix(A, B, max_memory=TINY)
+    assert sum(height * width for height, width in tile_shapes) == len(A) * len(B)
+    assert len(tile_shapes) > 5
+
+
+def test_one_pass_serves_both_directions(tile_shapes: list[tuple[int, int]]) -> None:
+    top_hits_both(A, B, 3, max_memory=TINY)
+    assert sum(height * width for height, width in tile_shapes) == len(A) * len(B)
+
+
+@every_similarity
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_allocated_stays_within_max_memory(
+    name: str, masked: bool, dtype: torch.dtype, allocation_meter: type
+) -> None:
+    a, b = random_sets(11, 50, 4, 16, dtype=dtype), random_sets(12, 60, 4, 16, dtype=dtype)
+    masks = {"a_mask": random_mask(13, 50, 4), "b_mask": random_mask(14, 60, 4)} if masked else {}
+    assert _peak(allocation_meter, a, b, name, 2**20, **masks) <= 2**20
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (16, 1), (2, 6), (5, 5), (8, 8), (16, 16)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_max_memory_holds_for_sets_of_every_size(rows: int, columns: int, masked: bool, allocation_meter: type) -> None:
+    a, b = random_sets(15, 24, rows, 8), random_sets(16, 25, columns, 8)
+    masks = {"a_mask": random_mask(17, 24, rows), "b_mask": random_mask(18, 25, columns)} if masked else {}
+    assert _peak(allocation_meter, a, b, "maxmatch", 2**19, **masks) <= 2**19
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", ["tensor", "half", "array", "normalised"])
+def test_max_memory_holds_for_wide_vectors(kind: str, allocation_meter: type) -> None:
+    a, b = random_sets(19, 80, 4, 256), random_sets(20, 80, 4, 256)
+    if kind == "half":
+        a, b = a.half(), b.half()
+    x, y = (a.numpy(), b.numpy()) if kind == "array" else (a, b)
+    assert _peak(allocation_meter, x, y, "maxmatch", 2**19, normalise=kind == "normalised") <= 2**19
+
+
+def test_hits_never_hold_the_matrix(allocation_meter: type) -> None:
+    a, b = random_sets(21, 200, 1, 2), random_sets(22, 200, 1, 2)
+    with allocation_meter(a, b) as meter:
+        hits = top_hits_both(a, b, 2, "mil", max_memory=2**16)
+    result = sum(part.nbytes for direction in hits for part in direction)
+    assert meter.peak_bytes - result <= 2**16 < 200 * 200 * 4
+
+
+def _peak(meter_of: type, a: object, b: object, name: str, max_memory: int, **options: object) -> int:
+    """The most bytes alive at once in score_matrix, beside its inputs and its result."""
+    known = [torch.as_tensor(x) for x in (a, b, *options.values()) if isinstance(x, Tensor | np.ndarray)]
+    with meter_of(*known) as meter:
+        scores = score_matrix(a, b, name, max_memory, **options)
+    return meter.peak_bytes - scores.nbytes

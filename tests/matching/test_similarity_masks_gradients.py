@@ -1,0 +1,139 @@
+"""What padding and precision must not change, and what a similarity trains."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import random_mask, random_sets
+from similarity_cases import every_similarity, seeds, two_batches
+from torch import Tensor
+from torch.testing import assert_close
+
+from maxmatch.matching import similarity
+from maxmatch.matching.similarity import SIMILARITIES, Similarity
+
+
+@every_similarity
+@pytest.mark.parametrize("padding", [0.0, 1e30, torch.inf, torch.nan])
+@settings(max_examples=8)
+@given(batches=two_batches(), more=st.tuples(st.integers(0, 3), st.integers(0, 3)), seed=seeds)
+def test_padding_never_changes_a_score(
+    name: str, padding: float, batches: tuple[Tensor, Tensor], more: tuple[int, int], seed: int
+) -> None:
+    a, b = batches
+    (padded_a, a_mask), (padded_b, b_mask) = (
+        _padded(sets, extra, padding, seed) for sets, extra in zip(batches, more, strict=True)
+    )
+    assert_close(SIMILARITIES[name](padded_a, padded_b, a_mask, b_mask), SIMILARITIES[name](a, b))
+
+
+def _padded(sets: Tensor, extra: int, value: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The sets with `extra` vectors more at random places, and the mask that hides them."""
+    items, size, width = sets.shape
+    padded = torch.cat([sets, sets.new_full((items, extra, width), value)], 1)
+    order = torch.randperm(size + extra, generator=torch.Generator().manual_seed(seed))
+    return padded[:, order], (order < size).expand(items, -1)
+
+
+@every_similarity
+@pytest.mark.parametrize("padding", [1e30, torch.nan])
+def test_padding_neither_has_nor_changes_a_gradient(name: str, padding: float) -> None:
+    a, a_mask = _padded(random_sets(25, 3, 2, 8), 2, padding, 1)
+    b, b_mask = _padded(random_sets(26, 4, 3, 8), 1, padding, 2)
+    a.requires_grad_()
+    b.requires_grad_()
+    weights = torch.arange(12.0).view(3, 4)
+    scores = SIMILARITIES[name](a, b, a_mask, b_mask)
+    without = SIMILARITIES[name](a[:, a_mask[0]], b[:, b_mask[0]])
+    gradients = torch.autograd.grad((scores * weights).sum(), (a, b))
+    assert not gradients[0][~a_mask].any()
+    assert not gradients[1][~b_mask].any()
+    assert_close(gradients, torch.autograd.grad((without * weights).sum(), (a, b)))
+
+
+@every_similarity
+def test_all_true_masks_change_nothing(name: str) -> None:
+    a, b = random_sets(27, 5, 4, 8), random_sets(28, 6, 3, 8)
+    masks = torch.ones(5, 4, dtype=torch.bool), torch.ones(6, 3, dtype=torch.bool)
+    assert_close(SIMILARITIES[name](a, b, *masks), SIMILARITIES[name](a, b))
+
+
+@every_similarity
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 3), (2, 3)])
+def test_gradient_is_that_of_the_score(name: str, masked: bool, rows: int, columns: int) -> None:
+    a = random_sets(29, 1, rows, 2, dtype=torch.float64).requires_grad_()
+    b = random_sets(30, 2, columns, 2, dtype=torch.float64).requires_grad_()
+    masks = (random_mask(31, 1, rows), random_mask(32, 2, columns)) if masked else ()
+    assert torch.autograd.gradcheck(lambda a, b: SIMILARITIES[name](a, b, *masks), (a, b), check_undefined_grad=False)
+
+
+@given(seeds, st.integers(2, 8))
+def test_mil_trains_one_vector_of_each_set_and_maxmatch_every_one(seed: int, size: int) -> None:
+    a, b = (random_sets(seed + i, 1, size, 8).requires_grad_() for i in (0, 1))
+    assert _trained(similarity.mil, a, b) == (1, 1)
+    assert _trained(similarity.maxmatch, a, b) == (size, size)
+
+
+def test_mil_trains_one_vector_even_of_a_collapsed_set() -> None:
+    collapsed = random_sets(33, 1, 1, 8).repeat(1, 4, 1)
+    a, b = collapsed.clone().requires_grad_(), collapsed.clone().requires_grad_()
+    assert _trained(similarity.mil, a, b) == (1, 1)
+    assert _trained(similarity.maxmatch, a, b) == (4, 4)
+
+
+def _trained(function: Similarity, a: Tensor, b: Tensor) -> tuple[int, ...]:
+    """How many vectors of a and of b have a gradient."""
+    gradients = torch.autograd.grad(function(a, b).sum(), (a, b))
+    return tuple(int(gradient.any(-1).sum()) for gradient in gradients)
+
+
+@every_similarity
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_half_precision_vectors_are_scored_in_single_precision(name: str, dtype: torch.dtype, masked: bool) -> None:
+    a, b = random_sets(34, 9, 4, 32), random_sets(35, 10, 4, 32)
+    masks = (random_mask(36, 9, 4), random_mask(37, 10, 4)) if masked else ()
+    scores = SIMILARITIES[name](a.to(dtype), b.to(dtype), *masks)
+    assert scores.dtype == torch.float32
+    assert_close(scores, SIMILARITIES[name](a.to(dtype).float(), b.to(dtype).float(), *masks), atol=1e-6, rtol=1e-6)
+    assert_close(scores, SIMILARITIES[name](a, b, *masks), atol=2e-2, rtol=0)
+
+
+@every_similarity
+def test_vectors_of_two_precisions_can_be_compared(name: str) -> None:
+    a, b = random_sets(38, 3, 4, 32), random_sets(39, 4, 4, 32)
+    for x, y in itertools.permutations((torch.float16, torch.bfloat16, torch.float32, torch.float64), 2):
+        scores = SIMILARITIES[name](a.to(x), b.to(y))
+        assert scores.dtype == (torch.float64 if torch.float64 in (x, y) else torch.float32)
+        assert_close(scores.float(), SIMILARITIES[name](a, b), atol=2e-2, rtol=0)
+
+
+@every_similarity
+@pytest.mark.parametrize("masked", [False, True])
+def test_autocast_changes_nothing(name: str, masked: bool) -> None:
+    a, b = random_sets(40, 9, 4, 32).requires_grad_(), random_sets(41, 10, 4, 32).requires_grad_()
+    masks = (random_mask(42, 9, 4), random_mask(43, 10, 4)) if masked else ()
+    expected = SIMILARITIES[name](a, b, *masks)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = SIMILARITIES[name](a, b, *masks)
+    assert scores.dtype == torch.float32
+    assert_close(scores, expected, atol=1e-6, rtol=1e-6)
+    assert_close(torch.autograd.grad(scores.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_vectors_get_their_gradient(dtype: torch.dtype) -> None:
+    a, b = random_sets(44, 3, 4, 16), random_sets(45, 4, 4, 16)
+    half_a, half_b = a.to(dtype).requires_grad_(), b.to(dtype).requires_grad_()
+    a, b = half_a.detach().float().requires_grad_(), half_b.detach().float().requires_grad_()
+    expected = torch.autograd.grad(similarity.maxmatch(a, b).sum(), (a, b))
+    found = torch.autograd.grad(similarity.maxmatch(half_a, half_b).sum(), (half_a, half_b))
+    assert_close([gradient.float() for gradient in found], list(expected), atol=2e-2, rtol=2e-2)
+
+
+def test_smooth_chamfer_does_not_overflow_in_half_precision() -> None:
+    sets = random_sets(46, 2, 4, 32).half()
+    assert torch.isfinite(similarity.smooth_chamfer(sets, sets, alpha=100.0)).all()

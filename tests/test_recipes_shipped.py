@@ -1,0 +1,78 @@
+"""The recipes beside the paper's: what they are for, and that each says so."""
+
+import pytest
+from paper_values import TABLE, differences
+
+from maxmatch.recipe_files import SHIPPED, list_recipes, load_recipe
+
+DESCRIPTIONS = dict(list_recipes())
+NAMES = list(DESCRIPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("family", "ours", "weight"), [("flickr8k", "flickr8k_maxmatch", 0.1), ("scenes", "scenes", 0.5)]
+)
+def test_on_small_data_the_contrastive_term_is_on_and_the_variants_change_the_method_alone(family, ours, weight):
+    whole = load_recipe(ours)
+    assert (whole.objective.con_weight, whole.objective.temperature) == (weight, 0.05)
+    assert not whole.train.flip
+    assert whole.train.crop_scale is None
+    for variant, similarity in (("setdiv", "smooth_chamfer"), ("mil", "mil")):
+        changed = differences(load_recipe(f"{family}_{variant}"), whole)
+        changed.pop("model.config.similarity", None)  # goes with the model's
+        assert changed == {
+            "model.similarity": similarity,
+            "evaluate.similarities": None,
+            "objective.gd_weight": 0.0,
+            "objective.isd_weight": 0.0,
+        }
+
+
+def test_flickr8k_is_as_it_was_measured():
+    recipe = load_recipe("flickr8k_maxmatch")
+    model, train = recipe.model.resolved(), recipe.train
+    assert (model.width, model.towers["image"].set_size, train.epochs, train.batch_size) == (1024, 4, 10, 200)
+    assert train.lr_factor("image", "set_module") == 0.5
+    assert train.frozen("image", train.epochs - 1)
+    assert (model.towers["text"].encoder.word_scale, train.ema, train.size_augmentation) == (0.02, 0.99, 0.2)
+    tuned = load_recipe("flickr8k_finetuned").train
+    assert [tuned.frozen("image", epoch) for epoch in (5, 6)] == [True, False]
+    assert (tuned.feed, tuned.crop_scale, tuned.flip) == ("resident", (0.5, 1.0), True)
+    shipped = load_recipe("maxmatch_small")
+    assert shipped.train == tuned
+    assert shipped.model == load_recipe("flickr8k_small").model
+
+
+def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
+    paper = {
+        f"{data_set}_{model}{suffix}" for data_set in ("coco", "f30k") for model in TABLE for suffix in ("", "_setdiv")
+    }
+    peers = {"coco_pvse", "f30k_pvse", "f30k_pvse_maxmatch", "coco_vsepp", "f30k_vsepp"}
+    small = {
+        "flickr8k_maxmatch",
+        "flickr8k_setdiv",
+        "flickr8k_mil",
+        "flickr8k_finetuned",
+        "flickr8k_minilm",
+        "flickr8k_small",
+        "flickr8k_held_out",
+        "maxmatch_small",
+        "scenes",
+        "scenes_setdiv",
+        "scenes_mil",
+    }
+    assert set(NAMES) == paper | peers | small | {f"ablation/{row:02}" for row in range(1, 12)}
+    assert sorted(NAMES) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_says_what_it_is_and_where_its_values_come_from(name):
+    first, *rest = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert first.startswith("# ")
+    assert all(len(line) <= 120 for line in (first, *rest))
+    assert DESCRIPTIONS[name] == load_recipe(name).description
+    assert len(load_recipe(name).description) > 20
+    if not name.startswith(("scenes", "flickr8k", "maxmatch_small")):
+        assert any(
+            label in first for label in ("table:mscoco", "table:flickr30k", "tab:resnext", "tab:PVSE", "table_abl")
+        )
