@@ -10,7 +10,7 @@ _SETTINGS = {
     "common.session.ttl": "10",  # s until a server that was killed is taken for gone, before which none starts: else 30
     "log.level": "warn",
     # Not a whole path: 2.3.5 would take the files of vectors themselves for its cache of them, which it deletes. An
-    # index that does not hold the vectors (IVF_SQ8, DISKANN) had lost them when the server was started again.
+    # index that does not hold the vectors (IVF_SQ8) had lost them when the server was started again.
     "localStorage.path": "data",
 }
 
