@@ -63,7 +63,7 @@ class Tiled:
 
     def _moved(self, places: np.ndarray, step: float, random: np.random.Generator) -> np.ndarray:
         others = random.integers(len(self.sets), size=(2, len(places)))
-        moved = self.sets[others[0]]
+        moved: np.ndarray = self.sets[others[0]]
         moved -= self.sets[others[1]]
         moved *= step
         moved += self.sets[places]
