@@ -8,7 +8,12 @@ to each size (benchmarks/search_sources.py says how); several files for several 
 Every contender is built in a process of its own and searched in another, which opens what was built. Settings (how
 many candidates, what effort) are chosen with other queries than those that are measured. First of all the exact
 answers are compared with a search of all permutations, and the exact search of each index with the answers. A row is a
-JSON file in the folder: the same command goes on where it was stopped, and prints the whole table as Markdown.
+JSON file in the folder, written when it is made: the same command goes on where it was stopped or killed, and prints
+the whole table as Markdown (`python -m benchmarks.search_table FOLDER`: what there is so far).
+
+The contenders that matter most come first, each at all sizes. The whole ends after --most-minutes, a row after
+--row-minutes; what was stopped, or would take longer by what it took at the size before, says so. With --half items are
+rounded to float16, so that the file that all are built from, and that is scanned, takes half the room.
 """
 
 import argparse
@@ -16,9 +21,12 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.search_contenders import CONTENDERS, Contender
 from benchmarks.search_data import ITEMS, prepare
@@ -29,6 +37,7 @@ from maxmatch.files import write_whole
 
 _SIZE = 4
 _ROOM_MB = 2048  # left free on the disk and in memory
+_LEAST_SECONDS = 20.0  # for less no row is begun
 
 
 def _left_out(
@@ -39,6 +48,8 @@ def _left_out(
     """
     if contender.most is not None and items > contender.most:
         return f"compared up to {contender.most:,} items"
+    if seconds < _LEAST_SECONDS:
+        return "no time was left"
     if smaller is None:
         return None
     if smaller["left_out"] is not None:
@@ -47,7 +58,7 @@ def _left_out(
     growing = smaller["build_s"] + smaller.get("verify_s", 0.0) + 2 * smaller["batch_s"]
     expected = smaller["took_s"] + (more - 1) * growing
     if expected > seconds:
-        return f"would take about {expected / 60:.0f} minutes (bound {seconds / 60:.0f})"
+        return f"would take about {expected / 60:.0f} minutes, {seconds / 60:.0f} were left for it"
     free = shutil.disk_usage(work).free / 2**20 - _ROOM_MB
     disk = more * smaller.get("disk_before_cleaning_mb", smaller["disk_mb"])
     if disk > free:
@@ -63,61 +74,69 @@ def _memory_mb() -> float:
     return int(line.split()[1]) / 2**10
 
 
-def _sources(options: argparse.Namespace, items: int) -> Iterator[Source]:
+def _source(options: argparse.Namespace, width: int) -> Callable[[int], Source]:
+    """Where the items of the width at that place come from, for a number of them."""
     if options.sets is None:
-        yield from (Made(_SIZE, width, items) for width in options.dim)
-        return
-    asked = options.queries or [None] * len(options.sets)
-    if len(asked) != len(options.sets):
+        return lambda items: Made(_SIZE, options.dim[width], items)
+    if options.queries and len(options.queries) != len(options.sets):
         raise SystemExit("--queries: as many files as --sets has")
-    yield from (Tiled(*files) for files in zip(options.sets, asked, strict=True))
+    tiled = Tiled(options.sets[width], options.queries[width] if options.queries else None)
+    return lambda items: tiled
 
 
-def _run_size(options: argparse.Namespace, source: Source, items: int) -> None:
-    """All rows of one size and width that are not there yet."""
+def _run_width(options: argparse.Namespace, source: Callable[[int], Source], end: float) -> None:
+    """All rows of one width that are not there yet, until the end: a contender at all sizes, then the next one."""
     names = [name for name in CONTENDERS if not options.only or any(part in name for part in options.only)]
-    place = options.work / f"{source.width}-{items}"
-    missing = [name for name in names if not _done(options, source.width, items, name)]
-    if not missing:
-        return
-    title = prepare(place, source, items, options.asked, options.tuning)
-    print(f"{items:,} × {source.size} × {source.width}: {title}", file=sys.stderr, flush=True)
-    for name in missing:
-        path, smaller = _path(options.work, source.width, items, name), _smaller(options, source.width, items, name)
-        seconds = 60 * options.most_minutes
-        reason = _left_out(CONTENDERS[name], items, smaller, seconds, options.work)
-        rows: dict[str, Any] = {}
-        if reason is None:
-            try:
-                rows = run_row(name, items, place, path.with_suffix(""), seconds)
-            except TooLong:
-                reason = f"stopped after {options.most_minutes:.0f} minutes"
-            except (RuntimeError, AssertionError) as error:
-                print(f"  {name}: FAILED ({error})", file=sys.stderr, flush=True)
-                continue
-        facts = {"name": name, "items": items, "width": source.width, "title": title, "rows": rows}
-        facts |= {"left_out": reason, "bound": options.most_minutes}
-        write_whole(path, json.dumps(facts, indent=1) + "\n")
-        for variant, row in rows.items():
-            short = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
-            print(f"  {name} {variant}: {short} {row['settings']}", file=sys.stderr, flush=True)
-        if reason:
-            print(f"  {name}: left out, {reason}", file=sys.stderr, flush=True)
+    dtype = np.dtype(np.float16 if options.half else np.float32)
+    titles: dict[int, str] = {}
+    width = source(0).width
+    rows = [(name, items) for name in names for items in sorted(options.items)]
+    missing = [(name, items) for name, items in rows if not _done(options, width, items, name)]
+    for items in sorted({items for _, items in missing}):
+        begin, made = time.monotonic(), source(items)
+        titles[items] = prepare(_place(options, width, items), made, items, options.asked, options.tuning, dtype)
+        took = f"made in {time.monotonic() - begin:.0f} s"
+        print(f"{items:,} × {made.size} × {width}: {titles[items]} ({took})", file=sys.stderr, flush=True)
+    for name, items in missing:
+        _run_one(options, name, items, width, titles[items], min(60 * options.row_minutes, end - time.monotonic()))
     if not options.keep_items:
-        (place / ITEMS).unlink()
+        for items in titles:
+            (_place(options, width, items) / ITEMS).unlink()
+
+
+def _run_one(options: argparse.Namespace, name: str, items: int, width: int, title: str, seconds: float) -> None:
+    """One row, or why it was left out, in a file."""
+    path = _path(options, width, items, name)
+    reason = _left_out(CONTENDERS[name], items, _smaller(options, width, items, name), seconds, options.work)
+    rows: dict[str, Any] = {}
+    if reason is None:
+        try:
+            rows = run_row(name, items, path.parent, path.with_suffix(""), seconds)
+        except TooLong:
+            reason = f"not done within {seconds / 60:.1f} minutes"
+        except (RuntimeError, AssertionError) as error:
+            reason, seconds = f"FAILED ({error})", 0.0  # so that it is tried again
+    facts = {"name": name, "items": items, "width": width, "title": title, "rows": rows}
+    facts |= {"left_out": reason, "bound": seconds / 60}
+    write_whole(path, json.dumps(facts, indent=1) + "\n")
+    for variant, row in rows.items():
+        short = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
+        print(f"  {name} {variant}, {items:,}: {short} {row['settings']}", file=sys.stderr, flush=True)
+    if reason:
+        print(f"  {name}, {items:,}: left out, {reason}", file=sys.stderr, flush=True)
 
 
 def _done(options: argparse.Namespace, width: int, items: int, name: str) -> bool:
     """Whether a row is there, or was left out within a bound as wide as now."""
-    path = _path(options.work, width, items, name)
+    path = _path(options, width, items, name)
     facts = json.loads(path.read_text()) if path.exists() else {"rows": {}, "bound": 0}
-    return bool(facts["rows"]) or facts["bound"] >= options.most_minutes
+    return bool(facts["rows"]) or facts["bound"] >= options.row_minutes
 
 
 def _smaller(options: argparse.Namespace, width: int, items: int, name: str) -> dict[str, Any] | None:
     """What the largest smaller size took, if it is there."""
     for other in sorted((size for size in options.items if size < items), reverse=True):
-        path = _path(options.work, width, other, name)
+        path = _path(options, width, other, name)
         if path.exists():
             facts: dict[str, Any] = json.loads(path.read_text())
             if facts["left_out"] is not None:
@@ -127,8 +146,12 @@ def _smaller(options: argparse.Namespace, width: int, items: int, name: str) -> 
     return None
 
 
-def _path(work: Path, width: int, items: int, name: str) -> Path:
-    return work / f"{width}-{items}" / (re.sub("[^a-z0-9]+", "-", name.lower()) + ".json")
+def _place(options: argparse.Namespace, width: int, items: int) -> Path:
+    return Path(options.work) / f"{width}-{items}"
+
+
+def _path(options: argparse.Namespace, width: int, items: int, name: str) -> Path:
+    return _place(options, width, items) / (re.sub("[^a-z0-9]+", "-", name.lower()) + ".json")
 
 
 def main() -> None:
@@ -140,14 +163,16 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=[256, 1024], help="widths of sets that are made up")
     parser.add_argument("--asked", type=int, default=300, help="queries that are measured")
     parser.add_argument("--tuning", type=int, default=200, help="other queries, to choose settings with")
-    parser.add_argument("--most-minutes", type=float, default=45, help="a row that would take longer is left out")
+    parser.add_argument("--most-minutes", type=float, default=180, help="for the whole")
+    parser.add_argument("--row-minutes", type=float, default=45, help="for a row; what would take longer is left out")
+    parser.add_argument("--half", action="store_true", help="round items to float16")
     parser.add_argument("--only", nargs="+", help="parts of contenders' names")
     parser.add_argument("--keep-items", action="store_true", help="leave the file of items when a size is done")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    for items in sorted(options.items):
-        for source in _sources(options, items):
-            _run_size(options, source, items)
+    end = time.monotonic() + 60 * options.most_minutes
+    for width in range(len(options.sets or options.dim)):
+        _run_width(options, _source(options, width), end)
     print(table(options.work))
 
 

@@ -13,17 +13,18 @@ from maxmatch import maximal_assignment, top_hits
 from maxmatch.files import whole, write_whole
 
 K_BEST = 10
-ITEMS = "items.f32"
+ITEMS = "items"
 _CHUNK = 20_000
 _CHECKED = (5, 2000)  # queries and items that the exact answers are compared on with a search of all permutations
 
 
 @dataclass(frozen=True)
 class Data:
-    """Items in a file (float32, (n, K, D)); queries that are measured, others to choose settings with; the ten best."""
+    """Items in a file (n, K, D); queries that are measured, others to choose settings with; the ten best."""
 
     folder: Path
     items: int
+    dtype: np.dtype
     queries: np.ndarray
     tuning: np.ndarray
     truth: np.ndarray
@@ -31,26 +32,29 @@ class Data:
     tuning_truth: np.ndarray
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The items in pieces, with the place of the first: read, not mapped, so that memory is what an index takes."""
+        """The items in pieces, as float32, with the place of the first: read, not mapped, so that memory is what an
+        index takes.
+        """
         size, width = self.queries.shape[1:]
         with (self.folder / ITEMS).open("rb") as file:
             for begin in range(0, self.items, _CHUNK):
                 count = min(_CHUNK, self.items - begin)
-                yield begin, np.fromfile(file, np.float32, count * size * width).reshape(count, size, width)
+                sets = np.fromfile(file, self.dtype, count * size * width).reshape(count, size, width)
+                yield begin, sets.astype(np.float32, copy=False)
 
     def mapped(self) -> np.ndarray:
         """All items, as a memory map."""
-        return np.memmap(self.folder / ITEMS, np.float32, "r", shape=(self.items, *self.queries.shape[1:]))
+        return np.memmap(self.folder / ITEMS, self.dtype, "r", shape=(self.items, *self.queries.shape[1:]))
 
 
-def prepare(folder: Path, source: Source, items: int, queries: int, tuning: int) -> str:
+def prepare(folder: Path, source: Source, items: int, queries: int, tuning: int, dtype: np.dtype) -> str:
     """Write the items, and the exact answers, unless they are there. What they are, in words."""
     if not (folder / ITEMS).exists():
         with whole(folder / ITEMS) as file:
             for begin in range(0, items, _CHUNK):
-                file.write(source.items(begin, min(_CHUNK, items - begin)).tobytes())
+                file.write(source.items(begin, min(_CHUNK, items - begin)).astype(dtype, copy=False).data)
     note = folder / "data.txt"
-    about = f"{source.title}; {queries} queries"
+    about = f"{source.title}; in {dtype}; {queries} queries"
     if note.exists():
         text = note.read_text()
         if not text.startswith(about):
@@ -58,7 +62,7 @@ def prepare(folder: Path, source: Source, items: int, queries: int, tuning: int)
         return text
     asked = source.queries(queries + tuning, items)
     nothing = np.empty((0, K_BEST))
-    mapped = Data(folder, items, asked, asked, nothing, nothing, nothing).mapped()
+    mapped = Data(folder, items, dtype, asked, asked, nothing, nothing, nothing).mapped()
     best = top_hits(torch.from_numpy(asked), mapped, K_BEST)
     truth, scores = best.indices.numpy(), best.scores.numpy()
     _check(asked, mapped, truth, scores)
@@ -79,7 +83,8 @@ def prepare(folder: Path, source: Source, items: int, queries: int, tuning: int)
 def load(folder: Path, items: int) -> Data:
     """What `prepare` wrote."""
     asked = np.load(folder / "asked.npz", allow_pickle=False)
-    return Data(folder, items, **{name: asked[name] for name in asked.files})
+    dtype = np.dtype(np.float16 if "; in float16; " in (folder / "data.txt").read_text() else np.float32)
+    return Data(folder, items, dtype, **{name: asked[name] for name in asked.files})
 
 
 def recall_of(found: list[list[int]], truth: np.ndarray) -> float:
@@ -108,6 +113,6 @@ def _by_permutations(query: np.ndarray, sets: np.ndarray) -> np.ndarray:
 
 
 def _aligned(asked: np.ndarray, items: np.ndarray, truth: np.ndarray) -> float:
-    best = np.stack([items[place] for place in truth[:, 0]])
+    best = np.stack([items[place] for place in truth[:, 0]]).astype(np.float32)
     partners = maximal_assignment(torch.from_numpy(np.einsum("nkd,nld->nkl", asked, best)))
     return float((partners == torch.arange(partners.shape[1])).float().mean())

@@ -40,17 +40,18 @@ def run_row(name: str, items: int, data: Path, folder: Path, seconds: float) -> 
     work = folder / "work"
     work.mkdir(parents=True)
     arguments = [name, str(items), str(data), str(work)]
+    program = data.parent / "milvus"
     begin = time.monotonic()
     deadline = begin + seconds
     try:
-        with running(folder) if contender.server else nullcontext() as server:
+        with running(folder, program) if contender.server else nullcontext() as server:
             built, memory = _in_own_process(["build", *arguments], deadline, server)
         built |= {f"build_{what}": value for what, value in memory.items()}
         built["disk_mb"] = _megabytes(stored(folder) if contender.server else work)
         rows = {}
         for variant in contender.variants:
             # A server is started anew, so that it holds what it takes to search and nothing of the building.
-            with running(folder) if contender.server else nullcontext() as server:
+            with running(folder, program) if contender.server else nullcontext() as server:
                 served, memory = _in_own_process(["serve", *arguments, variant], deadline, server)
             settings = built.get("settings", {}).get(variant, "")
             rows[variant] = {**built, **served, **memory, "settings": settings}
@@ -127,6 +128,7 @@ def _measure(search: Any, data: Data, server: Path) -> dict[str, float]:
     ordered = sorted(times)
     return {
         "singles": len(ordered),
+        "asked": min(_SINGLE, len(queries)),
         "p50_ms": 1e3 * statistics.median(ordered),
         "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))],
         "batch_s": together,

@@ -48,7 +48,9 @@ class Tiled:
         """Copies of the sets in their order."""
         places = np.arange(begin, begin + count)
         copies = self._moved(places % len(self.sets), self.step, np.random.default_rng([2, begin]))
-        return np.where((places < len(self.sets))[:, None, None], self.sets[places % len(self.sets)], copies)
+        first = self.sets[begin : begin + count]
+        copies[: len(first)] = first
+        return copies
 
     def queries(self, count: int, items: int) -> np.ndarray:
         """The real ones, drawn at random; without any, other copies of items."""
@@ -61,7 +63,12 @@ class Tiled:
 
     def _moved(self, places: np.ndarray, step: float, random: np.random.Generator) -> np.ndarray:
         others = random.integers(len(self.sets), size=(2, len(places)))
-        return _unit(self.sets[places] + step * (self.sets[others[0]] - self.sets[others[1]]))
+        moved: np.ndarray = self.sets[others[0]]
+        moved -= self.sets[others[1]]
+        moved *= step
+        moved += self.sets[places]
+        moved /= np.sqrt(np.einsum("nkd,nkd->nk", moved, moved))[..., None]
+        return moved
 
     def _nearest_other(self) -> float:
         flat = self.sets.reshape(len(self.sets), -1)

@@ -59,7 +59,7 @@ def _lines(name: str, facts: dict[str, Any], scan: float | None) -> list[str]:
             _short(row["batch_qps"]),
             f"{_short(row['cpu_ms'])}, {_short(row['batch_cpu_ms'])}",
             f"{row['recall']:.4f}",
-            row["settings"],
+            row["settings"] + (f"; {row['singles']} queries alone" if row["singles"] < row["asked"] else ""),
         ]
         lines.append(_line(cells))
     return lines
