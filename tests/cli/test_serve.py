@@ -3,13 +3,17 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
+import torch
 from made_data import environment
 from served import make_gallery
+from torch.nn.functional import normalize
 
+from maxmatch import SetIndex
 from maxmatch.cli import main as command
-from maxmatch.cli.serve import picture_in
+from maxmatch.cli.serve import encoded_folder, picture_in
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -32,6 +36,22 @@ def test_an_address_that_cannot_be_had_is_said_before_any_picture_is_read(tmp_pa
             assert end.value.code == 1
             [line] = capsys.readouterr().err.splitlines()
             assert line.startswith(f"maxmatch: {said}")
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "folder"),
+    [
+        ("a/1.jpg", {"path": "/photos/a/1.jpg"}, Path("/photos")),
+        ("1.jpg", {"path": "/photos/a1.jpg"}, None),
+        ("/photos/1.jpg", {"path": "/photos/1.jpg"}, None),
+        ("1.jpg", {}, None),
+    ],
+)
+def test_an_index_of_encoded_pictures_knows_their_folder(tmp_path, name, metadata, folder):
+    with SetIndex.create(tmp_path / "index", dim=4, set_size=2) as index:
+        assert encoded_folder(index) is None, "an empty one knows nothing"
+        index.add([name], normalize(torch.ones(1, 2, 4), dim=-1), [metadata])
+        assert encoded_folder(index) == folder
 
 
 def test_no_id_leads_out_of_the_folder(tmp_path):

@@ -1,20 +1,24 @@
 """`maxmatch serve`: the page and the API over an index."""
 
+import json
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
+
+if TYPE_CHECKING:
+    from maxmatch.search.index import SetIndex
 
 
 def serve(
     index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
     model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: ids are whole paths.")
+        Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: where it was encoded.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")] = (
         "127.0.0.1"
@@ -38,7 +42,7 @@ def serve(
 
       maxmatch serve ~/Pictures --open
 
-      maxmatch serve photos.index --pictures ~/Pictures --open
+      maxmatch serve photos.index --open
 
       maxmatch serve photos.index --pictures ~/Pictures --host 0.0.0.0 --token "$(openssl rand -hex 16)"
     """
@@ -65,6 +69,7 @@ def serve(
     else:
         opened = SetIndex.open(index)
         encoder = model_of(opened, index, model, device, load_model)
+        pictures = pictures or encoded_folder(opened)
     with place, opened:
         name = (pictures or index).expanduser().resolve().name
         app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
@@ -73,6 +78,17 @@ def serve(
         )
         say(f"{len(opened):,} pictures")
         _run(uvicorn.Server(config), place, host, token, open_page)
+
+
+def encoded_folder(index: "SetIndex") -> Path | None:
+    """The folder that ids are paths in, by the whole path that `maxmatch encode` notes beside an id, of one item. None
+    where nothing is noted: then ids are whole paths.
+    """
+    for name, noted in index.engine.metadata(index.engine.sample(1, seed=0).ids).items():
+        path = json.loads(noted).get("path")
+        if isinstance(path, str) and path != name and path.endswith(f"/{name}"):
+            return Path(path.removesuffix(name))
+    return None
 
 
 def listening_place(host: str, port: int) -> socket.socket:
