@@ -90,6 +90,7 @@ install_import_hook(
         "maxmatch.reproduce.variants",
         "maxmatch.search.best",
         "maxmatch.search.encoding_run",
+        "maxmatch.search.engines.held",
         "maxmatch.search.engines.lance_files",
         "maxmatch.search.engines.lance_filter",
         "maxmatch.search.engines.milvus_where",
