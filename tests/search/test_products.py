@@ -82,3 +82,21 @@ def test_recall_is_measured_as_those_meet_it_who_hold_nothing(tmp_path, monkeypa
         assert held
         assert not any(held)
         assert index.engine.held
+
+
+def test_items_that_are_held_are_searched_without_the_engine_until_someone_writes(tmp_path, monkeypatch):
+    items, queries = aligned_sets(2000, 5)
+    with SetIndex.create(
+        tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}
+    ) as index:
+        index.add([f"{place:04d}" for place in range(2000)], items)
+        index.engine.hold()
+        first = [[hit.id for hit in hits] for hits in index.search(queries, k=3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(index.engine._items, "_table", None)
+            patch.setattr(index.engine, "table", None)
+            assert [[hit.id for hit in hits] for hits in index.search(queries, k=3)] == first
+        other = SetIndex.open(tmp_path / "index")
+        other.remove([first[0][0]])
+        other.close()
+        assert index.search(queries[:1], k=1)[0][0].id == first[0][1]
