@@ -45,7 +45,7 @@ class TextArrays:
         return vectors
 
     def _words(self, ids: np.ndarray) -> np.ndarray:
-        vectors = self.weights["encoder.words.weight"][ids]
+        vectors: np.ndarray = self.weights["encoder.words.weight"][ids]
         if self.encoder.vector_width is not None:
             vectors = self._linear("encoder.projection", vectors)
         if self.encoder.own_words:
@@ -89,8 +89,9 @@ class TextArrays:
 
     def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
         centred = x - x.mean(-1, keepdims=True)
-        normed: np.ndarray = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _NORM_EPSILON)
-        return normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+        normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _NORM_EPSILON)
+        scaled: np.ndarray = normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+        return scaled
 
 
 def is_known(config: Tower) -> bool:
