@@ -276,11 +276,12 @@ class SetEncoder(nn.Module):
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation and inference mode inside; every module as it was afterwards."""
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
+        in_training = [module for module in self.modules() if module.training]
+        for module in in_training:  # not `eval()`, which takes as long as a short text
+            module.training = False
         try:
             with torch.inference_mode():
                 yield
         finally:
-            for module, mode in modes:
-                module.training = mode
+            for module in in_training:
+                module.training = True

@@ -74,6 +74,9 @@ def read_ahead(
     reader: Reads, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
 ) -> Iterator[Batch]:
     """The batches in order, the next few being read in `workers` threads while the model works on one."""
+    if len(batches) < 2:  # nothing to read meanwhile
+        yield from (_read(reader, items, places, skip) for places in batches)
+        return
     workers = workers or min(_READERS, os.cpu_count() or 1)
     pool = ThreadPoolExecutor(workers)
     try:

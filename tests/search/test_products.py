@@ -9,24 +9,17 @@ from maxmatch.search.engine import Found
 from maxmatch.search.engines.products import nearest
 
 
-def blocks_of(vectors, sizes, metadata=True):
+def items_of(vectors, metadata=True):
     names = [f"item {place}" for place in range(len(vectors))]
-    blocks, start = [], 0
-    for size in sizes:
-        part = slice(start, start + size)
-        texts = [f'{{"of": "{name}"}}' for name in names[part]] if metadata else None
-        blocks.append(Found(names[part], np.arange(start, start + size), vectors[part].copy(), texts))
-        start += size
-    assert start == len(vectors)
-    return blocks
+    texts = [f'{{"of": "{name}"}}' for name in names] if metadata else None
+    return Found(names, np.arange(len(names)), vectors, texts)
 
 
-@pytest.mark.parametrize("sizes", [[40], [7, 0, 20, 13], [1] * 40])
-@pytest.mark.parametrize("count", [1, 9, 40, 99])
-def test_they_are_those_of_the_largest_products_with_all_that_belongs_to_them(sizes, count):
+@pytest.mark.parametrize("count", [1, 9, 39, 40, 99])
+def test_they_are_those_of_the_largest_products_with_all_that_belongs_to_them(count):
     generator = np.random.default_rng(count)
     vectors, queries = (generator.normal(size=(n, 6)).astype(np.float32) for n in (40, 5))
-    for query, found in zip(queries, nearest(queries, blocks_of(vectors, sizes), count), strict=True):
+    for query, found in zip(queries, nearest(queries, items_of(vectors), count), strict=True):
         expected = set(np.argsort(-(vectors @ query))[:count].tolist())
         assert {f"item {place}" for place in expected} == set(found.ids)
         assert len(found.ids) == min(count, 40)
@@ -37,9 +30,9 @@ def test_they_are_those_of_the_largest_products_with_all_that_belongs_to_them(si
 
 def test_of_no_items_none_is_found_and_metadata_that_are_not_there_are_not_made_up():
     queries = np.ones((2, 6), np.float32)
-    assert [found.ids for found in nearest(queries, [], 3)] == [[], []]
+    assert [found.ids for found in nearest(queries, items_of(np.empty((0, 6), np.float32)), 3)] == [[], []]
     vectors = np.eye(4, 6, dtype=np.float32)
-    assert nearest(queries, blocks_of(vectors, [2, 2], metadata=False), 3)[0].metadata is None
+    assert nearest(queries, items_of(vectors, metadata=False), 3)[0].metadata is None
 
 
 def test_a_search_among_items_that_are_held_is_exact_up_to_its_candidates_and_never_old(tmp_path):
@@ -89,3 +82,21 @@ def test_recall_is_measured_as_those_meet_it_who_hold_nothing(tmp_path, monkeypa
         assert held
         assert not any(held)
         assert index.engine.held
+
+
+def test_items_that_are_held_are_searched_without_the_engine_until_someone_writes(tmp_path, monkeypatch):
+    items, queries = aligned_sets(2000, 5)
+    with SetIndex.create(
+        tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}
+    ) as index:
+        index.add([f"{place:04d}" for place in range(2000)], items)
+        index.engine.hold()
+        first = [[hit.id for hit in hits] for hits in index.search(queries, k=3)]
+        with monkeypatch.context() as patch:
+            patch.setattr(index.engine._items, "_table", None)
+            patch.setattr(index.engine, "table", None)
+            assert [[hit.id for hit in hits] for hits in index.search(queries, k=3)] == first
+        other = SetIndex.open(tmp_path / "index")
+        other.remove([first[0][0]])
+        other.close()
+        assert index.search(queries[:1], k=1)[0][0].id == first[0][1]

@@ -27,8 +27,9 @@ RuntimeOption = Annotated[
 
 
 def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "Model":
-    """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs, and then without torch,
-    which takes longer to load than the search takes; else as `load_model`. A device other than the CPU is torch's.
+    """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs; else texts in NumPy, where
+    it is a model of which that is known, and pictures as `load_model`. So torch, which takes longer to load than a
+    search takes, is loaded for new photos only. A device other than the CPU is torch's.
 
     many: so much is to be encoded that a GPU is worth loading torch for, unless the user says what to take.
     """
@@ -40,8 +41,13 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", ma
     folder = folder if folder.is_dir() else shipped_model(name) or folder
     if runtime == "auto":
         there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
-        runtime = "onnx" if there and not (many and device is None and _has_gpu()) else "torch"
-    if runtime == "torch":
+        if not there:
+            from maxmatch.quick import quick_encoder
+
+            return quick_encoder(folder, lambda: load_model(name, device)) or load_model(name, device)
+        if many and device is None and _has_gpu():
+            return load_model(name, device)
+    elif runtime == "torch":
         return load_model(name, device)
     if device not in (None, "cpu"):
         raise typer.BadParameter(f"--runtime onnx works on the CPU, not on {device}: leave one of the two out")

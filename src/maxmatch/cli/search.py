@@ -70,6 +70,9 @@ def search(
 
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """
+    # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
+    # NumPy is loaded, which is below.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.loading import load_for_search, model_of
     from maxmatch.cli.photos import is_folder_of_photos, open_folder
     from maxmatch.search.index import SetIndex

@@ -2,7 +2,6 @@
 come in.
 """
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,20 +56,24 @@ def model_identity(model: Model | str) -> str:
         return noted
     import torch
 
+    from maxmatch.fingerprint import Weight, model_fingerprint
     from maxmatch.model import SetEncoder
     from maxmatch.readers import TextReader
-    from maxmatch.text import fingerprint
 
     assert isinstance(model, SetEncoder)
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    for name in model.towers:
-        reader = model.tower(name).reader
-        if isinstance(reader, TextReader):
-            digest.update(f"{name} {fingerprint(reader.tokenizer)}\n".encode())
-    return digest.hexdigest()
+    readers = {name: model.tower(name).reader for name in model.towers}
+    return model_fingerprint(
+        (
+            Weight(
+                name,
+                str(value.dtype),
+                tuple(value.shape),
+                value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data,
+            )
+            for name, value in sorted(model.state_dict().items())
+        ),
+        {name: reader.tokenizer for name, reader in readers.items() if isinstance(reader, TextReader)},
+    )
 
 
 def check_same_model(known: str | None, model: Model | str | None) -> None:

@@ -178,9 +178,10 @@ class SetIndex:
         check_same_model(self.manifest.model, model)
         queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
         condition, tuning = condition_of(where), self.manifest.tuning
-        if self.engine.held and condition is None and tuning is not None and not tuning.real_queries:
+        held = condition is None and self.engine.held
+        if held and tuning is not None and not tuning.real_queries:
             tuning = None  # it was to make up for what the engine's index misses, which is not asked
-        chosen = settings_for(tuning, k, candidates, effort)
+        chosen = settings_for(tuning, k, candidates, effort, held)
         if len(queries) == 0:
             return []
         if exact or self._must_scan(queries.shape[1], condition):

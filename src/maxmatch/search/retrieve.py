@@ -17,6 +17,8 @@ from maxmatch.search.where import Condition
 _SCAN_BYTES = 8 * 2**20
 _BATCH_BYTES = 32 * 2**20
 _AT_LEAST = 100
+_TIMES_K = 10
+_TIMES_K_HELD = 4  # twice k has all that is to be found, where slots meet in their order (docs/log.md)
 
 
 STABLE = 0.9
@@ -53,14 +55,18 @@ def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
     return None
 
 
-def settings_for(tuning: Tuning | None, k: int, candidates: int | None, effort: float | None) -> Settings:
-    """As given; else as measured, in proportion to k; else ten times k, a hundred at least."""
+def settings_for(
+    tuning: Tuning | None, k: int, candidates: int | None, effort: float | None, held: bool = False
+) -> Settings:
+    """As given; else as measured, in proportion to k; else ten times k, a hundred at least. held: candidates are those
+    of all inner products, so that four times k will do.
+    """
     if candidates is not None and checked_count("candidates", candidates) < k:
         raise ValueError(f"candidates: expected at least k = {k}, got {candidates}.")
     if effort is not None and not effort > 0:
         raise ValueError(f"effort: expected a positive number, got {effort}.")
     if tuning is None:
-        usual = Settings(max(_AT_LEAST, 10 * k), 1.0)
+        usual = Settings(max(_AT_LEAST, (_TIMES_K_HELD if held else _TIMES_K) * k), 1.0)
     else:
         usual = Settings(tuning.candidates * math.ceil(k / tuning.k), tuning.effort)
     return Settings(candidates or usual.candidates, effort or usual.effort)
@@ -111,6 +117,6 @@ def _hits(best: Best, fetched: dict[str, str]) -> list[Hit]:
     hits = []
     for name, text, score, met, near in zip(best.ids, texts, scores, partners, cosines, strict=True):
         if text is not None:
-            slots = zip(range(len(met)), met, near, strict=True)
-            hits.append(Hit(name, score, [Match(*slot) for slot in slots if slot[1] >= 0], json.loads(text)))
+            matches = [match for match in map(Match, range(len(met)), met, near) if match.item_slot >= 0]
+            hits.append(Hit(name, score, matches, json.loads(text)))
     return hits

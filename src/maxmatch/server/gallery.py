@@ -125,28 +125,28 @@ def key_of(name: str) -> str:
 
 def item_of(name: str, metadata: Mapping[str, Any]) -> Item:
     """An item from its id and the metadata that `search.facts` describes, as far as it is there."""
-
-    def text(key: str) -> str | None:
-        value = metadata.get(key)
-        return value if isinstance(value, str) else None
-
-    def number(key: str) -> int | None:
-        value = metadata.get(key)
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        return int(value) if usable and isinstance(value, int | float) else None
-
+    known = metadata.get
     return Item(
         key=key_of(name),
         id=name,
-        name=text(facts.NAME) or name.rsplit("/", 1)[-1],
-        folder=text(facts.FOLDER) or "",
-        taken=text(facts.TAKEN),
-        width=number(facts.WIDTH),
-        height=number(facts.HEIGHT),
-        orientation=text(facts.ORIENTATION),
-        bytes=number(facts.BYTES),
-        modified=number(facts.MODIFIED),
+        name=_text(known(facts.NAME)) or name.rsplit("/", 1)[-1],
+        folder=_text(known(facts.FOLDER)) or "",
+        taken=_text(known(facts.TAKEN)),
+        width=_number(known(facts.WIDTH)),
+        height=_number(known(facts.HEIGHT)),
+        orientation=_text(known(facts.ORIENTATION)),
+        bytes=_number(known(facts.BYTES)),
+        modified=_number(known(facts.MODIFIED)),
     )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> int | None:
+    """A whole number above zero; what JSON calls true is none."""
+    return int(value) if type(value) in (int, float) and value > 0 else None
 
 
 def _facts(item: Item) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import torch
@@ -53,16 +52,20 @@ class Page(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What a search needs: the sets of its parts (L, D), and their weights."""
+    """What a search needs: its parts, a text to be encoded or vectors (L, D) each, and their weights."""
 
-    sets: tuple[Tensor, ...]
+    parts: tuple[Part | Tensor, ...]
     weights: tuple[float, ...]
     k: int
     where: Condition | None
 
 
 class Searcher:
-    """Answers queries, many at once. Entered (`async with`) for as long as the server runs."""
+    """Answers queries, many at once. Entered (`async with`) for as long as the server runs.
+
+    A batch is encoded and searched in one go: with a thread for each of the two, a request would wait for others in two
+    queues, and both threads for the same cores.
+    """
 
     def __init__(
         self,
@@ -79,90 +82,100 @@ class Searcher:
         self.uploads = uploads
         self.threshold = threshold
         self._known: OrderedDict[str, Tensor] = OrderedDict()
-        self._encoding = Batcher[str, Tensor](self._encode, most, window, seen=metrics.batches.labels("encode").observe)
-        # Those that were encoded together come together: no need to wait for more.
-        self._searching = Batcher[Search, list[Hit]](
-            self._search, most, 0.0, seen=metrics.batches.labels("search").observe
-        )
-        self._stack = AsyncExitStack()
+        self._encoded = metrics.batches.labels("encode").observe
+        searched = metrics.batches.labels("search").observe
+        self._answering = Batcher[Search, list[Hit]](self._answer, most, window, seen=searched)
 
     async def __aenter__(self) -> "Searcher":
-        await self._stack.enter_async_context(self._encoding)
-        await self._stack.enter_async_context(self._searching)
+        await self._answering.__aenter__()
         return self
 
     async def __aexit__(self, *problem: object) -> None:
-        await self._stack.aclose()
+        await self._answering.__aexit__(*problem)
 
     async def page(self, parts: Sequence[Part], paging: Paging, where: Condition | None) -> Page:
         """The results of a query; of a query without parts everything there is, the latest first."""
         end = min(paging.offset + paging.k, DEEPEST)
-        sets = [await self.vectors(part) for part in parts]
+        given = tuple([await self._given(part) for part in parts])
         weights = tuple(part.weight for part in parts)
         arranged = bool(parts) and paging.sort == "date"
         wanted = _ARRANGED if arranged else min(end + 1 + _MARGIN * paging.fold, 2 * DEEPEST)
         while True:
+            found: Sequence[Hit | Item]
             if parts:
-                hits = await self._searching(Search(tuple(sets), weights, wanted, where))
-                results = [Result(item_of(hit.id, hit.metadata), hit.score, hit.matches, []) for hit in hits]
+                found = await self._answering(Search(given, weights, wanted, where))
             else:
-                results = [Result(item, None, [], []) for item in self.gallery.passing(where)[:wanted]]
-            count = len(results)
+                found = self.gallery.passing(where)[:wanted]
+            groups = [[place] for place in range(len(found))]
             if paging.fold:
-                results = self._folded(results)
-            if arranged or len(results) > end or count < wanted or wanted >= 2 * DEEPEST:
+                groups = fold([one.id for one in found], self.gallery.state.sketches, self.threshold)
+            if arranged or len(groups) > end or len(found) < wanted or wanted >= 2 * DEEPEST:
                 break
             wanted = min(2 * wanted, 2 * DEEPEST)
+        shown = groups if arranged else groups[paging.offset : end]
+        results = [_result([found[place] for place in group]) for group in shown]
         if arranged:
             results.sort(key=lambda result: result.item.taken or "", reverse=True)
-        return Page(results[paging.offset : end], len(results) > end and end < DEEPEST)
+            results = results[paging.offset : end]
+        return Page(results, len(groups) > end and end < DEEPEST)
 
-    async def vectors(self, part: Part) -> Tensor:
-        """The set of one part, or the one of its vectors that is asked for: (L, D)."""
+    async def _given(self, part: Part) -> Part | Tensor:
+        """A part as a search takes it: a text as it is, of an item or a picture its vectors."""
         if part.kind == "text":
-            found = self._known.get(part.value)
-            if found is None:
-                found = await self._encoding(part.value)
-                self._known[part.value] = found
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
-        elif part.kind == "item":
+            if part.slot is not None:
+                check_slot(part.slot, self.model.set_sizes["text"])
+            return part
+        if part.kind == "item":
             stored = await asyncio.to_thread(self.gallery.index.fetch, [part.value])
             if part.value not in stored:
                 raise not_found("This picture is no longer in the index.")
             found = stored[part.value]
         else:
             found = self.uploads.get(part.value).vectors
-        if part.slot is None:
-            return found
-        check_slot(part.slot, len(found))
-        return found[part.slot : part.slot + 1]
+        if part.slot is not None:
+            check_slot(part.slot, len(found))
+        return found[_slots(part)]
 
-    def _encode(self, texts: Sequence[str]) -> list[Tensor]:
-        return list(self.model.encode_texts(texts, show_progress=False))
-
-    def _search(self, asked: Sequence[Search]) -> list[list[Hit]]:
+    def _answer(self, asked: Sequence[Search]) -> list[list[Hit]]:
         """Those of one filter and one number of vectors in one search; those of several parts one after the other."""
-        together: dict[tuple[int, Condition | None], list[int]] = defaultdict(list)
+        vectors = iter(self._vectors([part for search in asked for part in search.parts]))
+        together: dict[tuple[int, Condition | None], list[tuple[int, Tensor]]] = defaultdict(list)
         answers: list[list[Hit]] = [[] for _ in asked]
         for place, search in enumerate(asked):
-            if len(search.sets) > 1:
-                answers[place] = search_parts(self.gallery.index, search.sets, search.weights, search.k, search.where)
+            sets = [next(vectors) for _ in search.parts]
+            if len(sets) > 1:
+                answers[place] = search_parts(self.gallery.index, sets, search.weights, search.k, search.where)
             else:
-                together[len(search.sets[0]), search.where].append(place)
-        for (_, where), places in together.items():
-            queries = torch.stack([asked[place].sets[0] for place in places])
-            most = max(asked[place].k for place in places)
-            found = self.gallery.index.search(queries, k=most, where=where)
-            for place, hits in zip(places, found, strict=True):
+                together[len(sets[0]), search.where].append((place, sets[0]))
+        for (_, where), queries in together.items():
+            most = max(asked[place].k for place, _ in queries)
+            found = self.gallery.index.search(torch.stack([query for _, query in queries]), k=most, where=where)
+            for (place, _), hits in zip(queries, found, strict=True):
                 answers[place] = hits[: asked[place].k]
         return answers
 
-    def _folded(self, results: list[Result]) -> list[Result]:
-        groups = fold([result.item.id for result in results], self.gallery.state.sketches, self.threshold)
-        return [
-            results[first]._replace(duplicates=[results[place].item for place in others]) for first, *others in groups
-        ]
+    def _vectors(self, parts: Sequence[Part | Tensor]) -> list[Tensor]:
+        """The vectors (L, D) of each part; texts that are not remembered are encoded together."""
+        texts = dict.fromkeys(part.value for part in parts if isinstance(part, Part))
+        new = [text for text in texts if text not in self._known]
+        if new:
+            self._encoded(len(new))
+            self._known.update(zip(new, self.model.encode_texts(new, show_progress=False), strict=True))
+        vectors = [part if isinstance(part, Tensor) else self._known[part.value][_slots(part)] for part in parts]
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return vectors
+
+
+def _slots(part: Part) -> slice:
+    return slice(None) if part.slot is None else slice(part.slot, part.slot + 1)
+
+
+def _result(group: Sequence[Hit | Item]) -> Result:
+    """A result of what was found and its near-duplicates."""
+    first, *others = (item_of(one.id, one.metadata) if isinstance(one, Hit) else one for one in group)
+    best = group[0]
+    return Result(first, best.score, best.matches, others) if isinstance(best, Hit) else Result(first, None, [], others)
 
 
 def check_slot(slot: int, count: int) -> None:

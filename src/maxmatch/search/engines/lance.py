@@ -16,6 +16,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from maxmatch.search.engine import Found, Place, Rows
+from maxmatch.search.engines.held import Held
 from maxmatch.search.engines.lance_errors import reading, storing
 from maxmatch.search.engines.lance_files import bytes_on_disk, damaged, forget_removed, put_on_disk
 from maxmatch.search.engines.lance_filter import MOST_COLUMNS, literals, metadata_columns, sql
@@ -33,7 +34,6 @@ _MANY_FILES = 200
 _KEPT = timedelta(minutes=10)  # how long what was replaced stays for those who are reading it
 _CACHE_BYTES = 512 * 2**20  # at least
 _AHEAD_BYTES = 64 * 2**20
-_KEPT_BYTES = 256 * 2**20
 
 
 def create(place: Place, trained: bool = True) -> "LanceEngine":
@@ -96,19 +96,20 @@ class LanceEngine:
         self.path = place.folder / TABLE
         self.table = table
         self.index = VectorIndex(table, place) if trained else None
-        self.kept: tuple[int, list[Found]] | None = None
+        self._items = Held(place, table, self.index)
         self._hold = False
 
     @property
     def approximate(self) -> bool:
         """Whether there is an index over the vectors."""
         with reading(self.path):
-            return self.index is not None and self.index.coverage().indexed > 0
+            return self._items.known().indexed
 
     @property
     def held(self) -> bool:
         """Whether candidates are those of all inner products."""
-        return self._hold and self._fits()
+        with reading(self.path):
+            return self._hold and self._items.known().fits
 
     def add(self, rows: Rows) -> None:
         """Store new items."""
@@ -141,9 +142,9 @@ class LanceEngine:
         """The nearest items by the index over the vectors; where all are in memory, by all inner products."""
         assert self.index is not None
         with reading(self.path):
-            blocks = self._all_in_memory() if where is None and self.held else None
-        if blocks is not None:
-            return nearest(queries, blocks, count)
+            items = self._items.items() if where is None and self.held else None
+        if items is not None:
+            return nearest(queries, items, count)
         with reading(self.path):
             search = self.table.search(list(queries), vector_column_name="vector").distance_type("l2")
             search = search.nprobes(self.index.probes(effort)).limit(count)
@@ -164,26 +165,11 @@ class LanceEngine:
             search = self.table.search().select(_FOUND)
             if where is not None:
                 search = search.where(self._sql(where))
-            elif self._fits():
-                yield from self._all_in_memory(block)
+            elif self._items.known().fits:
+                yield from self._items.blocks(block)
                 return
             for batch in search.to_batches(batch_size=block):
                 yield found_in(pa.Table.from_batches([batch]))
-
-    def _fits(self) -> bool:
-        return int(self.table.count_rows()) * self.place.width * 4 <= _KEPT_BYTES
-
-    def _all_in_memory(self, block: int = 2048) -> list[Found]:
-        version, kept = self.table.version, self.kept  # looked at once: another thread may read a newer version
-        if kept is None or kept[0] != version:
-            # Not by batches, which end where a file does: a table that grew photo by photo has many small ones.
-            table = self.table.search().select([*_FOUND, "metadata"]).to_arrow()
-            found = [found_in(table.slice(start, block)) for start in range(0, len(table), block)]
-            found = [each._replace(vectors=np.array(each.vectors, np.float32)) for each in found]
-            if self.table.version != version:  # someone wrote meanwhile
-                return found
-            self.kept = kept = version, found
-        return kept[1]
 
     def metadata(self, ids: Sequence[str]) -> dict[str, str]:
         """The JSON texts of stored items."""

@@ -1,0 +1,117 @@
+"""A text tower of word vectors, a GRU and a set head in NumPy, one text at a time: for a search that never loads torch.
+
+The same formulas as `encoders.gru`, `layers.attention`, `layers.set_head` and `layers.positions`, for one text, which
+has no padding.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from maxmatch.config import GRU, SetPrediction, Tower
+
+_EPSILON = 1e-7  # of attention
+_NORM_EPSILON = 1e-5  # of torch's LayerNorm
+_TEMPERATURE = 10_000.0
+
+
+class TextArrays:
+    """A tower at work. weights: those of the tower, float32, by their names in it."""
+
+    def __init__(self, config: Tower, weights: Mapping[str, np.ndarray]) -> None:
+        if not is_known(config):
+            raise ValueError(f"tower: expected a GRU and a set head, got {config.encoder.name} and {config.head.name}.")
+        assert isinstance(config.encoder, GRU)
+        assert isinstance(config.head, SetPrediction)
+        self.encoder = config.encoder
+        self.head = config.head
+        self.weights = weights
+
+    def __call__(self, ids: Int[np.ndarray, "N"]) -> Float[np.ndarray, "K D"]:
+        """The set of a text: unit vectors."""
+        local = self._words(ids)
+        states = [self._last_state(local, ""), self._last_state(local[::-1], "_reverse")]
+        pooled = np.mean(states, 0) if self.encoder.directions == "mean" else np.concatenate(states)
+        context = self._norm("head.block.context_norm", local)
+        keys = self._heads((context + _positions(len(ids), local.shape[1])) @ self._taken("to_keys").T)
+        values = self._heads(context @ self._taken("to_values").T)
+        slots = self.weights["head.slots"]
+        for _ in range(self.head.depth):
+            slots = self._step(slots, keys, values)
+        fused = self._norm("head.residual_norm", slots) + self._norm("head.pooled_norm", pooled)
+        vectors: np.ndarray = fused / np.maximum(np.linalg.norm(fused, axis=-1, keepdims=True), 1e-12)
+        return vectors
+
+    def _words(self, ids: np.ndarray) -> np.ndarray:
+        vectors: np.ndarray = self.weights["encoder.words.weight"][ids]
+        if self.encoder.vector_width is not None:
+            vectors = self._linear("encoder.projection", vectors)
+        if self.encoder.own_words:
+            vectors = vectors + self.weights["encoder.own.weight"][ids.clip(max=self.encoder.own_words)]
+        return vectors
+
+    def _last_state(self, words: np.ndarray, direction: str) -> np.ndarray:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        of_input, of_state, input_bias, state_bias = (
+            self.weights[f"encoder.gru.{name}_l0{direction}"] for name in names
+        )
+        state = np.zeros(of_state.shape[1], np.float32)
+        for given in words @ of_input.T + input_bias:
+            known = of_state @ state + state_bias
+            (reset, update), fresh = _sigmoid(given + known)[: 2 * len(state)].reshape(2, -1), given[2 * len(state) :]
+            fresh = np.tanh(fresh + reset * known[2 * len(state) :])
+            state = (1 - update) * fresh + update * state
+        return state
+
+    def _step(self, slots: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """An aggregation block."""
+        queries = self._heads(self._norm("head.block.query_norm", slots) @ self._taken("to_queries").T)
+        logits = queries @ keys.transpose(0, 2, 1) * self.head.head_width**-0.5
+        share = np.exp(logits - logits.max(1, keepdims=True))
+        share /= share.sum(1, keepdims=True)
+        taken = share / (share.sum(2, keepdims=True) + _EPSILON) @ values
+        slots = slots + self._linear("head.block.attention.output.0", taken.transpose(1, 0, 2).reshape(len(slots), -1))
+        inner = self._linear("head.block.feedforward.1", self._norm("head.block.feedforward.0", slots))
+        step: np.ndarray = slots + self._linear("head.block.feedforward.4", _gelu(inner))
+        return step
+
+    def _heads(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(len(x), self.head.heads, -1).transpose(1, 0, 2)
+
+    def _taken(self, name: str) -> np.ndarray:
+        return self.weights[f"head.block.attention.{name}.weight"]
+
+    def _linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        product: np.ndarray = x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+        return product
+
+    def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + _NORM_EPSILON)
+        scaled: np.ndarray = normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+        return scaled
+
+
+def is_known(config: Tower) -> bool:
+    """Whether a tower is of the kind that is written down here."""
+    return isinstance(config.encoder, GRU) and isinstance(config.head, SetPrediction)
+
+
+def _positions(count: int, width: int) -> np.ndarray:
+    wave = np.arange(width)
+    angle = 2 * math.pi * np.arange(1, count + 1)[:, None] / count / _TEMPERATURE ** (2 * (wave // 2) / width)
+    return np.where(wave % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    half: np.ndarray = 0.5 * (1 + np.tanh(0.5 * x))  # which cannot overflow
+    return half
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    # Not SciPy's, which takes longer to load than a text takes here.
+    erf = np.fromiter(map(math.erf, (x / math.sqrt(2)).ravel().tolist()), np.float32, x.size)
+    gelu: np.ndarray = 0.5 * x * (1 + erf.reshape(x.shape))
+    return gelu
