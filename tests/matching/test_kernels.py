@@ -122,6 +122,33 @@ def test_packing_keeps_every_vector_and_pads_to_whole_tiles(count: int) -> None:
         assert packed.is_contiguous()
 
 
+# --- counting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 130), (129, 2)])
+def test_scores_that_reach_a_level_are_counted_by_row_and_by_column(rows: int, columns: int) -> None:
+    # In quarters, and levels among them: many scores equal their level.
+    matrix = torch.randint(-2, 3, (rows + 1, columns + 3), generator=torch.Generator().manual_seed(50)) / 4
+    level = torch.randint(-2, 3, (rows + columns,), generator=torch.Generator().manual_seed(51)) / 4
+    scores = matrix[1:, 2:-1]
+    above, equal, no_numbers = kernels.count_levels(scores, level)
+    lines = [*scores.tolist(), *scores.T.tolist()]
+    assert above.tolist() == [
+        sum(value > limit for value in line) for line, limit in zip(lines, level.tolist(), strict=True)
+    ]
+    assert equal.tolist() == [line.count(limit) for line, limit in zip(lines, level.tolist(), strict=True)]
+    assert int(no_numbers) == 0
+
+
+def test_an_infinite_level_counts_no_place_outside_the_matrix_and_nan_is_counted_apart() -> None:
+    scores = torch.tensor([[-torch.inf, 0.0, torch.nan], [torch.inf, -torch.inf, torch.nan]])
+    level = torch.tensor([-torch.inf, torch.inf, -torch.inf, torch.inf, -torch.inf])
+    above, equal, no_numbers = kernels.count_levels(scores, level)
+    assert above.tolist() == [1, 0, 1, 0, 0]
+    assert equal.tolist() == [1, 1, 1, 0, 0]
+    assert int(no_numbers) == 2
+
+
 # --- scoring through the kernels ------------------------------------------------------------------------------------
 
 
