@@ -20,9 +20,11 @@ import signal
 import sys
 import tempfile
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,9 @@ NOTES = ROOT / ".cache" / "mutants"
 # The tests of a file are those of its name, but for these.
 OWN = {"matching/tiles.py": "scoring", "matching/scorers.py": "scoring", "matching/backend.py": "compiled"}
 UNTRACED = ("matching/compiled.py", "matching/kernels/")  # compiled or interpreted: Python never runs their lines
-LONG = 1.0  # seconds: longer tests of other files are not waited for. A mutant that only they would kill survives.
+PATIENCE = (
+    20  # seconds for the tests of other files, the fastest first: a mutant that only the rest would kill survives
+)
 MEMORY = 8 * 2**30
 
 
@@ -225,8 +229,9 @@ class Mutants:
         kills = Counter(one["by"] for one in self.found if one["file"] == mutant.file and one["killed"])
         able.sort(key=lambda test: (-kills[test], surveyed[test]["seconds"]))
         first = [test for test in able if test.startswith(own)]
-        others = [test for test in able if not test.startswith(own) and surveyed[test]["seconds"] < LONG]
-        yield from (stage for stage in (first, others) if stage)
+        others = [test for test in able if not test.startswith(own)]
+        spent = list(accumulate(surveyed[test]["seconds"] for test in others))
+        yield from (stage for stage in (first, others[: bisect_right(spent, PATIENCE)]) if stage)
 
 
 def main(count: str = "150", seed: str = "0", share: str = "1/1") -> None:

@@ -502,3 +502,16 @@ def test_smooth_chamfer_of_an_alpha_that_is_not_positive_is_refused(alpha: float
     sets = random_sets(54, 2, 3, 8)
     with pytest.raises(ValueError, match=f"alpha: expected a positive number, got {alpha}"):
         similarity.smooth_chamfer(sets, sets, alpha=alpha)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_where_matchings_tie_the_score_is_that_of_the_lexicographically_first(size: int) -> None:
+    # Vectors of ±½ in four dimensions: cosines are halves, and matchings of one total differ in Σ exp(c).
+    signs = torch.randint(2, (2, 12, size, 4), generator=torch.Generator().manual_seed(size)) - 0.5
+    a, b = signs
+    scores = similarity.maxmatch(a, b)
+    for i, j in itertools.product(range(12), repeat=2):
+        block = (a[i] @ b[j].T).double().numpy()
+        columns = reference.first_best_matching(block)
+        expected = sum(math.expm1(block[row, column]) for row, column in enumerate(columns)) / size
+        assert scores[i, j].item() == pytest.approx(expected, abs=1e-6)
