@@ -122,6 +122,56 @@ def test_packing_keeps_every_vector_and_pads_to_whole_tiles(count: int) -> None:
         assert packed.is_contiguous()
 
 
+@pytest.mark.parametrize(
+    ("size", "width", "dtype", "precision", "chip", "fits"),
+    [
+        (4, 8, torch.bfloat16, "highest", (9, 0), True),
+        (4, 8, torch.float16, "highest", (10, 0), True),
+        (4, 4, torch.float32, "high", (9, 0), True),
+        (4, 4, torch.float32, "highest", (9, 0), False),  # tensor cores would round what is to be exact
+        (4, 8, torch.float64, "high", (9, 0), False),
+        (4, 12, torch.float16, "high", (9, 0), False),  # 24 bytes a row: the copy engine asks for multiples of 16
+        (3, 8, torch.float16, "high", (9, 0), False),
+        (5, 8, torch.float16, "high", (9, 0), False),
+        (4, 8, torch.float16, "high", (8, 9), False),
+    ],
+)
+def test_fused_are_aligned_sets_of_four_that_tensor_cores_take_from_hopper_on(
+    size: int, width: int, dtype: torch.dtype, precision: str, chip: tuple[int, int], fits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: chip)
+    assert kernels.can_fuse(torch.zeros(2, size, width, dtype=dtype)) is fits
+
+
+# --- counting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 130), (129, 2)])
+def test_scores_that_reach_a_level_are_counted_by_row_and_by_column(rows: int, columns: int) -> None:
+    # In quarters, and levels among them: many scores equal their level.
+    matrix = torch.randint(-2, 3, (rows + 1, columns + 3), generator=torch.Generator().manual_seed(50)) / 4
+    level = torch.randint(-2, 3, (rows + columns,), generator=torch.Generator().manual_seed(51)) / 4
+    scores = matrix[1:, 2:-1]
+    above, equal, no_numbers = kernels.count_levels(scores, level)
+    lines = [*scores.tolist(), *scores.T.tolist()]
+    assert above.tolist() == [
+        sum(value > limit for value in line) for line, limit in zip(lines, level.tolist(), strict=True)
+    ]
+    assert equal.tolist() == [line.count(limit) for line, limit in zip(lines, level.tolist(), strict=True)]
+    assert int(no_numbers) == 0
+
+
+def test_an_infinite_level_counts_no_place_outside_the_matrix_and_nan_is_counted_apart() -> None:
+    scores = torch.tensor([[-torch.inf, 0.0, torch.nan], [torch.inf, -torch.inf, torch.nan]])
+    level = torch.tensor([-torch.inf, torch.inf, -torch.inf, torch.inf, -torch.inf])
+    above, equal, no_numbers = kernels.count_levels(scores, level)
+    assert above.tolist() == [1, 0, 1, 0, 0]
+    assert equal.tolist() == [1, 1, 1, 0, 0]
+    assert int(no_numbers) == 2
+
+
 # --- scoring through the kernels ------------------------------------------------------------------------------------
 
 
@@ -172,3 +222,19 @@ def test_maxmatch_through_the_kernels_has_the_same_score_and_gradient(
     scores = similarity.maxmatch(a, b)
     assert_close(scores, expected)
     assert_close(torch.autograd.grad(scores.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b)))
+
+
+@pytest.mark.parametrize(("rows", "columns", "used"), [(3, 3, 1), (8, 8, 1), (2, 3, 0), (9, 9, 0)])
+def test_maxmatch_goes_through_the_kernels_for_sets_of_equal_size_up_to_eight(
+    rows: int, columns: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(planes: Tensor) -> Tensor:
+        calls.append(planes.shape)
+        return kernels.plane_assignment(planes)
+
+    module = SimpleNamespace(plane_assignment=counted, MAX_PLANES=kernels.MAX_PLANES)
+    monkeypatch.setattr(similarity, "kernels_for", lambda _: module)
+    similarity.maxmatch(random_sets(15, 3, rows, 6), random_sets(16, 3, columns, 6))
+    assert len(calls) == used

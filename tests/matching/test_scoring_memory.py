@@ -33,6 +33,22 @@ def test_every_pair_is_scored_once(tile_shapes: list[tuple[int, int]]) -> None:
     assert len(tile_shapes) > 5
 
 
+def test_where_memory_is_short_of_a_pair_it_is_a_pair_at_a_time(tile_shapes: list[tuple[int, int]]) -> None:
+    score_matrix(A[:3], B[:4], max_memory=1)
+    assert tile_shapes == [(1, 1)] * 12
+
+
+def test_how_many_pairs_a_tile_holds_does_not_depend_on_the_width_of_vectors(
+    tile_shapes: list[tuple[int, int]],
+) -> None:
+    score_matrix(random_sets(26, 30, 2, 3), random_sets(27, 40, 2, 3), max_memory=2**16)
+    narrow = tile_shapes[0]
+    tile_shapes.clear()
+    score_matrix(random_sets(26, 30, 2, 16), random_sets(27, 40, 2, 16), max_memory=2**16)
+    assert tile_shapes[0] == narrow
+    assert 1 < narrow[0] * narrow[1] < 30 * 40
+
+
 def test_one_pass_serves_both_directions(tile_shapes: list[tuple[int, int]]) -> None:
     top_hits_both(A, B, 3, max_memory=TINY)
     assert sum(height * width for height, width in tile_shapes) == len(A) * len(B)

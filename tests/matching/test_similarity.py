@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -238,3 +239,16 @@ def test_numpy_arrays_are_taken_as_tensors(name: str) -> None:
     assert torch.equal(SIMILARITIES[name](a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
     masked = SIMILARITIES[name](a.numpy(), b, a_mask.numpy(), b_mask.numpy())
     assert torch.equal(masked, SIMILARITIES[name](a, b, a_mask, b_mask))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_where_matchings_tie_the_score_is_that_of_the_lexicographically_first(size: int) -> None:
+    # Vectors of ±½ in four dimensions: cosines are halves, and matchings of one total differ in Σ exp(c).
+    signs = torch.randint(2, (2, 12, size, 4), generator=torch.Generator().manual_seed(size)) - 0.5
+    a, b = signs
+    scores = similarity.maxmatch(a, b)
+    for i, j in itertools.product(range(12), repeat=2):
+        block = (a[i] @ b[j].T).double().numpy()
+        columns = reference.first_best_matching(block)
+        expected = sum(math.expm1(block[row, column]) for row, column in enumerate(columns)) / size
+        assert scores[i, j].item() == pytest.approx(expected, abs=1e-6)

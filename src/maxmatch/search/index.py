@@ -130,8 +130,7 @@ class SetIndex:
     ) -> None:
         """Add new items: all of them, or none where one is refused. When it returns they are on the disk.
 
-        metadata: a mapping (or None) for each, of what JSON knows. An id that is there already is refused; `upsert`
-        replaces.
+        metadata: a mapping or None for each, of what JSON knows. A known id is refused; `upsert` replaces it.
         optimise: False puts off work on the engine's index, when many calls follow each other; `compact` does it then.
         """
         self._store(ids, sets, metadata, model, optimise, replace=False)
@@ -178,8 +177,7 @@ class SetIndex:
         check_same_model(self.manifest.model, model)
         queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
         condition, tuning = condition_of(where), self.manifest.tuning
-        held = condition is None and self.engine.held
-        if held and tuning is not None and not tuning.real_queries:
+        if (held := condition is None and self.engine.held) and tuning is not None and not tuning.real_queries:
             tuning = None  # it was to make up for what the engine's index misses, which is not asked
         chosen = settings_for(tuning, k, candidates, effort, held)
         if len(queries) == 0:
