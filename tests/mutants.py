@@ -37,7 +37,7 @@ PARTS = ("matching", "losses")
 NOTES = ROOT / ".cache" / "mutants"
 # The tests of a file are those of its name, but for these.
 OWN = {"matching/tiles.py": "scoring", "matching/scorers.py": "scoring", "matching/backend.py": "compiled"}
-UNTRACED = ("matching/compiled.py", "matching/kernels/")  # compiled or interpreted: Python never runs their lines
+COMPILED = "matching/compiled.py"  # Python never runs its lines: any test that reaches the file may notice
 PATIENCE = (
     20  # seconds for the tests of other files, the fastest first: a mutant that only the rest would kill survives
 )
@@ -100,7 +100,7 @@ def overlay(folder: Path, mutant: Mutant) -> None:
         there.mkdir()
         for entry in here.iterdir():
             # Numba must not find what it made of the file as it was, nor put the mutant in its place.
-            if entry.name != part and not (mutant.file == "matching/compiled.py" and entry.name == "__pycache__"):
+            if entry.name != part and not (mutant.file == COMPILED and entry.name == "__pycache__"):
                 (there / entry.name).symlink_to(entry)
         here, there = here / part, there / part
     there.write_text(mutant.text, encoding="utf-8")
@@ -217,9 +217,8 @@ class Mutants:
 
         In each those come first that noticed a change in this file before, then the fastest.
         """
-        untraced = next((path for path in UNTRACED if mutant.file.startswith(path)), None)
-        if untraced is not None:
-            able = [test for test, one in surveyed.items() if any(file.startswith(untraced) for file in one["lines"])]
+        if mutant.file == COMPILED:
+            able = [test for test, one in surveyed.items() if COMPILED in one["lines"]]
         elif mutant.lines is None:
             able = list(surveyed)
         else:
