@@ -20,8 +20,8 @@ Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
     Runtime,
     typer.Option(
-        help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx); torch to read a "
-        "folder of photos for the first time, where torch sees a GPU."
+        help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx), but torch to read "
+        "a folder of photos for the first time where it sees a GPU. Without graphs: torch, words by NumPy if possible."
     ),
 ]
 

@@ -62,22 +62,22 @@ def serve(
     from maxmatch.search.index import SetIndex
 
     is_photos = is_folder_of_photos(index)
-    place = listening_place(host, port)  # before any picture is read: an address that is in use is said at once
-    if is_photos:
-        opened, encoder = open_folder(index, model, device, load_model)
-        pictures = index
-    else:
-        opened = SetIndex.open(index)
-        encoder = model_of(opened, index, model, device, load_model)
-        pictures = pictures or encoded_folder(opened)
-    with place, opened:
-        name = (pictures or index).expanduser().resolve().name
-        app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
-        config = uvicorn.Config(
-            app, host=host, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
-        )
-        say(f"{len(opened):,} pictures")
-        _run(uvicorn.Server(config), place, host, token, open_page)
+    with listening_place(host, port) as place:  # before any picture is read: an address that is in use is said at once
+        if is_photos:
+            opened, encoder = open_folder(index, model, device, load_model)
+            pictures = index
+        else:
+            opened = SetIndex.open(index)
+            encoder = model_of(opened, index, model, device, load_model)
+            pictures = pictures or encoded_folder(opened)
+        with opened:
+            name = (pictures or index).expanduser().resolve().name
+            app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
+            config = uvicorn.Config(
+                app, host=host, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
+            )
+            say(f"{len(opened):,} pictures")
+            _run(uvicorn.Server(config), place, host, token, open_page)
 
 
 def encoded_folder(index: "SetIndex") -> Path | None:
