@@ -100,6 +100,20 @@ def test_torch_is_taken_where_it_is_asked_for(folder):
     assert isinstance(load_for_search(str(folder), "cpu", "torch"), SetEncoder)
 
 
+def test_a_device_that_is_not_there_is_refused_for_words_too(folder):
+    with pytest.raises(ValueError, match="nonsense"):
+        load_for_search(str(folder), "nonsense")
+
+
+def test_a_model_that_was_replaced_while_it_was_read_encodes_no_picture(folder, tmp_path):
+    name, more = _KINDS["own"]
+    other = tiny_model(name, seed=9, **more)
+    quick = quick_encoder(folder, lambda: other)
+    quick.encode_texts(texts(2))
+    with pytest.raises(ValueError, match=r"replaced while it was being read.*Run this again"):
+        quick.encode_images([np.zeros((40, 60, 3), np.uint8)])
+
+
 _SEARCH = """
 import json, sys
 from maxmatch.cli.main import main

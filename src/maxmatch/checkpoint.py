@@ -27,7 +27,7 @@ from torch import Tensor
 from maxmatch import __version__
 from maxmatch.build import build_model
 from maxmatch.card import model_card, notes_of
-from maxmatch.config import SCHEMA_VERSION, ModelConfig
+from maxmatch.config import FORMAT, SCHEMA_VERSION, ModelConfig
 from maxmatch.described import description, read_described
 from maxmatch.files import sync
 from maxmatch.model import SetEncoder
@@ -36,7 +36,6 @@ from maxmatch.readers import TextReader
 from maxmatch.shipped import SHIPPED, shipped_model, shipped_names
 from maxmatch.text import load_tokenizer
 
-FORMAT = "maxmatch.SetEncoder"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")

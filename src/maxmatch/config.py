@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
 SCHEMA_VERSION = 1
 """The version of what is written to config.json. A reader refuses a higher one."""
 

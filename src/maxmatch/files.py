@@ -75,20 +75,23 @@ def _own_draft(path: Path) -> tuple[BufferedWriter, Path]:
     """
     place = draft(path)
     file = open(place, "wb", opener=_keeping)  # noqa: SIM115 (closed by the caller)
+    locked = _locked(file)
     try:
-        if _locked(file) and os.path.samestat(os.fstat(file.fileno()), os.stat(place)):
+        if locked and os.path.samestat(os.fstat(file.fileno()), os.stat(place)):
             file.truncate()
             return file, place
     except FileNotFoundError:  # it got its name just now
         pass
     file.close()
+    if locked is None:  # no locks here: everybody writes a draft of another name
+        place.unlink(missing_ok=True)
     place = draft(path, secrets.token_hex(4))
     return place.open("xb"), place
 
 
 def _keeping(path: str, flags: int) -> int:
     """Open a file without emptying it: it may be another process's."""
-    return os.open(path, flags & ~os.O_TRUNC, 0o666)
+    return os.open(path, flags & ~os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def lock(file: IO[bytes], path: Path) -> None:

@@ -2,9 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maxmatch.text import fingerprint
+
+if TYPE_CHECKING:
+    from maxmatch.model import SetEncoder
 
 
 class Weight(NamedTuple):
@@ -25,3 +28,21 @@ def model_fingerprint(weights: Iterable[Weight], tokenizers: Mapping[str, Any]) 
     for tower, tokenizer in tokenizers.items():
         digest.update(f"{tower} {fingerprint(tokenizer)}\n".encode())
     return digest.hexdigest()
+
+
+def encoder_fingerprint(model: "SetEncoder") -> str:
+    """The hash of a model that torch runs."""
+    import torch
+
+    from maxmatch.readers import TextReader
+
+    def values(tensor: torch.Tensor) -> memoryview:
+        return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+    weights = (
+        Weight(name, str(tensor.dtype), tuple(tensor.shape), values(tensor))
+        for name, tensor in sorted(model.state_dict().items())
+    )
+    readers = {name: model.tower(name).reader for name in model.towers}
+    texts = {name: reader.tokenizer for name, reader in readers.items() if isinstance(reader, TextReader)}
+    return model_fingerprint(weights, texts)

@@ -72,6 +72,8 @@ def as_exported(path: Path, sha256: str | None) -> Path:
     """
     if not path.is_file():
         raise OnnxError(f"{path}: missing. Copy the whole folder, or export the model again.")
+    if sha256 is None:
+        raise OnnxError(f"{path}: this folder is of an older MaxMatch, which noted no hash. Export the model again.")
     if digest(path) != sha256:
         raise OnnxError(f"{path}: not the file that was exported. Copy the folder or export the model again.")
     return path

@@ -1,6 +1,5 @@
 """A checkpoint for search without torch, which takes longer to load than a search takes: texts are encoded in NumPy."""
 
-import json
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maxmatch.config import ModelConfig
-from maxmatch.fingerprint import Weight, model_fingerprint
+from maxmatch.config import FORMAT, SCHEMA_VERSION, ModelConfig
+from maxmatch.described import read_described
+from maxmatch.fingerprint import Weight, encoder_fingerprint, model_fingerprint
 from maxmatch.read_ahead import checked_items
 from maxmatch.text import as_text, encode_arrays, load_tokenizer
 from maxmatch.text_arrays import TextArrays, is_known
@@ -28,8 +28,9 @@ def quick_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "QuickEncod
     try:
         from safetensors.numpy import load_file
 
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = ModelConfig.model_validate({k: v for k, v in described.items() if k not in ("format", "written_by")})
+        config = read_described(
+            folder / "config.json", ModelConfig, FORMAT, ValueError, "a checkpoint of MaxMatch", "", SCHEMA_VERSION
+        )
         if _TEXT not in config.towers or not is_known(config.towers[_TEXT]):
             return None
         tokenizer = load_tokenizer(folder / "tokenizer.json")  # of several towers of text each has a name of its own
@@ -81,7 +82,10 @@ class QuickEncoder:
     @cached_property
     def whole(self) -> "SetEncoder":
         """The model itself."""
-        return self._load()
+        model = self._load()
+        if encoder_fingerprint(model) != self.identity:
+            raise ValueError("the model was replaced while it was being read, by a training run? Run this again.")
+        return model
 
     def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> np.ndarray:
         """The sets (n, K, D) of texts, as `SetEncoder.encode_texts` gives them, to 1e-5."""

@@ -107,7 +107,8 @@ def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[An
     """What `encode` was given, as a list, or what is wrong with it."""
     # Bytes of height × width × channels are one picture: taken apart it would be as many as it has rows.
     picture = str(getattr(items, "dtype", "")).endswith("uint8") and tuple(items.shape[2:]) in ((3,), (4,))  # type: ignore[attr-defined]
-    if isinstance(items, str | bytes | Path) or picture or not isinstance(items, Iterable):
+    listed = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+    if isinstance(items, str | bytes | Path) or picture or not listed:
         raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
     if errors not in ("raise", "skip"):
         raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from maxmatch import SetIndex
 from maxmatch.cli import main as command
-from maxmatch.cli.serve import encoded_folder, picture_in
+from maxmatch.cli.serve import encoded_folder, listening_place, picture_in
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -36,6 +36,11 @@ def test_an_address_that_cannot_be_had_is_said_before_any_picture_is_read(tmp_pa
             assert end.value.code == 1
             [line] = capsys.readouterr().err.splitlines()
             assert line.startswith(f"maxmatch: {said}")
+
+
+def test_of_two_servers_at_one_address_the_second_is_refused_though_the_first_still_reads():
+    with listening_place("127.0.0.1", 0) as first, pytest.raises(OSError, match="address already in use"):
+        listening_place("127.0.0.1", first.getsockname()[1])
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,13 @@ def test_photos_in_a_folder_that_cannot_be_read_stay_and_that_is_said_once(
             assert len(sync(index, model, folder).unreadable) == 1
 
 
+def test_where_nothing_can_be_read_the_folder_that_hides_it_is_named(model, tmp_path, monkeypatch):
+    photo(tmp_path / "pictures" / "rome" / "0.png", 0)
+    deny(monkeypatch, tmp_path / "pictures" / "rome", "scandir")
+    with open_photos(tmp_path / "place", model) as index, pytest.raises(DataError, match=r"rome \(Permission denied\)"):
+        sync(index, model, tmp_path / "pictures")
+
+
 def test_a_folder_behind_a_link_that_cannot_be_followed_costs_no_other_photo(model, tmp_path):
     photo(tmp_path / "pictures" / "a.png", 0)
     (tmp_path / "pictures" / "loop").symlink_to("loop")

@@ -41,10 +41,12 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", ma
     folder = folder if folder.is_dir() else shipped_model(name) or folder
     if runtime == "auto":
         there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
-        if not there:
+        if not there and device in (None, "cpu"):
             from maxmatch.quick import quick_encoder
 
             return quick_encoder(folder, lambda: load_model(name, device)) or load_model(name, device)
+        if not there:
+            return load_model(name, device)
         if many and device is None and _has_gpu():
             return load_model(name, device)
     elif runtime == "torch":

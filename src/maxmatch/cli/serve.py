@@ -92,7 +92,7 @@ def encoded_folder(index: "SetIndex") -> Path | None:
 
 
 def listening_place(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, which does not listen yet. OSError where the address cannot be had."""
+    """A socket that listens at the address. OSError where it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -102,6 +102,7 @@ def listening_place(host: str, port: int) -> socket.socket:
         if os.name == "posix":  # as asyncio does: a server that ended a moment ago does not hold its port
             place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(address)
+        place.listen()  # from now on nobody else can; who asks before all is read waits
     except OSError as error:
         place.close()
         reason = os.strerror(error.errno).lower() if error.errno else str(error)

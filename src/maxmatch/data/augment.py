@@ -25,7 +25,7 @@ class WordIds:
 
     mask, padding: their ids. fixed: tokens that are no words and never touched, <start>, <end>, [CLS], [SEP], padding.
     words: what a word may be replaced by, the vocabulary without special tokens. continues: of every id, whether it is
-    a piece that goes on with the word before it; None where every token is a word.
+    a wordpiece ("##ing") that goes on with the word before it; None where the tokenizer has none.
     """
 
     mask: int

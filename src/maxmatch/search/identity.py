@@ -54,26 +54,11 @@ def model_identity(model: Model | str) -> str:
     noted = getattr(model, "identity", None)
     if isinstance(noted, str):
         return noted
-    import torch
-
-    from maxmatch.fingerprint import Weight, model_fingerprint
+    from maxmatch.fingerprint import encoder_fingerprint
     from maxmatch.model import SetEncoder
-    from maxmatch.readers import TextReader
 
     assert isinstance(model, SetEncoder)
-    readers = {name: model.tower(name).reader for name in model.towers}
-    return model_fingerprint(
-        (
-            Weight(
-                name,
-                str(value.dtype),
-                tuple(value.shape),
-                value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data,
-            )
-            for name, value in sorted(model.state_dict().items())
-        ),
-        {name: reader.tokenizer for name, reader in readers.items() if isinstance(reader, TextReader)},
-    )
+    return encoder_fingerprint(model)
 
 
 def check_same_model(known: str | None, model: Model | str | None) -> None:

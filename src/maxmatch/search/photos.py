@@ -82,7 +82,7 @@ def sync(
     known, noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
     present, closed = _present(folder)
     if not present and not known:
-        raise no_pictures(folder)
+        raise no_pictures(folder, closed)
     hidden = {name: state for name, state in {**noted, **known}.items() if closed and _is_below(name, closed)}
     gone = [name for name in known if name not in present and name not in hidden]
     if not present and len(gone) > _MAY_ALL_GO:
@@ -90,7 +90,7 @@ def sync(
         cure = f"Is the disk mounted? If they are gone for good, delete {index.folder.parent}."
         raise DataError(Problem(folder, what, cure, fatal=True))
     _forget(index, gone)
-    present = {**present, **hidden}
+    present = {**hidden, **present}
     bad = {name: state for name, state in noted.items() if present.get(name) == state}
     bad |= dict.fromkeys(closed, _CLOSED)
     if bad != noted:

@@ -1,7 +1,7 @@
 """All pictures in a folder and those below it. What is no picture is named, but for what systems leave behind."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,15 +33,18 @@ def list_pictures(folder: Path) -> Listing:
     for place, why in closed.items():
         left_out.append(LeftOut(ascii(str(place)), f"a folder that cannot be read ({why}). Permit it."))
     if not found:
-        raise no_pictures(folder)
+        raise no_pictures(folder, {str(place): why for place, why in closed.items()})
     names = sorted(found)
     paths = [folder / name for name in names]
     metadata = [{"path": str(path), **_stat(found[name])} for path, name in zip(paths, names, strict=True)]
     return Listing(folder, "folder", IMAGE, paths, names, metadata, sorted(left_out, key=lambda one: one.id))
 
 
-def no_pictures(folder: Path) -> DataError:
-    """What is said of a folder in which nothing was found."""
+def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
+    """What is said of a folder in which nothing was found. closed: the folders that cannot be read, and why."""
+    if closed:
+        place, why = next(iter(closed.items()))
+        return DataError(Problem(folder, f"no pictures that can be read: {place} ({why})", "Permit it."))
     return DataError(Problem(folder, "no pictures in it", EXPECTED))
 
 

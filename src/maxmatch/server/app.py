@@ -71,6 +71,7 @@ def create_app(
         looking = asyncio.create_task(_keep_looking(gallery))
         # What is there now stays: Python need not look for garbage in it. A look through all modules takes 200 ms, in
         # which no request is answered, and would come after every few hundred of them.
+        gc.collect()
         gc.freeze()
         try:
             async with searcher:

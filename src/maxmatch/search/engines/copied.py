@@ -9,6 +9,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -87,11 +88,20 @@ def state_of(folder: Path) -> str | None:
         with os.scandir(folder / _VERSIONS) as entries:
             for entry in entries:
                 if entry.name.endswith(".manifest"):
-                    seen = entry.stat()
-                    known.append((entry.name, seen.st_size, seen.st_mtime_ns))
+                    with suppress(FileNotFoundError):  # cleared away just now
+                        seen = entry.stat()
+                        known.append((entry.name, seen.st_size, seen.st_mtime_ns))
     except OSError:
         return None
     return hashlib.sha256(json.dumps(sorted(known)).encode()).hexdigest() if known else None
+
+
+def versions_of(folder: Path) -> frozenset[str]:
+    """The names of a table's versions: at most a few of them change with a write, and none without one."""
+    try:
+        return frozenset(name for name in os.listdir(folder / _VERSIONS) if name.endswith(".manifest"))
+    except OSError:
+        return frozenset()
 
 
 def _bytes(text: str) -> np.ndarray:

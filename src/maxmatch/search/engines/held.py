@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxmatch.search.engine import Found, Place
-from maxmatch.search.engines.copied import state_of
+from maxmatch.search.engines.copied import versions_of
 from maxmatch.search.engines.lance_index import VectorIndex
 from maxmatch.search.engines.lance_rows import found_in
 
@@ -61,4 +61,4 @@ class Held:
             yield Found(ids[part], added[part], vectors[part], texts[part])
 
     def _state(self) -> object:
-        return state_of(self._place.folder) or self._table.version
+        return versions_of(self._place.folder) or self._table.version

@@ -9,7 +9,7 @@ from maxmatch.search.engine import Found
 def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
     """For each query (q, K·D) the `count` items with the largest inner products; all of them if there are fewer.
 
-    The products of all queries with all items are in memory at once: q × items × 4 bytes.
+    All products and their order are in memory at once: q × items × 16 bytes.
     """
     count = min(count, len(items.ids))
     if not count:
