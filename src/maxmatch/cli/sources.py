@@ -47,7 +47,8 @@ def divide(arguments: Sequence[str], say: Callable[[str], object]) -> tuple[list
 
 def _source(argument: str) -> Source | None:
     """What an argument is, if it is a model."""
-    from maxmatch.checkpoint import CONFIG, FORMAT
+    from maxmatch.checkpoint import CONFIG
+    from maxmatch.config import FORMAT
 
     path = Path(argument).expanduser()
     if path.suffix == ".safetensors":
