@@ -96,7 +96,8 @@ for verb in sys.argv[2:]:
         time.sleep(moments.uniform(0, 0.03) * (1 + step / 10))
         os.kill(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == -signal.SIGKILL and len(Ledger(folder).items()) == 40 and not filling.is_begun(folder):
+        there = Ledger(folder).items() if (folder / "index.json").exists() else {}
+        if code == -signal.SIGKILL and len(there) == 40 and not filling.is_begun(folder):
             code = 0  # killed between its last step and its end: there is nothing left to go on with
         if code != -signal.SIGKILL:
             break
