@@ -59,7 +59,9 @@ def test_interrupted_it_ends_with_130_and_goes_on(heap, model, tmp_path, capsys,
     with monkeypatch.context() as patched:
         patched.setattr(progress, "bar", lambda what, total: nullcontext(advance))
         patched.setattr("maxmatch.search.encoding_run._COMMIT_SECONDS", 0)
-        assert run(capsys, "encode", *arguments)[0] == 130
+        code, _, err = run(capsys, "encode", *arguments)
+        assert code == 130
+        assert err.endswith("interrupted; what is done is kept. Go on with the same command.\n")
     code, _, err = run(capsys, "encode", *arguments)
     assert code == 0
     assert "30 of 59 are there already" in err

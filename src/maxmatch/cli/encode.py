@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from maxmatch.cli.interrupts import going_on
+
 if TYPE_CHECKING:
     from maxmatch.search.listing import LeftOut
 
@@ -89,7 +91,7 @@ def encode(
         left = sum(len(job.left(number)) for number in numbers)
         if left < len(listing):
             say(f"{out}: {len(listing) - left:,} of {len(listing):,} are there already")
-        with bar(listing.modality, left) as advance:
+        with going_on(out), bar(listing.modality, left) as advance:
             if ray:
                 from maxmatch.search.ray_encoding import Task, encode_on_ray
 

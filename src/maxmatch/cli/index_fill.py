@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from maxmatch.cli.interrupts import going_on
+
 if TYPE_CHECKING:
     from maxmatch.search.index import SetIndex
     from maxmatch.search.parcels import Cargo
@@ -90,7 +92,7 @@ def build(
             settings=settings,
         )
 
-    with bar("items", cargo.items) as advance:
+    with going_on(index), bar("items", cargo.items) as advance:
         opened = fill(folder, cargo, create, advance)
     name = located(model) if model is not None else made_by.model if made_by else None
     if name is not None:
@@ -144,7 +146,7 @@ def add(
             f"{index}: another model made its sets ({origin.model if origin else manifest.model}) than these "
             f"({cargo.made_by.model}). Encode again with the index's model, or build another index."
         )
-    with bar("items", cargo.items) as advance:
+    with going_on(index), bar("items", cargo.items) as advance:
         fill(opened, cargo, existing, advance)
     _finish(opened, index, cargo, source, as_json)
 
@@ -208,7 +210,7 @@ def _encoded(
     say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format})")
     precision: Literal["float16", "float32"] = "float32" if dtype == "fp32" else "float16"
     batch = 16 if encoder.device.type == "cpu" else 64
-    with bar(listing.modality, len(listing)) as advance:
+    with going_on(source), bar(listing.modality, len(listing)) as advance:
         manifest = encode_for(
             folder, encoder, listing, precision, located(name), batch, cores(), advance,
             first_reasons(folder / SKIPPED),

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -20,6 +20,7 @@ from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
 from maxmatch.cli.export import export
+from maxmatch.cli.interrupts import noticed
 from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.search import search
 from maxmatch.cli.serve import serve
@@ -91,13 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Threads that wait by spinning make training ten times slower on a machine that has other work too. Read by torch's
     # libraries when they are loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with noticed() as was_interrupted:
+        _run(arguments, was_interrupted)
+
+
+def _run(arguments: Sequence[str] | None, was_interrupted: Callable[[], bool]) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="maxmatch")
-    except KeyboardInterrupt as interrupt:
-        if str(interrupt):
-            print(f"maxmatch: {interrupt}", file=sys.stderr)
+    except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
+        if was_interrupted() and not _is_ours(error):  # torch, while it reads weights, makes a RuntimeError of Ctrl-C
+            raise SystemExit(130) from None
         if os.environ.get("MAXMATCH_DEBUG"):
             traceback.print_exc()
         print(f"maxmatch: {CURE if is_to_blame(error) else _line(error)}", file=sys.stderr)
@@ -114,9 +120,13 @@ def _line(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "the memory does not suffice. Use smaller batches, or end other programs: see `maxmatch doctor`."
     text = str(error).strip()
+    return text if _is_ours(error) and text else f"{type(error).__name__}: {text}"
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether its message is one of our own, or the system's."""
     # An ImportError of our own says what to install; one of Python's names the module alone.
-    ours = isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
-    return text if ours and text else f"{type(error).__name__}: {text}"
+    return isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from maxmatch.cli.interrupts import going_on
 from maxmatch.cli.loading import Loaded, check_modality, default_model
 from maxmatch.cli.progress import plain, say
 
@@ -47,7 +48,7 @@ def open_folder(
     if load_many is not None and not is_indexed(place):
         encoder = load_many(named, device)
     index = open_photos(place, encoder)
-    with tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
+    with going_on(folder), tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
         done = sync(index, encoder, folder, begin=shown.reset, advance=shown.update)
     for one in done.unreadable[:_SHOWN]:
         say(f"left out: {plain(one.reason)}")  # which names the file

@@ -1,0 +1,103 @@
+"""Ctrl-C ends a command at once and in silence, or with what became of the work; errors that are ours are still said."""
+
+import signal
+import threading
+
+import pytest
+import typer
+
+from maxmatch.cli import main as command
+from maxmatch.cli.interrupts import going_on, noticed
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """Ctrl-C raises KeyboardInterrupt, as in a terminal: in the background of a shell it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def pressed():
+    """Ctrl-C, of which a library makes nothing."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+
+
+def ends(monkeypatch, capsys, verb):
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(verb)
+    monkeypatch.setattr(command, "app", app)
+    with pytest.raises(SystemExit) as end:
+        command.main([])
+    return end.value.code, capsys.readouterr().err
+
+
+def test_what_a_library_makes_of_it_is_not_shown(monkeypatch, capsys):
+    def verb() -> None:
+        pressed()
+        raise RuntimeError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
+
+    assert ends(monkeypatch, capsys, verb) == (130, "")
+
+
+def test_an_error_of_ours_is_said_all_the_same(monkeypatch, capsys):
+    def verb() -> None:
+        pressed()
+        raise ValueError("model.json: not a model.")
+
+    assert ends(monkeypatch, capsys, verb) == (1, "maxmatch: model.json: not a model.\n")
+
+
+def test_without_it_the_same_error_is_shown(monkeypatch, capsys):
+    def verb() -> None:
+        raise RuntimeError("shapes")
+
+    assert ends(monkeypatch, capsys, verb) == (1, "maxmatch: RuntimeError: shapes\n")
+
+
+def test_who_interrupts_work_is_told_how_to_go_on(monkeypatch, capsys):
+    def verb() -> None:
+        with going_on("sets"):
+            signal.raise_signal(signal.SIGINT)
+
+    code, said = ends(monkeypatch, capsys, verb)
+    assert code == 130
+    assert said == "maxmatch: sets: interrupted; what is done is kept. Go on with the same command.\n"
+
+
+def test_other_signals_and_an_earlier_press_do_not_count():
+    pressed()
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    with noticed() as was_pressed:
+        assert not was_pressed()
+        signal.raise_signal(signal.SIGUSR1)
+        assert not was_pressed()
+        pressed()
+        assert was_pressed()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_whoever_was_told_of_signals_is_told_again_afterwards():
+    with noticed() as outer:
+        with noticed() as inner:
+            pressed()
+            assert inner()
+        assert not outer()
+        pressed()
+        assert outer()
+
+
+def test_another_thread_hears_of_nothing_and_works():
+    found = []
+
+    def work():
+        with noticed() as was_pressed:
+            found.append(was_pressed())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
