@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.search_contenders import CONTENDERS, Contender
 from benchmarks.search_data import ITEMS, prepare
@@ -40,18 +41,20 @@ _ROOM_MB = 2048  # left free on the disk and in memory
 _LEAST_SECONDS = 20.0  # for less no row is begun
 
 
-def _left_out(
-    contender: Contender, items: int, smaller: dict[str, Any] | None, seconds: float, work: Path
-) -> str | None:
-    """Why a row is not run: what it would take, by the row of the next smaller size. Building, and scans and batches of
-    queries, are taken to grow with the items; starting, and queries alone, which have a bound of their own, are not.
+def _left_out(contender: Contender, items: int, before: list[dict[str, Any]], seconds: float, work: Path) -> str | None:
+    """Why a row is not run: what it would take, by the rows of smaller sizes, the next smaller one first. Building, and
+    scans and batches of queries, are taken to grow with the items; starting, and queries alone, which have a bound of
+    their own, are not.
     """
     if contender.most is not None and items > contender.most:
         return f"compared up to {contender.most:,} items"
+    if contender.gpu and not torch.cuda.is_available():
+        return "no GPU here"
     if seconds < _LEAST_SECONDS:
         return "no time was left"
-    if smaller is None:
+    if not before:
         return None
+    smaller = before[0]
     if smaller["left_out"] is not None:
         return "left out at a smaller size"
     more = items / smaller["items"]
@@ -63,10 +66,17 @@ def _left_out(
     disk = more * smaller.get("disk_before_cleaning_mb", smaller["disk_mb"])
     if disk > free:
         return f"would take {disk / 2**10:.0f} GB on the disk, of which {free / 2**10:.0f} are free"
-    memory = more * max(smaller["anon_mb"], smaller["build_anon_mb"]) if smaller["in_memory"] else 0.0
+    memory = _memory_for(items, before) if smaller["in_memory"] else 0.0
     if memory > _memory_mb() - _ROOM_MB:
         return f"would take {memory / 2**10:.0f} GB of memory"
     return None
+
+
+def _memory_for(items: int, before: list[dict[str, Any]]) -> float:
+    """By a line through what two smaller sizes took, since a server takes much without any; by one, in proportion."""
+    took = [(row["items"], max(row["anon_mb"], row["build_anon_mb"])) for row in before[:2] if row["rows"]]
+    (size, memory), (less, base) = took if len(took) == 2 else (took[0], (0, 0.0))
+    return float(memory + (items - size) * (memory - base) / (size - less))
 
 
 def _memory_mb() -> float:
@@ -107,7 +117,7 @@ def _run_width(options: argparse.Namespace, source: Callable[[int], Source], end
 def _run_one(options: argparse.Namespace, name: str, items: int, width: int, title: str, seconds: float) -> None:
     """One row, or why it was left out, in a file."""
     path = _path(options, width, items, name)
-    reason = _left_out(CONTENDERS[name], items, _smaller(options, width, items, name), seconds, options.work)
+    reason = _left_out(CONTENDERS[name], items, _before(options, width, items, name), seconds, options.work)
     rows: dict[str, Any] = {}
     if reason is None:
         try:
@@ -133,17 +143,15 @@ def _done(options: argparse.Namespace, width: int, items: int, name: str) -> boo
     return bool(facts["rows"]) or facts["bound"] >= options.row_minutes
 
 
-def _smaller(options: argparse.Namespace, width: int, items: int, name: str) -> dict[str, Any] | None:
-    """What the largest smaller size took, if it is there."""
+def _before(options: argparse.Namespace, width: int, items: int, name: str) -> list[dict[str, Any]]:
+    """What the smaller sizes took, the largest of them first, as far as they are there."""
+    rows = []
     for other in sorted((size for size in options.items if size < items), reverse=True):
         path = _path(options, width, other, name)
         if path.exists():
             facts: dict[str, Any] = json.loads(path.read_text())
-            if facts["left_out"] is not None:
-                return facts
-            row = next(iter(facts["rows"].values()))
-            return {**row, "items": other, "left_out": None}
-    return None
+            rows.append(facts | next(iter(facts["rows"].values()), {}))
+    return rows
 
 
 def _place(options: argparse.Namespace, width: int, items: int) -> Path:

@@ -33,6 +33,8 @@ class Contender(NamedTuple):
     """Whether it needs a Milvus server, whose address is in the folder."""
     in_memory: bool = False
     """Whether it holds all vectors in memory, so that this grows with the items."""
+    gpu: bool = False
+    """Whether it needs one."""
 
 
 def _index(engine: str, most: int | None = None, **options: Any) -> Contender:
@@ -50,6 +52,20 @@ def _milvus(kind: str, most: int | None = None) -> Contender:
 def _open_map(data: Data, folder: Path, variant: str) -> Search:
     items = data.mapped()
     return lambda queries: top_hits(torch.from_numpy(queries), items, K_BEST).indices.tolist()
+
+
+def _open_on_gpu(data: Data, folder: Path, variant: str) -> Search:
+    """All items on the GPU, in the precision of the file."""
+    items = torch.cat([torch.from_numpy(sets).to("cuda", _precision(data)) for _, sets in data.chunks()])
+
+    def search(queries: np.ndarray) -> list[list[int]]:
+        return top_hits(torch.from_numpy(queries).to(items), items, K_BEST).indices.tolist()
+
+    return search
+
+
+def _precision(data: Data) -> torch.dtype:
+    return torch.float16 if data.dtype == np.float16 else torch.float32
 
 
 def _faiss(description: str, most: int | None = None) -> Contender:
@@ -157,6 +173,7 @@ def _rerank(query: np.ndarray, places: np.ndarray, items: np.ndarray) -> list[in
 
 CONTENDERS: dict[str, Contender] = {  # in the order in which they are run: what matters most comes first
     "top_hits on a memory map": Contender(lambda data, folder: {}, _open_map),
+    "top_hits on a GPU": Contender(lambda data, folder: {}, _open_on_gpu, gpu=True),
     "SetIndex, LanceDB IVF_RQ": _index("lance"),
     "SetIndex, LanceDB float16 IVF_RQ": _index("lance", dtype="float16"),
     "FAISS IVF, 8 bits": _faiss("IVF{lists},SQ8"),

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import cache
 
 import numpy as np
 import torch
@@ -23,10 +24,21 @@ class NotUnitLength(UserWarning):
 
 
 def as_tensor(array: Array) -> Tensor:
-    """The array as a tensor; what is not writable (a memory map) is copied."""
+    """The array as a tensor, to be read and not written to: a memory map is not copied."""
     if isinstance(array, Tensor):
         return array
-    return torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else np.array(array))
+    if not array.flags.writeable:
+        _hear_the_warning()
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+@cache
+def _hear_the_warning() -> None:
+    """Torch warns once in a process that an array is read-only: here, where nobody need read it."""
+    nothing = np.zeros(1)
+    nothing.flags.writeable = False
+    with warnings.catch_warnings(action="ignore"):
+        torch.from_numpy(nothing)
 
 
 def check_pair(a: Array, b: Array) -> None:

@@ -1,5 +1,6 @@
-"""Ctrl-C ends a command at once and in silence, or with what became of the work; errors that are ours are still said."""
+"""Ctrl-C ends a command in silence, or with what became of the work; errors that are ours are still said."""
 
+import contextlib
 import signal
 import threading
 
@@ -20,10 +21,8 @@ def heard():
 
 def pressed():
     """Ctrl-C, of which a library makes nothing."""
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        pass
 
 
 def ends(monkeypatch, capsys, verb):

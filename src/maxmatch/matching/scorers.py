@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxmatch.matching.similarity import multiply
+from maxmatch.matching.similarity import few_products, multiply
 
 Watch = Callable[[Tensor], None]
 """Takes a sum over what went into a tile: if it is not finite, something in there is not."""
@@ -65,6 +65,28 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Sc
         watch(torch.mean(matched.exp_(), 0, out=out).sub_(1).sum())
 
     return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024))
+
+
+def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, watch: Watch, best_tile: tuple[int, int]) -> Scorer:
+    """For so few rows that a packed copy of the columns would cost more than it saves: those are read where they lie.
+
+    scores: writes the scores (B, C) of planes (K, B, K, C).
+    """
+
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+        height, width = out.shape
+        planes = few_products(x, y).view(size, height, size, width)
+        scores(planes, out)
+        watch(planes.sum())
+
+    return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=best_tile)
+
+
+def compiled_scores(compiled: Any, pool: ThreadPoolExecutor, planes: Tensor, out: Tensor) -> None:
+    """Of planes (4, B, 4, C), by the compiled code for the CPU."""
+    matched = torch.empty(4, *out.shape)
+    compiled.matched_cosines(planes, matched, pool)
+    torch.mean(matched.exp_(), 0, out=out).sub_(1)
 
 
 def plane_scorer(kernels: Any, size: int, watch: Watch) -> Scorer:

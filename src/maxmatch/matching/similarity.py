@@ -6,6 +6,7 @@ flows through the chosen cosines. Half-precision input gives float32 scores; Num
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,7 @@ from maxmatch.matching.assignment import assign_planes, maximal_assignment
 from maxmatch.matching.backend import kernels_for
 
 Similarity = Callable[..., Tensor]
+_WORTH_THREADS = 2**21  # numbers, which are read in a millisecond
 _NORMALISE = "Normalise them: torch.nn.functional.normalize(sets, dim=-1)."
 
 
@@ -80,19 +82,36 @@ def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float
 
 def _few_against_many(a: Tensor, b: Tensor) -> Tensor:
     """The planes without a second copy of b, which is the larger by far."""
-    (n_a, k, width), (n_b, m, _) = a.shape, b.shape
-    needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if a.is_cuda or needs_grad or not a.dtype == b.dtype == torch.float32:
-        products = multiply(b.reshape(-1, width), a.reshape(-1, width))
-        return products.view(n_b, m, n_a, k).permute(3, 1, 2, 0).contiguous()
-    queries = a.reshape(-1, width)
-    planes = queries.new_empty(len(queries), m, n_b)
-    step = max(1, 2**19 // (m * width))  # of b at a time what stays in a core's cache for all its slots
-    for start in range(0, n_b, step):
-        part = slice(start, start + step)
-        for slot in range(m):
-            torch.mm(queries, b[part, slot].T, out=planes[:, slot, part])
-    return planes.view(n_a, k, m, n_b).permute(1, 2, 0, 3)
+    products = few_products(a.reshape(-1, a.shape[2]), b)
+    return products.view(*a.shape[:2], *products.shape[1:]).permute(1, 2, 0, 3)
+
+
+def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Float[Tensor, "Q L C"]:
+    """The inner products of a few vectors with those of many sets, in at least float32: each set is read once, where it
+    lies.
+    """
+    count, size, width = sets.shape
+    needs_grad = torch.is_grad_enabled() and (few.requires_grad or sets.requires_grad)
+    if few.is_cuda or needs_grad or not few.dtype == sets.dtype == torch.float32:
+        products = multiply(sets.reshape(-1, width), few)  # this way round it takes half the time
+        return products.view(count, size, len(few)).permute(2, 1, 0).contiguous()
+    products = few.new_empty(len(few), size, count)
+    step = max(1, 2**19 // (size * width))  # sets at a time that stay in a core's cache for all their slots
+
+    def fill(start: int, stop: int) -> None:
+        for begin in range(start, stop, step):
+            part = slice(begin, min(begin + step, stop))
+            for slot in range(size):
+                torch.mm(few, sets[part, slot].T, out=products[:, slot, part])
+
+    threads = torch.get_num_threads() if sets.numel() >= _WORTH_THREADS else 1
+    cuts = [count * part // threads for part in range(threads + 1)]
+    if threads == 1:
+        fill(0, count)
+    else:  # products as small as these are not shared out by torch itself
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, cuts, cuts[1:]))
+    return products
 
 
 def multiply(x: Float[Tensor, "m D"], y: Float[Tensor, "n D"]) -> Float[Tensor, "m n"]:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -24,7 +25,16 @@ from maxmatch.checks import (
     warn_unless_unit,
 )
 from maxmatch.matching.backend import compiled_for, kernels_for
-from maxmatch.matching.scorers import Scorer, Watch, compiled_scorer, fused_scorer, plane_scorer, same
+from maxmatch.matching.scorers import (
+    Scorer,
+    Watch,
+    compiled_scorer,
+    compiled_scores,
+    few_scorer,
+    fused_scorer,
+    plane_scorer,
+    same,
+)
 from maxmatch.matching.similarity import SIMILARITIES, Similarity
 
 _NORMALISE = "Pass normalise=True to have it done on the way."
@@ -144,9 +154,12 @@ class Job:
 
     def _item_bytes(self, sets: Array) -> int:
         """What the copies of one item take while its tile is at work."""
-        resident = isinstance(sets, Tensor) and sets.device == self.device and not self.normalise
+        if isinstance(sets, Tensor):
+            resident = sets.device == self.device and not self.normalise
+        else:
+            resident = self.device.type == "cpu" and not self.normalise and sets.flags.c_contiguous
         if resident and self.device.type == "cuda":  # the kernels take every precision as it is
-            return math.prod(sets.shape[1:]) * sets.dtype.itemsize
+            return 1 if self._few_rows() else math.prod(sets.shape[1:]) * sets.dtype.itemsize
         as_it_is = resident and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
         copies = 3 if not as_it_is else 0 if few else 1  # see similarity.cosine_planes for the few
@@ -159,16 +172,27 @@ class Job:
         probe = self._load(self.a, slice(0, 1))
         if plain_maxmatch and size == self.b.shape[1] and probe.dtype == self._load(self.b, slice(0, 1)).dtype:
             kernels = kernels_for(probe)
+            if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
+                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
             if kernels is not None and kernels.can_fuse(probe):
                 return fused_scorer(kernels, watch)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES:
                 return plane_scorer(kernels, size, watch)
-            few = min(len(self.a), len(self.b)) * size < self.a.shape[2]  # then packing would cost more than it saves
-            if size == 4 and not few:
-                compiled = compiled_for(probe, pairs=len(self.a) * len(self.b))
-                if compiled is not None:
-                    return compiled_scorer(compiled, pool, watch)
+            compiled = compiled_for(probe, pairs=len(self.a) * len(self.b)) if size == 4 else None
+            if compiled is not None and self._few_rows():
+                return few_scorer(partial(compiled_scores, compiled, pool), size, watch, (128, 1024))
+            if compiled is not None and len(self.b) * size >= self.b.shape[2]:
+                return compiled_scorer(compiled, pool, watch)
         return self._plain_scorer()
+
+    def _few_rows(self) -> bool:
+        """Whether a packed copy of the columns would cost more than it saves. On a GPU: twice the columns' bytes, or
+        four times those of the cosines; on a CPU, measured.
+        """
+        vectors = len(self.a) * self.a.shape[1]
+        if self.device.type == "cuda":
+            return 8 * vectors < self.b.shape[2] * self.b.dtype.itemsize
+        return vectors < self.b.shape[2]
 
     def _plain_scorer(self) -> Scorer:
         similarity = SIMILARITIES[self.similarity] if isinstance(self.similarity, str) else self.similarity
