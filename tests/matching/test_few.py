@@ -1,0 +1,83 @@
+"""A few rows against many columns: what is read where it lies is scored as any other, and is not written to."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import reference
+import torch
+from reference import random_sets
+from torch.testing import assert_close
+
+from maxmatch import score_matrix, top_hits
+from maxmatch.checks import NotFiniteError, as_tensor
+from maxmatch.matching import kernels, similarity, tiles
+
+ROWS, COLUMNS = random_sets(1, 3, 4, 64), random_sets(2, 90, 4, 64)
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """The columns in a file, mapped to be read only."""
+    np.save(tmp_path / "sets.npy", COLUMNS.numpy())
+    return np.load(tmp_path / "sets.npy", mmap_mode="r")
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("max_memory", [1, 20_000, 2**30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scores_are_those_of_the_best_permutation(max_memory, dtype):
+    rows, columns = ROWS.to(dtype), COLUMNS.to(dtype)
+    expected = reference.scores("maxmatch", rows.double(), columns.double())
+    scores = score_matrix(rows, columns, max_memory=max_memory)
+    assert scores.dtype == torch.float32
+    assert_close(scores.double(), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_change_no_score(threads, monkeypatch):
+    monkeypatch.setattr(similarity, "_WORTH_THREADS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    columns = torch.cat([COLUMNS] * 40)  # more than a thread takes at a time
+    expected = similarity.maxmatch(ROWS.double(), columns.double())
+    assert_close(score_matrix(ROWS, columns).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_memory_map_is_neither_copied_nor_warned_of(mapped):
+    expected = score_matrix(ROWS, COLUMNS)
+    with warnings.catch_warnings(action="error"):
+        assert as_tensor(mapped).data_ptr() == mapped.ctypes.data
+        scores = score_matrix(ROWS, mapped)
+        hits = top_hits(ROWS, mapped, 5)
+    assert torch.equal(scores, expected)
+    assert_close(hits.scores, expected.topk(5).values)
+    assert np.array_equal(mapped, COLUMNS.numpy())
+
+
+@pytest.mark.usefixtures("path")
+def test_a_map_whose_vectors_are_to_be_normalised_stays_as_it_is(tmp_path):
+    np.save(tmp_path / "long.npy", COLUMNS.numpy() * 3)
+    long = np.load(tmp_path / "long.npy", mmap_mode="r")
+    assert_close(score_matrix(ROWS, long, normalise=True), score_matrix(ROWS, COLUMNS), atol=1e-6, rtol=1e-6)
+    assert np.array_equal(long, np.load(tmp_path / "long.npy"))
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_named(value):
+    columns = COLUMNS.clone()
+    columns[77, 2, 5] = value
+    with pytest.raises(NotFiniteError, match=r"^b: item 77 holds NaN or infinite values"):
+        top_hits(ROWS, columns, 3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_on_a_gpu_they_go_through_the_kernel_for_planes(size, monkeypatch):
+    rows, columns = random_sets(3, 2, size, 64), random_sets(4, 50, size, 64)
+    expected = reference.scores("maxmatch", rows, columns)
+    module = SimpleNamespace(plane_scores=kernels.plane_scores, MAX_PLANES=kernels.MAX_PLANES)  # it packs nothing
+    monkeypatch.setattr(tiles, "kernels_for", lambda _: module)
+    assert_close(score_matrix(rows, columns).double(), expected, atol=1e-5, rtol=1e-5)
