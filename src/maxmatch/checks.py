@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import maxmatch.first_calls  # noqa: F401 (before anything is computed)
 from maxmatch.set_checks import NotFiniteError as NotFiniteError
 from maxmatch.set_checks import check_set_size as check_set_size
 from maxmatch.set_checks import check_sets, shape_of

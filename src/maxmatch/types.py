@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+import maxmatch.first_calls  # noqa: F401 (before anything is computed)
+
 
 class Inputs(NamedTuple):
     """What an encoder is called with: pixels, features or token ids, and which of them are real (None: all)."""
