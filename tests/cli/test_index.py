@@ -176,6 +176,10 @@ def test_search_keeps_to_the_filter(photos, heap, capsys):
     code, out, err = run(capsys, "search", "a dog", photos, "--where", "size > 1e12")
     assert (code, out) == (0, "")
     assert f"maxmatch: nothing in {photos} that passes --where\n" in err
+    assert "no item has" not in err
+    code, out, err = run(capsys, "search", "a dog", photos, "--where", "sise > 5 AND NOT (size = 3 OR sise = 4)")
+    assert (code, out) == (0, "")
+    assert err.endswith("--where: no item has 'sise'. `maxmatch search … --json` shows what items have.\n")
     code, _, err = run(capsys, "search", "a dog", photos, "--where", "size >")
     assert code == 1
     assert "where" in err

@@ -95,6 +95,7 @@ def search(
         encoder = model_of(opened, folder, model, device, load)
     with opened:
         hits = _found(opened, encoder, words, image, k, where, exact)
+        unknown = _unknown_keys(opened, where) if where and not hits else []
     if photos:
         root = folder.expanduser()
         hits = [replace(hit, metadata={"path": str(root / hit.id), **hit.metadata}) for hit in hits]
@@ -113,6 +114,16 @@ def search(
                 print("\n".join(_reasons(hit)))
     if not hits and not as_json:
         say(f"nothing in {folder}" + (" that passes --where" if where else ""))
+        for key in unknown:
+            say(f"--where: no item has {key!r}. `maxmatch search … --json` shows what items have.")
+
+
+def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
+    """The keys of a filter that no item has."""
+    from maxmatch.search.where import Missing, Not, keys_of
+    from maxmatch.search.where_parser import parse_where
+
+    return [key for key in keys_of(parse_where(where)) if not index.engine.count(Not(Missing(key)))]
 
 
 def _found(

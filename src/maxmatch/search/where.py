@@ -87,6 +87,17 @@ def kind_of(value: object) -> Kind | None:
     return "text" if isinstance(value, str) else None
 
 
+def keys_of(condition: Condition) -> list[str]:
+    """The keys that a condition asks about, each once."""
+    match condition:
+        case Not(inner):
+            return keys_of(inner)
+        case Every(parts) | Some(parts):
+            return list(dict.fromkeys(key for part in parts for key in keys_of(part)))
+        case _:
+            return [condition.key]
+
+
 def passes(condition: Condition, metadata: Mapping[str, Any]) -> bool:
     """Whether metadata passes: what the words of the language mean."""
     match condition:
