@@ -1,6 +1,7 @@
 """Search without a scan: what it finds, when it is not used, and how it is measured."""
 
 import logging
+import math
 
 import pytest
 from made_sets import ENGINES, aligned_sets, unit_sets
@@ -144,7 +145,9 @@ def test_verify_measures_what_a_search_finds_and_keeps_it(index, data):
     assert result.reached
     assert result.chosen.real_queries
     assert result.chosen.low <= result.chosen.recall <= result.chosen.high
-    assert result.trials[-1].recall == result.chosen.recall >= 0.9
+    kept = [trial for trial in result.trials if trial.settings == (result.chosen.candidates, result.chosen.effort)]
+    assert [trial.recall for trial in kept] == [result.chosen.recall]
+    assert result.chosen.recall >= 0.9
     assert f"{result.chosen.candidates} candidates" in result.advice
     again = SetIndex.open(index.folder)
     assert again.manifest.tuning == result.chosen
@@ -169,6 +172,35 @@ def test_a_recall_at_the_edge_of_the_target_is_not_enough(index, data, monkeypat
     for target, candidates in ((0.9, 100), (0.94, 200), (0.95, 200)):  # 0.9, 0.95 and 0.98 less about 0.03, 0.02, 0.01
         result = measure(index.engine, queries, 10, index.manifest, target, real_queries=True)
         assert (result.reached, result.chosen.candidates) == (True, candidates)
+
+
+@pytest.mark.parametrize(("helps", "expected"), [("candidates", (400, 1.0)), ("effort", (50, 8.0))])
+def test_whichever_of_candidates_and_effort_helps_is_doubled(index, data, monkeypatch, helps, expected):
+    from maxmatch.search import verify
+
+    queries = data[1][:30].numpy()
+    truth = verify.scan(index.engine, queries, 10, None, index.manifest)
+
+    def found(engine, queries, k, where, manifest, settings):
+        lost = max(0, 3 - round(math.log2(settings.candidates / 50 if helps == "candidates" else settings.effort)))
+        return [best._replace(scores=best.scores - (place < lost)) for place, best in enumerate(truth)]
+
+    monkeypatch.setattr(verify, "by_candidates", found)
+    result = measure(index.engine, queries, 10, index.manifest, 0.99, real_queries=True)
+    assert (result.chosen.candidates, result.chosen.effort) == expected
+    assert len(result.trials) == 7  # one, and two for each step
+    assert result.reached
+
+
+def test_what_never_suffices_ends_with_the_most_of_both(index, data, monkeypatch):
+    from maxmatch.search import verify
+
+    queries = data[1][:30].numpy()
+    truth = verify.scan(index.engine, queries, 10, None, index.manifest)
+    monkeypatch.setattr(verify, "by_candidates", lambda *_: [best._replace(scores=best.scores - 1) for best in truth])
+    result = measure(index.engine, queries, 10, index.manifest, 0.99, real_queries=True)
+    assert (result.chosen.candidates, result.chosen.effort, result.chosen.recall) == (800, 16, 0)
+    assert not result.reached
 
 
 def test_with_its_own_items_an_index_chooses_a_hundred_candidates_at_least(index, data):

@@ -15,7 +15,9 @@ from maxmatch.search.intake import checked_count
 from maxmatch.search.manifest import Manifest, Tuning
 from maxmatch.search.retrieve import Settings, by_candidates, scan
 
-_LADDER = 9  # settings that are tried at most
+_FEWEST, _MOST = 5, 80  # candidates, times k
+_MOST_EFFORT = 16.0
+_AS_GOOD = 0.001  # recalls so near to each other are taken for equal, and the faster settings for the better
 _NORMAL_95 = 1.96
 
 
@@ -25,6 +27,8 @@ class Trial:
 
     settings: Settings
     recall: float
+    error: float
+    """The recall's standard error."""
     milliseconds: float
     """For one query, of those asked together."""
 
@@ -70,8 +74,9 @@ def _not_held(engine: Engine) -> Iterator[None]:
 def measure(
     engine: Engine, queries: np.ndarray, k: int, manifest: Manifest, target: float, real_queries: bool
 ) -> Verification:
-    """Try settings, each about twice as costly as the one before, until one surely finds the target's share: a recall
-    just above it in a sample is as often just below it among all queries, so that its standard error is taken off.
+    """Try settings until some surely find the target's share: a recall just above it in a sample is as often just below
+    it among all queries, so that its standard error is taken off. Each step has either twice as many candidates or
+    twice the effort, whichever finds more: how far either helps is the engine's and the data's.
     """
     k = checked_count("k", k)
     if not 0 < target <= 1:
@@ -81,23 +86,27 @@ def measure(
     scan_ms = (time.perf_counter() - begin) * 1e3 / len(queries)
     items = max(1, engine.count())
     trials: list[Trial] = []
-    recall, settings = 1.0, Settings(max(k, 1), 1.0)
-    # Items of the index are found among fewer candidates than real queries need: with them the first step is left out.
-    for step in range(0 if real_queries else 1, _LADDER if engine.approximate else 0):
-        settings = Settings(5 * k * 2 ** ((step + 1) // 2), 2.0 ** (step // 2))
+
+    def tried(settings: Settings) -> Trial:
         begin = time.perf_counter()
         with _not_held(engine):
             found = by_candidates(engine, queries, k, None, manifest, settings)
         each = (time.perf_counter() - begin) * 1e3 / len(queries)
         shares = shares_of(found, truth)
-        recall = statistics.fmean(shares)
-        trials.append(Trial(settings, recall, each))
-        if recall - standard_error(shares) >= target:
-            break
+        trials.append(Trial(settings, statistics.fmean(shares), standard_error(shares), each))
+        return trials[-1]
+
+    last = Trial(Settings(k, 1.0), 1.0, 0.0, scan_ms)  # what a scan finds
+    if engine.approximate:
+        # Items of the index are found among fewer candidates than real queries need: with them more are taken at once.
+        last = tried(Settings((_FEWEST if real_queries else 2 * _FEWEST) * k, 1.0))
+        while last.recall - last.error < target and (next_ones := _steps(last.settings, k)):
+            last = _better([tried(settings) for settings in next_ones])
+    recall = last.recall
     low, high = wilson(recall, len(queries))
     chosen = Tuning(
-        candidates=settings.candidates,
-        effort=settings.effort,
+        candidates=last.settings.candidates,
+        effort=last.settings.effort,
         k=k,
         recall=recall,
         low=low,
@@ -107,6 +116,18 @@ def measure(
         real_queries=real_queries,
     )
     return Verification(chosen, target, recall >= target, trials, scan_ms)
+
+
+def _steps(settings: Settings, k: int) -> list[Settings]:
+    """Settings of about twice the cost: more candidates, more effort, as far as either goes."""
+    candidates, effort = settings
+    steps = [Settings(2 * candidates, effort)] if 2 * candidates <= _MOST * k else []
+    return [*steps, Settings(candidates, 2 * effort)] if 2 * effort <= _MOST_EFFORT else steps
+
+
+def _better(trials: list[Trial]) -> Trial:
+    most = max(trial.recall for trial in trials)
+    return min((trial for trial in trials if trial.recall >= most - _AS_GOOD), key=lambda trial: trial.milliseconds)
 
 
 def shares_of(found: list[Best], truth: list[Best]) -> list[float]:
