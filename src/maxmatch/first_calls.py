@@ -34,4 +34,4 @@ FUNCTIONS = (
 
 for _name in FUNCTIONS:
     for _dtype in (torch.float32, torch.float64):
-        getattr(torch, _name)(torch.ones(1, dtype=_dtype))
+        getattr(torch, _name)(torch.ones(1, dtype=_dtype, device="cpu"))

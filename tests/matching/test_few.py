@@ -81,3 +81,33 @@ def test_on_a_gpu_they_go_through_the_kernel_for_planes(size, monkeypatch):
     module = SimpleNamespace(plane_scores=kernels.plane_scores, MAX_PLANES=kernels.MAX_PLANES)  # it packs nothing
     monkeypatch.setattr(tiles, "kernels_for", lambda _: module)
     assert_close(score_matrix(rows, columns).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_threads_know_that_no_gradient_is_asked_for(mode, monkeypatch):
+    monkeypatch.setattr(similarity, "_WORTH_THREADS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    expected = similarity.maxmatch(ROWS.double(), COLUMNS.double())
+    with mode():
+        columns = torch.nn.Parameter(COLUMNS.clone())
+        assert_close(similarity.maxmatch(ROWS, columns).double(), expected, atol=1e-6, rtol=1e-6)
+        assert_close(score_matrix(ROWS, columns).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_autocast_changes_no_score(dtype):
+    rows, columns = ROWS.to(dtype), COLUMNS.to(dtype)
+    expected = score_matrix(rows, columns)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(score_matrix(rows, columns), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_on_any_device_the_copies_of_a_masked_job_count():
+    """A mask is applied to a copy: tiles are as small as where the columns are copied anyway."""
+    mask = torch.ones(len(COLUMNS), 4, dtype=torch.bool)
+    job = tiles.Job.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, mask, False, None)
+    assert job._item_bytes(job.b) == 3 * 4 * 64 * 4
+    bare = tiles.Job.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, None, False, None)
+    assert bare._item_bytes(bare.b) == 1

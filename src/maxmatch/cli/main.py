@@ -102,11 +102,13 @@ def _run(arguments: Sequence[str] | None, was_interrupted: Callable[[], bool]) -
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        if was_interrupted() and not _is_ours(error):  # torch, while it reads weights, makes a RuntimeError of Ctrl-C
-            raise SystemExit(130) from None
         if os.environ.get("MAXMATCH_DEBUG"):
             traceback.print_exc()
-        print(f"maxmatch: {CURE if is_to_blame(error) else _line(error)}", file=sys.stderr)
+        line = CURE if is_to_blame(error) else _line(error)
+        if was_interrupted() and not _is_ours(error):  # torch, while it reads weights, makes a RuntimeError of Ctrl-C
+            print(f"maxmatch: interrupted ({line})", file=sys.stderr)
+            raise SystemExit(130) from error
+        print(f"maxmatch: {line}", file=sys.stderr)
         raise SystemExit(1) from error
 
 

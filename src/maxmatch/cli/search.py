@@ -115,7 +115,8 @@ def search(
     if not hits and not as_json:
         say(f"nothing in {folder}" + (" that passes --where" if where else ""))
         for key in unknown:
-            say(f"--where: no item has {key!r}. `maxmatch search … --json` shows what items have.")
+            hint = "" if photos else " `maxmatch search … --json` shows what items have."
+            say(f"--where: no item has {key!r}.{hint}")
 
 
 def _unknown_keys(index: "SetIndex", where: str) -> list[str]:

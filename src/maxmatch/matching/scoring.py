@@ -1,7 +1,7 @@
 """All pairs of two collections of sets, tile by tile under a bound on memory: all scores, or the best of them.
 
 Inputs are tensors on any device or NumPy arrays, memory maps among them: only the tiles at work are read. `max_memory`
-bounds what is allocated beside the inputs and the result.
+bounds what is allocated beside the inputs and the result. A similarity of your own must not write to what it is given.
 """
 
 import torch

@@ -87,22 +87,26 @@ def _few_against_many(a: Tensor, b: Tensor) -> Tensor:
 
 
 def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Float[Tensor, "Q L C"]:
-    """The inner products of a few vectors with those of many sets, in at least float32: each set is read once, where it
-    lies.
+    """The inner products of a few vectors with those of many sets, in at least float32. On a CPU sets of float32 are
+    read once, where they lie.
     """
     count, size, width = sets.shape
     needs_grad = torch.is_grad_enabled() and (few.requires_grad or sets.requires_grad)
     if few.is_cuda or needs_grad or not few.dtype == sets.dtype == torch.float32:
-        products = multiply(sets.reshape(-1, width), few)  # this way round it takes half the time
+        with torch.autocast(few.device.type, enabled=False):
+            products = multiply(sets.reshape(-1, width), few)  # this way round it takes half the time
         return products.view(count, size, len(few)).permute(2, 1, 0).contiguous()
+    few, sets = few.detach(), sets.detach()
     products = few.new_empty(len(few), size, count)
     step = max(1, 2**19 // (size * width))  # sets at a time that stay in a core's cache for all their slots
 
     def fill(start: int, stop: int) -> None:
-        for begin in range(start, stop, step):
-            part = slice(begin, min(begin + step, stop))
-            for slot in range(size):
-                torch.mm(few, sets[part, slot].T, out=products[:, slot, part])
+        # Every thread has its own idea of gradients and precision, and has to be told.
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
+            for begin in range(start, stop, step):
+                part = slice(begin, min(begin + step, stop))
+                for slot in range(size):
+                    torch.mm(few, sets[part, slot].T, out=products[:, slot, part])
 
     threads = torch.get_num_threads() if sets.numel() >= _WORTH_THREADS else 1
     cuts = [count * part // threads for part in range(threads + 1)]

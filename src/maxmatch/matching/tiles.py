@@ -37,6 +37,7 @@ from maxmatch.matching.scorers import (
 )
 from maxmatch.matching.similarity import SIMILARITIES, Similarity
 
+_WIDEST = 2**22  # columns: a kernel has a program for each 256 of them, and at most 65,535
 _NORMALISE = "Pass normalise=True to have it done on the way."
 
 
@@ -147,7 +148,7 @@ class Job:
         """As large as the scorer likes it and memory allows: an eighth each for rows and columns, half for pairs."""
         share = self.max_memory // 8
         tall = max(1, min(len(self.a), scorer.best_tile[0], share // self._item_bytes(self.a)))
-        widest = max(1, min(len(self.b), share // self._item_bytes(self.b)))
+        widest = max(1, min(len(self.b), share // self._item_bytes(self.b), _WIDEST))
         pairs = max(1, min(math.prod(scorer.best_tile), 4 * share // (scorer.bytes_per_pair + self.dtype.itemsize)))
         height = max(1, min(tall, pairs // min(widest, scorer.best_tile[1] // 32 or 1)))
         return height, max(1, min(widest, pairs // height))
@@ -159,18 +160,19 @@ class Job:
         else:
             resident = self.device.type == "cpu" and not self.normalise and sets.flags.c_contiguous
         if resident and self.device.type == "cuda":  # the kernels take every precision as it is
-            return 1 if self._few_rows() else math.prod(sets.shape[1:]) * sets.dtype.itemsize
-        as_it_is = resident and sets.dtype.itemsize == self.dtype.itemsize
+            few = self._few_rows() and self._plain_maxmatch() and _name(self.a) == _name(self.b)
+            return 1 if few else math.prod(sets.shape[1:]) * sets.dtype.itemsize
+        masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
+        as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
         copies = 3 if not as_it_is else 0 if few else 1  # see similarity.cosine_planes for the few
         return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
 
     def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
         """The fastest way there is. What a scorer gives to `watch` must be finite."""
-        plain_maxmatch = self.similarity == "maxmatch" and self.a_mask is None and self.b_mask is None
         size = self.a.shape[1]
         probe = self._load(self.a, slice(0, 1))
-        if plain_maxmatch and size == self.b.shape[1] and probe.dtype == self._load(self.b, slice(0, 1)).dtype:
+        if self._plain_maxmatch() and probe.dtype == self._load(self.b, slice(0, 1)).dtype:
             kernels = kernels_for(probe)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
                 return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
@@ -184,6 +186,11 @@ class Job:
             if compiled is not None and len(self.b) * size >= self.b.shape[2]:
                 return compiled_scorer(compiled, pool, watch)
         return self._plain_scorer()
+
+    def _plain_maxmatch(self) -> bool:
+        """Sets of one size, all of whose vectors are real."""
+        unmasked = self.a_mask is None and self.b_mask is None
+        return self.similarity == "maxmatch" and unmasked and self.a.shape[1] == self.b.shape[1]
 
     def _few_rows(self) -> bool:
         """Whether a packed copy of the columns would cost more than it saves. On a GPU: twice the columns' bytes, or
@@ -214,3 +221,8 @@ class Job:
         block = max(self.a.shape[1], self.b.shape[1]) ** 2
         tile = (128, 1024) if self.device.type == "cpu" else (4096, 4096)
         return Scorer(same, same, score, bytes_per_pair=tensors * self.dtype.itemsize * block, best_tile=tile)
+
+
+def _name(sets: Array) -> str:
+    """Of its precision, the same for tensors and arrays."""
+    return str(sets.dtype).removeprefix("torch.")
