@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from maxmatch import score_matrix, top_hits
 from maxmatch.checks import NotFiniteError, as_tensor
-from maxmatch.matching import kernels, similarity, tiles
+from maxmatch.matching import kernels, products, similarity, tiles
 
 ROWS, COLUMNS = random_sets(1, 3, 4, 64), random_sets(2, 90, 4, 64)
 
@@ -38,7 +38,7 @@ def test_scores_are_those_of_the_best_permutation(max_memory, dtype):
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_change_no_score(threads, monkeypatch):
-    monkeypatch.setattr(similarity, "_WORTH_THREADS", 1)
+    monkeypatch.setattr(products, "_WORTH_THREADS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     columns = torch.cat([COLUMNS] * 40)  # more than a thread takes at a time
     expected = similarity.maxmatch(ROWS.double(), columns.double())
@@ -86,7 +86,7 @@ def test_on_a_gpu_they_go_through_the_kernel_for_planes(size, monkeypatch):
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_threads_know_that_no_gradient_is_asked_for(mode, monkeypatch):
-    monkeypatch.setattr(similarity, "_WORTH_THREADS", 1)
+    monkeypatch.setattr(products, "_WORTH_THREADS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     expected = similarity.maxmatch(ROWS.double(), COLUMNS.double())
     with mode():

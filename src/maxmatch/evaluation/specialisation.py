@@ -35,7 +35,7 @@ from torch import Tensor
 
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.paired import Paired, paired
-from maxmatch.matching.similarity import cosine_planes
+from maxmatch.matching.products import cosine_planes
 
 _VALUES = 2**21  # cosines at a time: little enough that the memory is given back between times
 _NO_SPREAD = 1e-6

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxmatch.matching.similarity import few_products, multiply
+from maxmatch.matching.products import few_products, multiply
 
 Watch = Callable[[Tensor], None]
 """Takes a sum over what went into a tile: if it is not finite, something in there is not."""

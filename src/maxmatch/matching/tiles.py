@@ -165,7 +165,7 @@ class Job:
         masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
         as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
-        copies = 3 if not as_it_is else 0 if few else 1  # see similarity.cosine_planes for the few
+        copies = 3 if not as_it_is else 0 if few else 1  # see products.cosine_planes for the few
         return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
 
     def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
