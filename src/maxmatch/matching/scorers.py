@@ -61,8 +61,8 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Sc
         height, width = out.shape
         product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
         matched = reuse("matched", 4, height, width)
-        compiled.matched_cosines(product.view(4, height, 4, width), matched, pool)
-        watch(torch.mean(matched.exp_(), 0, out=out).sub_(1).sum())
+        compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
+        watch(out.sum())
 
     return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024))
 
@@ -82,9 +82,12 @@ def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, watch: Watch
     return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=best_tile)
 
 
-def compiled_scores(compiled: Any, pool: ThreadPoolExecutor, planes: Tensor, out: Tensor) -> None:
-    """Of planes (4, B, 4, C), by the compiled code for the CPU."""
-    matched = torch.empty(4, *out.shape)
+def compiled_scores(
+    compiled: Any, pool: ThreadPoolExecutor, planes: Tensor, out: Tensor, matched: Tensor | None = None
+) -> None:
+    """Of planes (4, B, 4, C), by the compiled code for the CPU. matched: room for the matched cosines (4, B, C)."""
+    if matched is None:
+        matched = torch.empty(4, *out.shape)
     compiled.matched_cosines(planes, matched, pool)
     torch.mean(matched.exp_(), 0, out=out).sub_(1)
 
