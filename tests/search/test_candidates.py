@@ -100,9 +100,7 @@ def test_where_few_pass_they_are_all_scored(index, data):
 
 def test_a_query_with_too_few_candidates_is_answered_by_a_scan(index, data, monkeypatch):
     real = index.engine.candidates
-    monkeypatch.setattr(
-        index.engine, "candidates", lambda queries, count, where, effort: real(queries, 2, where, effort)
-    )
+    monkeypatch.setattr(index.engine, "candidates", lambda queries, count, *others: real(queries, 2, *others))
     expected = top_hits(data[1][:3], data[0], 10)
     assert _recall(index.search(data[1][:3], k=10), expected) == 1
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from maxmatch.matching.arrays import LARGEST, SCORES, assign, cosine_planes, matched
 from maxmatch.search.engine import Found
 
-_FEW = 2**14  # pairs that NumPy has scored long before torch would be loaded
+_ROUNDING = 1e-6  # the most by which two scores of one pair differ
+_FEW = 2**14  # pairs that NumPy has scored long before torch would be loaded, and matched as fast as torch does
 
 
 class Best(NamedTuple):
@@ -115,8 +117,8 @@ def _many_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -
 
 
 def _assigned(planes: np.ndarray) -> np.ndarray:
-    """The matching of each pair, (L, pairs)."""
-    if _without_torch(planes.shape[2], *planes.shape[:2]):
+    """The matching of each pair, (L, pairs): of few by NumPy, which gives the same and has far less to set up."""
+    if planes.shape[2] <= _FEW and max(planes.shape[:2]) <= LARGEST:
         return assign(planes)
     import torch
 
@@ -145,24 +147,52 @@ def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, simil
             for query, found in zip(queries, candidates, strict=True)
         ]
         return [_with_metadata(best, found) for best, found in zip(alone, candidates, strict=True)]
-    # One matching for all pairs of a query with a candidate: planes (K, K, pairs).
-    size = queries.shape[1]
-    ends = np.cumsum([0] + [len(found.ids) for found in candidates])
-    planes = np.empty((size, size, ends[-1]), np.float32)
-    for query, found, begin, end in zip(queries, candidates, ends[:-1], ends[1:], strict=True):
-        vectors = found.vectors.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
-        planes[:, :, begin:end] = _product(query, vectors).reshape(size, end - begin, size).transpose(0, 2, 1)
-    partners = _assigned(planes)
-    cosines = matched(planes, partners)
-    scores = np.exp(cosines).mean(0) - 1
+    ends, partners, cosines, scores = _matched(queries, [found.vectors for found in candidates])
     best = []
-    for found, begin, end in zip(candidates, ends[:-1], ends[1:], strict=True):
+    for found, (begin, end) in zip(candidates, pairwise(ends), strict=True):
         order = np.lexsort((found.added, -scores[begin:end]))[:k]
         rows = begin + order
         ids = [found.ids[place] for place in order]
         texts = None if found.metadata is None else [found.metadata[place] for place in order]
         best.append(Best(ids, scores[rows], partners[:, rows].T, cosines[:, rows].T, texts))
     return best
+
+
+def places_of_best(queries: np.ndarray, vectors: list[np.ndarray], k: int, similarity: str) -> list[np.ndarray]:
+    """The places of the k best of each query (n, K, D) among its own candidates (m, K·D), and of those with a score as
+    high as the last of them.
+    """
+    if similarity == "maxmatch":
+        ends, _, _, scores = _matched(queries, vectors)
+        each = [scores[begin:end] for begin, end in pairwise(ends)]
+    else:
+        each = [
+            scores_of(query, found.reshape(len(found), *query.shape).astype(np.float32, copy=False), similarity)
+            for query, found in zip(queries, vectors, strict=True)
+        ]
+    return [_highest(scores, k) for scores in each]
+
+
+def _highest(scores: np.ndarray, k: int) -> np.ndarray:
+    least = np.partition(scores, -k)[-k] - _ROUNDING if len(scores) > k else -np.inf
+    return np.flatnonzero(scores >= least)
+
+
+def _matched(
+    queries: np.ndarray, vectors: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """One matching for all pairs of a query with a candidate of its own: where each query's pairs begin and end, and of
+    each pair the partners (K, pairs), their cosines, and the score.
+    """
+    size = queries.shape[1]
+    ends = np.cumsum([0, *map(len, vectors)])
+    planes = np.empty((size, size, ends[-1]), np.float32)
+    for query, found, (begin, end) in zip(queries, vectors, pairwise(ends), strict=True):
+        single = found.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
+        planes[:, :, begin:end] = _product(query, single).reshape(size, end - begin, size).transpose(0, 2, 1)
+    partners = _assigned(planes)
+    cosines = matched(planes, partners)
+    return ends, partners, cosines, np.exp(cosines).mean(0) - 1
 
 
 def _with_metadata(best: Best, found: Found) -> Best:

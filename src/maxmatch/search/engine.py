@@ -5,7 +5,7 @@ K·D numbers) and metadata; the inner product of two such vectors is the sum of 
 `SetIndex` checks all input, holds the lock of writers, and scores; an engine stores, filters and proposes.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -55,6 +55,10 @@ class Found(NamedTuple):
     """The JSON texts, where they came at no cost; else None, and `metadata(ids)` gives them."""
 
 
+Choose = Callable[[list[np.ndarray]], list[np.ndarray]]
+"""The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted."""
+
+
 class Engine(Protocol):
     """The calls that `SetIndex` makes.
 
@@ -84,13 +88,19 @@ class Engine(Protocol):
         """Which of the ids are stored."""
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1.0
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1.0,
+        choose: Choose | None = None,
     ) -> list[Found]:
         """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
 
         In any order; fewer only where fewer items pass the filter, or where the engine's index finds no more. Only
         items that pass the filter, and `count` of those: it is applied before, not after. effort: 1 is what the engine
         does by default; twice the effort looks at about twice as much of its index and misses less.
+        choose: an engine to which it is less work may give only those that are wanted of them.
         """
 
     def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:

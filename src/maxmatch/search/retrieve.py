@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from maxmatch.search.best import Best, best_of_all, best_of_each
+from maxmatch.search.best import Best, best_of_all, best_of_each, places_of_best
 from maxmatch.search.engine import Engine, Found
 from maxmatch.search.hit import Hit, Match
 from maxmatch.search.intake import checked_count
@@ -86,7 +87,8 @@ def by_candidates(
     at_once = max(1, _BATCH_BYTES // (4 * manifest.set_size * manifest.dim * settings.candidates))
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once]
-        found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort)
+        choose = partial(places_of_best, part, k=k, similarity=manifest.similarity)
+        found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort, choose)
         best += best_of_each(part, [_unique(each) for each in found], k, manifest.similarity)
     short = [place for place, each in enumerate(best) if len(each.ids) < k]
     if short and engine.count(where) > min(len(best[place].ids) for place in short):

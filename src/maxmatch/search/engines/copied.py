@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from maxmatch.files import whole
-from maxmatch.search.engine import Engine, Found, Place, Rows
+from maxmatch.search.engine import Choose, Engine, Found, Place, Rows
 from maxmatch.search.folder import TABLE
 from maxmatch.search.where import Condition, passes
 
@@ -161,10 +161,15 @@ class CopiedEngine:
         return self._place_of.keys() & set(ids) if self._current() else self.inner.present(ids)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1.0
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1.0,
+        choose: Choose | None = None,
     ) -> list[Found]:
         """By the engine."""
-        return self.inner.candidates(queries, count, where, effort)
+        return self.inner.candidates(queries, count, where, effort, choose)
 
     def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
         """Every item that passes, in blocks."""

@@ -10,7 +10,7 @@ from maxmatch.search.engine import Place
 KINDS = ("ivf_rq", "ivf_pq", "ivf_sq", "ivf_flat")
 TRAIN_FROM = 10_000
 """Below that a scan is as fast."""
-_PARTITION = 2_000  # items in one
+_PARTITION = 4_000  # items in one
 _PROBES = 16
 _UNINDEXED = 10_000  # items beside the index that a search scans
 _PREFIX = "vector_"

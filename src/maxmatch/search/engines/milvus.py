@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import JsonValue
 
-from maxmatch.search.engine import Found, Place, Rows
+from maxmatch.search.engine import Choose, Found, Place, Rows
 from maxmatch.search.engines.milvus_collection import (
     KINDS,
     LONGEST,
@@ -141,7 +141,12 @@ class Milvus:
         return self._found(self._get(ids, _SCORED))
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1.0
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1.0,
+        choose: Choose | None = None,
     ) -> list[Found]:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)

@@ -1,0 +1,82 @@
+"""LanceDB's candidates are named only where they are among the best: no answer may differ for that."""
+
+import numpy as np
+import pytest
+import torch
+from made_sets import aligned_sets
+
+from maxmatch import SetIndex
+
+ALL = {"candidates": 300, "effort": 16.0}
+
+
+def _index(folder, items, **options):
+    index = SetIndex.create(folder, dim=16, set_size=4, stability=1.0, settings={"train_from": 100}, **options)
+    index.add([f"{place:03d}" for place in range(len(items))], items, [{"n": place} for place in range(len(items))])
+    assert index.engine.approximate
+    return index
+
+
+def _said(hits):
+    return [(hit.id, hit.metadata, [(match.query_slot, match.item_slot) for match in hit.matches]) for hit in hits]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("similarity", ["maxmatch", "chamfer", "top_k", "maxsim"])
+@pytest.mark.parametrize("count", [1, 7])
+def test_with_all_items_as_candidates_the_answer_is_that_of_the_scan(tmp_path, monkeypatch, similarity, dtype, count):
+    monkeypatch.setattr("maxmatch.search.index._SCAN_BELOW", 0)
+    items, queries = aligned_sets(300, count)
+    with _index(tmp_path / "index", items, similarity=similarity, dtype=dtype) as index:
+        for where in (None, "n >= 100"):
+            truth = index.search(queries, k=5, where=where, exact=True)
+            with monkeypatch.context() as patch:
+                patch.setattr(index.engine, "scan", None)
+                found = index.search(queries, k=5, where=where, **ALL)
+            for mine, true in zip(found, truth, strict=True):
+                assert _said(mine) == _said(true)
+                np.testing.assert_allclose([hit.score for hit in mine], [hit.score for hit in true], atol=1e-6)
+
+
+def test_of_equal_scores_those_added_first_are_named(tmp_path):
+    items, queries = aligned_sets(300, 1)
+    items[20:60] = queries[0]  # forty that are all the best
+    with _index(tmp_path / "index", items) as index:
+        index.upsert(["025"], items[25:26])  # which makes it the newest
+        found = index.search(queries, k=8, **ALL)[0]
+        assert [hit.id for hit in found] == ["020", "021", "022", "023", "024", "026", "027", "028"]
+
+
+@pytest.mark.parametrize("change", ["replaced", "moved", "removed"])
+def test_rows_that_change_between_finding_and_naming_are_looked_for_anew(tmp_path, change):
+    items, queries = aligned_sets(300, 3)
+    with _index(tmp_path / "index", items) as index, SetIndex.open(tmp_path / "index") as writer:
+        best = [hits[0].id for hits in index.search(queries, k=1, **ALL)]
+
+        def meanwhile(vectors):
+            if change == "replaced":
+                writer.upsert(best, -torch.stack([items[int(name)] for name in best]), [{"n": -1}] * 3)
+            elif change == "removed":
+                writer.remove(best)
+            else:
+                writer.remove(["299" if "299" not in best else "298"])
+                writer.engine.optimise(thorough=True)
+                assert writer.engine.table.stats()["fragment_stats"]["num_fragments"] == 1
+            return [np.arange(len(each)) for each in vectors]
+
+        found = index.engine.candidates(queries.reshape(3, -1).numpy(), 300, None, 16.0, meanwhile)
+        for name, each in zip(best, found, strict=True):
+            assert len(set(each.ids)) == len(each.ids) == len(writer)
+            assert (name in each.ids) == (change != "removed")
+            for place, item in enumerate(each.ids):
+                sign = -1 if change == "replaced" and item in best else 1
+                np.testing.assert_allclose(each.vectors[place], sign * items[int(item)].reshape(-1), atol=1e-6)
+
+
+def test_nobody_is_found_where_nobody_passes(tmp_path):
+    items, queries = aligned_sets(300, 2)
+    with _index(tmp_path / "index", items) as index:
+        nobody = index.engine.candidates(
+            queries.reshape(2, -1).numpy(), 10, None, 1.0, lambda vectors: [np.arange(0) for _ in vectors]
+        )
+        assert [each.ids for each in nobody] == [[], []]
