@@ -111,6 +111,13 @@ def test_a_source_is_encoded_on_its_way_into_the_index_and_nothing_is_left_besid
     assert sorted(listed) == sorted(heap[2])
 
 
+def test_building_over_an_index_is_refused_before_anything_is_encoded(photos, heap, model, capsys):
+    code, out, err = run(capsys, "index", "build", photos, "--source", heap[0], "--model", model)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"maxmatch: {photos}: is an index already. Add to it with `maxmatch index add`")
+    assert [path.name for path in photos.parent.iterdir()] == ["photos"]
+
+
 def test_new_pictures_of_a_folder_are_added_by_the_models_own_path(model, heap, tmp_path, capsys):
     source, index = tmp_path / "more", tmp_path / "index"
     source.mkdir()

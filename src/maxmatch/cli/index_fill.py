@@ -63,6 +63,7 @@ def build(
     from maxmatch.cli.loading import default_model, load_model, located
     from maxmatch.cli.progress import bar
     from maxmatch.search.filling import build as fill
+    from maxmatch.search.filling import refuse_index
     from maxmatch.search.index import SetIndex
     from maxmatch.search.origin import Origin, write_origin
 
@@ -71,6 +72,7 @@ def build(
     if source is not None and model is None:
         model = default_model()
     folder = index.expanduser()
+    refuse_index(folder)  # before hours of encoding
     encoder = load_model(model, device) if model is not None else None
     cargo = _cargo(folder, shards, sets, ids, metadata, source, modality, encoder, model, dtype)
     made_by = cargo.made_by

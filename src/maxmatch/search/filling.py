@@ -27,11 +27,8 @@ def build(
     advance: Advance = lambda count: None,
 ) -> SetIndex:
     """Make an index of a cargo; or go on with one that a killed process has begun. create: makes the empty index."""
+    refuse_index(folder)
     done = _begun(folder, cargo)
-    if done is None and (folder / INDEX_FILE).exists():
-        raise FileExistsError(
-            f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it to build anew."
-        )
     if done is None:
         _note(folder, cargo, 0)
     try:
@@ -41,6 +38,14 @@ def build(
             _note_file(folder).unlink(missing_ok=True)
         raise
     return _fill(index, folder, cargo, done or 0, "refuse", advance)
+
+
+def refuse_index(folder: Path) -> None:
+    """Where there is an index already, unless one that a killed process has begun."""
+    if (folder / INDEX_FILE).exists() and not is_begun(folder):
+        raise FileExistsError(
+            f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it to build anew."
+        )
 
 
 def add(
