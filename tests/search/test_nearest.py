@@ -1,5 +1,8 @@
 """LanceDB's candidates are named only where they are among the best: no answer may differ for that."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -80,3 +83,15 @@ def test_nobody_is_found_where_nobody_passes(tmp_path):
             queries.reshape(2, -1).numpy(), 10, None, 1.0, lambda vectors: [np.arange(0) for _ in vectors]
         )
         assert [each.ids for each in nobody] == [[], []]
+
+
+def test_lancedb_keeps_its_inner_workings_to_itself(tmp_path):
+    told = """
+import sys
+from maxmatch.search.engines.lance_library import lancedb_library
+table = lancedb_library().connect(sys.argv[1]).create_table("t", [{"vector": [0.0, 1.0], "n": 1}])
+print(table.search([0.0, 1.0]).select(["n"]).to_list())  # of which it would warn: the distance was not asked for
+"""
+    done = subprocess.run([sys.executable, "-c", told, tmp_path], capture_output=True, text=True, check=True)
+    assert "'n': 1" in done.stdout
+    assert done.stderr == ""

@@ -115,10 +115,12 @@ def listening_place(host: str, port: int) -> socket.socket:
 def check_installed() -> None:
     """Say what is to be installed before there is a page, if something is."""
     try:
-        import lancedb  # noqa: F401
         import uvicorn  # noqa: F401
 
         import maxmatch.server.app  # noqa: F401
+        from maxmatch.search.engines.lance_library import lancedb_library
+
+        lancedb_library()
     except ImportError as error:
         raise ValueError(f"serve needs {error.name}: pip install 'maxmatch[server,search]'") from error
 

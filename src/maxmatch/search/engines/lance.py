@@ -4,7 +4,6 @@ A table is versions of immutable files; a write makes new files and then a new v
 and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced here.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +20,7 @@ from maxmatch.search.engines.lance_errors import reading, storing
 from maxmatch.search.engines.lance_files import bytes_on_disk, damaged, forget_removed, put_on_disk
 from maxmatch.search.engines.lance_filter import MOST_COLUMNS, literals, metadata_columns, sql
 from maxmatch.search.engines.lance_index import VectorIndex
+from maxmatch.search.engines.lance_library import lancedb_library
 from maxmatch.search.engines.lance_nearest import Nearest
 from maxmatch.search.engines.lance_rows import found_in
 from maxmatch.search.engines.products import nearest
@@ -37,7 +37,6 @@ _FORMAT = (
     "2.1"  # of the files. In 2.2 a row of a column that is the same everywhere, as of no metadata, takes 4 ms to read
 )
 _CACHE_BYTES = 512 * 2**20  # at least
-_AHEAD_BYTES = 64 * 2**20
 
 
 def create(place: Place, trained: bool = True) -> "LanceEngine":
@@ -76,10 +75,7 @@ def open_engine(place: Place, trained: bool = True) -> "LanceEngine":
 
 def _connect(place: Place) -> tuple[Any, Any]:
     """What is kept in memory, and the folder as a database."""
-    # A scan reads ahead by 2 GiB unless told otherwise, and can be told in this way only.
-    os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(_AHEAD_BYTES))
-    import lancedb
-
+    lancedb = lancedb_library()
     session = lancedb.Session(index_cache_size_bytes=cache_bytes(place), metadata_cache_size_bytes=_CACHE_BYTES // 4)
     options = {"new_table_data_storage_version": _FORMAT}
     now = timedelta(0)
@@ -236,11 +232,9 @@ class LanceEngine:
 
     def info(self) -> dict[str, JsonValue]:
         """Version, index, room."""
-        import lancedb
-
         with reading(self.path):
             facts: dict[str, JsonValue] = {
-                "library": f"lancedb {lancedb.__version__}",
+                "library": f"lancedb {lancedb_library().__version__}",
                 "version": self.table.version,
                 "files": self.table.stats()["fragment_stats"]["num_fragments"],
                 "bytes": bytes_on_disk(self.path),

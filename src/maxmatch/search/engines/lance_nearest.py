@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from maxmatch.search.engine import Choose, Found
+from maxmatch.search.engines.lance_library import lancedb_library
 from maxmatch.search.engines.lance_rows import found_in, vectors_in
 
 _NAMES = ["id", "added", "metadata"]
@@ -24,7 +25,7 @@ class Nearest:
     """Searches by one table's index over the vectors."""
 
     def __init__(self, folder: Path, name: str, session: Any) -> None:
-        import lancedb
+        lancedb: Any = lancedb_library()
         from lancedb.background_loop import LOOP
 
         async def opened() -> Any:
