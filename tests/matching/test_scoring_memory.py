@@ -1,5 +1,7 @@
 """How much is scored and held at once."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -97,3 +99,13 @@ def _peak(meter_of: type, a: object, b: object, name: str, max_memory: int, **op
     with meter_of(*known) as meter:
         scores = score_matrix(a, b, name, max_memory, **options)
     return meter.peak_bytes - scores.nbytes
+
+
+@pytest.mark.parametrize(("whole", "usual"), [(8, 1), (16, 1), (141, 141 / 16)])
+def test_a_large_gpu_takes_a_sixteenth_of_its_memory_unless_told(
+    whole: float, usual: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = SimpleNamespace(total_memory=whole * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: of)
+    assert tiles._usual_memory(torch.device("cuda")) == int(usual * 2**30)
+    assert tiles._usual_memory(torch.device("cpu")) == 2**30

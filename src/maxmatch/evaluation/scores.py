@@ -1,6 +1,6 @@
 """The scores of a model, or of several together, on a split: held where they fit in memory, else made block by block.
 
-Memory, beside the sets: `max_memory` for scores, and 1 GiB for the tiles at work.
+Memory, beside the sets: `max_memory` for scores, and 1 GiB for the tiles at work, more on a large GPU.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
 """All pairs of two collections of sets, tile by tile under a bound on memory: all scores, or the best of them.
 
 Inputs are tensors on any device or NumPy arrays, memory maps among them: only the tiles at work are read. `max_memory`
-bounds what is allocated beside the inputs and the result. A similarity of your own must not write to what it is given.
+bounds what is allocated beside the inputs and the result: 1 GiB unless given, on a large GPU a sixteenth of its memory.
+A similarity of your own must not write to what it is given.
 """
 
 import torch
@@ -13,14 +14,12 @@ from maxmatch.matching.similarity import Similarity
 from maxmatch.matching.tiles import Job
 from maxmatch.types import TopHits
 
-_GIB = 2**30
-
 
 def score_matrix(
     a: Float[Array, "B K D"],
     b: Float[Array, "C L D"],
     similarity: str | Similarity = "maxmatch",
-    max_memory: int = _GIB,
+    max_memory: int | None = None,
     *,
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
@@ -41,7 +40,7 @@ def top_hits(
     b: Float[Array, "C L D"],
     k: int,
     similarity: str | Similarity = "maxmatch",
-    max_memory: int = _GIB,
+    max_memory: int | None = None,
     *,
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
@@ -62,7 +61,7 @@ def top_hits_both(
     b: Float[Array, "C L D"],
     k: int,
     similarity: str | Similarity = "maxmatch",
-    max_memory: int = _GIB,
+    max_memory: int | None = None,
     *,
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,

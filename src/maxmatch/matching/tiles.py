@@ -37,6 +37,7 @@ from maxmatch.matching.scorers import (
 )
 from maxmatch.matching.similarity import SIMILARITIES, Similarity
 
+_GIB = 2**30
 _WIDEST = 2**22  # columns: a kernel has a program for each 256 of them, and at most 65,535
 _NORMALISE = "Pass normalise=True to have it done on the way."
 
@@ -47,6 +48,13 @@ class Tile(NamedTuple):
     rows: slice
     columns: slice
     scores: Tensor
+
+
+def _usual_memory(device: torch.device) -> int:
+    """Bytes for the tiles at work. A GPU needs larger ones, else it waits for their launches."""
+    if device.type != "cuda":
+        return _GIB
+    return max(_GIB, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Job:
         a: Array,
         b: Array,
         similarity: str | Similarity,
-        max_memory: int,
+        max_memory: int | None,
         a_mask: Array | None,
         b_mask: Array | None,
         normalise: bool,
@@ -86,7 +94,9 @@ class Job:
             device = next((x.device for x in (a, b) if isinstance(x, Tensor)), torch.device("cpu"))
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
         dtype = torch.float64 if double else torch.float32
-        return cls(a, b, similarity, max_memory, masks[0], masks[1], normalise, torch.device(device), dtype)
+        device = torch.device(device)
+        memory = _usual_memory(device) if max_memory is None else max_memory
+        return cls(a, b, similarity, memory, masks[0], masks[1], normalise, device, dtype)
 
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
