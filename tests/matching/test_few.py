@@ -36,11 +36,33 @@ def test_scores_are_those_of_the_best_permutation(max_memory, dtype):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_change_no_score(threads, monkeypatch):
-    monkeypatch.setattr(products, "_WORTH_THREADS", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    columns = torch.cat([COLUMNS] * 40)  # more than a thread takes at a time
+@pytest.mark.parametrize("kinds", ["float32 float16", "float16 float32", "bfloat16 float16", "float32 bfloat16"])
+@pytest.mark.parametrize("name", ["maxmatch", "smooth_chamfer"])
+def test_precisions_may_differ(kinds, name):
+    rows, columns = (sets.to(getattr(torch, kind)) for sets, kind in zip((ROWS, COLUMNS), kinds.split(), strict=True))
+    expected = reference.scores(name, rows.double(), columns.double())
+    for max_memory in (1, 20_000, 2**30):
+        scores = score_matrix(rows, columns, name, max_memory)
+        assert scores.dtype == torch.float32
+        assert_close(scores.double(), expected, atol=1e-6, rtol=1e-6)
+        assert_close(score_matrix(columns, rows, name, max_memory).double(), expected.T, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("path")
+def test_double_precision_stays_double():
+    expected = reference.scores("maxmatch", ROWS.double(), COLUMNS.double())
+    for rows, columns in ((ROWS, COLUMNS.double()), (ROWS.double(), COLUMNS)):
+        scores = score_matrix(rows, columns)
+        assert scores.dtype == torch.float64
+        assert_close(scores, expected, atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("block", [1, 1000, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_blocks_change_no_score(block, dtype, monkeypatch):
+    monkeypatch.setattr(products, "_BLOCK", block)
+    columns = COLUMNS.to(dtype)
     expected = similarity.maxmatch(ROWS.double(), columns.double())
     assert_close(score_matrix(ROWS, columns).double(), expected, atol=1e-6, rtol=1e-6)
 
@@ -85,9 +107,7 @@ def test_on_a_gpu_they_go_through_the_kernel_for_planes(size, monkeypatch):
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_threads_know_that_no_gradient_is_asked_for(mode, monkeypatch):
-    monkeypatch.setattr(products, "_WORTH_THREADS", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+def test_parameters_need_no_gradient_where_none_is_asked_for(mode):
     expected = similarity.maxmatch(ROWS.double(), COLUMNS.double())
     with mode():
         columns = torch.nn.Parameter(COLUMNS.clone())

@@ -84,7 +84,7 @@ def test_compiled_code_changes_no_score(max_memory: int, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("path", ["compiled"], indirect=True)
-def test_compiled_code_is_used_for_sets_of_four_in_single_precision_alone(
+def test_compiled_code_is_used_for_sets_of_four_in_at_most_single_precision(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -95,15 +95,16 @@ def test_compiled_code_is_used_for_sets_of_four_in_single_precision_alone(
         original(*arguments)
 
     monkeypatch.setattr(compiled, "matched_cosines", counted)
-    score_matrix(A, B)
-    assert calls
-    calls.clear()
+    for rows, columns in ((A, B), (A.half(), B.half()), (A, B.half()), (A[:1], B.half())):
+        score_matrix(rows, columns)
+        assert calls
+        calls.clear()
     score_matrix(A[:, :3], B[:, :3])
     score_matrix(A[:, :3], B)
     score_matrix(A, B, a_mask=A_MASK)
     score_matrix(A, B, "mil")
     score_matrix(A, B, similarity.maxmatch)
-    score_matrix(A, B.half())
+    score_matrix(A, B.double())
     assert not calls
 
 

@@ -85,6 +85,13 @@ def test_max_memory_holds_for_wide_vectors(kind: str, allocation_meter: type) ->
     assert _peak(allocation_meter, x, y, "maxmatch", 2**19, normalise=kind == "normalised") <= 2**19
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_max_memory_holds_for_few_rows(dtype: torch.dtype, allocation_meter: type) -> None:
+    a, b = random_sets(28, 3, 4, 256), random_sets(29, 400, 4, 256).to(dtype)
+    assert _peak(allocation_meter, a, b, "maxmatch", 2**20) <= 2**20 < b.numel() * 4
+
+
 def test_hits_never_hold_the_matrix(allocation_meter: type) -> None:
     a, b = random_sets(21, 200, 1, 2), random_sets(22, 200, 1, 2)
     with allocation_meter(a, b) as meter:

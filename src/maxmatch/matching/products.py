@@ -1,12 +1,10 @@
 """The inner products of the vectors of two collections of sets, in at least float32, in planes."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_WORTH_THREADS = 2**21  # numbers, which are read in a millisecond
+_BLOCK = 2**20  # numbers that are at work at once: more leave the cache, and fewer are not shared out among cores
 
 
 def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "K L B C"]:
@@ -28,34 +26,23 @@ def _few_against_many(a: Tensor, b: Tensor) -> Tensor:
 
 
 def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Float[Tensor, "Q L C"]:
-    """The inner products of a few vectors with those of many sets, in at least float32. On a CPU sets of float32 are
-    read once, where they lie.
+    """The inner products of a few vectors with those of many sets, in at least float32. On a CPU sets are read once,
+    where they lie; those of half precision are made float32 in a core's cache.
     """
     count, size, width = sets.shape
     needs_grad = torch.is_grad_enabled() and (few.requires_grad or sets.requires_grad)
-    if few.is_cuda or needs_grad or not few.dtype == sets.dtype == torch.float32:
+    if few.is_cuda or needs_grad or torch.promote_types(few.dtype, sets.dtype).itemsize > 4:
         with torch.autocast(few.device.type, enabled=False):
             products = multiply(sets.reshape(-1, width), few)  # this way round it takes half the time
         return products.view(count, size, len(few)).permute(2, 1, 0).contiguous()
-    few, sets = few.detach(), sets.detach()
+    few, sets = few.detach().float(), sets.detach()
     products = few.new_empty(len(few), size, count)
-    step = max(1, 2**19 // (size * width))  # sets at a time that stay in a core's cache for all their slots
-
-    def fill(start: int, stop: int) -> None:
-        # Every thread has its own idea of gradients and precision, and has to be told.
-        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
-            for begin in range(start, stop, step):
-                part = slice(begin, min(begin + step, stop))
-                for slot in range(size):
-                    torch.mm(few, sets[part, slot].T, out=products[:, slot, part])
-
-    threads = torch.get_num_threads() if sets.numel() >= _WORTH_THREADS else 1
-    cuts = [count * part // threads for part in range(threads + 1)]
-    if threads == 1:
-        fill(0, count)
-    else:  # products as small as these are not shared out by torch itself
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, cuts, cuts[1:]))
+    step = max(1, _BLOCK // (size * width))
+    with torch.no_grad(), torch.autocast(few.device.type, enabled=False):
+        for begin in range(0, count, step):
+            part = slice(begin, min(begin + step, count))
+            block = sets[part].float().reshape(-1, width)
+            products[:, :, part] = (block @ few.T).view(part.stop - begin, size, len(few)).permute(2, 1, 0)
     return products
 
 

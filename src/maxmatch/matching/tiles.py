@@ -150,9 +150,16 @@ class Job:
 
     def _load(self, sets: Array, part: slice) -> Tensor:
         block = as_tensor(sets[part]).to(self.device)
+        if self._cast():
+            block = block.to(self.dtype)
         if self.normalise:  # in float32: what keeps a zero vector from being divided by zero is too small for half
             block = normalize(block.to(self.dtype), dim=-1).to(block.dtype)
         return block
+
+    def _cast(self) -> bool:
+        """Whether tiles of two precisions are made one; a few rows on a CPU are multiplied with what there is."""
+        few = self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
+        return _name(self.a) != _name(self.b) and not few
 
     def _tile_shape(self, scorer: Scorer) -> tuple[int, int]:
         """As large as the scorer likes it and memory allows: an eighth each for rows and columns, half for pairs."""
@@ -166,23 +173,26 @@ class Job:
     def _item_bytes(self, sets: Array) -> int:
         """What the copies of one item take while its tile is at work."""
         if isinstance(sets, Tensor):
-            resident = sets.device == self.device and not self.normalise
+            resident = sets.device == self.device and not self.normalise and not self._cast()
         else:
             resident = self.device.type == "cpu" and not self.normalise and sets.flags.c_contiguous
         if resident and self.device.type == "cuda":  # the kernels take every precision as it is
-            few = self._few_rows() and self._plain_maxmatch() and _name(self.a) == _name(self.b)
+            few = self._few_rows() and self._plain_maxmatch()
             return 1 if few else math.prod(sets.shape[1:]) * sets.dtype.itemsize
         masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
         as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
-        copies = 3 if not as_it_is else 0 if few else 1  # see products.cosine_planes for the few
+        if resident and not masked and few and self.dtype == torch.float32:  # see products.few_products
+            copies = 0 if as_it_is else 1
+        else:
+            copies = 1 if as_it_is else 3
         return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
 
     def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
         """The fastest way there is. What a scorer gives to `watch` must be finite."""
         size = self.a.shape[1]
         probe = self._load(self.a, slice(0, 1))
-        if self._plain_maxmatch() and probe.dtype == self._load(self.b, slice(0, 1)).dtype:
+        if self._plain_maxmatch():
             kernels = kernels_for(probe)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
                 return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
