@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -116,6 +117,27 @@ def test_building_over_an_index_is_refused_before_anything_is_encoded(photos, he
     assert (code, out) == (1, "")
     assert err.startswith(f"maxmatch: {photos}: is an index already. Add to it with `maxmatch index add`")
     assert [path.name for path in photos.parent.iterdir()] == ["photos"]
+
+
+def test_while_something_was_not_added_to_its_end_nothing_else_is_encoded_or_lost(model, tmp_path, capsys, monkeypatch):
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (40, 40), "red").save(tmp_path / name / f"{name}.png")
+    index = tmp_path / "index"
+    assert run(capsys, "index", "build", index, "--source", tmp_path / "first", "--model", model)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(SetIndex, "add", lambda *_, **__: sys.exit(9))
+        patch.setattr(SetIndex, "upsert", lambda *_, **__: sys.exit(9))
+        assert run(capsys, "index", "add", index, "--source", tmp_path / "second")[0] == 9
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    code, _, err = run(capsys, "index", "build", index, "--source", tmp_path / "third", "--model", model)
+    assert (code, "is an index already" in err) == (1, True)
+    code, _, err = run(capsys, "index", "add", index, "--source", tmp_path / "third")
+    assert (code, "something else is being added to it, and was not finished" in err) == (1, True)
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+    code, out, err = run(capsys, "index", "add", index, "--source", tmp_path / "second")
+    assert (code, out[:40]) == (0, f"{index}: 1 added; 2 items"[:40]), err
+    assert ids_in(index) == ["first.png", "second.png"]
 
 
 def test_new_pictures_of_a_folder_are_added_by_the_models_own_path(model, heap, tmp_path, capsys):

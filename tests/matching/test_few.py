@@ -48,6 +48,18 @@ def test_precisions_may_differ(kinds, name):
         assert_close(score_matrix(columns, rows, name, max_memory).double(), expected.T, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_similarity_of_ones_own_gets_one_precision_however_many_rows_there_are(rows):
+    kinds = set()
+
+    def own(a, b):
+        kinds.add((a.dtype, b.dtype))
+        return torch.einsum("bkd,cld->bc", a, b)
+
+    score_matrix(random_sets(5, rows, 4, 64), COLUMNS.half(), own)
+    assert kinds == {(torch.float32, torch.float32)}
+
+
 @pytest.mark.usefixtures("path")
 def test_double_precision_stays_double():
     expected = reference.scores("maxmatch", ROWS.double(), COLUMNS.double())

@@ -1,7 +1,5 @@
 """How much is scored and held at once."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -87,9 +85,11 @@ def test_max_memory_holds_for_wide_vectors(kind: str, allocation_meter: type) ->
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_max_memory_holds_for_few_rows(dtype: torch.dtype, allocation_meter: type) -> None:
-    a, b = random_sets(28, 3, 4, 256), random_sets(29, 400, 4, 256).to(dtype)
-    assert _peak(allocation_meter, a, b, "maxmatch", 2**20) <= 2**20 < b.numel() * 4
+@pytest.mark.parametrize("rows", [1, 120])
+@pytest.mark.parametrize("whole", [True, False])
+def test_max_memory_holds_for_few_rows(dtype: torch.dtype, rows: int, whole: bool, allocation_meter: type) -> None:
+    a, b = random_sets(28, rows, 4, 512), random_sets(29, 300, 4 if whole else 8, 512).to(dtype)
+    assert _peak(allocation_meter, a, b[:, :4], "maxmatch", 2**20) <= 2**20 < 300 * 4 * 512 * 4
 
 
 def test_hits_never_hold_the_matrix(allocation_meter: type) -> None:
@@ -112,7 +112,8 @@ def _peak(meter_of: type, a: object, b: object, name: str, max_memory: int, **op
 def test_a_large_gpu_takes_a_sixteenth_of_its_memory_unless_told(
     whole: float, usual: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = SimpleNamespace(total_memory=whole * 2**30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: of)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (whole * 2**30, whole * 2**30))
     assert tiles._usual_memory(torch.device("cuda")) == int(usual * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, whole * 2**30))  # others work there
+    assert tiles._usual_memory(torch.device("cuda")) == int(min(1.5, usual) * 2**30)
     assert tiles._usual_memory(torch.device("cpu")) == 2**30

@@ -1,7 +1,10 @@
 """LanceDB's candidates are named only where they are among the best: no answer may differ for that."""
 
+import os
+import struct
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ import torch
 from made_sets import aligned_sets
 
 from maxmatch import SetIndex
+from maxmatch.search.best import places_of_best
+from maxmatch.search.where_parser import condition_of
 
 ALL = {"candidates": 300, "effort": 16.0}
 
@@ -76,13 +81,36 @@ def test_rows_that_change_between_finding_and_naming_are_looked_for_anew(tmp_pat
                 np.testing.assert_allclose(each.vectors[place], sign * items[int(item)].reshape(-1), atol=1e-6)
 
 
-def test_nobody_is_found_where_nobody_passes(tmp_path):
-    items, queries = aligned_sets(300, 2)
+@pytest.mark.parametrize("count", [1, 2])
+def test_nobody_is_found_where_nobody_passes_and_nobody_named_where_nobody_is_wanted(tmp_path, count):
+    items, queries = aligned_sets(300, count)
+    flat, wanted = (
+        queries.reshape(count, -1).numpy(),
+        partial(places_of_best, queries.numpy(), k=5, similarity="maxmatch"),
+    )
     with _index(tmp_path / "index", items) as index:
-        nobody = index.engine.candidates(
-            queries.reshape(2, -1).numpy(), 10, None, 1.0, lambda vectors: [np.arange(0) for _ in vectors]
-        )
-        assert [each.ids for each in nobody] == [[], []]
+        nobody = index.engine.candidates(flat, 10, condition_of("n > 1000"), 1.0, wanted)
+        assert [each.ids for each in nobody] == [[]] * count
+        nobody = index.engine.candidates(flat, 10, None, 1.0, lambda vectors: [np.arange(0) for _ in vectors])
+        assert [each.ids for each in nobody] == [[]] * count
+
+
+def test_what_goes_wrong_while_scoring_is_not_taken_for_damage(tmp_path):
+    items, queries = aligned_sets(300, 1)
+
+    def out_of_memory(vectors):
+        raise RuntimeError("can't allocate memory")
+
+    with _index(tmp_path / "index", items) as index, pytest.raises(RuntimeError, match="can't allocate") as raised:
+        index.engine.candidates(queries.reshape(1, -1).numpy(), 10, None, 1.0, out_of_memory)
+    assert type(raised.value) is RuntimeError
+
+
+def test_files_are_of_the_format_that_is_read_fast(tmp_path):
+    items, _ = aligned_sets(300, 1)
+    with _index(tmp_path / "index", items):
+        for file in (tmp_path / "index" / "items.lance" / "data").iterdir():
+            assert file.read_bytes()[-8:] == struct.pack("<HH", 2, 1) + b"LANC"
 
 
 def test_lancedb_keeps_its_inner_workings_to_itself(tmp_path):
@@ -92,6 +120,7 @@ from maxmatch.search.engines.lance_library import lancedb_library
 table = lancedb_library().connect(sys.argv[1]).create_table("t", [{"vector": [0.0, 1.0], "n": 1}])
 print(table.search([0.0, 1.0]).select(["n"]).to_list())  # of which it would warn: the distance was not asked for
 """
-    done = subprocess.run([sys.executable, "-c", told, tmp_path], capture_output=True, text=True, check=True)
+    clean = {name: value for name, value in os.environ.items() if name != "LANCEDB_LOG"}
+    done = subprocess.run([sys.executable, "-c", told, tmp_path], capture_output=True, text=True, check=True, env=clean)
     assert "'n': 1" in done.stdout
     assert done.stderr == ""

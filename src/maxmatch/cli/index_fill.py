@@ -197,15 +197,17 @@ def _encoded(
     from maxmatch.cli.encode import first_reasons
     from maxmatch.cli.loading import located
     from maxmatch.cli.progress import bar, cores, say
-    from maxmatch.search.filling import is_begun
+    from maxmatch.search.filling import is_begun, unfinished
     from maxmatch.search.origin import encode_for, waiting_shards
     from maxmatch.search.parcels import shards_cargo
     from maxmatch.search.shards import SKIPPED, read_manifest
     from maxmatch.search.sources import list_source, without
 
     place = waiting_shards(folder)
-    if is_begun(folder) and place.exists() and read_manifest(place).source == str(source.expanduser().absolute()):
-        return shards_cargo([place])  # encoded by a process that was killed while it filled the index
+    if is_begun(folder):  # by a process that was killed while it filled the index, with all encoded
+        if place.exists() and read_manifest(place).source == str(source.expanduser().absolute()):
+            return shards_cargo([place])
+        raise unfinished(folder)
     listing = list_source(source, modality)
     if keep is not None:
         listing = without(listing, keep.engine.present(list(listing.ids)))

@@ -54,7 +54,8 @@ def _usual_memory(device: torch.device) -> int:
     """Bytes for the tiles at work. A GPU needs larger ones, else it waits for their launches."""
     if device.type != "cuda":
         return _GIB
-    return max(_GIB, torch.cuda.get_device_properties(device).total_memory // 16)
+    free, whole = torch.cuda.mem_get_info(device)
+    return max(_GIB, min(whole // 16, free // 2))
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class Job:
 
     def _cast(self) -> bool:
         """Whether tiles of two precisions are made one; a few rows on a CPU are multiplied with what there is."""
-        few = self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
+        named = isinstance(self.similarity, str)  # a function gets one precision, however many rows there are
+        few = named and self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
         return _name(self.a) != _name(self.b) and not few
 
     def _tile_shape(self, scorer: Scorer) -> tuple[int, int]:
@@ -173,7 +175,7 @@ class Job:
     def _item_bytes(self, sets: Array) -> int:
         """What the copies of one item take while its tile is at work."""
         if isinstance(sets, Tensor):
-            resident = sets.device == self.device and not self.normalise and not self._cast()
+            resident = sets.device == self.device and not self.normalise and not self._cast() and sets.is_contiguous()
         else:
             resident = self.device.type == "cpu" and not self.normalise and sets.flags.c_contiguous
         if resident and self.device.type == "cuda":  # the kernels take every precision as it is
@@ -183,7 +185,7 @@ class Job:
         as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
         if resident and not masked and few and self.dtype == torch.float32:  # see products.few_products
-            copies = 0 if as_it_is else 1
+            copies = 0 if as_it_is and sets is self.b else 1  # rows are packed
         else:
             copies = 1 if as_it_is else 3
         return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)

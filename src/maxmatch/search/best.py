@@ -10,7 +10,7 @@ import numpy as np
 from maxmatch.matching.arrays import LARGEST, SCORES, assign, cosine_planes, matched
 from maxmatch.search.engine import Found
 
-_ROUNDING = 1e-6  # the most by which two scores of one pair differ
+_ROUNDING = 1e-6  # of a score: how much two ways to compute it differ, but for matchings that are as good
 _FEW = 2**14  # pairs that NumPy has scored long before torch would be loaded, and matched as fast as torch does
 
 
@@ -174,8 +174,10 @@ def places_of_best(queries: np.ndarray, vectors: list[np.ndarray], k: int, simil
 
 
 def _highest(scores: np.ndarray, k: int) -> np.ndarray:
-    least = np.partition(scores, -k)[-k] - _ROUNDING if len(scores) > k else -np.inf
-    return np.flatnonzero(scores >= least)
+    if len(scores) <= k:
+        return np.arange(len(scores))
+    last = np.partition(scores, -k)[-k]
+    return np.flatnonzero(scores >= last - _ROUNDING * max(1, abs(last)))
 
 
 def _matched(

@@ -30,19 +30,20 @@ def build(
     refuse_index(folder)
     done = _begun(folder, cargo)
     if done is None:
-        _note(folder, cargo, 0)
+        _note(folder, cargo, 0, builds=True)
     try:
         index = SetIndex.open(folder) if (folder / INDEX_FILE).exists() else create()
     except BaseException:
         if not done:
             _note_file(folder).unlink(missing_ok=True)
         raise
-    return _fill(index, folder, cargo, done or 0, "refuse", advance)
+    return _fill(index, folder, cargo, done or 0, "refuse", advance, builds=True)
 
 
 def refuse_index(folder: Path) -> None:
-    """Where there is an index already, unless one that a killed process has begun."""
-    if (folder / INDEX_FILE).exists() and not is_begun(folder):
+    """Where there is an index already, unless a killed process was building it."""
+    building = is_begun(folder) and json.loads(_note_file(folder).read_text(encoding="utf-8")).get("builds", True)
+    if (folder / INDEX_FILE).exists() and not building:
         raise FileExistsError(
             f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it to build anew."
         )
@@ -59,11 +60,13 @@ def add(
     if done is None:
         if existing == "refuse":
             _refuse_existing(index, cargo)
-        _note(folder, cargo, 0)
-    return _fill(index, folder, cargo, done or 0, existing, advance)
+        _note(folder, cargo, 0, builds=False)
+    return _fill(index, folder, cargo, done or 0, existing, advance, builds=False)
 
 
-def _fill(index: SetIndex, folder: Path, cargo: Cargo, done: int, existing: Existing, advance: Advance) -> SetIndex:
+def _fill(
+    index: SetIndex, folder: Path, cargo: Cargo, done: int, existing: Existing, advance: Advance, builds: bool
+) -> SetIndex:
     for number, parcel in enumerate(cargo.parcels(done), start=done):
         if existing == "skip":
             _put(index.add, _without(index, parcel))
@@ -71,7 +74,7 @@ def _fill(index: SetIndex, folder: Path, cargo: Cargo, done: int, existing: Exis
             _put(index.upsert, parcel)
         else:
             _put(index.add, parcel)
-        _note(folder, cargo, number + 1)
+        _note(folder, cargo, number + 1, builds)
         advance(len(parcel.ids))
     index.compact()
     _note_file(folder).unlink(missing_ok=True)
@@ -109,15 +112,20 @@ def _begun(folder: Path, cargo: Cargo) -> int | None:
         return None
     note = json.loads(file.read_text(encoding="utf-8"))
     if note["mark"] != cargo.mark:
-        raise FileExistsError(
-            f"{folder}: something else is being added to it, and was not finished. Run that command again; or, to "
-            f"leave it as it is, remove {file}."
-        )
+        raise unfinished(folder)
     return int(note["done"])
 
 
-def _note(folder: Path, cargo: Cargo, done: int) -> None:
-    write_whole(_note_file(folder), json.dumps({"mark": cargo.mark, "done": done}))
+def unfinished(folder: Path) -> FileExistsError:
+    """What is said to one who would add something else meanwhile."""
+    return FileExistsError(
+        f"{folder}: something else is being added to it, and was not finished. Run that command again; or, to "
+        f"leave it as it is, remove {_note_file(folder)}."
+    )
+
+
+def _note(folder: Path, cargo: Cargo, done: int, builds: bool) -> None:
+    write_whole(_note_file(folder), json.dumps({"mark": cargo.mark, "done": done, "builds": builds}))
 
 
 def _note_file(folder: Path) -> Path:

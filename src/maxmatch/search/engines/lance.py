@@ -158,7 +158,8 @@ class LanceEngine:
             return nearest(queries, items, count)
         with reading(self.path):
             condition = None if where is None else self._sql(where)
-            return self._nearest.search(queries, count, self.index.probes(effort), condition, choose)
+            table = self._nearest
+        return table.search(queries, count, self.index.probes(effort), condition, choose)
 
     def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
         """Every item that passes, in blocks. A small table is read once for all scans of one version."""

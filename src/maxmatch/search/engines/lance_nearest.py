@@ -5,7 +5,7 @@ up and decoded by itself. So vectors come first, with the numbers of their rows;
 best. LanceDB's asynchronous calls are used: the others ask for the table's schema three times a search.
 """
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from maxmatch.search.engine import Choose, Found
+from maxmatch.search.engines.lance_errors import reading
 from maxmatch.search.engines.lance_library import lancedb_library
 from maxmatch.search.engines.lance_rows import found_in, vectors_in
 
@@ -33,9 +34,13 @@ class Nearest:
             database = await lancedb.connect_async(str(folder), read_consistency_interval=now, session=session)
             return await database.open_table(name)
 
-        loop: Any = LOOP
-        self._run = loop.run
+        self._loop: Any = LOOP
+        self._path = folder / f"{name}.lance"
         self._table = self._run(opened())
+
+    def _run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        with reading(self._path):
+            return self._loop.run(call)
 
     def search(
         self, queries: np.ndarray, count: int, probes: int, where: str | None, choose: Choose | None
