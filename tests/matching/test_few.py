@@ -74,6 +74,7 @@ def test_double_precision_stays_double():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_blocks_change_no_score(block, dtype, monkeypatch):
     monkeypatch.setattr(products, "_BLOCK", block)
+    monkeypatch.setattr(products, "_CAST_BLOCK", block)
     columns = COLUMNS.to(dtype)
     expected = similarity.maxmatch(ROWS.double(), columns.double())
     assert_close(score_matrix(ROWS, columns).double(), expected, atol=1e-6, rtol=1e-6)

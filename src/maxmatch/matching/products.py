@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_BLOCK = 2**20  # numbers that are at work at once: more leave the cache, and fewer are not shared out among cores
+_BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared out among cores
+_CAST_BLOCK = 2**20  # where they are cast first: more leave the cache
 
 
 def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "K L B C"]:
@@ -37,7 +38,8 @@ def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Flo
         return products.view(count, size, len(few)).permute(2, 1, 0).contiguous()
     few, sets = few.detach().float(), sets.detach()
     products = few.new_empty(len(few), size, count)
-    step = max(1, _BLOCK // (size * width))
+    block_size = _BLOCK if sets.dtype == torch.float32 else _CAST_BLOCK
+    step = max(1, block_size // (size * max(width, 5 * len(few))))  # and few enough products to stay in the cache
     with torch.no_grad(), torch.autocast(few.device.type, enabled=False):
         for begin in range(0, count, step):
             part = slice(begin, min(begin + step, count))
