@@ -55,8 +55,8 @@ class Found(NamedTuple):
     """The JSON texts, where they came at no cost; else None, and `metadata(ids)` gives them."""
 
 
-Choose = Callable[[list[np.ndarray]], list[np.ndarray]]
-"""The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted."""
+Choose = Callable[[list[np.ndarray]], list[np.ndarray]] | None
+"""The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted; None: all are."""
 
 
 class Engine(Protocol):
@@ -88,12 +88,7 @@ class Engine(Protocol):
         """Which of the ids are stored."""
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1.0,
-        choose: Choose | None = None,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
     ) -> list[Found]:
         """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
 

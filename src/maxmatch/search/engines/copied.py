@@ -161,12 +161,7 @@ class CopiedEngine:
         return self._place_of.keys() & set(ids) if self._current() else self.inner.present(ids)
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1.0,
-        choose: Choose | None = None,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
     ) -> list[Found]:
         """By the engine."""
         return self.inner.candidates(queries, count, where, effort, choose)

@@ -143,12 +143,7 @@ class LanceEngine:
             return {name for batch in self._with_ids(ids, ["id"]) for name in batch["id"].to_pylist()}
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1.0,
-        choose: Choose | None = None,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
     ) -> list[Found]:
         """The nearest items by the index over the vectors; where all are in memory, by all inner products."""
         assert self.index is not None

@@ -42,13 +42,11 @@ class Nearest:
         with reading(self._path):
             return self._loop.run(call)
 
-    def search(
-        self, queries: np.ndarray, count: int, probes: int, where: str | None, choose: Choose | None
-    ) -> list[Found]:
+    def search(self, queries: np.ndarray, count: int, probes: int, where: str | None, choose: Choose) -> list[Found]:
         """For each query the nearest items that pass the filter, with names; of those, the wanted ones."""
         if choose is not None:
-            tables = self._nearest(queries, count, probes, where, ["_rowid", "vector"])
-            found = self._named([_once(table) for table in tables], choose)
+            tables = [_once(table) for table in self._nearest(queries, count, probes, where, ["_rowid", "vector"])]
+            found = self._named(tables, choose([vectors for _, vectors in tables]))
             if found is not None:
                 return found
         return [found_in(table) for table in self._nearest(queries, count, probes, where, ["vector", *_NAMES])]
@@ -72,11 +70,12 @@ class Nearest:
         table = table.take(order)
         return [table.slice(begin, end - begin) for begin, end in pairwise(ends)]
 
-    def _named(self, tables: Sequence[tuple[np.ndarray, np.ndarray]], choose: Choose) -> list[Found] | None:
+    def _named(
+        self, tables: Sequence[tuple[np.ndarray, np.ndarray]], wanted: Sequence[np.ndarray]
+    ) -> list[Found] | None:
         """Rows and vectors of each query's candidates, the wanted ones with their names. None where one has no longer
         the number that it had: someone has replaced, removed or moved it in between.
         """
-        wanted = choose([vectors for _, vectors in tables])
         rows = np.unique(np.concatenate([numbers[places] for (numbers, _), places in zip(tables, wanted, strict=True)]))
 
         async def taken() -> Any:

@@ -141,12 +141,7 @@ class Milvus:
         return self._found(self._get(ids, _SCORED))
 
     def candidates(
-        self,
-        queries: np.ndarray,
-        count: int,
-        where: Condition | None = None,
-        effort: float = 1.0,
-        choose: Choose | None = None,
+        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
     ) -> list[Found]:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)
