@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench docs coverage mutants dist clean
+.PHONY: help demo test test-portable check format bench docs coverage mutants dist clean
 
 help: ## Print this help
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 # Written last, so that an interrupted installation is taken up again.
 $(READY): pyproject.toml constraints.txt
@@ -18,6 +18,9 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY) ## Run all tests
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+
+test-portable: $(READY) ## Run all tests as on processors without AVX-512 and AVX2, and with four threads (an hour)
+	$(BIN)/python tests/portable.py
 
 check: $(READY) ## Lint, format, types (mypy --strict), direction of imports, dead code
 	$(BIN)/ruff check .

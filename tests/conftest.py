@@ -139,7 +139,8 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 hypothesis.settings.register_profile("same_every_time", deadline=None, derandomize=True, max_examples=15)
 hypothesis.settings.load_profile("same_every_time")
-torch.set_num_threads(1)  # at sizes as small as the tests' a second thread only waits
+# At sizes as small as the tests' a second thread only waits; `make test-portable` asks for four.
+torch.set_num_threads(int(os.environ.get("MAXMATCH_TEST_THREADS", "1")))
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_words_that_no_caption_has_are_known_by_their_vectors(data, tmp_path):
     model = parts.model
     assert list(model.tower("text").reader.tokenizer.get_vocab()).count("zebra") == 1
     assert not torch.equal(*model.encode_texts(["zebra", "thing3"]))
-    assert torch.equal(*model.encode_texts(["unheard", "unknown"]))
+    torch.testing.assert_close(*model.encode_texts(["unheard", "unknown"]))  # rows of one batch, rounded differently
     frozen = model.tower("text").encoder.words.weight
     groups = parameter_groups(model, recipe.train)
     assert all(parameter is not frozen for group in groups for parameter in group.parameters.values())
