@@ -44,11 +44,11 @@ docs: $(READY) ## Build the docs site into site/; a broken link, reference or sn
 	$(BIN)/zensical build --strict --clean
 
 # The mathematics only: what is measured here is what a reader has to be able to trust without looking.
-CORE := matching losses layers evaluation
+CORE := matching losses model.layers evaluation
 comma := ,
 space := $(subst ,, )
 coverage: $(READY) ## Lines that the tests of the mathematics run; fails under 90 %
-	$(BIN)/coverage run --source=$(subst $(space),$(comma),$(CORE:%=maxmatch.%)) -m pytest -q $(CORE:%=tests/%)
+	$(BIN)/coverage run --source=$(subst $(space),$(comma),$(CORE:%=maxmatch.%)) -m pytest -q tests/matching tests/losses tests/layers tests/evaluation
 	$(BIN)/coverage report --skip-covered --show-missing --fail-under=90
 
 mutants: $(READY) ## Change the losses and the matching by one thing at a time: do the tests notice? (minutes)

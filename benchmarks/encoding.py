@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.timing import describe_machine, time_each
-from maxmatch.build import build_model
-from maxmatch.layers import SetHead
-from maxmatch.model import SetEncoder
-from maxmatch.presets import PRESETS
-from maxmatch.text import word_tokenizer, wordpiece_tokenizer
-from maxmatch.types import Features
+from maxmatch.core.types import Features
+from maxmatch.model.build import build_model
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.layers import SetHead
+from maxmatch.model.presets import PRESETS
+from maxmatch.model.text import word_tokenizer, wordpiece_tokenizer
 
 _WORDS = [f"word{i}" for i in range(8_481)]  # the size of Flickr30k's vocabulary
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -23,9 +23,9 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.timing import describe_machine
-from maxmatch.build import build_model
-from maxmatch.presets import PRESETS
-from maxmatch.text import word_tokenizer
+from maxmatch.model.build import build_model
+from maxmatch.model.presets import PRESETS
+from maxmatch.model.text import word_tokenizer
 
 _THERE = re.compile(r"([\d,]+) of [\d,]+ are there already")
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from benchmarks.reference import assert_equal, random_sets, scipy_scores
 from benchmarks.timing import describe_machine, print_rows, rows_against
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.protocol import FOLDS, Result, collapse, evaluate
-from maxmatch.evaluation.scores import Member, scores_of
+from maxmatch.evaluation.metrics import FOLDS, Member, Result, collapse, evaluate, scores_of
 from maxmatch.evaluation.significance import intervals
 
 _CAPTIONS, _SIZE, _WIDTH = 5, 4, 1024

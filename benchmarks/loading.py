@@ -23,14 +23,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.timing import Row, describe_machine, print_rows, time_each
-from maxmatch.data.feed import Feed
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.resident import ResidentFeed
+from maxmatch.core.types import Batch, Inputs
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
+from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.feed import Feed, MappedFeed
 from maxmatch.data.sampler import GroupSampler, Plan
-from maxmatch.readers import FeatureReader, Reader, TextReader
-from maxmatch.text import word_tokenizer
-from maxmatch.types import Batch, Inputs
+from maxmatch.model.inputs import FeatureReader, Reader, TextReader
+from maxmatch.model.text import word_tokenizer
 
 _WORDS = [f"word{i}" for i in range(8_476)]  # with the special ones, the size of Flickr30k's vocabulary
 _CAPTIONS = 5
@@ -187,10 +186,10 @@ def _consume(feed: Feed, plans: list[Plan]) -> None:
 
 def training_step(feed: Feed, plans: list[Plan], feeding: float, width: int, device: str) -> None:
     """What part of a step of region_bigru feeding is: forward, backward and AdamW, on a GPU in bfloat16."""
-    from maxmatch.build import build_model
     from maxmatch.losses import triplet
     from maxmatch.matching.similarity import maxmatch
-    from maxmatch.presets import PRESETS
+    from maxmatch.model.build import build_model
+    from maxmatch.model.presets import PRESETS
 
     tokenizer = word_tokenizer([" ".join(_WORDS)] * 4)
     model = build_model(PRESETS["region_bigru"](feature_width=width), {TEXT: tokenizer}, seed=0).to(device).train()

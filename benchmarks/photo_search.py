@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import numpy as np
 from PIL import Image
 
-from maxmatch.shipped import SHIPPED
+from maxmatch.model.names import SHIPPED
 
 DIFFERENT = 20
 SIZE = (4000, 3000)

@@ -15,8 +15,8 @@ from PIL import Image
 
 from maxmatch.data.scenes import Facet, caption_is_true, generate, make_scene
 from maxmatch.data.scenes.drawing import draw
-from maxmatch.data.scenes.draws import PAINT, generator
-from maxmatch.data.scenes.folder import describe
+from maxmatch.data.scenes.scene_folder import describe
+from maxmatch.data.scenes.world import PAINT, generator
 
 _SEED, _SCENES = 1, 1_000
 

@@ -34,7 +34,7 @@ from benchmarks.search_data import ITEMS, prepare
 from benchmarks.search_rows import TooLong, run_row
 from benchmarks.search_sources import Made, Source, Tiled
 from benchmarks.search_table import table
-from maxmatch.files import write_whole
+from maxmatch.core.files import write_whole
 
 _SIZE = 4
 _ROOM_MB = 2048  # left free on the disk and in memory

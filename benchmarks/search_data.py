@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.search_sources import Source
 from maxmatch import maximal_assignment, top_hits
-from maxmatch.files import whole, write_whole
+from maxmatch.core.files import whole, write_whole
 
 K_BEST = 10
 ITEMS = "items"

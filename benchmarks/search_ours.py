@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.search_data import K_BEST, Data
 from maxmatch import SetIndex
 from maxmatch.search.engines.lance import LanceEngine
-from maxmatch.search.manifest import read_manifest, write_manifest
+from maxmatch.search.index_folder import read_manifest, write_manifest
 
 Search = Callable[[np.ndarray], list[list[int]]]
 MILVUS = "milvus.txt"

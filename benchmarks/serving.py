@@ -32,9 +32,9 @@ import numpy as np
 import torch
 
 from benchmarks.photo_search import photo_search
-from maxmatch.model import SetEncoder
-from maxmatch.search.index import SetIndex
-from maxmatch.shipped import SHIPPED
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.names import SHIPPED
+from maxmatch.search.set_index import SetIndex
 
 WORDS = """a the two three red blue green yellow white small large dog cat bird man woman child people beach snow street
 house tree car bus boat running sitting standing holding playing on in under behind beside near with without"""

@@ -16,20 +16,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.encoding import matmul_rate
 from benchmarks.timing import describe_machine
-from maxmatch.build import build_model
-from maxmatch.data.items import Items, Split
-from maxmatch.data.resident import ResidentFeed
+from maxmatch.core.types import Batch, Inputs
+from maxmatch.data.dataset import Items, Split
+from maxmatch.data.device_feed import ResidentFeed
 from maxmatch.data.sampler import GroupSampler
-from maxmatch.model import SetEncoder
-from maxmatch.readers import FeatureReader
-from maxmatch.recipe import Recipe
-from maxmatch.recipe_files import load_recipe
-from maxmatch.text import word_tokenizer, wordpiece_tokenizer
-from maxmatch.training.criterion import criterion_for
+from maxmatch.model.build import build_model
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.inputs import FeatureReader
+from maxmatch.model.text import word_tokenizer, wordpiece_tokenizer
+from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.training.graph import RecordedSteps, Step, can_record, padded
 from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
-from maxmatch.training.update import updating
-from maxmatch.types import Batch, Inputs
+from maxmatch.training.step import criterion_for, updating
 
 IMAGES, CAPTIONS = 29_000, 5
 _WORDS = [f"word{i}" for i in range(8_481)]

@@ -23,10 +23,10 @@ from transformers import AutoTokenizer, CLIPConfig, CLIPModel
 from maxmatch import score_matrix
 from maxmatch.data.scenes import make_scene
 from maxmatch.data.scenes.drawing import draw
-from maxmatch.data.scenes.draws import PAINT, generator
-from maxmatch.images import ImageTransform
-from maxmatch.layers.clustering import cluster_tokens
-from maxmatch.text import encode, train_wordpiece_tokenizer
+from maxmatch.data.scenes.world import PAINT, generator
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.text import encode, train_wordpiece_tokenizer
+from maxmatch.sentence_transformers import cluster_tokens
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's own
 _SPECIAL = {"bos": "[CLS]", "eos": "[SEP]", "pad": "[PAD]"}

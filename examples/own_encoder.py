@@ -13,16 +13,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from maxmatch import SetEncoder
-from maxmatch.config import IMAGENET_MEAN, IMAGENET_STD
-from maxmatch.encoders import GRUEncoder
-from maxmatch.images import ImageTransform
-from maxmatch.layers import SetHead
-from maxmatch.layers.pooling import masked_mean
-from maxmatch.layers.positions import grid_positions
-from maxmatch.readers import PixelReader, TextReader
-from maxmatch.text import word_tokenizer
-from maxmatch.tower import Tower
-from maxmatch.types import Features
+from maxmatch.core.types import Features
+from maxmatch.model.config import IMAGENET_MEAN, IMAGENET_STD
+from maxmatch.model.encoder import Tower
+from maxmatch.model.encoders import GRUEncoder
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import PixelReader, TextReader
+from maxmatch.model.layers import SetHead
+from maxmatch.model.layers.positions import grid_positions, masked_mean
+from maxmatch.model.text import word_tokenizer
 
 WIDTH, SIDE, PATCH = 64, 96, 16
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from maxmatch import losses, similarity
-from maxmatch.evaluation.retrieval import retrieval
+from maxmatch.evaluation.metrics import retrieval
 
 WIDTH = 16
 

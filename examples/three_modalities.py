@@ -18,24 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from maxmatch import Recipe, SetEncoder, similarity
+from maxmatch.core.types import Features
+from maxmatch.data.dataset import Items, Split
 from maxmatch.data.feed import choose_feed
-from maxmatch.data.items import Items, Split
-from maxmatch.data.loading import load_data
+from maxmatch.data.load import load_data
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, SHAPES, SIZES
-from maxmatch.encoders.protocol import mask_for
 from maxmatch.evaluation.encoding import encode_items, readers_for
-from maxmatch.evaluation.retrieval import chance, retrieval
-from maxmatch.layers import SetHead
-from maxmatch.layers.pooling import masked_max
-from maxmatch.layers.positions import sine_positions
-from maxmatch.readers import FeatureReader
-from maxmatch.tower import Tower
-from maxmatch.training.criterion import Criterion
+from maxmatch.evaluation.metrics import chance, retrieval
+from maxmatch.model.encoder import Tower
+from maxmatch.model.encoders.backbone import mask_for
+from maxmatch.model.inputs import FeatureReader
+from maxmatch.model.layers import SetHead
+from maxmatch.model.layers.positions import masked_max, sine_positions
 from maxmatch.training.optim import clip_gradients, optimiser, parameter_groups, set_learning_rates
 from maxmatch.training.prepare import new_model
-from maxmatch.training.step import gradients
-from maxmatch.types import Features
+from maxmatch.training.step import Criterion, gradients
 
 PAIRS = [("image", "text"), ("image", "audio"), ("audio", "text")]
 ENOUGH = 10  # times chance, in each of the six directions

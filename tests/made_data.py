@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
 
 WORDS = [
     "a dog",

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from maxmatch.search.listing import LeftOut
-from maxmatch.search.shard_writing import begin, complete, finish, write_batch
-from maxmatch.search.shards import Encoded, ShardManifest
+from maxmatch.search.shards import Encoded, ShardManifest, begin, complete, finish, write_batch
+from maxmatch.search.sources import LeftOut
 
 K, D = 3, 8
 

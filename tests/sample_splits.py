@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
 
 ODD_TEXTS = [
     "a dog, running",

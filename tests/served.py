@@ -15,7 +15,7 @@ from tiny_models import tiny_model
 
 from maxmatch import SetIndex
 from maxmatch.data.scenes import generate
-from maxmatch.search.facts import photo_facts
+from maxmatch.search.photos import photo_facts
 from maxmatch.server.app import create_app
 from maxmatch.server.gallery import key_of
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from tiny_models import FEATURES, HEAD, SIZES
 
-from maxmatch.recipe import Recipe
-from maxmatch.training import update
-from maxmatch.training.log import METRICS
+from maxmatch.core.files import METRICS
+from maxmatch.recipe.schema import Recipe
+from maxmatch.training import step as update
 
 THINGS = 24
 REGIONS = 4

@@ -6,8 +6,8 @@ import torch
 from tiny_models import SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel
 
-from maxmatch.build import build_model
-from maxmatch.config import (
+from maxmatch.model.build import build_model
+from maxmatch.model.config import (
     GRU,
     PIE,
     Conv,
@@ -20,8 +20,8 @@ from maxmatch.config import (
     Tower,
     Transformer,
 )
-from maxmatch.encoders import ResNeXt
-from maxmatch.text import train_wordpiece_tokenizer, word_tokenizer
+from maxmatch.model.encoders import ResNeXt
+from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 HEAD = SetPrediction(heads=2, head_width=8)

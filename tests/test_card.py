@@ -2,8 +2,7 @@
 
 from tiny_models import tiny_model
 
-from maxmatch.card import model_card, notes_of
-from maxmatch.checkpoint import load
+from maxmatch.model.checkpoint import load, model_card, notes_of
 
 
 def test_notes_are_kept_when_a_model_is_read_and_saved_again(tmp_path):

@@ -8,10 +8,11 @@ from checkpoint_folders import FILES, change, run_with_our_threads
 from tiny_models import SIZES, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from tiny_models import with_statistics as trained
 
-from maxmatch import SetEncoder, checkpoint, similarity
-from maxmatch.build import build_model
-from maxmatch.checkpoint import CheckpointError, load, save
-from maxmatch.config import ModelConfig
+from maxmatch import SetEncoder, similarity
+from maxmatch.model import checkpoint
+from maxmatch.model.build import build_model
+from maxmatch.model.checkpoint import CheckpointError, load, save
+from maxmatch.model.config import ModelConfig
 
 
 def fingerprint(folder):
@@ -183,7 +184,7 @@ def test_a_process_killed_at_any_step_of_a_save_leaves_a_whole_checkpoint(saved)
 import os, sys
 from killed import Countdown, in_child
 from tiny_models import tiny_model
-from maxmatch.checkpoint import save
+from maxmatch.model.checkpoint import save
 model = tiny_model("region_bigru", seed=7)
 for step in range(1, int(sys.argv[2]) + 1):
     def work():

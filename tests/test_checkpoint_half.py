@@ -11,8 +11,8 @@ from tiny_models import SIZES, images_for, texts, tiny_model
 from tiny_models import with_statistics as trained
 
 from maxmatch import SetEncoder
-from maxmatch.checkpoint import load
-from maxmatch.search.identity import check_same_model, model_identity
+from maxmatch.model.checkpoint import load
+from maxmatch.model.identity import check_same_model, model_identity
 
 torch.set_num_threads(1)
 

@@ -6,8 +6,8 @@ import pytest
 from checkpoint_folders import FILES
 from tiny_models import tiny_model
 
-from maxmatch import checkpoint
-from maxmatch.checkpoint import load
+from maxmatch.model import checkpoint
+from maxmatch.model.checkpoint import load
 
 
 def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from checkpoint_folders import change
 from tiny_models import tiny_model
 
-from maxmatch.checkpoint import CheckpointError, load
+from maxmatch.model.checkpoint import CheckpointError, load
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -6,7 +6,8 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from maxmatch.config import (
+from maxmatch.core.manifest import problems
+from maxmatch.model.config import (
     PIE,
     Conv,
     HuggingFaceBackbone,
@@ -15,9 +16,8 @@ from maxmatch.config import (
     SetPrediction,
     SimilarityName,
     Tower,
-    problems,
 )
-from maxmatch.presets import PRESETS
+from maxmatch.model.presets import PRESETS
 
 REGION = {"encoder": {"name": "region"}}
 
@@ -127,7 +127,7 @@ def test_similarities_are_those_there_are():
 
 
 def test_pixels_of_efficientnet_lite_are_as_its_weights_want_them():
-    from maxmatch.encoders.efficientnet_lite import MEAN, STD
+    from maxmatch.model.encoders.cnn import MEAN, STD
 
     encoder = PRESETS["efficientnet_lite0_bigru"]().towers["image"].encoder
     assert isinstance(encoder, Conv)
@@ -135,6 +135,7 @@ def test_pixels_of_efficientnet_lite_are_as_its_weights_want_them():
 
 
 def test_configs_need_no_torch():
-    code = "import sys, maxmatch.config, maxmatch.presets; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    names = "'torch' in sys.modules, 'numpy' in sys.modules"
+    code = f"import sys; from maxmatch.model import config, presets; print({names})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

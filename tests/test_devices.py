@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from maxmatch.devices import chosen_device
+from maxmatch.core.devices import chosen_device
 
 
 @pytest.mark.parametrize(("name", "expected"), [("cpu", "cpu"), (torch.device("cpu"), "cpu"), ("meta", "meta")])

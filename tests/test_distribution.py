@@ -39,13 +39,13 @@ def test_a_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     "name",
     [
         "py.typed",
-        "recipes/scenes.yaml",
-        "recipes/ablation/11.yaml",
+        "recipe/recipes/scenes.yaml",
+        "recipe/recipes/ablation/11.yaml",
         "server/static/index.html",
         "server/static/app.js",
         "server/static/style.css",
-        "report/style.css",
-        "evaluation/paper/mscoco.csv",
+        "evaluation/report/style.css",
+        "evaluation/paper_tables/mscoco.csv",
     ],
 )
 def test_what_is_no_python_comes_along(wheel, name):
@@ -53,8 +53,8 @@ def test_what_is_no_python_comes_along(wheel, name):
 
 
 def test_models_that_ship_come_along_with_their_weights(wheel):
-    folders = {path.parent.name for path in PACKAGE.glob("models/*/config.json")}
-    assert {name.split("/")[2] for name in wheel.namelist() if name.endswith("model.safetensors")} == folders
+    folders = {path.parent.name for path in PACKAGE.glob("model/shipped/*/config.json")}
+    assert {name.split("/")[3] for name in wheel.namelist() if name.endswith("model.safetensors")} == folders
 
 
 def test_a_wheel_fits_where_wheels_are_published(wheel):

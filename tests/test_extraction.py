@@ -12,18 +12,16 @@ from sample_splits import split_of
 from tiny_models import images_for, saved_model, tiny_model, with_statistics
 from transformers import ResNetConfig, ResNetModel
 
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import FeatureStore, with_features
+from maxmatch.data.dataset import IMAGE, TEXT, Dataset, Items, Split
+from maxmatch.data.extraction import _pixels, describe_store, extract, load_backbone
+from maxmatch.data.features import FeatureStore, FeatureWriter, with_features
+from maxmatch.data.feed import MappedFeed
 from maxmatch.data.formats import folder, karpathy, precomp
-from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split
-from maxmatch.data.loading import load_data
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.load import load_data, read_dataset
 from maxmatch.data.sampler import Plan
 from maxmatch.evaluation.encoding import readers_for
-from maxmatch.extraction import _pixels, describe_store, extract, load_backbone
-from maxmatch.readers import FeatureReader, PixelReader
-from maxmatch.recipe import Data
+from maxmatch.model.inputs import FeatureReader, PixelReader
+from maxmatch.recipe.schema import Data
 
 COUNT = 7
 
@@ -99,14 +97,14 @@ KILLED = """
 import sys
 from pathlib import Path
 from killed import Countdown, in_child
-from maxmatch.data import feature_writer
-from maxmatch.data.reading import read_dataset
-from maxmatch.extraction import describe_store, extract, load_backbone
+from maxmatch.data import features
+from maxmatch.data.load import read_dataset
+from maxmatch.data.extraction import describe_store, extract, load_backbone
 
-feature_writer._COMMIT_SECONDS = 0
+features._COMMIT_SECONDS = 0
 root = Path(sys.argv[1])
 dataset, backbone = read_dataset(sys.argv[2]), load_backbone(sys.argv[3])
-append = feature_writer.FeatureWriter.append
+append = features.FeatureWriter.append
 for step in range(1, 4):
     countdown = Countdown(step)
     def torn(self, *arguments):
@@ -116,8 +114,8 @@ for step in range(1, 4):
         countdown.tick(half)
         append(self, *arguments)
     def work():
-        feature_writer.FeatureWriter.append = torn
-        with feature_writer.FeatureWriter(root / str(step), describe_store(backbone, "float32")) as writer:
+        features.FeatureWriter.append = torn
+        with features.FeatureWriter(root / str(step), describe_store(backbone, "float32")) as writer:
             extract(backbone.encoder, backbone.reader, dataset, writer, batch_size=3)
     print(in_child(work))
 """

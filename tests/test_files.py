@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from maxmatch import files
-from maxmatch.data.growing import GrowingArray
-from maxmatch.files import draft, is_draft, lock, whole, write_whole
+from maxmatch.core import files
+from maxmatch.core.files import draft, is_draft, lock, whole, write_whole
+from maxmatch.data.npy import GrowingArray
 
 
 def test_a_file_is_replaced_whole(tmp_path):

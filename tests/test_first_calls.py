@@ -1,4 +1,4 @@
-"""Nothing is computed by several threads before one has called torch's functions: see `maxmatch.first_calls`."""
+"""Nothing is computed by several threads before one has called torch's functions: see `maxmatch.core.devices`."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from made_data import run
 
 import maxmatch
-from maxmatch.first_calls import FUNCTIONS
+from maxmatch.core.devices import FUNCTIONS
 
 SOURCE = Path(maxmatch.__file__).parent
 # Of torch's functions those for which it calls MKL (ATen's vml.h), by hand.
@@ -21,16 +21,16 @@ BY_MKL |= {"log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"}
         "maxmatch.matching.similarity",
         "maxmatch.matching.scoring",
         "maxmatch.losses",
-        "maxmatch.layers",
-        "maxmatch.encoders",
-        "maxmatch.model",
-        "maxmatch.evaluation.protocol",
+        "maxmatch.model.layers",
+        "maxmatch.model.encoders",
+        "maxmatch.model.encoder",
+        "maxmatch.evaluation.metrics",
         "maxmatch.training.loop",
         "maxmatch.server.app",
     ],
 )
 def test_every_part_that_computes_has_made_them(module):
-    done = run(f"import sys, {module}; print('maxmatch.first_calls' in sys.modules)")
+    done = run(f"import sys, {module}; print('maxmatch.core.devices' in sys.modules)")
     assert done.stdout.strip() == "True", done.stderr
 
 

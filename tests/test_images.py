@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from maxmatch.images import ImageError, ImageTransform, load_image
+from maxmatch.model.images import ImageError, ImageTransform, load_image
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 _SIZES = [(300, 200), (200, 300), (224, 224), (257, 1000), (30, 40), (1, 7), (640, 427)]

@@ -3,7 +3,7 @@
 from sklearn.datasets import load_sample_images
 
 from maxmatch import SetEncoder
-from maxmatch.shipped import SHIPPED, shipped_model
+from maxmatch.model.names import SHIPPED, shipped_model
 
 
 def test_it_takes_at_most_25_megabytes_on_the_disk():

@@ -1,6 +1,6 @@
 import pytest
 
-from maxmatch import memory
+from maxmatch.core import machine as memory
 
 
 @pytest.fixture

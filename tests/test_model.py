@@ -8,11 +8,11 @@ from test_images import encoded, noise, png_header
 from tiny_models import FEATURES, SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for, with_audio
 from tiny_models import with_statistics as trained
 
-from maxmatch.build import build_model
-from maxmatch.images import ImageError
 from maxmatch.matching.similarity import SIMILARITIES
-from maxmatch.model import SetEncoder
-from maxmatch.text import TextTruncated
+from maxmatch.model.build import build_model
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.images import ImageError
+from maxmatch.model.text import TextTruncated
 
 
 @pytest.fixture(scope="module")

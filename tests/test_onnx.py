@@ -16,12 +16,11 @@ from tiny_models import images_for, texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder, SetIndex
 from maxmatch.cli.main import main
-from maxmatch.images import ImageError
-from maxmatch.onnx_export import OPSET, export_tower
-from maxmatch.onnx_folder import FILE, OnnxError, read_exported
-from maxmatch.onnx_runtime import OnnxEncoder
-from maxmatch.search.identity import model_identity
-from maxmatch.text import load_tokenizer
+from maxmatch.model.identity import model_identity
+from maxmatch.model.images import ImageError
+from maxmatch.model.onnx_export import OPSET, export_tower
+from maxmatch.model.onnx_runtime import FILE, OnnxEncoder, OnnxError, read_exported
+from maxmatch.model.text import load_tokenizer
 
 CLOSE = 1e-4
 

@@ -11,10 +11,10 @@ from PIL import Image
 from tiny_models import texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder
-from maxmatch.cli.loading import load_for_search
+from maxmatch.cli.common import load_for_search
 from maxmatch.cli.main import main
-from maxmatch.quick import QuickEncoder, quick_encoder
-from maxmatch.search.identity import model_identity
+from maxmatch.model.identity import model_identity
+from maxmatch.model.numpy_text import QuickEncoder, quick_encoder
 
 _LITE = "efficientnet_lite0_bigru"
 _KINDS = {
@@ -55,7 +55,7 @@ def test_both_directions_of_the_gru_count_as_in_torch(tmp_path, directions):
     model = tiny_model("region_bigru")
     towers = model.config.model_dump()["towers"]
     towers["text"]["encoder"]["directions"] = directions
-    from maxmatch.build import build_model
+    from maxmatch.model.build import build_model
 
     config = type(model.config).model_validate({**model.config.model_dump(), "towers": towers})
     model = build_model(config, {"text": model.tower("text").reader.tokenizer}, seed=1)

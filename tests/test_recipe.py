@@ -7,10 +7,11 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from maxmatch.config import ModelConfig, Region, Tower, problems
+from maxmatch.core.manifest import problems
 from maxmatch.losses import objective
-from maxmatch.presets import PRESETS
-from maxmatch.recipe import Data, Model, Objective, Recipe, Train
+from maxmatch.model.config import ModelConfig, Region, Tower
+from maxmatch.model.presets import PRESETS
+from maxmatch.recipe.schema import Data, Model, Objective, Recipe, Train
 
 TRAIN = {"epochs": 2, "batch_size": 8, "lr": 1e-3}
 BERT = {"model": {"preset": "region_bert"}, "data": {"tokenizer": "pretrained"}}

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 import maxmatch
-from maxmatch.recipe import Recipe
-from maxmatch.recipe_files import RecipeError, dump_recipe, list_recipes, load_recipe
+from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import RecipeError, dump_recipe, list_recipes, load_recipe
 
 BASE = """\
 description: the base

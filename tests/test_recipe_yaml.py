@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxmatch.recipe_yaml import dump, parse
+from maxmatch.recipe.yaml_files import dump, parse
 
 
 @pytest.mark.parametrize(

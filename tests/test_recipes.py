@@ -3,8 +3,8 @@
 import pytest
 from paper_values import ABLATION, PER_DATA_SET, TABLE, differences
 
-from maxmatch.config import PIE
-from maxmatch.recipe_files import load_recipe
+from maxmatch.model.config import PIE
+from maxmatch.recipe.yaml_files import load_recipe
 
 
 def said(recipe):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_models import HEAD, SIZES, D, images_for, texts, tokenizer_for
 
-from maxmatch.build import build_model
-from maxmatch.config import SetPrediction
-from maxmatch.recipe_files import list_recipes, load_recipe
+from maxmatch.model.build import build_model
+from maxmatch.model.config import SetPrediction
+from maxmatch.recipe.yaml_files import list_recipes, load_recipe
 
 NAMES = [name for name, _ in list_recipes()]
 

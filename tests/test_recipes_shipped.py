@@ -3,7 +3,7 @@
 import pytest
 from paper_values import TABLE, differences
 
-from maxmatch.recipe_files import SHIPPED, list_recipes, load_recipe
+from maxmatch.recipe.yaml_files import SHIPPED, list_recipes, load_recipe
 
 DESCRIPTIONS = dict(list_recipes())
 NAMES = list(DESCRIPTIONS)

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from maxmatch.model.text import train_wordpiece_tokenizer
 from maxmatch.sentence_transformers import (
     maxmatch_kd_scores,
     maxmatch_scores,
     maxmatch_scores_pairwise,
     maxmatch_similarity,
 )
-from maxmatch.text import train_wordpiece_tokenizer
 
 QUERIES = ["a dog", "a red bus", "snow in winter", "who plays the drums"]
 DOCUMENTS = ["a dog runs on the beach", "two people ride a red bus", "it snows all winter", "a band with a drummer"]

@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 from tiny_models import saved_model, tiny_model
 
-from maxmatch import SetEncoder, SetIndex, shipped
-from maxmatch.cli.loading import located, model_of
+from maxmatch import SetEncoder, SetIndex
+from maxmatch.cli.common import located, model_of
 from maxmatch.cli.main import main
-from maxmatch.search.identity import model_identity
-from maxmatch.search.origin import read_origin
-from maxmatch.shipped import SHIPPED, shipped_model, shipped_names
+from maxmatch.model import names
+from maxmatch.model.identity import model_identity
+from maxmatch.model.names import SHIPPED, shipped_model, shipped_names
+from maxmatch.search.encode_files import read_origin
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +31,7 @@ def stand_in(tmp_path_factory):
 @pytest.fixture
 def installed(stand_in, tmp_path, monkeypatch):
     """The package with a small model in the place of the shipped one, and photos in the current folder."""
-    monkeypatch.setattr(shipped, "MODELS", stand_in)
+    monkeypatch.setattr(names, "MODELS", stand_in)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos")
@@ -39,7 +40,7 @@ def installed(stand_in, tmp_path, monkeypatch):
 
 @pytest.fixture
 def lacking(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(names, "MODELS", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos")
 
@@ -131,7 +132,10 @@ def test_an_index_that_names_no_model_is_searched_with_the_shipped_one_if_it_mad
 
 
 def test_the_folder_of_shipped_models_is_not_left_out_of_what_is_published():
-    files = [f"src/maxmatch/models/{SHIPPED}/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")]
+    files = [
+        f"src/maxmatch/model/shipped/{SHIPPED}/{name}"
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+    ]
     asked = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True, check=False)
     if asked.returncode == 128:  # not a checkout: what is here was published
         return

@@ -6,7 +6,7 @@ import torch
 from made_data import run
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from maxmatch.text import (
+from maxmatch.model.text import (
     TextTruncated,
     encode,
     fingerprint,
@@ -126,7 +126,7 @@ def test_wordpieces_are_learned_the_same_way_every_time_and_in_every_process():
     captions = [f"w{n % 7}{n % 11}{n % 13} {n}" for n in range(300)]
     learned = {json.dumps(train_wordpiece_tokenizer(captions, 120).get_vocab(), sort_keys=True) for _ in range(5)}
     code = (
-        "import json; from maxmatch.text import train_wordpiece_tokenizer as train\n"
+        "import json; from maxmatch.model.text import train_wordpiece_tokenizer as train\n"
         f"print(json.dumps(train({captions!r}, 120).get_vocab(), sort_keys=True))"
     )
     elsewhere = run(code)

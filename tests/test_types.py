@@ -1,6 +1,6 @@
 import torch
 
-from maxmatch.types import Batch, Inputs
+from maxmatch.core.types import Batch, Inputs
 
 
 def batch():

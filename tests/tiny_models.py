@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from maxmatch.build import build_model
-from maxmatch.config import ModelConfig, Region, SetPrediction, Tower
-from maxmatch.presets import PRESETS
-from maxmatch.text import train_wordpiece_tokenizer, word_tokenizer
+from maxmatch.model.build import build_model
+from maxmatch.model.config import ModelConfig, Region, SetPrediction, Tower
+from maxmatch.model.presets import PRESETS
+from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
 
 torch.set_num_threads(1)  # at these sizes a second thread only waits
 

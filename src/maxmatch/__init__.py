@@ -6,16 +6,20 @@ The public names are imported when first used, so that `import maxmatch` stays f
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from maxmatch.core import moved
+
 if TYPE_CHECKING:
     from maxmatch import losses
     from maxmatch.matching import similarity
     from maxmatch.matching.assignment import maximal_assignment
     from maxmatch.matching.scoring import score_matrix, top_hits, top_hits_both
-    from maxmatch.model import SetEncoder
-    from maxmatch.recipe import Recipe
-    from maxmatch.search.index import SetIndex
+    from maxmatch.model.encoder import SetEncoder
+    from maxmatch.recipe.schema import Recipe
+    from maxmatch.search.set_index import SetIndex
 
 __version__ = "0.1.0.dev0"
+
+moved.install()
 
 __all__ = [
     "Recipe",
@@ -31,9 +35,9 @@ __all__ = [
 
 # public name -> (module, attribute in it; None for the module itself)
 _HOMES: dict[str, tuple[str, str | None]] = {
-    "Recipe": ("maxmatch.recipe", "Recipe"),
-    "SetEncoder": ("maxmatch.model", "SetEncoder"),
-    "SetIndex": ("maxmatch.search.index", "SetIndex"),
+    "Recipe": ("maxmatch.recipe.schema", "Recipe"),
+    "SetEncoder": ("maxmatch.model.encoder", "SetEncoder"),
+    "SetIndex": ("maxmatch.search.set_index", "SetIndex"),
     "losses": ("maxmatch.losses", None),
     "similarity": ("maxmatch.matching.similarity", None),
     "maximal_assignment": ("maxmatch.matching.assignment", "maximal_assignment"),

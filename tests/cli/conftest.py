@@ -6,7 +6,7 @@ from picture_heap import write_heap
 from small_runs import recipe_for, write_data
 from tiny_models import saved_model
 
-from maxmatch.recipe_files import dump_recipe
+from maxmatch.recipe.yaml_files import dump_recipe
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 from commands import run
 from tiny_models import tiny_config, tokenizer_for
 
-from maxmatch.build import build_model
+from maxmatch.model.build import build_model
 
 
 def results(capsys, *arguments):

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from maxmatch.cli.main import main
-from maxmatch.reproduce import cell, sweep
+from maxmatch.reproduce import sweep, worker
 
 
 class Done:
@@ -24,9 +24,9 @@ class Done:
 def at_once(job, device):
     """In place of a process of its own, where only the start takes seconds."""
     job.write()
-    with cell.alone(job.folder):
+    with worker.alone(job.folder):
         try:
-            cell.work(job, device)
+            worker.work(job, device)
         except ValueError as error:
             (job.folder / "log.txt").write_text(f"Traceback\nmaxmatch: {error}\n")
             return Done(1)

@@ -6,8 +6,8 @@ from small_runs import recipe_for, write_data, write_pictures
 from tiny_models import tiny_model
 
 from maxmatch.cli.main import main
-from maxmatch.recipe_files import dump_recipe
-from maxmatch.report import making
+from maxmatch.evaluation.report import make_report
+from maxmatch.recipe.yaml_files import dump_recipe
 
 torch.set_num_threads(1)
 
@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Figures that take no time; those of tests/report are real."""
-    monkeypatch.setattr("maxmatch.report.figures_style.render", lambda figure, kind: b"a figure")
+    monkeypatch.setattr("maxmatch.evaluation.report.figures.render", lambda figure, kind: b"a figure")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_wrong_option_is_one_line_that_names_it(regions, capsys, arguments, me
 
 
 def test_what_is_missing_is_said_before_anything_is_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(making, "find_spec", lambda name: None if name == "umap" else object())
+    monkeypatch.setattr(make_report, "find_spec", lambda name: None if name == "umap" else object())
     error = said(capsys, tmp_path / "no model", "--umap", code=1).err
     assert "UMAP needs a package that is not installed: pip install 'maxmatch[umap]'" in error
 

@@ -15,12 +15,12 @@ from PIL import Image
 from sample_splits import picture, split_of
 from tiny_models import tiny_model
 
-from maxmatch.cli import data_check, progress
-from maxmatch.data.check_report import LEVELS
+from maxmatch.cli import common, data
+from maxmatch.data.check import LEVELS
+from maxmatch.data.dataset import IMAGE
 from maxmatch.data.features import FeatureStore
 from maxmatch.data.formats import imagefolder, karpathy
-from maxmatch.data.items import IMAGE
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.load import read_dataset
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_an_interrupted_conversion_ends_with_130_and_goes_on(some_data, tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(progress, "bar", lambda what, total: nullcontext(advance))
+        patched.setattr(common, "bar", lambda what, total: nullcontext(advance))
         assert run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 130
     assert not (tmp_path / "copy").exists()
     assert run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 0
@@ -221,4 +221,4 @@ def test_wrong_use_ends_with_two(some_data, tmp_path, capsys):
 
 
 def test_every_level_has_a_title():
-    assert tuple(data_check._TITLES) == LEVELS
+    assert tuple(data._TITLES) == LEVELS

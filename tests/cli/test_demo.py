@@ -4,8 +4,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from maxmatch.cli.demo import table
-from maxmatch.cli.demo_tour import tour
+from maxmatch.cli.demo import table, tour
 from maxmatch.cli.main import main
 
 SMALL = ["train.epochs=1", "data.scenes={images: 40, size: 32}", "train.workers=0", "model.config.width=16"]
@@ -45,10 +44,10 @@ def test_the_tour_makes_a_report_an_index_and_a_search_and_says_what_to_open(tmp
         asked.append(command[3:])
         return SimpleNamespace(returncode=int(command[3] in fails))
 
-    monkeypatch.setattr("maxmatch.cli.demo_tour.subprocess.run", ran)
-    monkeypatch.setattr("maxmatch.cli.demo_tour.sys.stderr", SimpleNamespace(fileno=lambda: 2))
+    monkeypatch.setattr("maxmatch.cli.demo.subprocess.run", ran)
+    monkeypatch.setattr("maxmatch.cli.demo.sys.stderr", SimpleNamespace(fileno=lambda: 2))
     lines = []
-    monkeypatch.setattr("maxmatch.cli.demo_tour.say", lines.append)
+    monkeypatch.setattr("maxmatch.cli.demo.say", lines.append)
     tour(tmp_path / "run", tmp_path / "new scenes", tmp_path)
     assert [command[0] for command in asked] == ["analyse", "index", "search"]
     assert any(line.endswith("report.html") for line in lines)

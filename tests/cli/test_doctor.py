@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from maxmatch.cli import doctor_caches, doctor_machine, doctor_packages
+from maxmatch.cli import doctor
 from maxmatch.cli.main import main
-from maxmatch.torchvision import is_to_blame
+from maxmatch.core.machine import is_to_blame
 
 METADATA = """Metadata-Version: 2.4
 Name: maxmatch
@@ -34,7 +34,7 @@ def run(capsys, *arguments):
 @pytest.fixture(autouse=True)
 def no_other_process(monkeypatch):
     """What is imported in a process of its own takes seconds each; two tests below do it for real."""
-    monkeypatch.setattr(doctor_packages, "_DIFFICULT", {})
+    monkeypatch.setattr(doctor, "_DIFFICULT", {})
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def installed(monkeypatch, tmp_path):
     (tmp_path / "METADATA").write_text(METADATA)
     about, others = metadata.PathDistribution(tmp_path), metadata.distribution
     monkeypatch.setattr(metadata, "distribution", lambda name: about if name == "maxmatch" else others(name))
-    return {finding.name: finding for finding in doctor_packages._installed()}
+    return {finding.name: finding for finding in doctor._installed()}
 
 
 def test_findings_come_as_lines_or_as_json(capsys):
@@ -94,7 +94,7 @@ def test_sources_that_are_not_installed_are_a_note(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    [finding] = doctor_packages._installed()
+    [finding] = doctor._installed()
     assert finding.status == "note"
 
 
@@ -102,28 +102,28 @@ def test_native_code_for_another_machine_is_found_without_ending_the_doctor(monk
     (tmp_path / "dies_at_once.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     (tmp_path / "says_why.py").write_text("raise ImportError('libnothing.so: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    dead = doctor_packages._loads("dies_at_once", "index", "pip install --force-reinstall dies_at_once")
+    dead = doctor._loads("dies_at_once", "index", "pip install --force-reinstall dies_at_once")
     assert dead.status == "fail"
     assert "ended with -4" in dead.detail
-    said = doctor_packages._loads("says_why", "index", "pip install --force-reinstall says_why")
+    said = doctor._loads("says_why", "index", "pip install --force-reinstall says_why")
     assert "libnothing.so" in said.detail
     assert said.cure == "Run: pip install --force-reinstall says_why"
 
 
 def test_what_loads_is_shown_with_its_version():
-    assert doctor_packages._loads("json", "nothing", "").detail == json.__version__
+    assert doctor._loads("json", "nothing", "").detail == json.__version__
 
 
 def test_a_milvus_server_that_does_not_answer_fails_only_when_asked_for(capsys):
     assert "milvus server" not in run(capsys)[1]
-    found = doctor_packages._milvus("http://127.0.0.1:9")
+    found = doctor._milvus("http://127.0.0.1:9")
     assert found.status == "fail"
     assert "does not answer" in found.detail
-    assert "expected the address" in doctor_packages._milvus("localhost").detail
+    assert "expected the address" in doctor._milvus("localhost").detail
 
 
 def test_a_milvus_server_that_answers_is_shown_with_its_version(monkeypatch):
-    from maxmatch.search.engines.milvus_server import Server
+    from maxmatch.search.engines.milvus import Server
 
     class Client:
         def get_server_version(self, timeout):
@@ -133,37 +133,37 @@ def test_a_milvus_server_that_answers_is_shown_with_its_version(monkeypatch):
             pass
 
     monkeypatch.setattr(Server, "connect", lambda self: Client())
-    found = doctor_packages._milvus("http://localhost:19530")
+    found = doctor._milvus("http://localhost:19530")
     assert (found.status, found.detail) == ("ok", "http://localhost:19530: Milvus 2.3.5")
 
 
 def test_little_room_is_worth_a_note(monkeypatch, tmp_path):
-    assert doctor_machine._disk("disk", tmp_path).status == "ok"
+    assert doctor._disk("disk", tmp_path).status == "ok"
     for name in ("_LITTLE_DISK", "_LITTLE_MEMORY", "_LITTLE_SHARED"):
-        monkeypatch.setattr(doctor_machine, name, 2**70)
-    monkeypatch.setattr(doctor_machine, "_SHARED", tmp_path)
-    for finding in (doctor_machine._disk("disk", tmp_path), doctor_machine._memory(), doctor_machine._shared_memory()):
+        monkeypatch.setattr(doctor, name, 2**70)
+    monkeypatch.setattr(doctor, "_SHARED", tmp_path)
+    for finding in (doctor._disk("disk", tmp_path), doctor._memory(), doctor._shared_memory()):
         assert finding.status == "note"
         assert finding.cure
 
 
 def test_memory_that_is_not_known_is_a_note(monkeypatch):
-    monkeypatch.setattr(doctor_machine, "free_memory", lambda: None)
-    assert doctor_machine._memory().detail == "unknown on this system"
+    monkeypatch.setattr(doctor, "free_memory", lambda: None)
+    assert doctor._memory().detail == "unknown on this system"
 
 
 def test_why_there_is_no_gpu_is_said():
-    assert "none found" in doctor_machine._no_gpu(None, False).detail
-    assert "made for the CPU alone" in doctor_machine._no_gpu(None, True).detail
-    assert "CUDA 12.8" in doctor_machine._no_gpu("12.8", True).detail
+    assert "none found" in doctor._no_gpu(None, False).detail
+    assert "made for the CPU alone" in doctor._no_gpu(None, True).detail
+    assert "CUDA 12.8" in doctor._no_gpu("12.8", True).detail
 
 
 def test_a_browser_is_looked_for_where_the_user_says(monkeypatch):
     monkeypatch.setenv("MAXMATCH_CHROMIUM", "/nowhere/chromium")
-    assert doctor_machine.chromium_path() is None
-    assert "apt-get install chromium" in doctor_machine._browser().cure
+    assert doctor.chromium_path() is None
+    assert "apt-get install chromium" in doctor._browser().cure
     monkeypatch.setenv("MAXMATCH_CHROMIUM", "/bin/sh")
-    assert doctor_machine._browser().detail == "/bin/sh"
+    assert doctor._browser().detail == "/bin/sh"
 
 
 def test_a_cache_that_cannot_be_written_is_a_note_with_the_variable_to_set(monkeypatch, tmp_path):
@@ -171,26 +171,26 @@ def test_a_cache_that_cannot_be_written_is_a_note_with_the_variable_to_set(monke
     blocked.write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(blocked))
-    assert doctor_caches._photos().status == "note"
-    assert "XDG_CACHE_HOME" in doctor_caches._photos().cure
-    assert "NUMBA_CACHE_DIR" in doctor_caches._compiled().cure
+    assert doctor._photos().status == "note"
+    assert "XDG_CACHE_HOME" in doctor._photos().cure
+    assert "NUMBA_CACHE_DIR" in doctor._compiled().cure
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    assert "not there yet" in doctor_caches._photos().detail
+    assert "not there yet" in doctor._photos().detail
     (tmp_path / "new" / "maxmatch" / "photos" / "holidays").mkdir(parents=True)
-    assert "1 folders, 0.0 GiB" in doctor_caches._photos().detail
+    assert "1 folders, 0.0 GiB" in doctor._photos().detail
 
 
 def test_a_model_that_ships_is_there_and_whole(tmp_path):
-    assert doctor_caches._shipped(tmp_path).status == "note"
+    assert doctor._shipped(tmp_path).status == "note"
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    assert doctor_caches._shipped(tmp_path).status == "fail"
+    assert doctor._shipped(tmp_path).status == "fail"
     save_file({"one": torch.zeros(4), "two": torch.zeros(4)}, folder / "model.safetensors")
-    assert "small, 2 tensors" in doctor_caches._shipped(tmp_path).detail
+    assert "small, 2 tensors" in doctor._shipped(tmp_path).detail
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-3])
-    damaged = doctor_caches._shipped(tmp_path)
+    damaged = doctor._shipped(tmp_path)
     assert damaged.status == "fail"
     assert "model.safetensors: missing or damaged" in damaged.detail
 

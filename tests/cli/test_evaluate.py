@@ -9,9 +9,9 @@ from evaluating import results, save_model
 from small_runs import write_pictures
 
 from maxmatch import SetEncoder
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.load import read_dataset
 from maxmatch.evaluation.encoding import load_encoded, save_encoded
-from maxmatch.evaluation.retrieval import retrieval
+from maxmatch.evaluation.metrics import retrieval
 
 
 def expected(folder, data, split="val", similarity=None):

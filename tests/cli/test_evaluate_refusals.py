@@ -10,7 +10,7 @@ from evaluating import results, save_model
 from small_runs import write_pictures
 from tiny_models import FEATURES, tiny_config
 
-from maxmatch.build import build_model
+from maxmatch.model.build import build_model
 
 
 def refused(capsys, *arguments, code=1):

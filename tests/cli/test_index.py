@@ -9,8 +9,8 @@ from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.cli.main import main
-from maxmatch.model import SetEncoder
-from maxmatch.search.index import SetIndex
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.search.set_index import SetIndex
 
 
 @pytest.fixture(scope="module")

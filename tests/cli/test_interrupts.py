@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from maxmatch.cli import main as command
-from maxmatch.cli.interrupts import going_on, noticed
+from maxmatch.cli.common import going_on, noticed
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,9 @@ import torch
 from PIL import Image
 from tiny_models import tiny_model
 
-from maxmatch.cli import loading
-from maxmatch.cli.loading import load_for_search, load_model, located
-from maxmatch.cli.photos import open_folder
-from maxmatch.onnx_folder import FILE
+from maxmatch.cli import common
+from maxmatch.cli.common import load_for_search, load_model, located, open_folder
+from maxmatch.model.onnx_runtime import FILE
 
 
 def test_a_run_stands_for_its_best_epoch(tmp_path):
@@ -27,8 +26,8 @@ def test_a_run_stands_for_its_best_epoch(tmp_path):
 def taken(tmp_path, monkeypatch):
     """What is taken to run the model of a folder that has graphs: which of the two loaders is asked."""
     (tmp_path / FILE).write_text("{}")
-    monkeypatch.setattr(loading, "load_model", lambda name, device: "torch")
-    monkeypatch.setattr("maxmatch.onnx_runtime.OnnxEncoder.from_folder", lambda folder: "onnx")
+    monkeypatch.setattr(common, "load_model", lambda name, device: "torch")
+    monkeypatch.setattr("maxmatch.model.onnx_runtime.OnnxEncoder.from_folder", lambda folder: "onnx")
     return lambda device=None, **options: load_for_search(str(tmp_path), device, **options)
 
 

@@ -9,7 +9,7 @@ import typer
 from made_data import run
 
 import maxmatch
-from maxmatch.cli import doctor_packages
+from maxmatch.cli import doctor
 from maxmatch.cli import main as command
 
 
@@ -111,7 +111,7 @@ def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):
 def test_doctor_finds_a_torchvision_that_does_not_fit(broken_torchvision, monkeypatch, capsys):
     monkeypatch.syspath_prepend(broken_torchvision)
     monkeypatch.setenv("PYTHONPATH", str(broken_torchvision))
-    monkeypatch.setattr(doctor_packages, "_DIFFICULT", {})  # seconds each, and not asked about here
+    monkeypatch.setattr(doctor, "_DIFFICULT", {})  # seconds each, and not asked about here
     with pytest.raises(SystemExit) as end:
         command.main(["doctor"])
     assert end.value.code == 1

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from tiny_models import tiny_model
 
+from maxmatch.cli.common import plain
 from maxmatch.cli.main import main
-from maxmatch.cli.previews import blocks, iterm, kitty, preview, way_asked_for, way_to_show
-from maxmatch.cli.progress import plain
+from maxmatch.cli.search import blocks, iterm, kitty, preview, way_asked_for, way_to_show
 
 KITTY_CHUNK = re.compile(r"\x1b_G([a-zA-Z0-9=,]*);([A-Za-z0-9+/=]*)\x1b\\")
 ITERM = re.compile(r"\x1b\]1337;File=([a-zA-Z0-9=;]*):([A-Za-z0-9+/=]*)\x07")

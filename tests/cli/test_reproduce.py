@@ -8,7 +8,7 @@ from reproducing import arguments, in_this_process, run
 from small_runs import command, ended, kill_at, start
 
 from maxmatch.reproduce import compare, sweep
-from maxmatch.training import update
+from maxmatch.training import step
 
 ROWS = 11
 
@@ -20,7 +20,7 @@ def killed_between():
 
 def killed_within():
     in_this_process()
-    kill_at(update, "gradients", 3)  # in the second model
+    kill_at(step, "gradients", 3)  # in the second model
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, c
         made.append((model.similarity_name, split.size, visible is split, title, facts["split"], run.parent.name))
         return None, folder / "report.html"
 
-    monkeypatch.setattr("maxmatch.report.making.make_report", report)  # it has tests of its own
+    monkeypatch.setattr("maxmatch.evaluation.report.make_report.make_report", report)  # it has tests of its own
     code, said = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
     assert code == 0
     folders = [uninterrupted[0] / f"qualitative-{name}" for name in ("smooth-chamfer", "maxmatch")]

@@ -7,7 +7,7 @@ import pytest
 from commands import run
 from small_runs import recipe_for, write_data
 
-from maxmatch.recipe_files import dump_recipe, list_recipes
+from maxmatch.recipe.yaml_files import dump_recipe, list_recipes
 
 
 @pytest.fixture(scope="module")

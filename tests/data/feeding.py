@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from maxmatch.data.items import Items, Split
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.resident import ResidentFeed
+from maxmatch.core.types import Batch
+from maxmatch.data.dataset import Items, Split
+from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.feed import MappedFeed
 from maxmatch.data.sampler import GroupSampler
-from maxmatch.readers import FeatureReader, TextReader
-from maxmatch.text import word_tokenizer
-from maxmatch.types import Batch
+from maxmatch.model.inputs import FeatureReader, TextReader
+from maxmatch.model.text import word_tokenizer
 
 WIDTH = 6
 WORDS = ["a", "dog", "runs", "on", "the", "beach", "two", "people", "ride", "red", "bus", "cat", "isn't", "it", "bird"]

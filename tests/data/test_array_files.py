@@ -3,8 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from maxmatch.data.array_files import ArrayFiles, with_arrays
-from maxmatch.data.items import Items, Split
+from maxmatch.data.dataset import Items, Split
+from maxmatch.data.load import ArrayFiles, with_arrays
 
 
 def test_arrays_are_read_when_asked_for(tmp_path):

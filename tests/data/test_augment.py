@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import (
     SizeAugmentation,
     WordIds,
@@ -15,10 +16,9 @@ from maxmatch.data.augment import (
     word_ids,
     words_left,
 )
-from maxmatch.images import ImageTransform
-from maxmatch.readers import FeatureReader, PixelReader, TextReader
-from maxmatch.text import encode, train_wordpiece_tokenizer, word_tokenizer
-from maxmatch.types import Batch, Inputs
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
+from maxmatch.model.text import encode, train_wordpiece_tokenizer, word_tokenizer
 
 PAD, START, END, UNK, MASK = range(5)
 KNOWN = WordIds(MASK, PAD, torch.tensor([PAD, START, END]), torch.arange(5, 50))

@@ -9,16 +9,14 @@ from made_data import features, split
 from PIL import Image
 from sample_splits import picture, sample_splits, split_of
 
-from maxmatch.data.check import check
-from maxmatch.data.check_report import Finding, Spread
-from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, shards, stored, tables
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import Problem
+from maxmatch.data.check import Finding, Spread, check
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Split
+from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, stored, tables, webdataset
 
 WRITERS = {
     "table": tables.write,
     "imagefolder": imagefolder.write,
-    "webdataset": shards.write,
+    "webdataset": webdataset.write,
     "huggingface": huggingface.write,
 }
 

@@ -8,11 +8,10 @@ from made_data import content, features, run, split
 from sample_splits import picture, sample_splits, split_of
 
 from maxmatch.data.convert import TARGETS, convert
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
 from maxmatch.data.features import FeatureStore
 from maxmatch.data.formats import butd, folder, karpathy, precomp, tables
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import DataError
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.load import read_dataset
 
 OF_PICTURES = ("karpathy", "imagefolder", "csv", "tsv", "jsonl", "parquet", "webdataset", "huggingface")
 OF_FEATURES = ("precomp", "features")
@@ -188,10 +187,10 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from killed import Countdown, in_child
-from maxmatch.data import feature_writer
+from maxmatch.data import features
 from maxmatch.data.convert import convert
 
-feature_writer._COMMIT_SECONDS = 0
+features._COMMIT_SECONDS = 0
 countdown = Countdown()
 countdown.count(os, "rename", "replace", "fsync", "mkdir")
 root = Path(sys.argv[1])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from made_data import environment, features, run
 
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import FeatureStore, StoreInfo
+from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo
 
 INFO = StoreInfo("made in a test", 8, "float16", boxes=True)
 COUNT = 10
@@ -53,11 +52,11 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from killed import Countdown, in_child
-from maxmatch.data import feature_writer, growing
+from maxmatch.data import features, npy
 from test_feature_writer import go_on
-feature_writer._COMMIT_SECONDS = 0
+features._COMMIT_SECONDS = 0
 root = Path(sys.argv[1])
-append = growing.GrowingArray.append
+append = npy.GrowingArray.append
 for step in range(1, int(sys.argv[2]) + 1):
     countdown = Countdown(step)
     def torn(self, rows):
@@ -67,7 +66,7 @@ for step in range(1, int(sys.argv[2]) + 1):
         countdown.tick(half)
         append(self, rows)
     def work():
-        growing.GrowingArray.append = torn
+        npy.GrowingArray.append = torn
         # A kill, unlike a power cut, leaves what the system has taken: waiting for the disk is left out.
         countdown.count(os, "replace", "fsync", "open", instead={"fsync": lambda handle: None})
         countdown.count(Path, "unlink", "open", "mkdir")
@@ -102,10 +101,10 @@ def test_a_process_killed_at_any_time_loses_nothing_that_was_committed(tmp_path)
     code = """
 import sys, time
 from pathlib import Path
-from maxmatch.data import feature_writer
+from maxmatch.data import features
 from test_feature_writer import INFO, item
-feature_writer._COMMIT_SECONDS = 0
-with feature_writer.FeatureWriter(Path(sys.argv[1]), INFO) as writer:
+features._COMMIT_SECONDS = 0
+with features.FeatureWriter(Path(sys.argv[1]), INFO) as writer:
     print("ready", flush=True)
     for n in range(len(writer.done), 10**6):
         writer.append([str(n)], [item(n)[0]], [item(n)[1]])

@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 from made_data import content, features, split
 
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import FeatureStore, StoreInfo, recognises, with_features
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, RaggedRows, Rows, Split
+from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo, recognises, with_features
 from maxmatch.data.formats import karpathy, precomp
-from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split
-from maxmatch.data.problems import DataError
-from maxmatch.data.rows import RaggedRows, Rows
 
 
 def stored(folder, arrays, ids=None, dtype="float32", boxes=None, **info):

@@ -23,12 +23,12 @@ from feeding import (
 )
 from tiny_models import tiny_model
 
-from maxmatch.data.items import Split
+from maxmatch.data.dataset import Split
 from maxmatch.data.sampler import Plan
 from maxmatch.losses import triplet
 from maxmatch.matching.similarity import maxmatch
-from maxmatch.readers import FeatureReader
-from maxmatch.text import TextTruncated
+from maxmatch.model.inputs import FeatureReader
+from maxmatch.model.text import TextTruncated
 
 
 @FEEDS
@@ -180,7 +180,7 @@ def test_texts_beyond_the_limit_are_cut_and_it_is_said(make):
 
 @FEEDS
 def test_many_texts_are_tokenised_in_pieces(make, monkeypatch):
-    monkeypatch.setattr("maxmatch.data.sides._TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("maxmatch.data.modality._TEXTS_AT_ONCE", 3)
     split, readers = feature_split(), feature_readers()
     wanted = plans(split)
     assert_all_same(make(split, readers).batches(wanted), [by_hand(split, readers, plan.groups) for plan in wanted])

@@ -18,13 +18,12 @@ from feeding import (
 )
 
 from maxmatch.data import feed as feed_module
-from maxmatch.data.feed import choose_feed, free_memory
-from maxmatch.data.items import Split
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.resident import ResidentFeed
-from maxmatch.data.transforms import RandomCrop
-from maxmatch.images import ImageTransform
-from maxmatch.readers import PixelReader
+from maxmatch.data.augment import RandomCrop
+from maxmatch.data.dataset import Split
+from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.feed import MappedFeed, choose_feed, free_memory
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import PixelReader
 
 
 def pictures(split):

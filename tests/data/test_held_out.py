@@ -12,15 +12,13 @@ import torch
 from feeding import arrays, assert_all_same, by_hand, feature_readers, items, plans
 from small_runs import recipe_for, write_data
 
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import StoreInfo
-from maxmatch.data.held_out import checked_words, hold_out, words_met
-from maxmatch.data.items import Split
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.reading import read_dataset
-from maxmatch.data.resident import ResidentFeed
-from maxmatch.recipe import Recipe
-from maxmatch.recipe_files import SHIPPED, load_recipe
+from maxmatch.data.dataset import Split
+from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.features import FeatureWriter, StoreInfo
+from maxmatch.data.feed import MappedFeed
+from maxmatch.data.load import checked_words, hold_out, read_dataset, words_met
+from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import SHIPPED, load_recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
 from maxmatch.training.prepare import prepare

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split, first_of_each
+from maxmatch.data.dataset import IMAGE, TEXT, Dataset, Items, Split, first_of_each
 
 
 def test_the_first_captions_of_each_group_are_kept_in_order():

@@ -9,11 +9,11 @@ import torch
 from feeding import assert_all_same, feature_readers, feature_split, items, plans, texts
 from PIL import Image
 
-from maxmatch.data.items import Split
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.transforms import RandomCrop
-from maxmatch.images import ImageTransform
-from maxmatch.readers import PixelReader
+from maxmatch.data.augment import RandomCrop
+from maxmatch.data.dataset import Split
+from maxmatch.data.feed import MappedFeed
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import PixelReader
 
 # Newer Pythons warn of every fork beside threads. The workers use none of the threads' locks.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
@@ -148,10 +148,10 @@ def test_an_array_of_the_size_of_coco_is_fed_in_little_memory(tmp_path):
         file.truncate(file.tell() + 4 * int(np.prod(shape)))
     program = f"""
 import numpy as np
-from maxmatch.data.items import Items, Split
-from maxmatch.data.mapped import MappedFeed
+from maxmatch.data.dataset import Items, Split
+from maxmatch.data.feed import MappedFeed
 from maxmatch.data.sampler import GroupSampler
-from maxmatch.readers import FeatureReader
+from maxmatch.model.inputs import FeatureReader
 
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024

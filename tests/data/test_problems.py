@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from maxmatch.data.problems import DataError, Problem, give_up, saying_the_first
+from maxmatch.data.dataset import DataError, Problem, give_up, saying_the_first
 
 FILE = Path("captions.csv")
 

@@ -6,10 +6,9 @@ import pytest
 from made_data import interrupting, run
 from sample_splits import picture, plain, sample_splits, split_of
 
-from maxmatch.data.formats import huggingface, imagefolder, shards, tables
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import DataError
-from maxmatch.data.reading import FORMATS, read_dataset, recognise
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
+from maxmatch.data.formats import huggingface, imagefolder, tables, webdataset
+from maxmatch.data.load import FORMATS, read_dataset, recognise
 
 WRITERS = {
     "csv": partial(tables.write, kind="csv"),
@@ -18,7 +17,7 @@ WRITERS = {
     "parquet": partial(tables.write, kind="parquet"),
     "imagefolder": imagefolder.write,
     "huggingface": huggingface.write,
-    "webdataset": partial(shards.write, max_samples=3),
+    "webdataset": partial(webdataset.write, max_samples=3),
 }
 
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from feeding import WIDTH, Store, arrays, assert_all_same, feature_readers, feature_split, items, plans, texts
 
-from maxmatch.data.items import Split
-from maxmatch.data.resident import ResidentFeed
+from maxmatch.data.dataset import Split
+from maxmatch.data.device_feed import ResidentFeed
 
 
 def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
-    monkeypatch.setattr("maxmatch.data.resident._CHUNK", 3 * 7 * WIDTH * 4)
+    monkeypatch.setattr("maxmatch.data.device_feed._CHUNK_BYTES", 3 * 7 * WIDTH * 4)
     split, told = feature_split("store"), []
     pieces = ResidentFeed(split, feature_readers(), "cpu", progress=lambda done, all: told.append((done, all)))
     assert split["image"].values.asked == [3, 3, 3, 3]
@@ -20,7 +20,7 @@ def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
 
 
 def test_an_unreadable_item_that_is_the_longest_of_its_piece_takes_no_one_elses_place(monkeypatch):
-    monkeypatch.setattr("maxmatch.data.resident._CHUNK", 3 * 9 * WIDTH * 4)
+    monkeypatch.setattr("maxmatch.data.device_feed._CHUNK_BYTES", 3 * 9 * WIDTH * 4)
     features = arrays(12)
     features[4] = np.full((9, WIDTH), np.nan, np.float32)
     for kind in (list, Store):

@@ -6,14 +6,13 @@ import torch
 from feeding import feature_readers, items, plans, texts
 from PIL import Image
 
-from maxmatch.data.items import Split
-from maxmatch.data.mapped import MappedFeed
-from maxmatch.data.resident import ResidentFeed
-from maxmatch.data.resident_pictures import cut_out
+from maxmatch.data.augment import RandomCrop, RandomMirror
+from maxmatch.data.dataset import Split
+from maxmatch.data.device_feed import ResidentFeed, cut_out
+from maxmatch.data.feed import MappedFeed
 from maxmatch.data.sampler import Plan
-from maxmatch.data.transforms import RandomCrop, RandomMirror
-from maxmatch.images import ImageTransform
-from maxmatch.readers import PixelReader
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import PixelReader
 
 COLOURS = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 EVERYTHING = [Plan(np.arange(12), None)]

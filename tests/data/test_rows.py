@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_data import features, run
 
-from maxmatch.data.rows import RaggedRows, Rows, bad_rows, pick, repeated
+from maxmatch.data.dataset import RaggedRows, Rows, bad_rows, pick, repeated
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_large_file_is_looked_through_in_little_memory(tmp_path):
 import sys
 import numpy as np
 from made_data import peak_megabytes
-from maxmatch.data.rows import Rows, bad_rows, repeated
+from maxmatch.data.dataset import Rows, bad_rows, repeated
 np.lib.format.open_memmap(sys.argv[1], "w+", np.float32, (2000, 36, 2048))
 array = np.load(sys.argv[1], mmap_mode="r")
 before = peak_megabytes()

@@ -9,8 +9,7 @@ import pytest
 
 from maxmatch.data.scenes import Scene, Thing, make_scene
 from maxmatch.data.scenes.drawing import draw, second_tone
-from maxmatch.data.scenes.draws import PAINT, generator
-from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, COLUMNS, ROWS, SHAPES, SIZES, TEXTURES
+from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, COLUMNS, PAINT, ROWS, SHAPES, SIZES, TEXTURES, generator
 
 SIZE = 96
 

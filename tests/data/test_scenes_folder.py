@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from maxmatch.cli.main import main
-from maxmatch.data.problems import DataError
-from maxmatch.data.scenes import folder as writing
+from maxmatch.data.dataset import DataError
 from maxmatch.data.scenes import generate, make_scene, split_sizes
+from maxmatch.data.scenes import scene_folder as writing
 from maxmatch.data.scenes.drawing import draw
-from maxmatch.data.scenes.draws import PAINT, generator
-from maxmatch.data.scenes.folder import VERSION, describe
+from maxmatch.data.scenes.scene_folder import VERSION, describe
+from maxmatch.data.scenes.world import PAINT, generator
 
 
 def contents(folder: Path) -> dict[str, bytes]:

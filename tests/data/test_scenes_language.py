@@ -8,9 +8,19 @@ import pytest
 from scene_reader import is_true, read
 
 from maxmatch.data.scenes import Facet, Scene, caption_is_true, make_scene
-from maxmatch.data.scenes.facets import KINDS, Description
-from maxmatch.data.scenes.folder import describe
-from maxmatch.data.scenes.world import BACKGROUNDS, COLOURS, COMPARISONS, DIRECTIONS, SHAPES, SIZES, TEXTURES, Thing
+from maxmatch.data.scenes.scene_folder import describe
+from maxmatch.data.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    COMPARISONS,
+    DIRECTIONS,
+    KINDS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    Description,
+    Thing,
+)
 
 SEED = 11
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxmatch.data.selection import places_of
+from maxmatch.data.sampler import places_of
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=30), st.integers(1, 8) | st.none(), st.data())

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from maxmatch.data.transforms import RandomCrop, RandomMirror, crop_box
-from maxmatch.images import ImageTransform, load_image
+from maxmatch.data.augment import RandomCrop, RandomMirror, crop_box
+from maxmatch.model.images import ImageTransform, load_image
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)

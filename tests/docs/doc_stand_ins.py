@@ -58,7 +58,7 @@ def features(names: Names) -> None:
 
 def evaluation(names: Names) -> None:
     """A model and a data set that was read."""
-    from maxmatch.data.reading import read_dataset
+    from maxmatch.data.load import read_dataset
 
     _captioned(Path("data"))
     names.update(model=_model(Path("model")), dataset=read_dataset("data"))

@@ -7,7 +7,7 @@ from doc_pages import PAGES, Block, blocks, commands, without_blocks
 from doc_stand_ins import RUN, SET_UP
 
 from maxmatch.cli.main import main
-from maxmatch.search.where_parser import parse_where
+from maxmatch.search.filters import parse_where
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"python", "sh", "console", "yaml", "sql", "json", "text", ""}

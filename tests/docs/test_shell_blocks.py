@@ -9,7 +9,7 @@ from doc_pages import PAGES, ROOT, Command, blocks, commands
 from served import client_of, make_gallery
 
 from maxmatch.cli.main import app
-from maxmatch.recipe_files import load_recipe
+from maxmatch.recipe.yaml_files import load_recipe
 
 COMMANDS = [
     command

@@ -5,7 +5,7 @@ import os
 import pytest
 from served import MANY, Running, app_of, make_gallery
 
-from maxmatch.cli.doctor_machine import BROWSER_CURE, chromium_path
+from maxmatch.cli.doctor import BROWSER_CURE, chromium_path
 
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from maxmatch.encoders.backbone import weights_place
+from maxmatch.model.encoders.backbone import weights_place
 
 
 def test_a_name_or_a_folder_stays_as_it_is():

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_backbones import TEXT, VISION, text_backbone, vision_backbone
 
-from maxmatch.encoders import ConvEncoder, GRUEncoder, RegionEncoder, TransformerEncoder
-from maxmatch.layers import PIEHead, SetHead
+from maxmatch.model.encoders import ConvEncoder, GRUEncoder, RegionEncoder, TransformerEncoder
+from maxmatch.model.layers import PIEHead, SetHead
 
 D = 32
 ITEMS = 64

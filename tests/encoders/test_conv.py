@@ -5,8 +5,8 @@ from tiny_backbones import VISION, TimmLike, parameters_of, vision_backbone
 from torch import nn
 from transformers import SwinConfig, ViTConfig
 
-from maxmatch.encoders import ConvEncoder, backbone_from_config
-from maxmatch.layers.positions import grid_positions
+from maxmatch.model.encoders import ConvEncoder, backbone_from_config
+from maxmatch.model.layers.positions import grid_positions
 
 GRIDS = {"resnet": (8, 8), "convnext": (8, 8)}
 SPECIAL_TOKENS = {"vit": 1, "dinov2": 1, "dinov2 with registers": 5, "clip": 1, "siglip": 0}

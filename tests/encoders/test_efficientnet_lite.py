@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from maxmatch.encoders import ConvEncoder, EfficientNetLite
-from maxmatch.encoders.efficientnet_lite import MEAN, STD, ConvNorm
+from maxmatch.model.encoders import ConvEncoder, EfficientNetLite
+from maxmatch.model.encoders.cnn import MEAN, STD, ConvNorm
 
 
 @pytest.mark.parametrize(("variant", "parameters"), [(0, 3_371_008), (1, 4_135_680), (2, 4_811_072)])

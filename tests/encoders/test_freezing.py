@@ -3,7 +3,7 @@ import torch
 from tiny_backbones import TEXT, VISION, TimmLike, text_backbone, vision_backbone
 from torch import nn
 
-from maxmatch.encoders import ConvEncoder, TransformerEncoder
+from maxmatch.model.encoders import ConvEncoder, TransformerEncoder
 
 IMAGES = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

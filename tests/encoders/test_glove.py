@@ -4,8 +4,8 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from maxmatch.encoders import glove as glove_module
-from maxmatch.encoders.glove import read_glove, read_words
+from maxmatch.model.encoders import language as glove_module
+from maxmatch.model.encoders.language import read_glove, read_words
 
 GLOVE = "dog 1 2 3\nthe -1 0.5 1e-2\ntshirt 4 5 6\nand 7 8 9\n. . . 0 0 1\nusa 1 1 1\n"
 

@@ -2,8 +2,8 @@ import pytest
 import reference_encoders as reference
 import torch
 
-from maxmatch.encoders.gru import GRUEncoder
-from maxmatch.layers.positions import sine_positions
+from maxmatch.model.encoders.language import GRUEncoder
+from maxmatch.model.layers.positions import sine_positions
 
 LENGTHS = [5, 1, 3]
 

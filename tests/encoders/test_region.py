@@ -2,8 +2,8 @@ import pytest
 import reference_encoders as reference
 import torch
 
-from maxmatch.encoders.region import RegionEncoder
-from maxmatch.layers.positions import sine_positions
+from maxmatch.model.encoders.vision import RegionEncoder
+from maxmatch.model.layers.positions import sine_positions
 
 
 def small_encoder(dtype=torch.float64):

@@ -3,8 +3,8 @@ import reference_encoders as reference
 import torch
 from tiny_backbones import TEXT, parameters_of, text_backbone
 
-from maxmatch.encoders import TransformerEncoder
-from maxmatch.layers.positions import sine_positions
+from maxmatch.model.encoders import TransformerEncoder
+from maxmatch.model.layers.positions import sine_positions
 
 LENGTHS = [6, 2, 4]
 

@@ -16,7 +16,7 @@ from transformers import (
     ViTConfig,
 )
 
-from maxmatch.encoders import backbone_from_config
+from maxmatch.model.encoders import backbone_from_config
 
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 _PATCHES = {**_SMALL, "image_size": 64, "patch_size": 16}

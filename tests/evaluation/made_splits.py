@@ -2,9 +2,9 @@
 
 import torch
 
+from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.protocol import Gallery
-from maxmatch.types import Ranks
+from maxmatch.evaluation.metrics import Gallery
 
 torch.set_num_threads(1)
 

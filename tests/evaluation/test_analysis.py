@@ -6,8 +6,7 @@ from constructed_models import PAIR, encoded, facet_split, random_split
 from reference import random_sets
 
 from maxmatch.evaluation.analysis import analyse
-from maxmatch.evaluation.collapse import log_circular_variance, slot_pairing
-from maxmatch.evaluation.retrieval import retrieval
+from maxmatch.evaluation.metrics import log_circular_variance, retrieval, slot_pairing
 from maxmatch.matching.similarity import with_options
 
 

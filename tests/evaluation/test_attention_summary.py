@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import images_for, texts, tiny_model
 
-from maxmatch.evaluation.attention import attention, attention_summary
+from maxmatch.evaluation.slots import attention, attention_summary
 
 
 def test_even_and_pointed_attention_have_the_entropies_of_the_formula():

@@ -2,7 +2,7 @@ import pytest
 from constructed_models import PAIR, encoded, random_split
 from reference import random_sets
 
-from maxmatch.evaluation.by_slot import by_slot
+from maxmatch.evaluation.slots import by_slot
 
 
 def _nearest(split, pair):

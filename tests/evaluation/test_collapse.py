@@ -4,7 +4,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from maxmatch.evaluation.collapse import log_circular_variance, slot_pairing
+from maxmatch.evaluation.metrics import log_circular_variance, slot_pairing
 
 
 def _unit(*shape, seed=0):

@@ -3,8 +3,8 @@ import torch
 from constructed_models import PAIR, encoded, random_split
 from reference import random_sets
 
-from maxmatch.evaluation import cosines
-from maxmatch.evaluation.cosines import between_sets, within_sets
+from maxmatch.evaluation import slots as cosines
+from maxmatch.evaluation.slots import between_sets, within_sets
 
 
 @pytest.fixture(params=[4_096, 4])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from made_splits import split_of
 
-from maxmatch.evaluation import eccv, measuring
-from maxmatch.evaluation.protocol import averaged, search
-from maxmatch.evaluation.scores import Member, Scores
+from maxmatch.evaluation import metrics as eccv
+from maxmatch.evaluation import runs
+from maxmatch.evaluation.metrics import Member, Scores, averaged, search
 
 IMAGES = 50
 
@@ -129,11 +129,11 @@ def test_without_the_package_the_cure_is_one_line(monkeypatch):
 
 def test_a_missing_package_or_other_ids_are_noted_and_the_rest_is_measured(monkeypatch):
     member = Member("a", split_of(20))
-    lines, notes = measuring.measure([[member]], draws=0, fold_size=4)
+    lines, notes = runs.measure([[member]], draws=0, fold_size=4)
     assert lines[0].result.figures["coco_1k_rsum"] > 0
     (note,) = notes
     assert note.startswith("CxC and ECCV Caption were not measured: image 'image-0' has no id of COCO.")
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
-    lines, notes = measuring.measure([[member]], draws=0, fold_size=4)
+    lines, notes = runs.measure([[member]], draws=0, fold_size=4)
     assert notes == [eccv.INSTALL]
     assert "cxc_rsum" not in lines[0].result.figures

@@ -3,7 +3,7 @@ import torch
 from constructed_models import PAIR, random_split
 from reference import scores
 
-from maxmatch.evaluation.elements import element_analysis
+from maxmatch.evaluation.slots import element_analysis
 
 
 def _recalls(matrix, row_groups, column_groups):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_models import FEATURES, tiny_model
 
-from maxmatch.data.items import Items, Split
+from maxmatch.data.dataset import Items, Split
 from maxmatch.evaluation.encoding import encode_items, load_encoded, save_encoded
 
 CAPTIONS = 2

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from constructed_models import PAIR
 
-from maxmatch.data.items import Dataset, Items, Split, first_of_each
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.dataset import Dataset, Items, Split, first_of_each
+from maxmatch.data.load import read_dataset
 from maxmatch.data.scenes import generate
+from maxmatch.evaluation.analysis import caption_facets
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.facets import caption_facets
 
 
 @pytest.fixture(scope="module")

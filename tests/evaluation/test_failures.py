@@ -3,8 +3,8 @@ import torch
 from constructed_models import PAIR, collapsed, encoded, random_split
 from reference import random_sets
 
-from maxmatch.evaluation.failures import worst_queries
-from maxmatch.evaluation.paired import paired
+from maxmatch.evaluation.analysis import worst_queries
+from maxmatch.evaluation.encoding import paired
 
 
 def _slow(scores, asking, asked, worst, answers):

@@ -5,13 +5,9 @@ import torch
 from constructed_models import PAIR, encoded, random_split
 from reference import random_sets
 
-from maxmatch.evaluation.analysis import analyse
-from maxmatch.evaluation.by_slot import by_slot
-from maxmatch.evaluation.cosines import between_sets
-from maxmatch.evaluation.elements import element_analysis
+from maxmatch.evaluation.analysis import analyse, specialisation
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.projection import project
-from maxmatch.evaluation.specialisation import specialisation
+from maxmatch.evaluation.slots import between_sets, by_slot, element_analysis, project
 
 ANALYSES = {
     "analyse": lambda split: analyse(split, PAIR, "maxmatch"),

@@ -7,7 +7,7 @@ import torch
 from constructed_models import PAIR, encoded, random_split
 from reference import random_sets
 
-from maxmatch.evaluation.projection import project
+from maxmatch.evaluation.slots import project
 
 
 def test_points_come_with_their_slot_modality_item_and_pair():

@@ -7,8 +7,7 @@ import torch
 from made_splits import split_of, unit
 
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.protocol import averaged, evaluate, search
-from maxmatch.evaluation.scores import Member, Scores
+from maxmatch.evaluation.metrics import Member, Scores, averaged, evaluate, search
 
 
 def fixed(scores, height=None):
@@ -143,7 +142,7 @@ def test_collapsed_sets_find_nothing_and_every_query_ties():
 
 
 def test_the_name_of_a_similarity_tells_its_options():
-    from maxmatch.evaluation.protocol import similarity_name
+    from maxmatch.evaluation.metrics import similarity_name
     from maxmatch.matching.similarity import with_options
 
     split = split_of(images=2)

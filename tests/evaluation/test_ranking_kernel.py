@@ -19,7 +19,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Makes the ranking use the kernel here too; the shapes it was called with."""
     if sys.platform != "linux":
         pytest.skip("Triton is made for Linux only")
-    kernels = importlib.import_module("maxmatch.matching.kernels")
+    kernels = importlib.import_module("maxmatch.matching.triton_backend")
     calls: list[tuple[int, ...]] = []
 
     def count_levels(scores: Tensor, *levels: Tensor) -> Any:

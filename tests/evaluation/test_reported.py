@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from maxmatch.evaluation.reported import LOSSES, RECALLS, disagreements, tables
+from maxmatch.evaluation.paper import LOSSES, RECALLS, disagreements, tables
 
 BERT, BIGRU, RESNET = "Faster R-CNN + BERT", "Faster R-CNN + Bi-GRU", "Resnet152 + Bi-GRU"
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from maxmatch.evaluation.tables import Column, Table, render
+from maxmatch.evaluation.result_tables import Column, Table, render
 
 NAMES = Column("model", "model")
 RECALL = Column("R@1", "i2t_r1", ".1f", over="image to text")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxmatch.evaluation.retrieval import chance, retrieval
+from maxmatch.evaluation.metrics import chance, retrieval
 
 
 def _unit(*shape, seed=0):
@@ -50,8 +50,8 @@ def test_chance_is_what_random_scores_give_on_average():
     image_groups, text_groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
     expected = chance(image_groups, text_groups)
     generator = torch.Generator().manual_seed(0)
+    from maxmatch.evaluation.metrics import figures
     from maxmatch.evaluation.ranking import ranks_both_ways
-    from maxmatch.evaluation.retrieval import figures
 
     runs = [
         figures(*ranks_both_ways(torch.rand(12, 36, generator=generator), image_groups, text_groups))

@@ -6,10 +6,9 @@ import pytest
 import torch
 from made_splits import split_of, unit
 
-from maxmatch.checks import NotFiniteError
+from maxmatch.core.checks import NotFiniteError
 from maxmatch.evaluation.encoding import EncodedSplit, load_encoded, save_encoded
-from maxmatch.evaluation.protocol import evaluate
-from maxmatch.evaluation.scores import Member, scores_of
+from maxmatch.evaluation.metrics import Member, evaluate, scores_of
 from maxmatch.matching import similarity
 
 

@@ -7,8 +7,8 @@ import pytest
 from constructed_models import PAIR, encoded, facet_split, random_split
 from reference import random_sets
 
-from maxmatch.evaluation.paired import paired
-from maxmatch.evaluation.specialisation import specialisation, standard_scores
+from maxmatch.evaluation.analysis import specialisation, standard_scores
+from maxmatch.evaluation.encoding import paired
 
 
 def test_a_slot_for_each_facet_is_full_specialisation_of_the_images():

@@ -5,12 +5,10 @@ import json
 import pytest
 from made_splits import split_of
 
-from maxmatch.evaluation.beside import paper_rows
-from maxmatch.evaluation.measuring import measure
-from maxmatch.evaluation.reported import tables
-from maxmatch.evaluation.scores import Member
-from maxmatch.evaluation.summary import PaperRow, as_data, extended_table, rank_table, recall_table
-from maxmatch.evaluation.tables import render
+from maxmatch.evaluation.metrics import Member
+from maxmatch.evaluation.paper import tables
+from maxmatch.evaluation.result_tables import render
+from maxmatch.evaluation.runs import PaperRow, as_data, extended_table, measure, paper_rows, rank_table, recall_table
 
 PAPER = [PaperRow("MaxMatch", "Faster R-CNN + BERT", True, {"coco_5k_rsum": 452.6, "coco_5k_i2t_r1": 65.4})]
 

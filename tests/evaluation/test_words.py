@@ -8,15 +8,12 @@ from made_splits import gallery_of, split_of
 from small_runs import recipe_for, write_data
 from tiny_models import tiny_config, tokenizer_for
 
-from maxmatch.build import build_model
 from maxmatch.cli.main import main
-from maxmatch.evaluation.measuring import measure
-from maxmatch.evaluation.protocol import Result
-from maxmatch.evaluation.scores import Member
-from maxmatch.evaluation.summary import Line
-from maxmatch.evaluation.tables import render
-from maxmatch.evaluation.words import by_words, words_data, words_table
-from maxmatch.recipe_files import dump_recipe
+from maxmatch.evaluation.metrics import Member, Result
+from maxmatch.evaluation.result_tables import render
+from maxmatch.evaluation.runs import Line, by_words, measure, words_data, words_table
+from maxmatch.model.build import build_model
+from maxmatch.recipe.yaml_files import dump_recipe
 
 
 def ranked(seed, images=20, folds=1):

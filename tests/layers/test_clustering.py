@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from maxmatch.layers.clustering import cluster_tokens
+from maxmatch.sentence_transformers import cluster_tokens
 
 
 def random_tokens(items: int, count: int, width: int = 8, seed: int = 0) -> torch.Tensor:

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from maxmatch.layers.norm import MaskedBatchNorm
+from maxmatch.model.encoders.vision import MaskedBatchNorm
 
 
 def _batch():

@@ -1,8 +1,8 @@
 import reference_layers as reference
 import torch
 
-from maxmatch.layers.pie_head import PIEHead
-from maxmatch.types import Features
+from maxmatch.core.types import Features
+from maxmatch.model.layers.heads import PIEHead
 
 
 def head_and_features(dtype=torch.float64):

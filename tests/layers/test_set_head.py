@@ -2,9 +2,9 @@ import pytest
 import reference_layers as reference
 import torch
 
-from maxmatch.layers.positions import sine_positions
-from maxmatch.layers.set_head import SetHead
-from maxmatch.types import Features
+from maxmatch.core.types import Features
+from maxmatch.model.layers.heads import SetHead
+from maxmatch.model.layers.positions import sine_positions
 
 
 def small_head(dtype=torch.float64, **options):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from reference_losses import CAPTION_COUNTS, batch, cost_of, normal, units
 from torch import Tensor
 
+from maxmatch.core.types import LossTerms, Sets
 from maxmatch.losses import objective
-from maxmatch.types import LossTerms, Sets
 
 quick = settings(max_examples=20, deadline=None, derandomize=True)
 TERMS = {

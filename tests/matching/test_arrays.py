@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_sets import unit_sets
 
-from maxmatch.matching.arrays import LARGEST, SCORES, assign, cosine_planes, matched
 from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.numpy_backend import LARGEST, SCORES, assign, cosine_planes, matched
 from maxmatch.matching.similarity import SIMILARITIES
 
 sizes = st.integers(1, LARGEST)

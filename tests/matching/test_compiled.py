@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from maxmatch.matching import backend
-from maxmatch.matching.compiled import matched_cosines
+from maxmatch.matching import backends
+from maxmatch.matching.numba_backend import matched_cosines
 
 
 def matched(blocks: Tensor) -> Tensor:
@@ -58,21 +58,21 @@ def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_said(mo
     def refuse(name: str) -> None:
         raise RuntimeError("cannot cache function '_match_rows': no locator available")
 
-    monkeypatch.setattr(backend, "import_module", refuse)
+    monkeypatch.setattr(backends, "import_module", refuse)
     with pytest.warns(RuntimeWarning, match=r"no locator available\. Set NUMBA_CACHE_DIR"):
-        assert backend._module.__wrapped__("maxmatch.matching.compiled") is None
+        assert backends._module.__wrapped__("maxmatch.matching.numba_backend") is None
 
 
 def test_a_job_of_few_pairs_uses_compiled_code_only_where_an_earlier_one_has_loaded_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backend, "_module", lambda name: name)
+    monkeypatch.setattr(backends, "_module", lambda name: name)
     single = torch.zeros(1)
-    assert backend.compiled_for(single, pairs=1) == "maxmatch.matching.compiled"  # loaded by this file
-    monkeypatch.delitem(sys.modules, "maxmatch.matching.compiled")
-    assert backend.compiled_for(single, pairs=999_999) is None
-    assert backend.compiled_for(single, pairs=1_000_000) == "maxmatch.matching.compiled"
-    assert backend.compiled_for(single.half(), pairs=1_000_000) == "maxmatch.matching.compiled"
-    assert backend.compiled_for(single.double(), pairs=1_000_000) is None
-    assert backend.compiled_for(single.to("meta"), pairs=1_000_000) is None
-    assert backend.kernels_for(single) is None
+    assert backends.compiled_for(single, pairs=1) == "maxmatch.matching.numba_backend"  # loaded by this file
+    monkeypatch.delitem(sys.modules, "maxmatch.matching.numba_backend")
+    assert backends.compiled_for(single, pairs=999_999) is None
+    assert backends.compiled_for(single, pairs=1_000_000) == "maxmatch.matching.numba_backend"
+    assert backends.compiled_for(single.half(), pairs=1_000_000) == "maxmatch.matching.numba_backend"
+    assert backends.compiled_for(single.double(), pairs=1_000_000) is None
+    assert backends.compiled_for(single.to("meta"), pairs=1_000_000) is None
+    assert backends.kernels_for(single) is None

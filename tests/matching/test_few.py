@@ -11,8 +11,8 @@ from reference import random_sets
 from torch.testing import assert_close
 
 from maxmatch import score_matrix, top_hits
-from maxmatch.checks import NotFiniteError, as_tensor
-from maxmatch.matching import kernels, products, similarity, tiles
+from maxmatch.core.checks import NotFiniteError, as_tensor
+from maxmatch.matching import scoring, similarity, triton_backend
 
 ROWS, COLUMNS = random_sets(1, 3, 4, 64), random_sets(2, 90, 4, 64)
 
@@ -73,8 +73,8 @@ def test_double_precision_stays_double():
 @pytest.mark.parametrize("block", [1, 1000, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_blocks_change_no_score(block, dtype, monkeypatch):
-    monkeypatch.setattr(products, "_BLOCK", block)
-    monkeypatch.setattr(products, "_CAST_BLOCK", block)
+    monkeypatch.setattr(similarity, "_BLOCK", block)
+    monkeypatch.setattr(similarity, "_CAST_BLOCK", block)
     columns = COLUMNS.to(dtype)
     expected = similarity.maxmatch(ROWS.double(), columns.double())
     assert_close(score_matrix(ROWS, columns).double(), expected, atol=1e-6, rtol=1e-6)
@@ -113,8 +113,10 @@ def test_what_is_not_finite_is_named(value):
 def test_on_a_gpu_they_go_through_the_kernel_for_planes(size, monkeypatch):
     rows, columns = random_sets(3, 2, size, 64), random_sets(4, 50, size, 64)
     expected = reference.scores("maxmatch", rows, columns)
-    module = SimpleNamespace(plane_scores=kernels.plane_scores, MAX_PLANES=kernels.MAX_PLANES)  # it packs nothing
-    monkeypatch.setattr(tiles, "kernels_for", lambda _: module)
+    module = SimpleNamespace(
+        plane_scores=triton_backend.plane_scores, MAX_PLANES=triton_backend.MAX_PLANES
+    )  # it packs nothing
+    monkeypatch.setattr(scoring, "kernels_for", lambda _: module)
     assert_close(score_matrix(rows, columns).double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -140,7 +142,7 @@ def test_autocast_changes_no_score(dtype):
 def test_on_any_device_the_copies_of_a_masked_job_count():
     """A mask is applied to a copy: tiles are as small as where the columns are copied anyway."""
     mask = torch.ones(len(COLUMNS), 4, dtype=torch.bool)
-    job = tiles.Job.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, mask, False, None)
+    job = scoring.Job.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, mask, False, None)
     assert job._item_bytes(job.b) == 3 * 4 * 64 * 4
-    bare = tiles.Job.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, None, False, None)
+    bare = scoring.Job.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, None, False, None)
     assert bare._item_bytes(bare.b) == 1

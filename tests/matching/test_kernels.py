@@ -15,8 +15,8 @@ if sys.platform != "linux":
     pytest.skip("Triton is made for Linux only", allow_module_level=True)
 
 from maxmatch import score_matrix, top_hits
-from maxmatch.checks import NotFiniteError
-from maxmatch.matching import kernels, similarity, tiles
+from maxmatch.core.checks import NotFiniteError
+from maxmatch.matching import scoring, similarity, triton_backend
 
 
 def random_planes(seed: int, size: int, rows: int, columns: int) -> Tensor:
@@ -39,7 +39,7 @@ def best_scores(planes: Tensor) -> Tensor:
 
 def fused(a: Tensor, b: Tensor, programs: int = 3) -> Tensor:
     scores = torch.full((len(a), len(b)), torch.nan)
-    kernels.fused_scores(kernels.pack_rows(a), kernels.pack_columns(b), scores, programs=programs)
+    triton_backend.fused_scores(triton_backend.pack_rows(a), triton_backend.pack_columns(b), scores, programs=programs)
     return scores
 
 
@@ -50,14 +50,14 @@ def fused(a: Tensor, b: Tensor, programs: int = 3) -> Tensor:
 def test_scores_of_planes_are_those_of_the_best_matching(size: int) -> None:
     planes = random_planes(size, size, 2, 31)
     scores = torch.full((2, 31), torch.nan)
-    kernels.plane_scores(planes, scores)
+    triton_backend.plane_scores(planes, scores)
     assert_close(scores.double(), best_scores(planes), atol=2e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_assignment_of_planes_is_one_to_one_and_best(size: int) -> None:
     planes = torch.cat([random_planes(10 + size, size, 1, 25), tied_planes(20 + size, size, 1, 25)], 3)
-    chosen = kernels.plane_assignment(planes)
+    chosen = triton_backend.plane_assignment(planes)
     assert chosen.shape == (size, 1, 50)
     for block, columns in zip(planes[:, :, 0].permute(2, 0, 1).numpy(), chosen[:, 0].T.tolist(), strict=True):
         assert sorted(columns) == list(range(size))
@@ -68,7 +68,7 @@ def test_assignment_of_planes_is_one_to_one_and_best(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_of_equal_totals_the_lexicographically_first_is_chosen(size: int) -> None:
     planes = tied_planes(30 + size, size, 2, 100)
-    chosen = kernels.plane_assignment(planes)
+    chosen = triton_backend.plane_assignment(planes)
     blocks = planes.permute(2, 3, 0, 1).numpy()
     assert chosen.permute(1, 2, 0).tolist() == [
         [reference.first_best_matching(block) for block in row] for row in blocks
@@ -79,7 +79,7 @@ def test_of_equal_totals_the_lexicographically_first_is_chosen(size: int) -> Non
 def test_more_columns_than_a_program_takes_and_scores_into_a_part_of_a_matrix(size: int) -> None:
     planes = random_planes(40, size, 1, 300)
     matrix = torch.full((3, 310), torch.nan)
-    kernels.plane_scores(planes, matrix[1:2, 5:305])
+    triton_backend.plane_scores(planes, matrix[1:2, 5:305])
     assert_close(matrix[1:2, 5:305].double(), best_scores(planes), atol=2e-6, rtol=1e-6)
     assert int(matrix.isnan().sum()) == 3 * 310 - 300
 
@@ -106,7 +106,9 @@ def test_the_number_of_programs_changes_nothing(programs: int) -> None:
 def test_fused_scores_fill_a_part_of_a_matrix() -> None:
     a, b = random_sets(5, 3, 4, 16), random_sets(6, 4, 4, 16)
     matrix = torch.full((6, 9), torch.nan)
-    kernels.fused_scores(kernels.pack_rows(a), kernels.pack_columns(b), matrix[1:4, 2:6], programs=3)
+    triton_backend.fused_scores(
+        triton_backend.pack_rows(a), triton_backend.pack_columns(b), matrix[1:4, 2:6], programs=3
+    )
     assert_close(matrix[1:4, 2:6], similarity.maxmatch(a, b), atol=1e-5, rtol=1e-5)
     assert int(matrix.isnan().sum()) == 6 * 9 - 12
 
@@ -115,7 +117,7 @@ def test_fused_scores_fill_a_part_of_a_matrix() -> None:
 def test_packing_keeps_every_vector_and_pads_to_whole_tiles(count: int) -> None:
     sets = random_sets(7, count, 4, 8)
     expected = sorted(sets.flatten(0, 1).tolist())
-    for packed, tile in ((kernels.pack_rows(sets), 256), (kernels.pack_columns(sets), 128)):
+    for packed, tile in ((triton_backend.pack_rows(sets), 256), (triton_backend.pack_columns(sets), 128)):
         assert len(packed) % tile == 0
         assert len(packed) - 4 * count < tile
         assert sorted(packed[packed.any(1)].tolist()) == expected
@@ -142,7 +144,7 @@ def test_fused_are_aligned_sets_of_four_that_tensor_cores_take_from_hopper_on(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: chip)
-    assert kernels.can_fuse(torch.zeros(2, size, width, dtype=dtype)) is fits
+    assert triton_backend.can_fuse(torch.zeros(2, size, width, dtype=dtype)) is fits
 
 
 # --- counting -------------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def test_scores_that_reach_a_level_are_counted_by_row_and_by_column(rows: int, c
     matrix = torch.randint(-2, 3, (rows + 1, columns + 3), generator=torch.Generator().manual_seed(50)) / 4
     level = torch.randint(-2, 3, (rows + columns,), generator=torch.Generator().manual_seed(51)) / 4
     scores = matrix[1:, 2:-1]
-    above, equal, no_numbers = kernels.count_levels(scores, level)
+    above, equal, no_numbers = triton_backend.count_levels(scores, level)
     lines = [*scores.tolist(), *scores.T.tolist()]
     assert above.tolist() == [
         sum(value > limit for value in line) for line, limit in zip(lines, level.tolist(), strict=True)
@@ -166,7 +168,7 @@ def test_scores_that_reach_a_level_are_counted_by_row_and_by_column(rows: int, c
 def test_an_infinite_level_counts_no_place_outside_the_matrix_and_nan_is_counted_apart() -> None:
     scores = torch.tensor([[-torch.inf, 0.0, torch.nan], [torch.inf, -torch.inf, torch.nan]])
     level = torch.tensor([-torch.inf, torch.inf, -torch.inf, torch.inf, -torch.inf])
-    above, equal, no_numbers = kernels.count_levels(scores, level)
+    above, equal, no_numbers = triton_backend.count_levels(scores, level)
     assert above.tolist() == [1, 0, 1, 0, 0]
     assert equal.tolist() == [1, 1, 1, 0, 0]
     assert int(no_numbers) == 2
@@ -180,13 +182,13 @@ def on_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Scoring takes the way it takes on a GPU."""
     module = SimpleNamespace(
         can_fuse=lambda sets: request.param == "fused" and sets.shape[1] == 4,
-        pack_rows=kernels.pack_rows,
-        pack_columns=kernels.pack_columns,
-        fused_scores=partial(kernels.fused_scores, programs=3),
-        plane_scores=kernels.plane_scores,
-        MAX_PLANES=kernels.MAX_PLANES,
+        pack_rows=triton_backend.pack_rows,
+        pack_columns=triton_backend.pack_columns,
+        fused_scores=partial(triton_backend.fused_scores, programs=3),
+        plane_scores=triton_backend.plane_scores,
+        MAX_PLANES=triton_backend.MAX_PLANES,
     )
-    monkeypatch.setattr(tiles, "kernels_for", lambda _: module)
+    monkeypatch.setattr(scoring, "kernels_for", lambda _: module)
     return request.param
 
 
@@ -218,7 +220,7 @@ def test_maxmatch_through_the_kernels_has_the_same_score_and_gradient(
 ) -> None:
     a, b = random_sets(13, 3, size, 8).requires_grad_(), random_sets(14, 5, size, 8).requires_grad_()
     expected = similarity.maxmatch(a, b)
-    monkeypatch.setattr(similarity, "kernels_for", lambda _: kernels)
+    monkeypatch.setattr(similarity, "kernels_for", lambda _: triton_backend)
     scores = similarity.maxmatch(a, b)
     assert_close(scores, expected)
     assert_close(torch.autograd.grad(scores.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b)))
@@ -232,9 +234,9 @@ def test_maxmatch_goes_through_the_kernels_for_sets_of_equal_size_up_to_eight(
 
     def counted(planes: Tensor) -> Tensor:
         calls.append(planes.shape)
-        return kernels.plane_assignment(planes)
+        return triton_backend.plane_assignment(planes)
 
-    module = SimpleNamespace(plane_assignment=counted, MAX_PLANES=kernels.MAX_PLANES)
+    module = SimpleNamespace(plane_assignment=counted, MAX_PLANES=triton_backend.MAX_PLANES)
     monkeypatch.setattr(similarity, "kernels_for", lambda _: module)
     similarity.maxmatch(random_sets(15, 3, rows, 6), random_sets(16, 3, columns, 6))
     assert len(calls) == used

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from maxmatch import score_matrix, top_hits, top_hits_both
-from maxmatch.checks import NotFiniteError
-from maxmatch.matching import compiled, similarity
+from maxmatch.core.checks import NotFiniteError
+from maxmatch.core.types import TopHits
+from maxmatch.matching import numba_backend, similarity
 from maxmatch.matching.similarity import SIMILARITIES
-from maxmatch.types import TopHits
 
 
 def assert_hits(hits: TopHits, matrix: Tensor, k: int) -> None:
@@ -88,13 +88,13 @@ def test_compiled_code_is_used_for_sets_of_four_in_at_most_single_precision(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    original = compiled.matched_cosines
+    original = numba_backend.matched_cosines
 
     def counted(*arguments: object) -> None:
         calls.append(1)
         original(*arguments)
 
-    monkeypatch.setattr(compiled, "matched_cosines", counted)
+    monkeypatch.setattr(numba_backend, "matched_cosines", counted)
     for rows, columns in ((A, B), (A.half(), B.half()), (A, B.half()), (A[:1], B.half())):
         score_matrix(rows, columns)
         assert calls

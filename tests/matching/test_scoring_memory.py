@@ -9,7 +9,7 @@ from similarity_cases import every_similarity
 from torch import Tensor
 
 from maxmatch import score_matrix, top_hits_both
-from maxmatch.matching import similarity, tiles
+from maxmatch.matching import scoring, similarity
 from maxmatch.matching.similarity import SIMILARITIES
 
 
@@ -22,7 +22,7 @@ def tile_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         shapes.append((len(a), len(b)))
         return similarity.maxmatch(a, b, *masks, **options)
 
-    monkeypatch.setattr(tiles, "compiled_for", lambda *_, **__: None)
+    monkeypatch.setattr(scoring, "compiled_for", lambda *_, **__: None)
     monkeypatch.setitem(SIMILARITIES, "maxmatch", recorded)
     return shapes
 
@@ -113,7 +113,7 @@ def test_a_large_gpu_takes_a_sixteenth_of_its_memory_unless_told(
     whole: float, usual: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (whole * 2**30, whole * 2**30))
-    assert tiles._usual_memory(torch.device("cuda")) == int(usual * 2**30)
+    assert scoring._usual_memory(torch.device("cuda")) == int(usual * 2**30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, whole * 2**30))  # others work there
-    assert tiles._usual_memory(torch.device("cuda")) == int(min(1.5, usual) * 2**30)
-    assert tiles._usual_memory(torch.device("cpu")) == 2**30
+    assert scoring._usual_memory(torch.device("cuda")) == int(min(1.5, usual) * 2**30)
+    assert scoring._usual_memory(torch.device("cpu")) == 2**30

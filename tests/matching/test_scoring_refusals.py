@@ -9,7 +9,7 @@ from reference import random_sets
 from scoring_cases import A_MASK, B_MASK, TINY, A, B, every_function
 
 from maxmatch import score_matrix, top_hits, top_hits_both
-from maxmatch.checks import NotFiniteError, NotUnitLength
+from maxmatch.core.checks import NotFiniteError, NotUnitLength
 
 
 @every_function
@@ -57,7 +57,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     @pytest.mark.parametrize("normalise", [False, True])
-    @pytest.mark.filterwarnings("ignore::maxmatch.checks.NotUnitLength")  # infinite vectors are not of unit length
+    @pytest.mark.filterwarnings("ignore::maxmatch.core.checks.NotUnitLength")  # infinite vectors are not of unit length
     def test_what_is_not_finite_is_refused_and_named_by_its_place_in_the_whole(
         self, function: Callable[..., object], value: float, normalise: bool
     ) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import TypeCheckError
 from reference import random_mask, random_sets
 from similarity_cases import every_similarity
 
-from maxmatch.checks import NotFiniteError, NotUnitLength
+from maxmatch.core.checks import NotFiniteError, NotUnitLength
 from maxmatch.matching import similarity
 from maxmatch.matching.similarity import SIMILARITIES
 
@@ -65,7 +65,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
     @pytest.mark.parametrize("masked", [False, True])
-    @pytest.mark.filterwarnings("ignore::maxmatch.checks.NotUnitLength")  # infinite vectors are not of unit length
+    @pytest.mark.filterwarnings("ignore::maxmatch.core.checks.NotUnitLength")  # infinite vectors are not of unit length
     def test_what_is_not_finite_is_refused_and_its_item_named(self, name: str, value: float, masked: bool) -> None:
         bad = self.sets.clone()
         bad[3, 2, 1] = value

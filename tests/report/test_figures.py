@@ -7,10 +7,19 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
 
-from maxmatch.report import figures as figures
-from maxmatch.report.figures_compared import validation_curves
-from maxmatch.report.figures_items import attention_on_parts, attention_on_picture, overlay, scatter
-from maxmatch.report.figures_style import COLUMN, PAGE, PALETTE, render, slot_colours
+from maxmatch.evaluation.report import figures as figures
+from maxmatch.evaluation.report.figures import (
+    COLUMN,
+    PAGE,
+    PALETTE,
+    attention_on_parts,
+    attention_on_picture,
+    overlay,
+    render,
+    scatter,
+    slot_colours,
+    validation_curves,
+)
 
 COSINES = np.array([[0.9, -0.1, 0.2], [0.0, 0.8, 0.1]])
 

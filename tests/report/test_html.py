@@ -9,14 +9,12 @@ import torch
 from made_report import RECORDS, made_sets
 from PIL import Image
 
-from maxmatch.data.items import Items, Split
+from maxmatch.data.dataset import Items, Split
 from maxmatch.evaluation.analysis import analyse
-from maxmatch.evaluation.attention import Attention, attention_summary
-from maxmatch.evaluation.projection import Projection
-from maxmatch.model import Explanation, Pair
-from maxmatch.report.contents import Contents
-from maxmatch.report.html import page
-from maxmatch.report.shown import shown_items
+from maxmatch.evaluation.report.contents import Contents, shown_items
+from maxmatch.evaluation.report.sections import page
+from maxmatch.evaluation.slots import Attention, Projection, attention_summary
+from maxmatch.model.encoder import Explanation, Pair
 
 EVIL = "<script>alert(1)</script> & a dog"
 PAIR = ("image", "text")

@@ -2,7 +2,7 @@ import base64
 import hashlib
 import re
 
-from maxmatch.report.markup import Markup, an, data_uri, document, element, joined, number, table
+from maxmatch.evaluation.report.html import Markup, an, data_uri, document, element, joined, number, table
 
 EVIL = '<script>alert("1")</script>&'
 

@@ -3,9 +3,9 @@ import json
 import pytest
 from made_report import RECORDS, made_sets
 
-import maxmatch.report.writing as writing
 from maxmatch.evaluation.analysis import analyse
-from maxmatch.report import write_report
+from maxmatch.evaluation.report import make_report as writing
+from maxmatch.evaluation.report import write_report
 
 PAIR = ("image", "text")
 
@@ -18,7 +18,7 @@ def found():
 @pytest.fixture
 def quick(monkeypatch):
     """Figures that take no time: what is written where is the question here."""
-    monkeypatch.setattr("maxmatch.report.figures_style.render", lambda figure, kind: f"a {kind}".encode())
+    monkeypatch.setattr("maxmatch.evaluation.report.figures.render", lambda figure, kind: f"a {kind}".encode())
 
 
 def names(folder):
@@ -60,7 +60,7 @@ def test_a_report_that_fails_leaves_the_one_before(found, tmp_path, monkeypatch)
     def fail(figure, kind):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("maxmatch.report.figures_style.render", fail)
+    monkeypatch.setattr("maxmatch.evaluation.report.figures.render", fail)
     with pytest.raises(KeyboardInterrupt):
         write_report(found, tmp_path, title="second")
     assert before == {name: (tmp_path / name).read_bytes() for name in names(tmp_path) if (tmp_path / name).is_file()}

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from maxmatch.evaluation.protocol import Gallery
-from maxmatch.evaluation.retrieval import figures as figures_of
-from maxmatch.evaluation.tables import render
-from maxmatch.reproduce.against import against_reference
-from maxmatch.reproduce.jobs import RESULT
-from maxmatch.reproduce.planning import Options, plan
-from maxmatch.reproduce.ranks import RANKS, read_ranks, write_ranks
-from maxmatch.reproduce.results import write
+from maxmatch.core.types import Ranks
+from maxmatch.evaluation.metrics import Gallery
+from maxmatch.evaluation.metrics import figures as figures_of
+from maxmatch.evaluation.result_tables import render
+from maxmatch.reproduce.compare import against_reference, write
+from maxmatch.reproduce.jobs import RESULT, Options, plan
 from maxmatch.reproduce.sweep import Outcome
 from maxmatch.reproduce.targets import target_called, targets
-from maxmatch.types import Ranks
+from maxmatch.reproduce.worker import RANKS, read_ranks, write_ranks
 
 COLLAPSE = {"image_log_variance": -1.5, "text_log_variance": -2.25, "slots_used": 1.0, "pairing_stability": 0.97}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from maxmatch.evaluation.tables import render
+from maxmatch.evaluation.result_tables import render
 from maxmatch.reproduce.compare import compared, table
-from maxmatch.reproduce.planning import Options, plan
+from maxmatch.reproduce.jobs import Options, plan
 from maxmatch.reproduce.sweep import Outcome
 from maxmatch.reproduce.targets import target_called
 

@@ -4,12 +4,12 @@ import json
 
 from PIL import Image
 
-from maxmatch.reproduce import curves as module
-from maxmatch.reproduce.curves import curves, draw_curves
-from maxmatch.reproduce.planning import Options, plan
+from maxmatch.core.files import METRICS
+from maxmatch.reproduce import compare as module
+from maxmatch.reproduce.compare import curves, draw_curves
+from maxmatch.reproduce.jobs import Options, plan
 from maxmatch.reproduce.sweep import Outcome
 from maxmatch.reproduce.targets import target_called
-from maxmatch.training.log import METRICS
 
 
 def run_of(job, values):

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from maxmatch.recipe_files import load_recipe
-from maxmatch.reproduce.jobs import JOB, RESULT, ensemble, read_job, single
-from maxmatch.reproduce.planning import Options, plan
+from maxmatch.recipe.yaml_files import load_recipe
+from maxmatch.reproduce.jobs import JOB, RESULT, Options, ensemble, plan, read_job, single
 from maxmatch.reproduce.targets import target_called
 
 CHANGES = [

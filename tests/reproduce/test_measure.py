@@ -4,16 +4,14 @@ import pytest
 import torch
 from small_runs import recipe_for, write_data
 
-from maxmatch.data.items import Dataset
-from maxmatch.data.loading import load_data
+from maxmatch.data.dataset import Dataset
+from maxmatch.data.load import load_data
 from maxmatch.evaluation.encoding import encode_items
-from maxmatch.evaluation.retrieval import retrieval
+from maxmatch.evaluation.metrics import retrieval
 from maxmatch.matching.scoring import score_matrix
-from maxmatch.model import SetEncoder
-from maxmatch.reproduce.cell import work
+from maxmatch.model.encoder import SetEncoder
 from maxmatch.reproduce.jobs import ensemble, single
-from maxmatch.reproduce.measure import split_for
-from maxmatch.reproduce.ranks import read_ranks
+from maxmatch.reproduce.worker import read_ranks, split_for, work
 
 
 @pytest.fixture(scope="module")

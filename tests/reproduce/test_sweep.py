@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from maxmatch.recipe_files import load_recipe
+from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.reproduce import sweep as module
-from maxmatch.reproduce.cell import alone
 from maxmatch.reproduce.jobs import LOG, ensemble, single
 from maxmatch.reproduce.sweep import sweep
+from maxmatch.reproduce.worker import alone
 
 RECIPE = load_recipe("scenes", ["data.path=here"])
 
@@ -131,7 +131,7 @@ def test_interrupted_it_ends_its_processes_through_their_input(jobs, processes):
 def test_a_process_asks_itself_to_stop_when_the_one_that_started_it_is_gone():
     program = (
         "import signal, time\n"
-        "from maxmatch.reproduce.cell import end_with_the_parent\n"
+        "from maxmatch.reproduce.worker import end_with_the_parent\n"
         "signal.signal(signal.SIGTERM, lambda *_: exit(7))\n"
         "end_with_the_parent()\n"
         "print('ready', flush=True)\n"
@@ -146,7 +146,7 @@ def test_a_process_asks_itself_to_stop_when_the_one_that_started_it_is_gone():
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("maxmatch.reproduce.cell._PATIENCE", 0.3)
+    monkeypatch.setattr("maxmatch.reproduce.worker._PATIENCE", 0.3)
     with (
         alone(tmp_path / "run"),
         pytest.raises(ValueError, match="another process is writing there"),

@@ -3,11 +3,10 @@
 import pytest
 from small_runs import recipe_for, write_data
 
-from maxmatch.evaluation.reported import LOSSES, tables
-from maxmatch.recipe_files import dump_recipe, list_recipes, load_recipe
-from maxmatch.reproduce.planning import Options, plan
-from maxmatch.reproduce.targets import target_called, targets
-from maxmatch.reproduce.variants import MAXMATCH_ON_PVSE, PVSE, SETDIV, VSEPP, changes
+from maxmatch.evaluation.paper import LOSSES, tables
+from maxmatch.recipe.yaml_files import dump_recipe, list_recipes, load_recipe
+from maxmatch.reproduce.jobs import Options, plan
+from maxmatch.reproduce.targets import MAXMATCH_ON_PVSE, PVSE, SETDIV, VSEPP, changes, target_called, targets
 
 ELEVEN = [  # similarity, Div, MMD, GD, ISD, RSUM: typed from the paper
     ("mil", 1, 1, 0, 0, 438.98),

@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 from maxmatch.search.engine import Place
-from maxmatch.search.engines.milvus_collection import make_collection
-from maxmatch.search.engines.milvus_server import FILE, Server
+from maxmatch.search.engines.milvus import FILE, Server, make_collection
 
 
 class Recycling:

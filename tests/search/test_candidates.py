@@ -9,7 +9,7 @@ from made_sets import ENGINES, aligned_sets, unit_sets
 from maxmatch import SetIndex, score_matrix, top_hits
 from maxmatch.search.engine import Place
 from maxmatch.search.engines.lance import cache_bytes
-from maxmatch.search.retrieve import Settings, settings_for
+from maxmatch.search.rerank import Settings, settings_for
 from maxmatch.search.verify import measure, standard_error, wilson
 
 _COUNT = 3_000
@@ -79,7 +79,7 @@ def test_one_query_finds_what_it_finds_among_many(index, data):
 
 
 def test_a_filter_comes_before_the_choice_of_candidates(index, data, monkeypatch):
-    from maxmatch.search import index as module
+    from maxmatch.search import set_index as module
 
     monkeypatch.setattr(module, "_SCAN_BELOW", 100)
     expected = top_hits(data[1], data[0][::2], 10)

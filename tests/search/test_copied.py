@@ -5,7 +5,7 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex
-from maxmatch.search.engines.copied import FILE, CopiedEngine, keep_copy
+from maxmatch.search.engines.cached_table import FILE, CopiedEngine, keep_copy
 
 ITEMS, QUERIES = unit_sets(30), unit_sets(3, seed=1)
 NAMES = [f"item '{place}'" for place in range(30)]

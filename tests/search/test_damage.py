@@ -12,7 +12,7 @@ from made_sets import unit_sets
 import maxmatch
 from maxmatch import SetIndex
 from maxmatch.search.engines.lance_files import damaged
-from maxmatch.search.manifest import IndexFolderError
+from maxmatch.search.index_folder import IndexFolderError
 
 # No file may grow beyond 20 kB: to a program that is what a full disk is, a write that fails halfway.
 _FULL_DISK = """

@@ -14,12 +14,10 @@ from PIL import Image
 from read_shards import read_all, rows, skipped
 from tiny_models import tiny_model, with_statistics
 
-from maxmatch.model import SetEncoder
-from maxmatch.search import encoding_run
-from maxmatch.search.encoding_run import describe, encode_source, started
-from maxmatch.search.ray_encoding import Task, Worker
-from maxmatch.search.shard_writing import alone, finish
-from maxmatch.search.shards import ShardError, read_manifest, shard_file
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.search import encode_files
+from maxmatch.search.encode_files import Task, Worker, describe, encode_source, started
+from maxmatch.search.shards import ShardError, alone, finish, read_manifest, shard_file
 from maxmatch.search.sources import list_source
 
 
@@ -92,21 +90,21 @@ import os, random, signal, sys, time
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from maxmatch.model import SetEncoder
-from maxmatch.search import encoding_run
-from maxmatch.search.encoding_run import encode_source
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.search import encode_files
+from maxmatch.search.encode_files import encode_source
 from maxmatch.search.sources import list_source
 
 source, checkpoint, out, log = sys.argv[1:]
-encoding_run._COMMIT_SECONDS = 0
+encode_files._COMMIT_SECONDS = 0
 model, listing = SetEncoder.from_pretrained(checkpoint), list_source(source)
-kept = encoding_run.write_batch
+kept = encode_files.write_batch
 def noted(folder, number, batch):
     kept(folder, number, batch)
     with open(log, "a") as file:
         places = (*batch.places, *(one.place for one in batch.skipped))
         file.write("".join(f"{place}\\n" for place in places))
-encoding_run.write_batch = noted
+encode_files.write_batch = noted
 moments = random.Random(5)
 Path(log).touch()
 for step in range(5):
@@ -148,7 +146,7 @@ def test_a_run_stopped_between_the_last_batch_and_the_shard_is_taken_up(heap, mo
 
     listing = list_source(heap[0])
     with monkeypatch.context() as patched:
-        patched.setattr(encoding_run, "complete", stop)
+        patched.setattr(encode_files, "complete", stop)
         with pytest.raises(KeyboardInterrupt):
             encode_source(model, listing, tmp_path / "out", "float32", shard_size=64, batch_size=16)
     encode_source(model, listing, tmp_path / "out", "float32", shard_size=64, batch_size=16)

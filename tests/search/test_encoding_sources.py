@@ -11,8 +11,7 @@ from read_shards import read_all, skipped
 from tiny_models import images_for, texts, tiny_model
 
 from maxmatch.data.formats import precomp
-from maxmatch.search.encoding_run import encode_source
-from maxmatch.search.ray_encoding import Task, encode_on_ray
+from maxmatch.search.encode_files import Task, encode_on_ray, encode_source
 from maxmatch.search.shards import ShardError, read_manifest
 from maxmatch.search.sources import list_source
 

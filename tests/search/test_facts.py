@@ -3,8 +3,8 @@ from datetime import date, datetime
 import pytest
 from PIL import Image
 
-from maxmatch.search.facts import facts_condition, orientation_of, photo_facts
-from maxmatch.search.where import passes
+from maxmatch.search.filters import passes
+from maxmatch.search.photos import facts_condition, orientation_of, photo_facts
 
 
 def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from maxmatch import SetIndex
-from maxmatch.search.parts import search_parts
+from maxmatch.search.query import search_parts
 
 
 def unit_sets(count, seed=0):

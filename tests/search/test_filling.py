@@ -7,9 +7,8 @@ import pytest
 from made_data import run
 from made_shards import D, K, random_sets, write_shards
 
-from maxmatch.search.filling import add, build
-from maxmatch.search.index import SetIndex
-from maxmatch.search.parcels import array_cargo, shards_cargo
+from maxmatch.search.ingest import add, array_cargo, build, shards_cargo
+from maxmatch.search.set_index import SetIndex
 from maxmatch.search.shards import ShardError
 
 
@@ -49,9 +48,9 @@ def test_an_index_built_of_shards_holds_each_item_with_its_metadata(tmp_path):
 KILLED = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-from maxmatch.files import write_whole
-from maxmatch.search import filling
-from maxmatch.search.parcels import shards_cargo
+from maxmatch.core.files import write_whole
+from maxmatch.search import ingest
+from maxmatch.search.ingest import shards_cargo
 
 class Ledger:
     # As an index keeps its promises: a write is whole or not at all, and a new item must not be there.
@@ -78,7 +77,7 @@ class Ledger:
     def compact(self):
         pass
 
-filling.SetIndex = Ledger
+ingest.SetIndex = Ledger
 moments = random.Random(3)
 root = Path(sys.argv[1])
 for verb in sys.argv[2:]:
@@ -89,15 +88,15 @@ for verb in sys.argv[2:]:
         child = os.fork()
         if not child:
             if verb == "build":
-                filling.build(folder, shards_cargo([root / "shards"]), lambda: Ledger.create(folder))
+                ingest.build(folder, shards_cargo([root / "shards"]), lambda: Ledger.create(folder))
             else:
-                filling.add(Ledger.open(folder), shards_cargo([root / "shards"]), verb)
+                ingest.add(Ledger.open(folder), shards_cargo([root / "shards"]), verb)
             os._exit(0)
         time.sleep(moments.uniform(0, 0.002) * 1.2**step)  # longer and longer, however fast the disk is
         os.kill(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         there = Ledger(folder).items() if (folder / "index.json").exists() else {}
-        if code == -signal.SIGKILL and len(there) == 40 and not filling.is_begun(folder):
+        if code == -signal.SIGKILL and len(there) == 40 and not ingest.is_begun(folder):
             code = 0  # killed between its last step and its end: there is nothing left to go on with
         if code != -signal.SIGKILL:
             break
@@ -222,7 +221,7 @@ def test_metadata_may_be_parquet_and_large_arrays_come_in_parcels(arrays, monkey
     import pyarrow.parquet
 
     pa.parquet.write_table(pa.table({"year": [1, 2, 3, 4, None]}), arrays / "meta.parquet")
-    monkeypatch.setattr("maxmatch.search.parcels._PARCEL_BYTES", 2 * K * D * 4)
+    monkeypatch.setattr("maxmatch.search.ingest._PARCEL_BYTES", 2 * K * D * 4)
     cargo = array_cargo(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.parquet")
     assert [list(parcel.ids) for parcel in cargo.parcels()] == [["a", "b"], ["c", "d"], ["e"]]
     assert [list(parcel.metadata) for parcel in cargo.parcels(1)] == [[{"year": 3}, {"year": 4}], [{"year": None}]]

@@ -14,10 +14,17 @@ from made_sets import unit_sets
 from maxmatch import SetIndex, top_hits
 from maxmatch.search.engine import Place
 from maxmatch.search.engines import milvus
-from maxmatch.search.engines.milvus_collection import KINDS, _schema, keeps_half, make_collection
-from maxmatch.search.engines.milvus_server import FILE, TOKEN
-from maxmatch.search.engines.milvus_where import expression, filterable
-from maxmatch.search.where_parser import parse_where
+from maxmatch.search.engines.milvus import (
+    FILE,
+    KINDS,
+    TOKEN,
+    _schema,
+    expression,
+    filterable,
+    keeps_half,
+    make_collection,
+)
+from maxmatch.search.filters import parse_where
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from made_sets import aligned_sets
 
 from maxmatch import SetIndex
-from maxmatch.search.best import places_of_best
-from maxmatch.search.where_parser import condition_of
+from maxmatch.search.filters import condition_of
+from maxmatch.search.rerank import places_of_best
 
 ALL = {"candidates": 300, "effort": 16.0}
 
@@ -40,7 +40,7 @@ def _said(hits):
     ],
 )
 def test_with_all_items_as_candidates_the_answer_is_that_of_the_scan(tmp_path, monkeypatch, similarity, dtype, count):
-    monkeypatch.setattr("maxmatch.search.index._SCAN_BELOW", 0)
+    monkeypatch.setattr("maxmatch.search.set_index._SCAN_BELOW", 0)
     items, queries = aligned_sets(300, count)
     with _index(tmp_path / "index", items, similarity=similarity, dtype=dtype) as index:
         for where in (None, "n >= 100"):
@@ -123,7 +123,7 @@ def test_files_are_of_the_format_that_is_read_fast(tmp_path):
 def test_lancedb_keeps_its_inner_workings_to_itself(tmp_path):
     told = """
 import sys
-from maxmatch.search.engines.lance_library import lancedb_library
+from maxmatch.search.engines.lance import lancedb_library
 table = lancedb_library().connect(sys.argv[1]).create_table("t", [{"vector": [0.0, 1.0], "n": 1}])
 print(table.search([0.0, 1.0]).select(["n"]).to_list())  # of which it would warn: the distance was not asked for
 """

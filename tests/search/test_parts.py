@@ -1,6 +1,6 @@
 import pytest
 
-from maxmatch.search.parts import parse_query
+from maxmatch.search.query import parse_query
 
 
 @pytest.mark.parametrize(

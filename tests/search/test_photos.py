@@ -11,7 +11,7 @@ from picture_heap import write_heap
 from PIL import Image
 from tiny_models import tiny_model
 
-from maxmatch.data.problems import DataError
+from maxmatch.data.dataset import DataError
 from maxmatch.search import photos
 from maxmatch.search.photos import open_photos, place_of, sync
 

@@ -6,7 +6,7 @@ from made_sets import aligned_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.engine import Found
-from maxmatch.search.engines.products import nearest
+from maxmatch.search.engines.lance import nearest
 
 
 def items_of(vectors, metadata=True):

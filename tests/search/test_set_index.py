@@ -8,8 +8,8 @@ from scipy.optimize import linear_sum_assignment
 from tiny_models import tiny_model
 
 from maxmatch import SetIndex, top_hits
-from maxmatch.search.hit import Match
-from maxmatch.search.identity import model_identity
+from maxmatch.model.identity import model_identity
+from maxmatch.search.engine import Match
 
 
 def _ids(count):

@@ -12,8 +12,8 @@ from made_data import features, split
 from PIL import Image
 from sample_splits import picture, split_of
 
+from maxmatch.data.dataset import DataError
 from maxmatch.data.formats import karpathy, precomp
-from maxmatch.data.problems import DataError
 from maxmatch.search.sources import list_source
 
 

@@ -6,8 +6,8 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex
-from maxmatch.search import folder as place
-from maxmatch.search.folder import writing
+from maxmatch.search import index_folder as place
+from maxmatch.search.index_folder import writing
 
 
 def _add_in_pieces(folder, letter, count):

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from made_sets import ENGINES, unit_sets
 
 from maxmatch import SetIndex
-from maxmatch.search.engines.lance_filter import column_of, literal
-from maxmatch.search.where import Among, Begins, Comparison, Every, Missing, Not, Some, passes
-from maxmatch.search.where_parser import parse_where
+from maxmatch.search.engines.lance_files import column_of, literal
+from maxmatch.search.filters import Among, Begins, Comparison, Every, Missing, Not, Some, parse_where, passes
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ if __name__ == "__main__":
 
     import lancedb  # noqa: F401
 
-    import maxmatch.search.index  # noqa: F401
+    import maxmatch.search.set_index  # noqa: F401
 
     warnings.simplefilter("ignore")  # forks are an experiment to LanceDB; nothing of it runs here before one
     torch.set_num_threads(1)

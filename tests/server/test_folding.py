@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maxmatch.server.folding import Sketcher, fold
+from maxmatch.server.gallery import Sketcher, fold
 
 K, D = 4, 64
 

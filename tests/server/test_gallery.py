@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maxmatch import SetIndex
-from maxmatch.search.where import Comparison
+from maxmatch.search.filters import Comparison
 from maxmatch.server import gallery as module
 from maxmatch.server.gallery import Gallery, item_of, key_of
 

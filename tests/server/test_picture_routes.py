@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 from served import client_of
 
-from maxmatch.images import load_image
+from maxmatch.model.images import load_image
 from maxmatch.server.gallery import key_of
 
 ITEMS = "/api/v1/items"

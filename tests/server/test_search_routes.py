@@ -7,9 +7,9 @@ from starlette.testclient import TestClient
 
 from maxmatch import SetIndex
 from maxmatch.matching.similarity import SIMILARITIES
-from maxmatch.search.origin import Origin, write_origin
+from maxmatch.search.encode_files import Origin, write_origin
+from maxmatch.server.api_schema import DEEPEST, SearchResult
 from maxmatch.server.app import create_app
-from maxmatch.server.schema import DEEPEST, SearchResult
 
 SEARCH = "/api/v1/search"
 

@@ -3,8 +3,8 @@ import os
 import pytest
 from PIL import Image
 
-from maxmatch.images import ImageError
-from maxmatch.server.thumbnails import Thumbnails
+from maxmatch.model.images import ImageError
+from maxmatch.server.pictures import Thumbnails
 
 
 def picture(path, colour="red", size=(40, 30)):

@@ -1,7 +1,7 @@
 import torch
 from tiny_models import tiny_model
 
-from maxmatch.training.average import Average, with_average
+from maxmatch.training.optim import Average, with_average
 
 
 def shaken(model, seed):

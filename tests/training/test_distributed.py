@@ -13,18 +13,16 @@ from small_runs import command, outcome, recipe_for, signal_at_step, together, w
 from tiny_models import CAPTIONS, FEATURES, tokenizer_for
 from torch import distributed
 
-from maxmatch.build import build_model
+from maxmatch.core.types import Batch
 from maxmatch.matching.similarity import SIMILARITIES
-from maxmatch.recipe_files import dump_recipe
+from maxmatch.model.build import build_model
+from maxmatch.recipe.yaml_files import dump_recipe
 from maxmatch.training import distributed as ours
 from maxmatch.training import loop
-from maxmatch.training.criterion import Criterion
 from maxmatch.training.distributed import Processes, add_gradients, fewest, first_alone, gather, same_everywhere
 from maxmatch.training.loop import train
 from maxmatch.training.optim import optimiser, parameter_groups
-from maxmatch.training.step import gradients
-from maxmatch.training.update import updating
-from maxmatch.types import Batch
+from maxmatch.training.step import Criterion, gradients, updating
 
 GROUPS = 7
 ALL_TERMS = {"gd_weight": 0.1, "isd_weight": 0.1, "mmd_weight": 0.1, "div_weight": 0.1, "con_weight": 0.1}

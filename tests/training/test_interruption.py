@@ -10,12 +10,11 @@ from functools import partial
 import pytest
 from small_runs import command, ended, outcome, recipe_for, same, signal_at_step, start, waited_for, write_data
 
-from maxmatch import checkpoint
-from maxmatch.recipe_files import dump_recipe
-from maxmatch.training import log, loop, state, update
-from maxmatch.training.log import METRICS
-from maxmatch.training.loop import Interrupted, train
-from maxmatch.training.signals import stopping
+from maxmatch.core.files import METRICS
+from maxmatch.model import checkpoint
+from maxmatch.recipe.yaml_files import dump_recipe
+from maxmatch.training import log, loop, state, step
+from maxmatch.training.loop import Interrupted, stopping, train
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_the_second_signal_ends_the_program_at_once():
 
 
 def test_from_python_a_stop_is_a_keyboard_interrupt(recipe, uninterrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(update, "gradients", update.gradients)  # put back afterwards
+    monkeypatch.setattr(step, "gradients", step.gradients)  # put back afterwards
     signal_at_step(signal.SIGTERM, 3)
     with pytest.raises(Interrupted, match=r"interrupted at step 3; go on with --resume\."):
         train(recipe, tmp_path / "run")

@@ -8,14 +8,13 @@ from small_runs import ended, recipe_for, start, without_dropout, write_data
 
 from maxmatch.data.sampler import Plan
 from maxmatch.evaluation.encoding import encode_split, in_order
-from maxmatch.recipe import Recipe
-from maxmatch.recipe_files import list_recipes, load_recipe
-from maxmatch.training.criterion import criterion_for
+from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import list_recipes, load_recipe
+from maxmatch.training.diagnostics import measures
 from maxmatch.training.distributed import Processes
 from maxmatch.training.optim import optimiser, parameter_groups
 from maxmatch.training.prepare import prepare
-from maxmatch.training.update import updating
-from maxmatch.training.validation import measures
+from maxmatch.training.step import criterion_for, updating
 
 ITEMS, MOST_STEPS = 64, 300
 AT_LAST = 10**6  # an epoch in which the schedule of negatives has come to its end

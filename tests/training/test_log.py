@@ -7,9 +7,10 @@ import pytest
 import torch
 from small_runs import recipe_for, write_data
 
-from maxmatch.training.log import METRICS, TRACKED, LossWindow, RunLog, epoch_line, read_metrics
+from maxmatch.core.files import METRICS, read_metrics
+from maxmatch.core.types import LossTerms
+from maxmatch.training.log import TRACKED, LossWindow, RunLog, epoch_line
 from maxmatch.training.loop import train
-from maxmatch.types import LossTerms
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from small_runs import outcome, recipe_for, same, write_data, write_pictures
 
 from maxmatch import SetEncoder, similarity
-from maxmatch.training import loop, update
-from maxmatch.training.log import read_metrics
+from maxmatch.core.files import read_metrics
+from maxmatch.training import loop
+from maxmatch.training import step as update
 from maxmatch.training.loop import train
 from maxmatch.training.state import States
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from maxmatch import SetEncoder
 from maxmatch.cli.main import app
-from maxmatch.data.loading import load_data
-from maxmatch.recipe import Recipe
+from maxmatch.data.load import load_data
+from maxmatch.recipe.schema import Recipe
 from maxmatch.training.loop import train
 from maxmatch.training.prepare import new_model
 

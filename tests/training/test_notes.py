@@ -8,15 +8,15 @@ import pytest
 import torch
 from small_runs import recipe_for, write_data
 
-from maxmatch.checkpoint import load
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.load import read_dataset
 from maxmatch.evaluation.encoding import encode_items
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.matching.scoring import score_matrix
-from maxmatch.recipe import Recipe
-from maxmatch.recipe_files import load_recipe
+from maxmatch.model.checkpoint import load
+from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.training.loop import train
-from maxmatch.training.notes import command
+from maxmatch.training.run import command
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ from small_runs import recipe_for
 from tiny_models import tiny_model
 from torch import nn
 
-from maxmatch.recipe_train import Train
+from maxmatch.recipe.schema import Train
 from maxmatch.training.optim import (
     Group,
     clip_gradients,

@@ -9,12 +9,12 @@ from small_runs import recipe_for, write_data
 from tiny_models import images_for, texts, tiny_config, tokenizer_for, with_audio
 
 from maxmatch import SetEncoder
-from maxmatch.build import build_model
-from maxmatch.config import ModelConfig
-from maxmatch.evaluation.collapse import slot_pairing
 from maxmatch.evaluation.encoding import EncodedSplit
+from maxmatch.evaluation.metrics import slot_pairing
+from maxmatch.model.build import build_model
+from maxmatch.model.config import ModelConfig
 from maxmatch.training.loop import train
-from maxmatch.training.pairing import align_slots
+from maxmatch.training.run import align_slots
 
 PAIR = ("image", "text")
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from maxmatch.recipe_files import load_recipe
-from maxmatch.training.plan import describe
+from maxmatch.recipe.yaml_files import load_recipe
+from maxmatch.training.prepare import describe
 
 COCO, F30K = 113_287, 29_000
 # Of each recipe of the paper: images, epochs, batch, learning rate, weight decay, schedule, the factor of each group,

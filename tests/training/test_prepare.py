@@ -7,13 +7,11 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_runs import recipe_for, write_data, write_pictures
 
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import StoreInfo
-from maxmatch.data.loading import load_data
-from maxmatch.data.reading import read_dataset
+from maxmatch.data.features import FeatureWriter, StoreInfo
+from maxmatch.data.load import load_data, read_dataset
 from maxmatch.data.sampler import Plan
-from maxmatch.readers import FeatureReader, PixelReader, TextReader
-from maxmatch.recipe import Recipe
+from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
+from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
 from maxmatch.training.optim import parameter_groups

@@ -5,11 +5,10 @@ import torch
 from test_recipes_build import NAMES, stand_in
 from tiny_models import images_for, texts, tokenizer_for
 
-from maxmatch.build import build_model
-from maxmatch.training.criterion import criterion_for
+from maxmatch.core.types import Batch
+from maxmatch.model.build import build_model
 from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
-from maxmatch.training.update import updating
-from maxmatch.types import Batch
+from maxmatch.training.step import criterion_for, updating
 
 STEPS = 10  # in an epoch
 

@@ -8,7 +8,9 @@ import safetensors.torch
 import torch
 from small_runs import ended, half_written, kill_at, outcome, recipe_for, same, start, write_data
 
-from maxmatch.training import finish, log, loop, state, update
+from maxmatch.training import log, loop, state
+from maxmatch.training import run as finish
+from maxmatch.training import step as update
 from maxmatch.training.loop import train
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from small_runs import outcome, recipe_for, write_data
 
-from maxmatch.recipe_files import load_recipe
-from maxmatch.training import loop, update
+from maxmatch.recipe.yaml_files import load_recipe
+from maxmatch.training import loop, step
 from maxmatch.training.loop import train
-from maxmatch.training.run_folder import open_run
+from maxmatch.training.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_what_fails_before_the_first_step_leaves_no_run_behind(finished, tmp_pat
 def test_a_run_is_resumed_by_its_own_recipe_file(finished, tmp_path, monkeypatch):
     recipe, run, _ = finished
     with monkeypatch.context() as patched:
-        patched.setattr(update, "gradients", lambda *arguments: (_ for _ in ()).throw(MemoryError))
+        patched.setattr(step, "gradients", lambda *arguments: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             train(recipe, tmp_path / "run")
     train(load_recipe(tmp_path / "run" / "recipe.yaml"), tmp_path / "run", resume=True)

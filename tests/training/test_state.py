@@ -5,8 +5,7 @@ import torch
 from small_runs import recipe_for
 from tiny_models import tiny_model
 
-from maxmatch.training.average import Average
-from maxmatch.training.optim import optimiser, parameter_groups
+from maxmatch.training.optim import Average, optimiser, parameter_groups
 from maxmatch.training.state import Progress, StateError, States, restore
 
 

@@ -5,14 +5,13 @@ import torch
 from tiny_models import images_for, texts, tiny_model, with_audio
 from torch import nn
 
-from maxmatch.build import build_model
-from maxmatch.config import PIE
-from maxmatch.layers.norm import MaskedBatchNorm
+from maxmatch.core.types import Batch
 from maxmatch.losses.objective import objective
 from maxmatch.matching.similarity import SIMILARITIES, maxmatch
-from maxmatch.training.criterion import Criterion
-from maxmatch.training.step import gradients, split
-from maxmatch.types import Batch
+from maxmatch.model.build import build_model
+from maxmatch.model.config import PIE
+from maxmatch.model.encoders.vision import MaskedBatchNorm
+from maxmatch.training.step import Criterion, gradients, split
 
 EVERY_TERM = {"gd_weight": 0.1, "isd_weight": 0.2, "mmd_weight": 0.3, "div_weight": 0.4, "con_weight": 0.5}
 OWNERS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6, 6]

@@ -2,9 +2,9 @@ import pytest
 import torch
 from tiny_models import images_for, texts, tiny_model
 
+from maxmatch.core.types import Batch
 from maxmatch.evaluation.encoding import EncodedSplit, encode_split, in_order
-from maxmatch.training.validation import measures
-from maxmatch.types import Batch
+from maxmatch.training.diagnostics import measures
 
 PAIR = ("image", "text")
 

@@ -11,9 +11,10 @@ import torch
 from safetensors import safe_open
 from small_runs import ended, kill_at, outcome, recipe_for, same, start, write_data
 
-from maxmatch.recipe_files import load_recipe
-from maxmatch.training import loop, update, watch
-from maxmatch.training.log import read_metrics
+from maxmatch.core.files import read_metrics
+from maxmatch.recipe.yaml_files import load_recipe
+from maxmatch.training import diagnostics, loop
+from maxmatch.training import step as update
 from maxmatch.training.loop import TrainingFailed, train
 from maxmatch.training.state import States
 
@@ -31,7 +32,7 @@ def more_data(tmp_path_factory):
 
 
 def stuck(losses, steps=40, epoch=0, **objective):
-    return watch.stuck(recipe_for("nowhere", objective={**TRIPLET_ALONE, **objective}), epoch, losses, steps)
+    return diagnostics.stuck(recipe_for("nowhere", objective={**TRIPLET_ALONE, **objective}), epoch, losses, steps)
 
 
 def test_a_loss_that_stands_at_twice_the_margin_is_called_stuck():
@@ -60,12 +61,12 @@ def test_others_are_not(losses, options):
 
 def test_with_several_pairs_of_modalities_all_must_stand():
     recipe = load_recipe("scenes", ['objective.pairs=[["image", "text"], ["text", "image"]]'])
-    assert watch.stuck(recipe, 9, [0.8] * 20, 40).kind == "stuck"
-    assert watch.stuck(recipe, 9, [0.4] * 20, 40) is None
+    assert diagnostics.stuck(recipe, 9, [0.8] * 20, 40).kind == "stuck"
+    assert diagnostics.stuck(recipe, 9, [0.4] * 20, 40) is None
 
 
 def test_one_looks_no_further_back_than_an_epoch_that_is_long_enough():
-    assert [watch.watched_steps(steps) for steps in (3, 40, 100, 150, 567)] == [20, 20, 50, 75, 100]
+    assert [diagnostics.watched_steps(steps) for steps in (3, 40, 100, 150, 567)] == [20, 20, 50, 75, 100]
 
 
 def test_what_is_stuck_is_explained_and_the_cure_is_a_change_of_the_recipe():
@@ -85,15 +86,15 @@ def test_what_is_stuck_is_explained_and_the_cure_is_a_change_of_the_recipe():
 
 def test_collapsed_sets_and_unused_slots_are_explained():
     recipe = recipe_for("nowhere")
-    assert watch.collapsed(recipe, -5.0, 4, "image") is None
-    assert watch.collapsed(recipe, -27.0, 1, "image") is None
-    trouble = watch.collapsed(recipe, -12.3, 4, "text")
+    assert diagnostics.collapsed(recipe, -5.0, 4, "image") is None
+    assert diagnostics.collapsed(recipe, -27.0, 1, "image") is None
+    trouble = diagnostics.collapsed(recipe, -12.3, 4, "text")
     assert "texts -12.3" in str(trouble)
     assert "objective.gd_weight=0.2 objective.isd_weight=0.2" in str(trouble)
     cured = load_recipe("ablation/01", trouble.changes).objective
     assert (cured.gd_weight, cured.isd_weight) == (0.2, 0.2)
-    assert watch.unused(recipe, 1.0) is None
-    trouble = watch.unused(load_recipe("scenes_mil"), 0.25)
+    assert diagnostics.unused(recipe, 1.0) is None
+    trouble = diagnostics.unused(load_recipe("scenes_mil"), 0.25)
     assert "75 % of the slots never decide" in str(trouble)
     assert "model.similarity=maxmatch" in str(trouble)
     assert trouble.changes == ()  # another similarity is another experiment
@@ -145,7 +146,7 @@ def stuck_until_cured(recipe, epoch, losses, steps):
     """In the second epoch, as long as there is no contrastive term."""
     if recipe.objective.con_weight or epoch != 1:
         return None
-    return watch.Trouble("stuck", "It stands still.", "Push.", ("objective.con_weight=0.2", "train.lr=1e-3"))
+    return diagnostics.Trouble("stuck", "It stands still.", "Push.", ("objective.con_weight=0.2", "train.lr=1e-3"))
 
 
 KILLS = {
@@ -158,7 +159,7 @@ KILLS = {
 
 
 def rescued(recipe, folder, kill=None):
-    watch.stuck = stuck_until_cured
+    diagnostics.stuck = stuck_until_cured
     if kill is not None:
         KILLS[kill]()
     train(recipe, folder, resume=True, auto_recover=True)
@@ -182,7 +183,7 @@ def test_a_rescued_run_can_be_killed_wherever_it_is(data, tmp_path):
 def test_a_state_after_a_rescue_counts_as_newer_than_those_before_though_its_step_is_smaller(
     data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(watch, "stuck", stuck_until_cured)
+    monkeypatch.setattr(diagnostics, "stuck", stuck_until_cured)
     monkeypatch.setattr(update, "gradients", breaking_at(update.gradients, 7))
     recipe = recipe_for(data, objective=TRIPLET_ALONE, epochs=3)
     with pytest.raises(MemoryError):
@@ -276,7 +277,7 @@ def test_unused_slots_are_said_and_training_goes_on_even_with_auto_recover(data,
 
 
 def late_trouble(recipe, folder):
-    watch.stuck = _late
+    diagnostics.stuck = _late
     train(recipe, folder, auto_recover=True)
 
 
@@ -295,4 +296,4 @@ def test_a_model_that_has_learned_is_worth_going_back_to(tmp_path):
 
 def _late(recipe, epoch, losses, steps):
     cured = recipe.objective.gd_weight
-    return None if cured or epoch < 3 else watch.Trouble("stuck", "Late.", "Cure.", ("objective.gd_weight=0.1",))
+    return None if cured or epoch < 3 else diagnostics.Trouble("stuck", "Late.", "Cure.", ("objective.gd_weight=0.1",))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.cli.sources import Source
+    from maxmatch.cli.models_and_data import Source
     from maxmatch.evaluation.analysis import Analysis
 
 
@@ -50,14 +50,13 @@ def analyse(
 
       maxmatch analyse runs/demo/scenes-0 --split val --examples 10 --umap
     """
-    from maxmatch.cli.progress import bar, say
-    from maxmatch.cli.sources import choose_split, data_of, divide
-    from maxmatch.data.loading import load_data
-    from maxmatch.devices import chosen_device
+    from maxmatch.cli.common import bar, say
+    from maxmatch.cli.models_and_data import choose_split, data_of, divide
+    from maxmatch.core.devices import chosen_device
+    from maxmatch.data.load import load_data
+    from maxmatch.evaluation.report.make_report import Wanted, check_installed, make_report, refuse_foreign
     from maxmatch.matching.similarity import SIMILARITIES
-    from maxmatch.model import SetEncoder
-    from maxmatch.report.making import Wanted, check_installed, make_report
-    from maxmatch.report.writing import refuse_foreign
+    from maxmatch.model.encoder import SetEncoder
 
     projection = "umap" if umap else "tsne"
     place = chosen_device(device)

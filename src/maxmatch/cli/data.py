@@ -1,14 +1,281 @@
-"""`maxmatch data`: make, look at and convert data sets."""
+"""`maxmatch data`: make, check and convert data sets, and extract features."""
 
+import json
 import os
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from maxmatch.cli.data_check import check
-from maxmatch.cli.data_convert import convert
-from maxmatch.cli.data_features import features
+if TYPE_CHECKING:
+    from maxmatch.data.check import CheckReport, FeatureCounts, Finding, Level, Pictures, Spread
+
+
+# `maxmatch data check`: what is in a data set, what is wrong with it, and what to do about it.
+
+_SHOWN = 3  # problems of each kind
+_TITLES: "dict[Level, str]" = {"error": "ERROR", "warning": "warning", "note": "note"}
+_HEADS = ("image", "text")  # the modalities that have columns of their own
+
+
+def check(
+    path: Annotated[Path, typer.Argument(help="A data set in any format, a store of features, or BUTD files.")],
+    format: Annotated[str | None, typer.Option(help="Its format, where it is not the one that is recognised.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Look at the pictures.")] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Open pictures without decoding them to the end; do not read all features.")
+    ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help=f"Print every problem, not {_SHOWN} of each kind.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say what a data set holds, and what is wrong with it. Where, what, and what to do.
+
+    Splits, captions and words are counted, every picture is decoded, every feature read; what is missing, damaged,
+    there twice, or in two splits is named. Exit 1 where the data cannot be used as they are, 0 otherwise.
+
+    Examples:
+
+      maxmatch data check f30k/dataset_flickr30k.json --images f30k/images
+
+      maxmatch data check coco_precomp --quick
+
+      maxmatch data check photos --json > report.json
+    """
+    from maxmatch.cli.common import bar, cores
+    from maxmatch.data import check as looking
+
+    report = looking.check(path, format, images=images, pictures=pictures, quick=quick, workers=cores(), progress=bar)
+    print(json.dumps(report.as_json(), indent=2, ensure_ascii=False) if as_json else describe(report, show_all))
+    if not report.usable:
+        raise typer.Exit(1)
+
+
+def describe(report: "CheckReport", show_all: bool = False) -> str:
+    """The report as a person reads it."""
+    lines = [f"{report.path}: {report.format or 'not recognised'}"]
+    if report.splits:
+        lines += ["", *_splits(report), "", *_contents(report)]
+    for level, title in _TITLES.items():
+        found = [finding for finding in report.findings if finding.level == level]
+        for _, several in groupby(sorted(found, key=lambda finding: finding.kind), key=lambda finding: finding.kind):
+            lines += ["", *_kind(title, list(several), show_all)]
+    return "\n".join([*lines, "", _verdict(report)])
+
+
+def _splits(report: "CheckReport") -> Iterator[str]:
+    width = max(5, *map(len, report.splits))
+    others = dict.fromkeys(name for split in report.splits.values() for name in split.items if name not in _HEADS)
+    yield (
+        f"{'split':<{width}}{'images':>10}{'captions':>10}"
+        + "".join(f"{name:>10}" for name in others)
+        + "  captions an image"
+    )
+    for name, split in report.splits.items():
+        counts = [split.items.get(modality, 0) for modality in (*_HEADS, *others)]
+        each = "" if split.captions_per_image is None else _per_image(split.captions_per_image)
+        yield f"{name:<{width}}" + "".join(f"{count:>10,}" for count in counts) + f"  {each}".rstrip()
+
+
+def _per_image(spread: "Spread") -> str:
+    if spread.least == spread.most:
+        return f"{spread.least:.0f}"
+    return f"{spread.least:.0f} to {spread.most:.0f}, {spread.mean:.2f} on average"
+
+
+def _contents(report: "CheckReport") -> Iterator[str]:
+    words = report.vocabulary
+    if words is not None:
+        yield (
+            f"words     {words.words:,} in the split {words.split!r}, {words.frequent:,} of them at least "
+            f"{words.min_count} times; the longest caption has {words.longest}"
+        )
+    if report.pictures is not None:
+        yield from _pictures(report.pictures)
+    by_text: dict[str, list[str]] = {}
+    for name, features in report.features.items():
+        by_text.setdefault(_features(features), []).append(name)
+    for text, names in by_text.items():
+        yield f"features  {', '.join(names)}: {text}"
+
+
+def _pictures(pictures: "Pictures") -> Iterator[str]:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in pictures.kinds.items()) or "none"
+    how = "decoded to their end" if pictures.decoded else "not decoded (--quick)"
+    yield f"pictures  {kinds}; {pictures.bytes / 1e6:,.1f} MB; {how}"
+    if pictures.widths is not None and pictures.heights is not None:
+        sides = {"width": pictures.widths, "height": pictures.heights}
+        yield "          " + "; ".join(
+            f"{name} {side.least:,.0f} to {side.most:,.0f}, median {side.median:,.0f}" for name, side in sides.items()
+        )
+
+
+def _features(features: "FeatureCounts") -> str:
+    each = features.per_image
+    count = f"{each.least:.0f}" if each.least == each.most else f"{each.least:.0f} to {each.most:.0f}"
+    return f"{count} × {features.width:,} {features.dtype} an image" + (
+        "" if features.scanned else "; values not read (--quick)"
+    )
+
+
+def _kind(title: str, findings: Sequence["Finding"], show_all: bool) -> Iterator[str]:
+    """Problems of one kind: the first few, how many more, and the cure."""
+    shown = findings if show_all else findings[:_SHOWN]
+    cures = {finding.problem.cure for finding in shown}
+    for finding in shown:
+        problem = finding.problem
+        where = str(problem.file) if problem.line is None else f"{problem.file}:{problem.line}"
+        yield from _wrapped(f"{title}  ", f"{where}: {problem.what}.", "    ")
+        if len(cures) > 1:
+            yield from _wrapped("    → ", problem.cure, "      ")
+    if len(findings) > len(shown):
+        yield f"    … and {len(findings) - len(shown):,} more of this kind (--all shows them)"
+    if len(cures) == 1:
+        yield from _wrapped("    → ", cures.pop(), "      ")
+
+
+def _wrapped(first: str, text: str, then: str) -> list[str]:
+    width = max(60, shutil.get_terminal_size((120, 24)).columns)
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _verdict(report: "CheckReport") -> str:
+    counts = {level: report.count(level) for level in _TITLES}
+    said = ", ".join(f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count)
+    if not report.usable:
+        return f"Not usable as it is: {said}."
+    return f"Usable: {said}." if said else "Fine."
+
+
+# `maxmatch data convert`: from one format to another.
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A data set in any format, a store of features, or BUTD files.")],
+    target: Annotated[Path, typer.Argument(help="A new folder.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="karpathy, imagefolder, csv, tsv, jsonl, parquet, webdataset, huggingface, folder, precomp, features."
+        ),
+    ],
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; may be given again.")] = None,
+    format: Annotated[str | None, typer.Option(help="The source's format, if not the one recognised.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    features: Annotated[Path | None, typer.Option(help="A store whose features replace the pictures.")] = None,
+    captions: Annotated[int | None, typer.Option(min=1, help="Only the first captions of each image.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first images of each split.")] = None,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out images whose files are missing.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float16", "float32"] | None, typer.Option(help="Of the features in a store; else as they are.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="At once; as many as there are cores.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write a data set in another format. Ids, captions and splits stay what they are.
+
+    What was interrupted goes on when the same command runs again; the folder has its name only when all of it is there.
+    What a format cannot hold is refused before anything is written.
+
+    Examples:
+
+      maxmatch data convert flickr8k f8k_shards --to webdataset
+
+      maxmatch data convert trainval_36 regions --to features --dtype float16
+
+      maxmatch data convert dataset_coco.json coco_precomp --to precomp --features regions --captions 5
+    """
+    from maxmatch.cli.common import bar, cores, say
+    from maxmatch.data.convert import convert as run
+    from maxmatch.data.dataset import saying_the_first
+
+    with saying_the_first(say) as report:
+        done = run(
+            source, target, to, format=format, images=images, features=features, splits=split, captions=captions,
+            limit=limit, skip_missing=skip_missing, dtype=dtype, workers=workers or cores(), report=report, say=say,
+            progress=bar,
+        )  # fmt: skip
+    if as_json:
+        about = {"path": str(done.path), "format": done.format, "images": done.images, "captions": done.captions}
+        print(json.dumps(about))
+        return
+    counts = ", ".join(
+        f"{name} {count:,} images" + (f" with {done.captions[name]:,} captions" if name in done.captions else "")
+        for name, count in done.images.items()
+    )
+    print(f"{done.path}: {done.format}; {counts}")
+
+
+# `maxmatch data features`: a frozen backbone, run once.
+
+
+def features(
+    data: Annotated[Path, typer.Argument(help="A data set of pictures, in any format.")],
+    store: Annotated[Path, typer.Argument(help="A new folder for the features.")],
+    model: Annotated[
+        str, typer.Option(help="A checkpoint's folder, a preset, or hf:NAME for a vision model of Hugging Face.")
+    ],
+    dtype: Annotated[Literal["float16", "float32"], typer.Option(help="float16 takes half the room.")] = "float16",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Pictures at once. Default: 64 on a GPU, 4 on a CPU.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; may be given again.")] = None,
+    format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Run a frozen backbone once. The grid it makes of each picture is kept, so that training does not have to.
+
+    Features are known by the ids of the images; one store serves all splits. What was interrupted goes on when the same
+    command runs again. A picture that cannot be read is named and left out.
+
+    Examples:
+
+      maxmatch data features flickr8k f8k_grid --model efficientnet_lite0_bigru
+
+      maxmatch data features flickr8k f8k_dino --model hf:facebook/dinov2-base --dtype float32
+
+      maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
+    """
+    from maxmatch.cli.common import bar, say
+    from maxmatch.core.devices import chosen_device
+    from maxmatch.data.dataset import saying_the_first
+    from maxmatch.data.extraction import describe_store, extract, load_backbone
+    from maxmatch.data.features import FeatureWriter
+    from maxmatch.data.load import read_dataset
+
+    place = chosen_device(device)
+    batch_size = batch_size or (4 if place.type == "cpu" else 64)  # larger ones only wait for memory on a CPU
+    backbone = load_backbone(model, place)
+    info = describe_store(backbone, dtype)
+    say(f"{info.source}")
+    with saying_the_first(say) as report:
+        options = {} if images is None else {"images": images.expanduser()}
+        dataset = read_dataset(data, format, report, **options)
+        if split:
+            dataset = replace(dataset, splits={name: dataset.split(name) for name in split})
+        total = len({image for part in dataset.splits.values() for image in part["image"].ids})
+        with bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
+            extract(backbone.encoder, backbone.reader, dataset, writer, batch_size, report, advance)
+            done = writer.finish()
+    if as_json:
+        print(json.dumps({"path": str(store), "images": len(done), "left_out": total - len(done), **asdict(info)}))
+        return
+    left_out = f", {total - len(done):,} left out" if total > len(done) else ""
+    print(f"{store}: {len(done):,} images{left_out}, {len(done[0])} × {info.width} {dtype} each")
+
+
+# `maxmatch data`: make, look at and convert data sets.
 
 _HELP = """Make, look at and convert data sets.
 
@@ -61,7 +328,7 @@ def scenes(
 
       maxmatch data scenes scenes --images 6000 --size 128 --seed 1
     """
-    from maxmatch.cli.progress import bar
+    from maxmatch.cli.common import bar
     from maxmatch.data.scenes import generate, split_sizes
 
     with bar("scenes", images) as advance:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,10 +12,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maxmatch.cli.demo_tour import tour
+from maxmatch.cli.common import say
 
 if TYPE_CHECKING:
-    from maxmatch.recipe import Recipe
+    from maxmatch.recipe.schema import Recipe
+
+
+# What `maxmatch demo` shows after its table: a report, an index, a search, and what to open; by commands to copy.
+
+QUERY = "something red in front of snow"
+
+
+def tour(run: Path, pictures: Path, out: Path) -> None:
+    """Write the report of a run, index pictures with its model, and search them. What is there is not made again; what
+    cannot be done, for want of an extra, is said and left out.
+    """
+    report, index = run / "analysis" / "report.html", out / "scenes.index"
+    done = report.is_file() or _did("analyse", str(run))
+    built = (index / "index.json").is_file() or _did(
+        "index", "build", str(index), "--source", str(pictures), "--model", str(run)
+    )
+    found = built and _did("search", QUERY, str(index), "-k", "3")
+    if done:
+        say(f"what each vector of a set has learned: open {report}")
+    if found:
+        say(f"the page: {_written('serve', str(index), '--pictures', str(pictures), '--open')}")
+    say(f"your own photos: {_written('search', 'two dogs in the snow', str(Path('~') / 'Pictures'))}")
+
+
+def _did(*arguments: str) -> bool:
+    """Whether a command of ours succeeded. What it found goes to stderr: stdout has the table alone."""
+    say(f"$ {_written(*arguments)}")
+    ended = subprocess.run(
+        [sys.executable, "-m", "maxmatch.cli.main", *arguments], stdout=sys.stderr.fileno(), check=False
+    )
+    return ended.returncode == 0
+
+
+def _written(*arguments: str) -> str:
+    """A command as one types it."""
+    return " ".join(["maxmatch", *(part if part.startswith("~") else shlex.quote(part) for part in arguments)])
+
 
 _COLUMNS = (  # figure, heading, width, format
     ("i2t_r1", "R@1", 7, ".2f"),
@@ -80,9 +118,9 @@ def demo(
         if photos is not None:
             open_on(photos, port=port, open_page=True)
             return
-    from maxmatch.data.loading import load_data
-    from maxmatch.recipe_files import load_recipe
-    from maxmatch.training.run_folder import RunFolder
+    from maxmatch.data.load import load_data
+    from maxmatch.recipe.yaml_files import load_recipe
+    from maxmatch.training.run import RunFolder
 
     said = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
@@ -136,7 +174,7 @@ def _side_by_side(commands: dict[str, list[str]], runs: dict[str, Path], steps: 
     """Train all models at the same time, a thread each: models as small as these gain nothing from a second one."""
     from tqdm import tqdm
 
-    from maxmatch.training.log import read_metrics
+    from maxmatch.core.files import read_metrics
 
     with ExitStack() as opened:
         work = {}

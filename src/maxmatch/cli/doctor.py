@@ -1,13 +1,340 @@
 """`maxmatch doctor`: what is installed, what the machine has, and what to do about what is wrong."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from maxmatch.cli.finding import Finding
+import maxmatch
+from maxmatch.core.files import user_cache
+from maxmatch.core.machine import CURE, free_memory
+from maxmatch.model.names import MODELS
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+# What the doctor found out about one thing.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. status: "note" works, but is worth knowing. cure: what to do, where anything is."""
+
+    name: str
+    status: Literal["ok", "note", "fail"]
+    detail: str
+    cure: str = ""
+
+
+# What the doctor says of packages: those that are needed, those of extras, and whether the difficult ones load.
+
+_LONGEST_IMPORT = 120  # seconds; a cold disk is slow
+_FOR_DEVELOPERS = {"all", "dev", "docs"}
+# Native code that can be made for another machine or another torch: package -> what is lost when it does not load.
+_DIFFICULT = {
+    "lancedb": ("index and search", "pip install --force-reinstall lancedb"),
+    "onnxruntime": ("models without torch", "pip install --force-reinstall onnxruntime"),
+    "triton": ("the fast kernels on a GPU", "pip install --force-reinstall triton"),
+}
+
+
+def package_findings(uri: str | None) -> Iterator[Finding]:
+    """All of them. uri: of a Milvus server that is to be asked."""
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield from _installed()
+    yield _torchvision()
+    for package, (use, cure) in _DIFFICULT.items():
+        if find_spec(package) is not None:
+            yield _loads(package, use, cure)
+    if uri is not None:
+        yield _milvus(uri)
+
+
+def _installed() -> Iterator[Finding]:
+    """The package itself, what it needs, and its extras, as its metadata has them."""
+    try:
+        about = metadata.distribution("maxmatch")
+    except metadata.PackageNotFoundError:
+        yield Finding("maxmatch", "note", "runs from its sources; what it needs was not checked.", "pip install .")
+        return
+    yield Finding("maxmatch", "ok", about.version)
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        yield Finding("packaging", "fail", "not installed; no version was checked.", "Run: pip install packaging")
+        return
+    wanted = [Requirement(line) for line in about.requires or ()]
+    for one in wanted:
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            yield _required(one)
+    for extra in sorted(set(about.metadata.get_all("Provides-Extra") or ()) - _FOR_DEVELOPERS):
+        parts = [one for one in wanted if one.marker is not None and one.marker.evaluate({"extra": extra})]
+        yield _extra(extra, [one for one in parts if not one.marker or not one.marker.evaluate({"extra": ""})])
+
+
+def _required(wanted: "Requirement") -> Finding:
+    version = _version(wanted.name)
+    cure = f"Run: pip install '{_bare(wanted)}'"
+    if version is None:
+        return Finding(wanted.name, "fail", "not installed.", cure)
+    if not wanted.specifier.contains(version, prereleases=True):
+        return Finding(wanted.name, "fail", f"{version}, but {wanted.specifier} is needed.", cure)
+    return Finding(wanted.name, "ok", version)
+
+
+def _extra(name: str, wanted: "Sequence[Requirement]") -> Finding:
+    found = {one.name: _version(one.name) for one in wanted}
+    missing = [one for one, version in found.items() if version is None]
+    cure = f"If wanted: pip install 'maxmatch[{name}]'"
+    if missing:
+        return Finding(f"extra {name}", "note", f"not installed: {', '.join(missing)}.", cure)
+    for one in wanted:
+        if not one.specifier.contains(found[one.name] or "", prereleases=True):
+            detail = f"{one.name} {found[one.name]}, but {one.specifier} is needed."
+            return Finding(f"extra {name}", "fail", detail, f"Run: pip install '{_bare(one)}'")
+    return Finding(f"extra {name}", "ok", ", ".join(f"{one} {version}" for one, version in found.items()))
+
+
+def _bare(wanted: "Requirement") -> str:
+    return f"{wanted.name}{wanted.specifier}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torchvision() -> Finding:
+    """Beside another torch than its own it breaks transformers, and so whatever imports it."""
+    if find_spec("torchvision") is None:
+        return Finding("torchvision", "ok", "not installed (not needed)")
+    well, what = _imported("torchvision")
+    return Finding("torchvision", "ok", what) if well else Finding("torchvision", "fail", "broken:", CURE)
+
+
+def _loads(package: str, use: str, cure: str) -> Finding:
+    well, what = _imported(package)
+    if well:
+        return Finding(f"{package} loads", "ok", what)
+    return Finding(f"{package} loads", "fail", f"no: {what}. Without it there is no {use}.", f"Run: {cure}")
+
+
+def _imported(package: str) -> tuple[bool, str]:
+    """Whether a package can be imported, and its version or the last thing it said. In a process of its own: one that
+    was made for another machine can end it.
+    """
+    code = f"import {package}; print(getattr({package}, '__version__', 'yes'))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_LONGEST_IMPORT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"not imported after {_LONGEST_IMPORT} seconds"
+    if done.returncode == 0:
+        return True, done.stdout.strip().splitlines()[-1]
+    said = done.stderr.strip().splitlines()
+    return False, said[-1] if said else f"the process ended with {done.returncode}"
+
+
+def _milvus(uri: str) -> Finding:
+    """Whether a server answers, and which version it is."""
+    from maxmatch.search.engine import Place
+    from maxmatch.search.engines.milvus import server_of
+
+    place = Place(Path(), width=1, settings={"uri": uri, "timeout": 10})
+    try:
+        server = server_of(place)
+        client = server.connect()
+        with server.talking():
+            version = client.get_server_version(timeout=server.seconds)
+        client.close()
+    except (ValueError, OSError, ImportError) as error:
+        return Finding("milvus server", "fail", str(error))
+    return Finding("milvus server", "ok", f"{uri}: Milvus {str(version).removeprefix('v')}")
+
+
+# What the doctor says of the machine: processors, memory, disks, and a browser for the tests of the page.
+
+BROWSER_CURE = "apt-get install chromium (or set MAXMATCH_CHROMIUM to the path of another Chromium)"
+_GIB = 2**30
+_LITTLE_DISK, _LITTLE_MEMORY, _LITTLE_SHARED = 2 * _GIB, 2 * _GIB, _GIB
+_SHARED = Path("/dev/shm")
+
+
+def machine_findings() -> Iterator[Finding]:
+    """All of them."""
+    yield from _devices()
+    yield _memory()
+    if _SHARED.is_dir():
+        yield _shared_memory()
+    for name, folder in {"disk here": Path.cwd(), "disk for temporary files": Path(tempfile.gettempdir())}.items():
+        yield _disk(name, folder)
+    yield _browser()
+
+
+def chromium_path() -> str | None:
+    """The path of a Chromium, for the tests of the page."""
+    given = os.environ.get("MAXMATCH_CHROMIUM")
+    names = [given] if given else ["chromium", "chromium-browser", "google-chrome"]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:  # a broken torch can raise anything
+        detail = f"torch cannot be imported ({error})."
+        yield Finding("devices", "fail", detail, "Run: pip install --force-reinstall -c constraints.txt torch")
+        return
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("cpu", "ok", f"{usable} cores, torch uses {torch.get_num_threads()}")
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield Finding(f"cuda:{index}", "ok", f"{about.name}, {about.total_memory / _GIB:.0f} GiB")
+    if torch.backends.mps.is_available():
+        yield Finding("mps", "ok", "Apple GPU")
+    elif not torch.cuda.is_available():
+        yield _no_gpu(torch.version.cuda, shutil.which("nvidia-smi") is not None)
+
+
+def _no_gpu(made_for_cuda: str | None, has_driver: bool) -> Finding:
+    """Why there is no GPU: none, or one that torch does not see."""
+    if not has_driver:
+        return Finding("gpu", "note", "none found: everything runs on the CPU")
+    if made_for_cuda is None:
+        detail = "this machine has NVIDIA's driver, but this torch was made for the CPU alone."
+        return Finding("gpu", "note", detail, "Install a torch for CUDA.")
+    detail = f"this machine has NVIDIA's driver, but torch (CUDA {made_for_cuda}) sees no GPU."
+    return Finding("gpu", "note", detail, "Run nvidia-smi: is the driver too old, or CUDA_VISIBLE_DEVICES empty?")
+
+
+def _memory() -> Finding:
+    free = free_memory()
+    if free is None:
+        return Finding("memory", "note", "unknown on this system")
+    little = free < _LITTLE_MEMORY
+    cure = "Use smaller batches (train.batch_size=…, --batch-size), or end other programs." if little else ""
+    return Finding("memory", "note" if little else "ok", f"{free / _GIB:.1f} GiB free", cure)
+
+
+def _shared_memory() -> Finding:
+    """Batches go through it from the processes that read pictures; containers often have 64 MB of it."""
+    total = shutil.disk_usage(_SHARED).total
+    if total >= _LITTLE_SHARED:
+        return Finding("shared memory", "ok", f"{total / _GIB:.1f} GiB")
+    cure = "Give the container more (docker run --shm-size=8g), or read without processes: train.workers=0."
+    return Finding("shared memory", "note", f"{total / 2**20:.0f} MiB: little for processes that read pictures.", cure)
+
+
+def _disk(name: str, folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / _GIB:.1f} GiB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding(name, "note", f"{detail}, which cannot be written to.", "Say where results go, with --out.")
+    if free < _LITTLE_DISK:
+        return Finding(name, "note", f"{detail}: little for runs and indexes.", "Free some, or name another disk.")
+    return Finding(name, "ok", detail)
+
+
+def _browser() -> Finding:
+    found = chromium_path()
+    if found is not None:
+        return Finding("browser", "ok", found)
+    detail = "no Chromium: `make test` leaves out the tests of the page; all else works."
+    return Finding("browser", "note", detail, f"For developers: {BROWSER_CURE}")
+
+
+# What the doctor says of caches, and of the model that ships.
+
+
+def cache_findings() -> Iterator[Finding]:
+    """All of them."""
+    yield _hub()
+    yield _compiled()
+    yield _photos()
+    yield _shipped(MODELS)
+
+
+def _hub() -> Finding:
+    """Where models of the Hugging Face Hub are kept once fetched."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+    except ImportError as error:
+        return Finding("hub cache", "fail", f"{error}.", "Run: pip install huggingface_hub")
+    place = Path(HF_HUB_CACHE)
+    models = len(list(place.glob("models--*"))) if place.is_dir() else 0
+    offline = "; HF_HUB_OFFLINE is set: only these can be loaded" if HF_HUB_OFFLINE else ""
+    return _cache("hub cache", place, f"{models} models{offline}", "set HF_HOME to a folder that can")
+
+
+def _compiled() -> Finding:
+    """Where Numba keeps the compiled matching: beside the code, or in the user's cache."""
+    beside = Path(maxmatch.__file__).parent / "matching" / "__pycache__"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    places = [Path(given)] if given else [beside, user_cache() / "numba"]
+    for place in places:
+        if _writable(place):
+            done = any(place.rglob("compiled._match_rows*.nbc")) if place.is_dir() else False
+            what = "the matching is compiled" if done else "compiled at the first large job, in two seconds"
+            return Finding("numba cache", "ok", f"{place}: {what}")
+    cure = "Set NUMBA_CACHE_DIR to a folder that can."
+    return Finding("numba cache", "note", f"{places[-1]}: cannot be written to: large jobs on the CPU are slow.", cure)
+
+
+def _photos() -> Finding:
+    """Where `maxmatch search WORDS FOLDER` keeps the indexes of folders."""
+    place = user_cache() / "maxmatch" / "photos"
+    folders = len(list(place.iterdir())) if place.is_dir() else 0
+    return _cache("photo indexes", place, f"{folders} folders", "set XDG_CACHE_HOME to a folder that can")
+
+
+def _cache(name: str, place: Path, holds: str, cure: str) -> Finding:
+    if not _writable(place):
+        return Finding(name, "note", f"{place}: cannot be written to.", f"Make it writable, or {cure}.")
+    if not place.is_dir():
+        return Finding(name, "ok", f"{place}: not there yet")
+    size = sum(file.lstat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
+    return Finding(name, "ok", f"{place}: {holds}, {size / _GIB:.1f} GiB")
+
+
+def _writable(place: Path) -> bool:
+    """Whether a folder can be written to, or be made."""
+    there = next((one for one in (place, *place.absolute().parents) if one.exists()), None)
+    return there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _shipped(models: Path) -> Finding:
+    """The models in the package, whole or not."""
+    found = sorted(path.parent for path in models.glob("*/config.json"))
+    if not found:
+        detail = "no trained model is in this installation."
+        return Finding("shipped model", "note", detail, "Name one with --model, or train one: maxmatch train --list")
+    from safetensors import SafetensorError, safe_open
+
+    about = []
+    for folder in found:
+        weights = folder / "model.safetensors"
+        try:
+            with safe_open(str(weights), "numpy") as tensors:
+                about.append(f"{folder.name}, {len(tensors.keys())} tensors, {weights.stat().st_size / 2**20:.1f} MiB")
+        except (OSError, SafetensorError) as error:
+            detail = f"{weights}: missing or damaged ({error})."
+            return Finding("shipped model", "fail", detail, "Run: pip install --force-reinstall --no-deps maxmatch")
+    return Finding("shipped model", "ok", "; ".join(about))
 
 
 def doctor(
@@ -44,11 +371,10 @@ def doctor(
 
 def examine(uri: str | None = None) -> Iterator[Finding]:
     """Everything the doctor looks at."""
-    from maxmatch.cli import doctor_caches, doctor_machine, doctor_packages
 
-    yield from doctor_packages.findings(uri)
-    yield from doctor_machine.findings()
-    yield from doctor_caches.findings()
+    yield from package_findings(uri)
+    yield from machine_findings()
+    yield from cache_findings()
 
 
 def _verdict(findings: list[Finding]) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from maxmatch.cli.interrupts import going_on
+from maxmatch.cli.common import going_on
 
 if TYPE_CHECKING:
-    from maxmatch.search.listing import LeftOut
+    from maxmatch.search.sources import LeftOut
 
 
 def _something(first: str | None) -> str:
@@ -69,11 +69,9 @@ def encode(
 
       maxmatch index build photos --from sets
     """
-    from maxmatch.cli.loading import default_model, load_model, located
-    from maxmatch.cli.progress import bar, cores, say
-    from maxmatch.search.encoding_run import describe, encode_shards, started
-    from maxmatch.search.shard_writing import finish
-    from maxmatch.search.shards import SKIPPED
+    from maxmatch.cli.common import bar, cores, default_model, load_model, located, say
+    from maxmatch.search.encode_files import describe, encode_shards, started
+    from maxmatch.search.shards import SKIPPED, finish
     from maxmatch.search.sources import list_source
 
     assert model is not None
@@ -93,7 +91,7 @@ def encode(
             say(f"{out}: {len(listing) - left:,} of {len(listing):,} are there already")
         with going_on(out), bar(listing.modality, left) as advance:
             if ray:
-                from maxmatch.search.ray_encoding import Task, encode_on_ray
+                from maxmatch.search.encode_files import Task, encode_on_ray
 
                 places = (located(model), str(listing.path), str(job.folder.resolve()))
                 task = Task(*places, listing.format, split, encoder.device.type, size, workers or 1)
@@ -116,7 +114,7 @@ def encode(
 
 def first_reasons(full: Path) -> "Callable[[LeftOut], None]":
     """What says the first items that are left out, and where all of them will be listed."""
-    from maxmatch.cli.progress import say
+    from maxmatch.cli.common import say
 
     shown = 0
 

@@ -2,18 +2,151 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from maxmatch.cli.common import bar, say
+from maxmatch.cli.models_and_data import Source, choose_split, data_of
+
 if TYPE_CHECKING:
-    from maxmatch.cli.sources import Source
+    import numpy as np
+
+    from maxmatch.data.dataset import Split
     from maxmatch.evaluation.encoding import EncodedSplit
-    from maxmatch.evaluation.scores import Member
-    from maxmatch.evaluation.summary import Line, PaperRow
-    from maxmatch.evaluation.tables import Style
+    from maxmatch.evaluation.metrics import Member
+    from maxmatch.evaluation.result_tables import Style
+    from maxmatch.evaluation.runs import Line, PaperRow
+
+
+# The sets that models make of a split: read from files, or encoded from the data with a bar.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be encoded, and how. data: where it is (None: a run knows); said: what else was said about it, by the
+    keys of a recipe's `data`.
+    """
+
+    data: str | None = None
+    said: dict[str, Any] | None = None
+    split: str | None = None
+    device: str | None = None
+    batch_size: int = 64
+    workers: int | None = None
+
+
+def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[EncodedSplit], dict[str, Any]]":
+    """What each model made of the split, each item encoded once; and which data and split it is, where known."""
+    from maxmatch.evaluation.encoding import load_encoded
+
+    found = {source.path: load_encoded(Path(source.path)) for source in sources if source.kind == "sets"}
+    about: dict[str, Any] = {}
+    for sets in list(found.values())[:1]:
+        about = {key: sets.notes[key] for key in ("data", "split") if key in sets.notes}
+    if all(source.kind == "sets" for source in sources):
+        if wanted.split not in (None, about.get("split", wanted.split)):
+            raise ValueError(f"--split {wanted.split}: these sets are of {about['split']!r}. Encode that split first.")
+        if wanted.said:
+            raise ValueError(
+                f"--{next(iter(wanted.said)).replace('_', '-')}: changes how data is read, and files of sets are "
+                "encoded already. Leave it out, or give the model and the data."
+            )
+        if wanted.data is not None:
+            say(f"{wanted.data}: not read; files of sets need no data")
+        return [found[source.path] for source in sources], about
+    from maxmatch.data.load import load_data
+
+    data = data_of(sources, wanted.data)
+    recipes = [source.recipe for source in sources if source.recipe is not None]
+    towers = {name for recipe in recipes for name in recipe.model.resolved().towers}
+    dataset = load_data(data.model_copy(update=wanted.said or {}), say, towers)
+    usual = recipes[0].evaluate.split if wanted.data is None else "test"
+    about = {"data": str(dataset.path), "split": choose_split(dataset, wanted.split, usual, say)}
+    for source in sources:
+        if source.path not in found:
+            found[source.path] = _encode(source, dataset.split(about["split"]), about, wanted)
+    return [found[source.path] for source in sources], about
+
+
+def _encode(source: Source, split: "Split", about: dict[str, Any], wanted: Wanted) -> "EncodedSplit":
+    """What a model makes of a split. What cannot be read is said and left out."""
+    from maxmatch.core.devices import chosen_device
+    from maxmatch.evaluation.encoding import encode_items
+    from maxmatch.model.encoder import SetEncoder
+
+    model = SetEncoder.from_pretrained(source.path, chosen_device(wanted.device))
+    if len(model.towers) < 2:
+        raise ValueError(f"{source.name}: has the tower {', '.join(model.towers)} alone; retrieval is between two.")
+    try:
+        with bar(f"{source.name}: images", split.size) as advance:
+            before = 0
+
+            def progress(done: int, total: int) -> None:
+                nonlocal before
+                advance(done - before)
+                before = done
+
+            found = encode_items(
+                model,
+                split,
+                batch_size=wanted.batch_size,
+                workers=wanted.workers,
+                report=lambda item: say(f"{item.modality} {item.id}: {item.reason} Left out, with what belongs to it."),
+                progress=progress,
+            )
+    except ValueError as error:
+        raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error
+    similarity = {"similarity": model.similarity_name, "similarity_options": model.similarity_options}
+    return replace(found, notes={**found.notes, **about, "model": source.name, **similarity})
+
+
+# The words of `maxmatch evaluate --words`, and which captions of what was measured have any of them.
+
+
+def asked_words(words: str | None, source: str | None) -> frozenset[str]:
+    """The words that were given, or those that a recipe holds out of training; none where neither was given."""
+    if words is not None and source is not None:
+        raise typer.BadParameter("choose one of --words and --words-from.")
+    if source is None and words is None:
+        return frozenset()
+    from maxmatch.data.load import checked_words
+
+    if source is None:
+        assert words is not None
+        named = [word for part in words.split(",") if (word := part.strip())]
+        option = "--words"
+    else:
+        from maxmatch.recipe.yaml_files import load_recipe
+
+        named, option = list(load_recipe(source).data.hold_out_words), "--words-from"
+    if not named:
+        raise typer.BadParameter(f"{option}: no words. Expected some, as in --words snow,beach, or a recipe with them.")
+    return checked_words(named, option)
+
+
+def captions_with(
+    words: frozenset[str], sources: Sequence[Source], data: str | None, said: dict[str, Any], encoded: "EncodedSplit"
+) -> "np.ndarray":
+    """Which captions of the encoded split have any of the words, in its order."""
+    import numpy as np
+
+    from maxmatch.data.dataset import TEXT
+    from maxmatch.data.load import load_data, words_met
+
+    if all(source.kind == "sets" for source in sources):
+        raise typer.BadParameter(
+            "--words looks at captions, which files of sets do not hold. Give a model and the data."
+        )
+    if TEXT not in encoded.ids:
+        raise typer.BadParameter(f"--words looks at captions, but the models have {', '.join(encoded.ids)}.")
+    known = data_of(sources, data).model_copy(update=said)
+    texts = load_data(known, lambda line: None).split(encoded.notes["split"])[TEXT]
+    places = {str(name): place for place, name in enumerate(texts.ids)}
+    captions = [texts.values[places[name]] for name in encoded.ids[TEXT]]
+    return np.array([len(own) > 0 for own in words_met(captions, words)], np.bool_)
 
 
 def evaluate(
@@ -86,12 +219,10 @@ def evaluate(
         raise typer.BadParameter(f"--save-sets: expected a name that ends in .safetensors, got {save_sets.name}.")
     names = _similarities(similarity or [])
     _check_label(paper)
-    from maxmatch.cli.words import asked_words, captions_with
 
     wanted_words = asked_words(words, words_from)
-    from maxmatch.cli.encoding import Wanted, encode_sources
-    from maxmatch.cli.progress import say
-    from maxmatch.cli.sources import divide
+    from maxmatch.cli.common import say
+    from maxmatch.cli.models_and_data import divide
     from maxmatch.evaluation.encoding import save_encoded
 
     sources, data = divide(paths, say)
@@ -114,11 +245,11 @@ def evaluate(
     notes += note
     by_word = None
     if wanted_words:
-        from maxmatch.evaluation.words import by_words, words_data
+        from maxmatch.evaluation.runs import by_words, words_data
 
         by_word = by_words(lines, captions_with(wanted_words, sources, data, said, encoded[0]), bootstrap)
     if as_json:
-        from maxmatch.evaluation.summary import as_data
+        from maxmatch.evaluation.runs import as_data
 
         if by_word is not None:
             about["by_words"] = words_data(by_word, sorted(wanted_words))
@@ -129,14 +260,14 @@ def evaluate(
     style: Style = "markdown" if markdown else "latex" if latex else "text"
     print(_shown(lines, theirs, notes, style))
     if by_word is not None:
-        from maxmatch.evaluation.tables import render
-        from maxmatch.evaluation.words import words_table
+        from maxmatch.evaluation.result_tables import render
+        from maxmatch.evaluation.runs import words_table
 
         print(f"\n{render(words_table(by_word), style)}")
 
 
 def _check_label(label: str | None) -> None:
-    from maxmatch.evaluation.reported import tables
+    from maxmatch.evaluation.paper import tables
 
     if label not in (None, "none", *tables()):
         raise typer.BadParameter(f"--paper: expected one of {', '.join(tables())}, or none; got {label!r}.")
@@ -158,7 +289,7 @@ def _similarities(asked: list[str]) -> list[str]:
 
 def _pair(encoded: "EncodedSplit") -> tuple[str, str]:
     """The modalities that retrieval is between: images and texts, or else the first two."""
-    from maxmatch.evaluation.scores import IMAGE_TEXT
+    from maxmatch.evaluation.metrics import IMAGE_TEXT
 
     first, second, *_ = IMAGE_TEXT if set(IMAGE_TEXT) <= encoded.sets.keys() else encoded.sets
     return first, second
@@ -173,8 +304,8 @@ def _measured(
     draws: int,
 ) -> "tuple[list[Line], list[str]]":
     """A line for each model and similarity, one for each ensemble; and what is to be said of them."""
-    from maxmatch.evaluation.measuring import measure
-    from maxmatch.evaluation.scores import Member
+    from maxmatch.evaluation.metrics import Member
+    from maxmatch.evaluation.runs import measure
     from maxmatch.matching.similarity import with_options
 
     def members(name: str | None) -> "list[Member]":
@@ -195,8 +326,7 @@ def _paper(
     label: str | None, sources: "Sequence[Source]", about: "dict[str, Any]", lines: "Sequence[Line]"
 ) -> "tuple[list[PaperRow], list[str]]":
     """The paper's rows beside ours, and what is to be said of them."""
-    from maxmatch.evaluation.beside import paper_rows
-    from maxmatch.evaluation.summary import PaperRow
+    from maxmatch.evaluation.runs import PaperRow, paper_rows
 
     recipes = [source.recipe.name for source in sources if source.recipe is not None]
     split = about.get("split")
@@ -215,8 +345,8 @@ def _paper(
 
 def _shown(lines: "Sequence[Line]", theirs: "Sequence[PaperRow]", notes: list[str], style: "Style") -> str:
     """The tables, notes below the last."""
-    from maxmatch.evaluation.summary import extended_table, rank_table, recall_table
-    from maxmatch.evaluation.tables import render
+    from maxmatch.evaluation.result_tables import render
+    from maxmatch.evaluation.runs import extended_table, rank_table, recall_table
 
     tables = [recall_table(lines, theirs), rank_table(lines), extended_table(lines)]
     kept = [table for table in tables if table is not None]

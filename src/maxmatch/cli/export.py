@@ -31,14 +31,13 @@ def export(
 
       maxmatch search "two dogs in the snow" ~/Pictures --model fast
     """
-    from maxmatch.cli.loading import load_model
-    from maxmatch.cli.progress import say
+    from maxmatch.cli.common import load_model, say
 
     if onnx:
         try:
             import onnxscript  # noqa: F401
 
-            from maxmatch.onnx_export import export_onnx
+            from maxmatch.model.onnx_export import export_onnx
         except ImportError as error:
             raise ValueError(f"--onnx needs {error.name}: pip install 'maxmatch[onnx]'") from error
     loaded = load_model(model, "cpu")

@@ -15,17 +15,17 @@ import typer
 from maxmatch import __version__
 from maxmatch.cli import data, index
 from maxmatch.cli.analyse import analyse
+from maxmatch.cli.common import noticed
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
 from maxmatch.cli.export import export
-from maxmatch.cli.interrupts import noticed
 from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.search import search
 from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
-from maxmatch.torchvision import CURE, is_to_blame
+from maxmatch.core.machine import CURE, is_to_blame
 
 _WRITABLE = "Name a place that you may write to, or change its rights."
 _CURES = {

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.evaluation.tables import Style
-    from maxmatch.reproduce.jobs import Job
-    from maxmatch.reproduce.planning import Options, Plan
+    from maxmatch.evaluation.result_tables import Style
+    from maxmatch.reproduce.jobs import Job, Options, Plan
     from maxmatch.reproduce.sweep import Outcome
     from maxmatch.reproduce.targets import Target
 
@@ -89,9 +88,9 @@ def reproduce(
         raise typer.BadParameter(str(error)) from error
     if not data:
         raise typer.BadParameter("say where the data is: --data PATH, or --data scenes to generate it.")
-    from maxmatch.cli.progress import cores, say
-    from maxmatch.devices import chosen_device
-    from maxmatch.reproduce.planning import Options
+    from maxmatch.cli.common import cores, say
+    from maxmatch.core.devices import chosen_device
+    from maxmatch.reproduce.jobs import Options
 
     changes = [one for one in said or () if "=" in one]
     plans = _planned(list(wanted.values()), Options(data, out, base, seeds, quick, split, changes))
@@ -107,8 +106,8 @@ def reproduce(
 
 def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[Plan]":
     """A plan for each target, in the order they were asked for. What is wrong is said before anything is trained."""
-    from maxmatch.report.writing import check_plots
-    from maxmatch.reproduce.planning import plan
+    from maxmatch.evaluation.report.make_report import check_plots
+    from maxmatch.reproduce.jobs import plan
 
     if any(target.kind == "figure" for target in wanted):
         check_plots()
@@ -122,9 +121,9 @@ def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[Plan]":
 
 def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str, style: "Style") -> None:
     """Write every table and draw every figure; print them, or where they are."""
-    from maxmatch.cli.progress import say
-    from maxmatch.evaluation.tables import render
-    from maxmatch.reproduce.results import write
+    from maxmatch.cli.common import say
+    from maxmatch.evaluation.result_tables import render
+    from maxmatch.reproduce.compare import write
 
     whole = {}
     for place, planned in enumerate(plans):
@@ -132,7 +131,7 @@ def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str,
         if style != "json" and place:
             print()
         if target.kind == "figure":
-            from maxmatch.reproduce.figures import draw
+            from maxmatch.reproduce.paper_figures import draw
 
             files = [str(path) for path in draw(planned, outcomes, device)]
             whole[target.name] = {"target": target.name, "label": target.label, "files": files}
@@ -149,10 +148,9 @@ def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str,
 
 
 def _swept(plans: "Sequence[Plan]", at_once: int, device: str) -> "dict[Path, Outcome]":
-    from maxmatch.cli.progress import bar, say
-    from maxmatch.reproduce.compare import one_line
-    from maxmatch.reproduce.planning import jobs_of
-    from maxmatch.reproduce.results import make_data
+    from maxmatch.cli.common import bar, say
+    from maxmatch.reproduce.compare import make_data, one_line
+    from maxmatch.reproduce.jobs import jobs_of
     from maxmatch.reproduce.sweep import sweep
 
     jobs = jobs_of(plans)

@@ -1,23 +1,107 @@
 """`maxmatch search`: the items of an index, or the photos of a folder, that are nearest to a text or a picture."""
 
+import io
 import json
 import os
 import sys
+from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.loading import RuntimeOption
-from maxmatch.cli.progress import plain, say
+from maxmatch.cli.common import RuntimeOption, plain, say
 
 if TYPE_CHECKING:
-    from maxmatch.cli.previews import Way
-    from maxmatch.search.hit import Hit
-    from maxmatch.search.identity import Model
-    from maxmatch.search.index import SetIndex
+    from PIL import Image
+
+    from maxmatch.model.identity import Model
+    from maxmatch.search.engine import Hit
+    from maxmatch.search.set_index import SetIndex
+
+
+# Pictures between the lines of a terminal that can show them, or drawn with coloured half blocks.
+
+Way = Literal["kitty", "iterm", "blocks"]
+_KITTY = ("kitty", "ghostty")
+_ITERM = ("iTerm.app", "WezTerm")
+_COLUMNS, _ROWS = 36, 9  # at most; a cell is about twice as high as wide
+_CELL = 20, 40  # pixels of a cell on a fine screen
+_CHUNK = 4096  # characters that kitty takes at once
+
+
+def way_to_show(environment: Mapping[str, str], is_terminal: bool) -> Way | None:
+    """How the terminal shows pictures, by what it says of itself; None where it does not, or hides behind another."""
+    if not is_terminal or environment.get("TMUX") or environment.get("STY"):
+        return None  # tmux and screen swallow pictures, but pass on the variables of the terminal around them
+    program = environment.get("TERM_PROGRAM", "")
+    terminal = environment.get("TERM", "").removeprefix("xterm-")
+    if program in _ITERM:
+        return "iterm"
+    return "kitty" if terminal in _KITTY or program in _KITTY or environment.get("KITTY_WINDOW_ID") else None
+
+
+def way_asked_for(environment: Mapping[str, str], is_terminal: bool) -> Way:
+    """How to show pictures to someone who insists; ValueError where it cannot be done."""
+    if not is_terminal:
+        raise ValueError("the output is no terminal.")
+    way = way_to_show(environment, is_terminal)
+    if way is None and environment.get("COLORTERM") not in ("truecolor", "24bit"):
+        raise ValueError("this terminal shows neither pictures nor all colours (COLORTERM=truecolor).")
+    return way or "blocks"
+
+
+def preview(path: Path, way: Way) -> str:
+    """What to print to show a picture; nothing for what is not one."""
+    from maxmatch.model.images import ImageError, load_image
+
+    try:
+        picture = load_image(path, at_least=_ROWS * _CELL[1] // 2)
+    except (OSError, ImageError):
+        return ""
+    scale = min(_COLUMNS / picture.width, 2 * _ROWS / picture.height)
+    columns, rows = max(1, round(picture.width * scale)), max(1, round(picture.height * scale / 2))
+    if way == "blocks":
+        return blocks(picture.resize((columns, 2 * rows)))
+    picture.thumbnail((columns * _CELL[0], rows * _CELL[1]))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return (kitty if way == "kitty" else iterm)(file.getvalue(), columns, rows)
+
+
+def kitty(png: bytes, columns: int, rows: int) -> str:
+    """A PNG in kitty's graphics protocol: in chunks, and without an answer that would end up in the next command."""
+    text = b64encode(png).decode()
+    chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
+    heads = [f"a=T,f=100,q=2,c={columns},r={rows},"] + [""] * (len(chunks) - 1)
+    more = [1] * (len(chunks) - 1) + [0]
+    return "".join(
+        f"\033_G{head}m={follows};{chunk}\033\\" for head, follows, chunk in zip(heads, more, chunks, strict=True)
+    )
+
+
+def iterm(png: bytes, columns: int, rows: int) -> str:
+    """A PNG as an inline image of iTerm2."""
+    facts = f"inline=1;size={len(png)};width={columns};height={rows};preserveAspectRatio=1"
+    return f"\033]1337;File={facts}:{b64encode(png).decode()}\a"
+
+
+def blocks(picture: "Image.Image") -> str:
+    """Two pixels a character: the upper half in the colour of the letter, the lower in that of the ground."""
+    import numpy as np
+
+    pixels = np.asarray(picture.convert("RGB")).tolist()
+    lines = []
+    for y in range(0, picture.height - 1, 2):
+        cells = []
+        for x in range(picture.width):
+            colours = [";".join(map(str, pixels[row][x])) for row in (y, y + 1)]
+            cells.append(f"\033[38;2;{colours[0]};48;2;{colours[1]}m▀")
+        lines.append("".join(cells) + "\033[0m")
+    return "\n".join(lines)
 
 
 def _something(query: str | None) -> str:
@@ -73,9 +157,8 @@ def search(
     # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from maxmatch.cli.loading import load_for_search, model_of
-    from maxmatch.cli.photos import is_folder_of_photos, open_folder
-    from maxmatch.search.index import SetIndex
+    from maxmatch.cli.common import is_folder_of_photos, load_for_search, model_of, open_folder
+    from maxmatch.search.set_index import SetIndex
 
     if image is not None and index is not None:
         raise typer.BadParameter("one query: words, or --image; not both")
@@ -121,8 +204,7 @@ def search(
 
 def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
     """The keys of a filter that no item has."""
-    from maxmatch.search.where import Missing, Not, keys_of
-    from maxmatch.search.where_parser import parse_where
+    from maxmatch.search.filters import Missing, Not, keys_of, parse_where
 
     return [key for key in keys_of(parse_where(where)) if not index.engine.count(Not(Missing(key)))]
 
@@ -130,8 +212,8 @@ def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
 def _found(
     index: "SetIndex", model: "Model", query: str, image: Path | None, k: int, where: str | None, exact: bool
 ) -> "list[Hit]":
-    from maxmatch.images import load_image
-    from maxmatch.search.parts import parse_query, search_parts
+    from maxmatch.model.images import load_image
+    from maxmatch.search.query import parse_query, search_parts
 
     if image is not None:
         picture = load_image(image.expanduser())  # here, so that its name alone stands in a message
@@ -149,7 +231,6 @@ def _way(asked: bool | None, for_programs: bool) -> "Way | None":
     """How pictures are shown beside the hits."""
     if asked is False or (asked is None and for_programs):
         return None
-    from maxmatch.cli.previews import way_asked_for, way_to_show
 
     if asked is None:
         return way_to_show(os.environ, sys.stdout.isatty())
@@ -162,7 +243,6 @@ def _way(asked: bool | None, for_programs: bool) -> "Way | None":
 
 
 def _show(hit: "Hit", way: "Way") -> None:
-    from maxmatch.cli.previews import preview
 
     path = hit.metadata.get("path")
     picture = preview(Path(path), way) if isinstance(path, str) else ""

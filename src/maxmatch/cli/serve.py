@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.search.index import SetIndex
+    from maxmatch.search.set_index import SetIndex
 
 
 def serve(
@@ -56,10 +56,8 @@ def serve(
         check_token(host, token)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    from maxmatch.cli.loading import load_model, model_of
-    from maxmatch.cli.photos import is_folder_of_photos, open_folder
-    from maxmatch.cli.progress import say
-    from maxmatch.search.index import SetIndex
+    from maxmatch.cli.common import is_folder_of_photos, load_model, model_of, open_folder, say
+    from maxmatch.search.set_index import SetIndex
 
     is_photos = is_folder_of_photos(index)
     with listening_place(host, port) as place:  # before any picture is read: an address that is in use is said at once
@@ -118,7 +116,7 @@ def check_installed() -> None:
         import uvicorn  # noqa: F401
 
         import maxmatch.server.app  # noqa: F401
-        from maxmatch.search.engines.lance_library import lancedb_library
+        from maxmatch.search.engines.lance import lancedb_library
 
         lancedb_library()
     except ImportError as error:

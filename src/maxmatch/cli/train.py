@@ -39,7 +39,7 @@ def train(
 
       maxmatch train f30k_region_bigru data.path=f30k_precomp data.word_vectors=glove.840B.300d.txt --out runs/first
     """
-    from maxmatch.recipe_files import list_recipes, load_recipe
+    from maxmatch.recipe.yaml_files import list_recipes, load_recipe
 
     if list_them or recipe is None:
         for name, description in list_recipes():
@@ -49,7 +49,7 @@ def train(
         raise typer.BadParameter("name one of these recipes, or a YAML file: maxmatch train scenes data.path=scenes")
     resolved = load_recipe(recipe, changes or [])
     if dry_run:
-        from maxmatch.training.plan import describe
+        from maxmatch.training.prepare import describe
 
         print(describe(resolved))
         return

@@ -7,13 +7,24 @@ from typing import Any, Literal
 
 import numpy as np
 
+from maxmatch.data.dataset import (
+    IMAGE,
+    TEXT,
+    DataError,
+    Dataset,
+    Problem,
+    Progress,
+    Report,
+    Split,
+    first_of_each,
+    no_progress,
+    refuse,
+    without_groups,
+)
 from maxmatch.data.features import FeatureStore, with_features
 from maxmatch.data.formats import butd
-from maxmatch.data.formats.table_writers import WRITERS
-from maxmatch.data.items import IMAGE, TEXT, Dataset, Split, first_of_each, without_groups
-from maxmatch.data.problems import DataError, Problem, Report, refuse
-from maxmatch.data.progress import Progress, no_progress
-from maxmatch.data.reading import FORMATS, read_dataset, recognise
+from maxmatch.data.formats.tables import WRITERS
+from maxmatch.data.load import FORMATS, read_dataset, recognise
 
 Dtype = Literal["float16", "float32"]
 TARGETS = (*FORMATS, *WRITERS)

@@ -1,26 +1,362 @@
-"""All that can be said about a model's sets on a split, in numbers: what `maxmatch analyse` writes and draws."""
+"""Everything `maxmatch analyse` measures: slots, specialisation on scenes, the worst queries."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from maxmatch.evaluation.by_slot import BySlot, by_slot
-from maxmatch.evaluation.collapse import Pairing, log_circular_variance, slot_pairing
-from maxmatch.evaluation.cosines import BetweenSets, WithinSets, between_sets, within_sets
-from maxmatch.evaluation.elements import Elements, element_analysis
-from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.failures import Failures, worst_queries
-from maxmatch.evaluation.paired import paired
+from maxmatch.data.dataset import Split
+from maxmatch.evaluation.encoding import EncodedSplit, Paired, paired
+from maxmatch.evaluation.metrics import Pairing, chance, figures, log_circular_variance, slot_pairing
 from maxmatch.evaluation.ranking import ranks_both_ways
-from maxmatch.evaluation.retrieval import chance, figures
-from maxmatch.evaluation.specialisation import Specialisation, specialisation
-from maxmatch.matching.scoring import score_matrix
-from maxmatch.matching.similarity import with_options
+from maxmatch.evaluation.slots import (
+    Answer,
+    BetweenSets,
+    BySlot,
+    Elements,
+    WithinSets,
+    between_sets,
+    by_slot,
+    element_analysis,
+    within_sets,
+)
+from maxmatch.matching.scoring import first_largest, score_matrix
+from maxmatch.matching.similarity import cosine_planes, with_options
+
+# What each caption is about, where the data say it: the facets of generated scenes.
+
+
+def caption_facets(split: Split, encoded: EncodedSplit, pair: tuple[str, str] = ("image", "text")) -> list[str] | None:
+    """The facet (its kind) of each encoded item of the second modality, where the data say it; else None.
+
+    As in generated scenes: `facets` in the metadata of a picture lists them in the order of its captions.
+    """
+    pictures, captions = split[pair[0]], split[pair[1]]
+    metadata = pictures.metadata
+    if metadata is None or not any("facets" in known for known in metadata):
+        return None
+    starts, first = captions.starts, pictures.starts
+    kinds: dict[str, str] = {}
+    for group in range(split.size):
+        place = int(first[group])
+        listed = metadata[place].get("facets")
+        span = range(int(starts[group]), int(starts[group + 1]))
+        if not isinstance(listed, list) or len(listed) < len(span):
+            raise ValueError(
+                f"{pair[0]} {pictures.ids[place]}: expected `facets`, one for each of its {len(span)} captions, "
+                f"got {_shown(listed)}. Generate the scenes again, or remove `facets` everywhere."
+            )
+        kinds |= {str(captions.ids[number]): _kind(facet) for number, facet in zip(span, listed, strict=False)}
+    ids = encoded.ids.get(pair[1], captions.ids)
+    return [kinds[str(name)] for name in ids]
+
+
+def _shown(listed: Any) -> str:
+    return f"{len(listed)}" if isinstance(listed, list) else "none"
+
+
+def _kind(facet: Any) -> str:
+    return str(facet["kind"] if isinstance(facet, dict) else facet)
+
+
+# Do slots specialise? For generated scenes, where it is known what each caption is about.
+#
+# A caption is about one facet of its picture: an object, a place, the background. If slots specialise, captions about
+# one
+# facet are recognised by one slot of the picture, and captions about another facet by another slot.
+#
+# *How clearly a slot recognises a caption*: slot k of a picture is as near to a caption as the nearest of the
+# caption's
+# vectors. How far the true picture is above the average of all pictures, in their standard deviation, is the slot's
+# *standard score*: 0 where the slot tells nothing, 0 too where it is the same for all pictures. Likewise for the
+# slots of
+# captions: slot l is as near to a picture as the nearest of the picture's vectors.
+#
+# *Specialisation* compares two choices of one slot for each caption, by the mean standard score that they give:
+#
+# own = by the slot that is best for the caption's facet
+# one = by the slot that is best for all captions
+# specialisation = (own − one) / own · n / (n − 1),   n = the smaller of the numbers of facets and slots
+#
+# Both are chosen on one half of the pictures and measured on the other, so that chance gives 0. It is 0 where slots
+# are
+# all equal, where one slot is best for everything, however much facets differ in difficulty, and where slots differ
+# but
+# not by facet; 1 where each facet is recognised by its own slot and no other. The interval is that of own − one, 95
+# %,
+# over pictures.
+#
+# *Preference* is less: whether the facet has any influence on which slot recognises a caption most clearly. It is
+# tested
+# by the mutual information of the two, against random orders of the facets among the captions of each picture (among
+# all
+# captions, where no picture has several). A preference without specialisation is common: one slot is best for every
+# facet, but by less for some of them, or some facets are so hard that noise decides.
+
+_VALUES = 2**21  # cosines at a time: little enough that the memory is given back between times
+_NO_SPREAD = 1e-6
+_SAME = 1e-3  # standard scores that differ by less are not told apart: in float32 equal slots need not be quite equal
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """Whether the slots of one modality specialise in facets."""
+
+    modality: str
+    """Whose slots."""
+    facets: list[str]
+    counts: list[int]
+    """How many captions are about each facet."""
+    scores: Float[np.ndarray, "F K"]
+    """How clearly each slot recognises the captions about each facet: the mean standard score."""
+    best: list[int]
+    """The slot that recognises the captions about each facet most clearly."""
+    shares: Float[np.ndarray, "F K"]
+    """Of the captions about each facet, the share that each slot recognises more clearly than the others do."""
+    own: float
+    """Mean standard score by the slot that is best for the caption's facet, on the second half of the pictures."""
+    one: float
+    """Mean standard score by the slot that is best for all captions, on the second half of the pictures."""
+    interval: tuple[float, float]
+    """Of own − one, 95 %. If 0 is below it, slots specialise beyond chance."""
+    specialisation: float
+    """From 0, not at all, to 1, each facet has its own slot; by chance a little below or above 0."""
+    information: float
+    """Mutual information of a caption's facet and the slot that recognises it most clearly, in bits."""
+    chance: float
+    """What it is on average when the facets are dealt at random."""
+    p_value: float
+    """The share of random orders with as much information: whether there is a preference at all."""
+
+
+def specialisation(
+    encoded: EncodedSplit, pair: tuple[str, str], facets: Sequence[str], *, seed: int = 0, orders: int = 999
+) -> tuple[Specialisation, Specialisation]:
+    """Whether the slots of the first and of the second modality specialise. facets: one for each item of the second."""
+    data = paired(encoded, pair)
+    captions = len(data.sets[1])
+    if len(facets) != captions:
+        raise ValueError(f"facets: expected one for each of {captions} items of {pair[1]!r}, got {len(facets)}.")
+    names, kind = np.unique(np.array(facets, dtype=str), return_inverse=True)
+    named = [str(facet) for facet in names]
+    partner = encoded.partners(pair).to(data.sets[0].device)
+    pictures = partner.cpu().numpy()
+    by_row, by_column = (
+        _specialisation(name, named, kind, scores, pictures, seed, orders)
+        for name, scores in zip(pair, standard_scores(data, partner), strict=True)
+    )
+    return by_row, by_column
+
+
+def standard_scores(
+    data: Paired, partner: Int[Tensor, " C"]
+) -> tuple[Float[np.ndarray, "C K"], Float[np.ndarray, "C L"]]:
+    """The standard score of each slot of the true picture partner[c], and of each slot of the caption, for every
+    caption c; see above.
+    """
+    pictures, captions = data.sets
+    step = max(1, _VALUES // (len(pictures) * pictures.shape[1] * captions.shape[1]))
+    by_picture_slot, by_caption_slot = [], []
+    for start in range(0, len(captions), step):
+        part = slice(start, start + step)
+        planes = cosine_planes(pictures, captions[part])
+        by_picture_slot.append(_standard(planes.amax(1), partner[part]))
+        by_caption_slot.append(_standard(planes.amax(0), partner[part]))
+    return torch.cat(by_picture_slot).cpu().numpy(), torch.cat(by_caption_slot).cpu().numpy()
+
+
+def _standard(near: Float[Tensor, "S B c"], partner: Int[Tensor, " c"]) -> Float[Tensor, "c S"]:
+    """How far slot s of the true picture is above the average of all pictures, in standard deviations."""
+    near = near.double()
+    true = near.gather(1, partner.expand(len(near), 1, -1))[:, 0]
+    spread = near.std(1, correction=0)
+    return ((true - near.mean(1)) / spread).where(spread > _NO_SPREAD, 0.0).T
+
+
+def _specialisation(
+    modality: str,
+    names: list[str],
+    kind: Int[np.ndarray, " C"],
+    scores: Float[np.ndarray, "C K"],
+    pictures: Int[np.ndarray, " C"],
+    seed: int,
+    orders: int,
+) -> Specialisation:
+    facets, slots = len(names), scores.shape[1]
+    counts = np.bincount(kind, minlength=facets)
+    means = _sums(scores, kind, facets) / counts[:, None]
+    chosen, measured = _halves(pictures, seed)
+    one_slot, own_slot = _choices(scores[chosen], kind[chosen], facets)
+    one, own = scores[measured, one_slot], scores[measured, own_slot[kind[measured]]]
+    clearest = _largest(scores)
+    table = _counted(kind, clearest, (facets, slots))
+    information = _information(table)
+    dealt = [
+        _information(_counted(kind[order], clearest, (facets, slots))) for order in _orders(pictures, orders, seed)
+    ]
+    least = min(facets, slots)
+    gain, level = float(own.mean() - one.mean()), float(own.mean())
+    reach = 1.96 * _standard_error(own - one, pictures[measured])
+    return Specialisation(
+        modality=modality,
+        facets=names,
+        counts=counts.tolist(),
+        scores=means,
+        best=_largest(means).tolist(),
+        shares=table / counts[:, None],
+        own=level,
+        one=float(one.mean()),
+        interval=(gain - reach, gain + reach),
+        specialisation=gain / level * least / (least - 1) if least > 1 and level > _SAME else 0.0,
+        information=information,
+        chance=float(np.mean(dealt)),
+        p_value=(1 + sum(value > information - _NO_SPREAD for value in dealt)) / (1 + orders),
+    )
+
+
+def _halves(pictures: Int[np.ndarray, " C"], seed: int) -> tuple[Bool[np.ndarray, " C"], Bool[np.ndarray, " C"]]:
+    """The captions of one half of the pictures, drawn at random, and those of the other. One picture is both halves."""
+    first: np.ndarray = (np.random.default_rng(seed).permutation(pictures.max() + 1) % 2 == 0)[pictures]
+    return (first, ~first) if first.any() and not first.all() else (np.full_like(first, True),) * 2
+
+
+def _choices(
+    scores: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int
+) -> tuple[int, Int[np.ndarray, " F"]]:
+    """The slot that is best for all captions, and the one for each facet (the former where a facet is not there)."""
+    best = int(_largest(scores.mean(0, keepdims=True))[0])
+    counts = np.bincount(kind, minlength=facets)
+    by_facet = _largest(_sums(scores, kind, facets) / np.maximum(counts, 1)[:, None])
+    return best, np.where(counts > 0, by_facet, best)
+
+
+def _orders(pictures: Int[np.ndarray, " C"], count: int, seed: int) -> Iterator[Int[np.ndarray, " C"]]:
+    """Random orders of the captions: each takes the place of another of its picture; of any, where all are alone."""
+    generator = np.random.default_rng(seed)
+    _, place, sizes = np.unique(pictures, return_inverse=True, return_counts=True)
+    picture = place if sizes.max() > 1 else np.zeros(len(pictures), np.int64)
+    together = np.argsort(picture, kind="stable")
+    for _ in range(count):
+        order = np.empty(len(pictures), np.int64)
+        order[together] = np.argsort(picture + generator.random(len(pictures)))
+        yield order
+
+
+def _counted(kind: np.ndarray, slot: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """How many captions about each facet each slot recognises."""
+    return np.bincount(kind * shape[1] + slot, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def _information(table: np.ndarray) -> float:
+    """I(facet; slot) = H(facet) + H(slot) − H(both), in bits, of a table of counts."""
+    return max(0.0, _entropy(table.sum(1)) + _entropy(table.sum(0)) - _entropy(table.ravel()))
+
+
+def _entropy(counts: np.ndarray) -> float:
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log2(share)).sum())
+
+
+def _sums(values: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int) -> Float[np.ndarray, "F K"]:
+    """The sum of the rows of each facet."""
+    return np.stack([np.bincount(kind, column, facets) for column in values.T], 1)
+
+
+def _largest(values: Float[np.ndarray, "n K"]) -> Int[np.ndarray, " n"]:
+    """Where the largest of a row is: the first of those that are not told apart."""
+    place: np.ndarray = (values >= values.max(1, keepdims=True) - _SAME).argmax(1)
+    return place
+
+
+def _standard_error(values: Float[np.ndarray, " C"], pictures: Int[np.ndarray, " C"]) -> float:
+    """Of the mean, where captions of one picture may go together."""
+    _, place = np.unique(pictures, return_inverse=True)
+    together = np.bincount(place, values - values.mean())
+    count = len(together)
+    return float(np.sqrt((together**2).sum() * count / (count - 1)) / len(values)) if count > 1 else 0.0
+
+
+# The worst queries: where the true answer came far down, and what stood above it.
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A query whose best true answer is not first."""
+
+    item: int
+    """The place of the query in the split."""
+    id: str | None
+    rank: int
+    """Of the best true answer; ties count against us."""
+    right: Answer
+    """The best true answer."""
+    wrong: list[Answer]
+    """The best of the wrong answers that stood above it or tied with it, best first."""
+
+    @property
+    def margin(self) -> float:
+        """By how much the best wrong answer scores more than the right one."""
+        return self.wrong[0].score - self.right.score
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The worst queries of one modality in another, worst first."""
+
+    query: str
+    gallery: str
+    worst: list[Failure]
+    failed: int
+    """How many queries have a wrong answer first."""
+
+
+def worst_queries(
+    scores: Float[Tensor, "B C"], data: Paired, worst: int = 10, answers: int = 5
+) -> tuple[Failures, Failures]:
+    """The worst queries of the rows and of the columns, by the rank of their best true answer; at the same rank the
+    larger margin first, then the order of the split. A query whose true answer is first is no failure.
+    """
+    found = ranks_both_ways(scores, *data.groups)
+    return (
+        _worst(scores, data, found[0].ranks, worst, answers),
+        _worst(scores.T, data.turned(), found[1].ranks, worst, answers),
+    )
+
+
+def _worst(scores: Tensor, data: Paired, ranks: Tensor, worst: int, answers: int) -> Failures:
+    row, column = data.true_pairs()
+    right = scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row, scores[row, column], "amax")
+    margin = scores.amax(1) - right  # where a wrong answer is first, the largest score is its
+    by_margin = margin.sort(descending=True, stable=True).indices
+    order = by_margin[ranks[by_margin].sort(descending=True, stable=True).indices]
+    failed = int((ranks > 1).sum())
+    chosen = [
+        _failure(scores[place], data, place, int(ranks[place]), answers)
+        for place in order[: min(worst, failed)].tolist()
+    ]
+    return Failures(data.names[0], data.names[1], chosen, failed)
+
+
+def _failure(scores: Tensor, data: Paired, query: int, rank: int, answers: int) -> Failure:
+    true = data.groups[1] == data.groups[0][query]
+    right = _best(scores.masked_fill(~true, -torch.inf), data, 1, true=True)[0]
+    above = rank - 1
+    wrong = _best(scores.masked_fill(true, -torch.inf), data, min(above, answers), true=False)
+    return Failure(query, data.name(0, query), rank, right, wrong)
+
+
+def _best(scores: Tensor, data: Paired, count: int, true: bool) -> list[Answer]:
+    values, places = first_largest(scores[None], count)
+    pairs = zip(places[0].tolist(), values[0].tolist(), strict=True)
+    return [Answer(place, data.name(1, place), score, true) for place, score in pairs]
+
+
+# All that can be said about a model's sets on a split, in numbers: what `maxmatch analyse` writes and draws.
 
 
 @dataclass(frozen=True)
@@ -83,7 +419,7 @@ def analyse(
     """Analyse the sets of two modalities, on the device that they are on.
 
     options: of the similarity, alpha or k, where they are not the usual ones. facets: what each item of the second
-    modality is about, see `maxmatch.evaluation.facets.caption_facets`. examples: how many queries, drawn at random, are
+    modality is about, see `caption_facets`. examples: how many queries, drawn at random, are
     shown with the answers of each of their slots. worst: how many failures are shown each way; answers: with how many
     answers. The largest thing held is one score matrix.
     """

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from maxmatch.checks import NotFiniteError
-from maxmatch.matching.backend import kernels_for
-from maxmatch.types import Ranks
+from maxmatch.core.checks import NotFiniteError
+from maxmatch.core.types import Ranks
+from maxmatch.matching.backends import kernels_for
 
 
 class Part(NamedTuple):

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtr
 
-from maxmatch.evaluation.protocol import Gallery
-from maxmatch.evaluation.retrieval import LEVELS
+from maxmatch.evaluation.metrics import LEVELS, Gallery
 
 RECALLS = tuple(f"{way}_r{level}" for way in ("i2t", "t2i") for level in LEVELS)
 _BLOCK = 8 * 2**20  # numbers drawn at once

@@ -5,12 +5,7 @@ They know no encoder and no similarity. A batch is B distinct images with all th
 """
 
 from maxmatch.losses.contrastive import contrastive
-from maxmatch.losses.diversity import (
-    global_discriminative,
-    intra_set_divergence,
-    pvse_diversity,
-    uniformity,
-)
+from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.objective import objective
 from maxmatch.losses.triplet import triplet

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.checks import check_positive
+from maxmatch.core.checks import check_positive
 
 
 def contrastive(

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from maxmatch.core.types import LossTerms, Sets
 from maxmatch.losses.contrastive import contrastive
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.triplet import Negatives, triplet
-from maxmatch.types import LossTerms, Sets
 
 _DIVERSITY = {"uniformity": uniformity, "pvse": pvse_diversity}
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.checks import check_positive
+from maxmatch.core.checks import check_positive
 
 Negatives = Literal["hardest", "mean", "semi_hard"]
 

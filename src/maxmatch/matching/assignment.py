@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from maxmatch.checks import Array, as_tensor, check_cosine_shape, check_cosines_finite, check_mask
+from maxmatch.core.checks import Array, as_tensor, check_cosine_shape, check_cosines_finite, check_mask
 
 _TABLE_UP_TO = 4
 _SUBSETS_UP_TO = 8

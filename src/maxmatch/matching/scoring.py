@@ -1,18 +1,365 @@
-"""All pairs of two collections of sets, tile by tile under a bound on memory: all scores, or the best of them.
+"""All pairs of two collections of sets, tile by tile under a bound on memory: all scores, or the best of them."""
 
-Inputs are tensors on any device or NumPy arrays, memory maps among them: only the tiles at work are read. `max_memory`
-bounds what is allocated beside the inputs and the result: 1 GiB unless given, on a large GPU a sixteenth of its memory.
-A similarity of your own must not write to what it is given.
-"""
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from maxmatch.checks import Array
-from maxmatch.matching.similarity import Similarity
-from maxmatch.matching.tiles import Job
-from maxmatch.types import TopHits
+from maxmatch.core.checks import (
+    Array,
+    NotFiniteError,
+    NotUnitLength,
+    as_tensor,
+    check_mask,
+    check_pair,
+    range_of_norms,
+    refuse_not_finite,
+    warn_unless_unit,
+)
+from maxmatch.core.types import TopHits
+from maxmatch.matching.backends import compiled_for, kernels_for
+from maxmatch.matching.similarity import SIMILARITIES, Similarity, few_products, multiply
+
+# How the scores of a tile are made: compiled code on the CPU, kernels on the GPU.
+
+Watch = Callable[[Tensor], None]
+"""Takes a sum over what went into a tile: if it is not finite, something in there is not."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How the scores of a tile are made."""
+
+    pack_rows: Callable[[Tensor], Any]
+    pack_columns: Callable[[Tensor], Any]
+    score: Callable[[Any, Any, Tensor, slice, slice], None]
+    """(packed rows, packed columns, where to write the scores, which rows, which columns)"""
+    bytes_per_pair: int
+    best_tile: tuple[int, int]
+    """Rows and columns of a tile where memory allows: small on the CPU, to stay in its caches."""
+
+
+def same(sets: Tensor) -> Tensor:
+    """No packing."""
+    return sets
+
+
+def _slot_major(sets: Tensor) -> Tensor:
+    """(B, K, D) -> (K·B, D): the vectors of slot 0 first, so that a product comes out in planes."""
+    return sets.transpose(0, 1).reshape(-1, sets.shape[2])
+
+
+def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
+    """The CPU's: a product in planes, and compiled code for the matching."""
+    space: dict[str, Tensor] = {}  # one for all tiles: touching fresh memory costs more than the matching
+
+    def reuse(name: str, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if name not in space:
+            space[name] = torch.empty(size)  # the first tile is the largest
+        return space[name][:size].view(shape)
+
+    def pack_columns(sets: Tensor) -> Tensor:
+        count, size, width = sets.shape
+        watch(_total(sets))
+        return reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
+
+    def pack_rows(sets: Tensor) -> Tensor:
+        watch(_total(sets))
+        return _slot_major(sets.float())
+
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+        height, width = out.shape
+        product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
+        matched = reuse("matched", 4, height, width)
+        compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
+        watch(out.sum())
+
+    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024))
+
+
+def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, watch: Watch, best_tile: tuple[int, int]) -> Scorer:
+    """For so few rows that a packed copy of the columns would cost more than it saves: those are read where they lie.
+
+    scores: writes the scores (B, C) of planes (K, B, K, C).
+    """
+
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+        height, width = out.shape
+        planes = few_products(x, y).view(size, height, size, width)
+        scores(planes, out)
+        watch(planes.sum())
+
+    return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=best_tile)
+
+
+def compiled_scores(
+    compiled: Any, pool: ThreadPoolExecutor, planes: Tensor, out: Tensor, matched: Tensor | None = None
+) -> None:
+    """Of planes (4, B, 4, C), by the compiled code for the CPU. matched: room for the matched cosines (4, B, C)."""
+    if matched is None:
+        matched = torch.empty(4, *out.shape)
+    compiled.matched_cosines(planes, matched, pool)
+    torch.mean(matched.exp_(), 0, out=out).sub_(1)
+
+
+def plane_scorer(kernels: Any, size: int, watch: Watch) -> Scorer:
+    """The GPU's for up to eight vectors and full float32: the library's product, then one kernel."""
+
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+        height, width = out.shape
+        kernels.plane_scores(multiply(x, y).view(size, height, size, width).transpose(1, 2), out)
+        watch(_total(x) + _total(y))
+
+    return Scorer(_slot_major, _slot_major, score, bytes_per_pair=4 * size**2, best_tile=(8192, 32768))
+
+
+def fused_scorer(kernels: Any, watch: Watch) -> Scorer:
+    """The GPU's for four vectors: product and matching in one kernel."""
+
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+        kernels.fused_scores(x, y, out)
+        watch(_total(x) + _total(y))
+
+    return Scorer(kernels.pack_rows, kernels.pack_columns, score, bytes_per_pair=0, best_tile=(8192, 32768))
+
+
+def _total(vectors: Tensor) -> Tensor:
+    """A sum that is not finite if any of the values is not."""
+    return vectors.sum(dtype=torch.float32)
+
+
+# All pairs of two collections, tile by tile: what is read, where it is computed, how much of it at once.
+
+_GIB = 2**30
+_WIDEST = 2**22  # columns: a kernel has a program for each 256 of them, and at most 65,535
+_NORMALISE = "Pass normalise=True to have it done on the way."
+
+
+class Tile(NamedTuple):
+    """The scores of some rows with some columns."""
+
+    rows: slice
+    columns: slice
+    scores: Tensor
+
+
+def _usual_memory(device: torch.device) -> int:
+    """Bytes for the tiles at work. A GPU needs larger ones, else it waits for their launches."""
+    if device.type != "cuda":
+        return _GIB
+    free, whole = torch.cuda.mem_get_info(device)
+    return max(_GIB, min(whole // 16, free // 2))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Two collections, the similarity between them, and where and in what memory to compute it."""
+
+    a: Array
+    b: Array
+    similarity: str | Similarity
+    max_memory: int
+    a_mask: Tensor | None
+    b_mask: Tensor | None
+    normalise: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls,
+        a: Array,
+        b: Array,
+        similarity: str | Similarity,
+        max_memory: int | None,
+        a_mask: Array | None,
+        b_mask: Array | None,
+        normalise: bool,
+        device: torch.device | str | None,
+    ) -> "Job":
+        """Check everything at the border."""
+        check_pair(a, b)
+        if isinstance(similarity, str) and similarity not in SIMILARITIES:
+            raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        masks = [None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask)]
+        check_mask("a_mask", masks[0], (a.shape[0], a.shape[1]))
+        check_mask("b_mask", masks[1], (b.shape[0], b.shape[1]))
+        if device is None:
+            device = next((x.device for x in (a, b) if isinstance(x, Tensor)), torch.device("cpu"))
+        double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
+        dtype = torch.float64 if double else torch.float32
+        device = torch.device(device)
+        memory = _usual_memory(device) if max_memory is None else max_memory
+        return cls(a, b, similarity, memory, masks[0], masks[1], normalise, device, dtype)
+
+    def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
+        """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
+        if len(self.a) == 0 or len(self.b) == 0:
+            return
+        totals: list[Tensor] = []
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            scorer = self._scorer(pool, totals.append)
+            height, width = self._tile_shape(scorer)
+            packed: dict[int, Any] = {}  # the rows' tiles come again with every tile of columns: kept, where they fit
+            keep_rows = self._item_bytes(self.a) * len(self.a) <= self.max_memory // 8
+            for j in range(0, len(self.b), width):
+                columns = slice(j, min(j + width, len(self.b)))
+                packed_columns = scorer.pack_columns(self._load(self.b, columns))
+                for i in range(0, len(self.a), height):
+                    rows = slice(i, min(i + height, len(self.a)))
+                    packed_rows = packed.get(i)
+                    if packed_rows is None:
+                        packed_rows = scorer.pack_rows(self._load(self.a, rows))
+                        if keep_rows:
+                            packed[i] = packed_rows
+                    if scores is None:
+                        shape = rows.stop - rows.start, columns.stop - columns.start
+                        tile = torch.empty(shape, dtype=self.dtype, device=self.device)
+                    else:
+                        tile = scores[rows, columns]
+                    try:
+                        scorer.score(packed_rows, packed_columns, tile, rows, columns)
+                    except NotFiniteError:  # it names an item of the tile
+                        self._refuse_not_finite()
+                    if self.device.type == "cpu" and not all(math.isfinite(totals.pop()) for _ in range(len(totals))):
+                        self._refuse_not_finite()
+                    yield Tile(rows, columns, tile)
+        # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
+        sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
+        norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
+        total, *found = torch.cat([self._sum(totals), *norms]).tolist()
+        if not math.isfinite(total):
+            self._refuse_not_finite()
+        for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
+            warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
+
+    def _refuse_not_finite(self) -> NoReturn:
+        """Name the item by its place in the whole."""
+        refuse_not_finite("a", self.a, self.a_mask)
+        refuse_not_finite("b", self.b, self.b_mask)
+        raise NotFiniteError("a score is not finite, though every vector is. " + _NORMALISE)
+
+    def _sum(self, totals: list[Tensor]) -> Tensor:
+        return torch.stack(totals).sum()[None] if totals else torch.zeros(1, device=self.device)
+
+    def _load(self, sets: Array, part: slice) -> Tensor:
+        block = as_tensor(sets[part]).to(self.device)
+        if self._cast():
+            block = block.to(self.dtype)
+        if self.normalise:  # in float32: what keeps a zero vector from being divided by zero is too small for half
+            block = normalize(block.to(self.dtype), dim=-1).to(block.dtype)
+        return block
+
+    def _cast(self) -> bool:
+        """Whether tiles of two precisions are made one; a few rows on a CPU are multiplied with what there is."""
+        named = isinstance(self.similarity, str)  # a function gets one precision, however many rows there are
+        few = named and self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
+        return _name(self.a) != _name(self.b) and not few
+
+    def _tile_shape(self, scorer: Scorer) -> tuple[int, int]:
+        """As large as the scorer likes it and memory allows: an eighth each for rows and columns, half for pairs."""
+        share = self.max_memory // 8
+        tall = max(1, min(len(self.a), scorer.best_tile[0], share // self._item_bytes(self.a)))
+        widest = max(1, min(len(self.b), share // self._item_bytes(self.b), _WIDEST))
+        pairs = max(1, min(math.prod(scorer.best_tile), 4 * share // (scorer.bytes_per_pair + self.dtype.itemsize)))
+        height = max(1, min(tall, pairs // min(widest, scorer.best_tile[1] // 32 or 1)))
+        return height, max(1, min(widest, pairs // height))
+
+    def _item_bytes(self, sets: Array) -> int:
+        """What the copies of one item take while its tile is at work."""
+        if isinstance(sets, Tensor):
+            resident = sets.device == self.device and not self.normalise and not self._cast() and sets.is_contiguous()
+        else:
+            resident = self.device.type == "cpu" and not self.normalise and sets.flags.c_contiguous
+        if resident and self.device.type == "cuda":  # the kernels take every precision as it is
+            few = self._few_rows() and self._plain_maxmatch()
+            return 1 if few else math.prod(sets.shape[1:]) * sets.dtype.itemsize
+        masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
+        as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
+        few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
+        if resident and not masked and few and self.dtype == torch.float32:  # see products.few_products
+            copies = 0 if as_it_is and sets is self.b else 1  # rows are packed
+        else:
+            copies = 1 if as_it_is else 3
+        return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
+
+    def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
+        """The fastest way there is. What a scorer gives to `watch` must be finite."""
+        size = self.a.shape[1]
+        probe = self._load(self.a, slice(0, 1))
+        if self._plain_maxmatch():
+            kernels = kernels_for(probe)
+            if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
+                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
+            if kernels is not None and kernels.can_fuse(probe):
+                return fused_scorer(kernels, watch)
+            if kernels is not None and 1 < size <= kernels.MAX_PLANES:
+                return plane_scorer(kernels, size, watch)
+            compiled = compiled_for(probe, pairs=len(self.a) * len(self.b)) if size == 4 else None
+            if compiled is not None and self._few_rows():
+                return few_scorer(partial(compiled_scores, compiled, pool), size, watch, (128, 1024))
+            if compiled is not None and len(self.b) * size >= self.b.shape[2]:
+                return compiled_scorer(compiled, pool, watch)
+        return self._plain_scorer()
+
+    def _plain_maxmatch(self) -> bool:
+        """Sets of one size, all of whose vectors are real."""
+        unmasked = self.a_mask is None and self.b_mask is None
+        return self.similarity == "maxmatch" and unmasked and self.a.shape[1] == self.b.shape[1]
+
+    def _few_rows(self) -> bool:
+        """Whether a packed copy of the columns would cost more than it saves. On a GPU: twice the columns' bytes, or
+        four times those of the cosines; on a CPU, measured.
+        """
+        vectors = len(self.a) * self.a.shape[1]
+        if self.device.type == "cuda":
+            return 8 * vectors < self.b.shape[2] * self.b.dtype.itemsize
+        return vectors < self.b.shape[2]
+
+    def _plain_scorer(self) -> Scorer:
+        similarity = SIMILARITIES[self.similarity] if isinstance(self.similarity, str) else self.similarity
+
+        def score(a: Tensor, b: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+            masks = {}
+            if self.a_mask is not None:
+                masks["a_mask"] = self.a_mask[rows].to(self.device)
+            if self.b_mask is not None:
+                masks["b_mask"] = self.b_mask[columns].to(self.device)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotUnitLength)  # said once already, with the cure that fits here
+                out.copy_(similarity(a, b, **masks))
+            if not isinstance(self.similarity, str) and bool(out.isnan().any()):  # a function may not have looked
+                raise NotFiniteError("NaN among the scores.")
+
+        # Measured: up to ten tensors of the size of the (squared) blocks are alive at once, with masks twenty.
+        tensors = 10 if self.a_mask is None and self.b_mask is None else 20
+        block = max(self.a.shape[1], self.b.shape[1]) ** 2
+        tile = (128, 1024) if self.device.type == "cpu" else (4096, 4096)
+        return Scorer(same, same, score, bytes_per_pair=tensors * self.dtype.itemsize * block, best_tile=tile)
+
+
+def _name(sets: Array) -> str:
+    """Of its precision, the same for tensors and arrays."""
+    return str(sets.dtype).removeprefix("torch.")
+
+
+# All pairs of two collections of sets, tile by tile under a bound on memory: all scores, or the best of them.
+#
+# Inputs are tensors on any device or NumPy arrays, memory maps among them: only the tiles at work are read.
+# `max_memory`
+# bounds what is allocated beside the inputs and the result: 1 GiB unless given, on a large GPU a sixteenth of its
+# memory.
+# A similarity of your own must not write to what it is given.
 
 
 def score_matrix(

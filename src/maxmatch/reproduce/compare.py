@@ -1,18 +1,95 @@
-"""The paper's table with our figures beside it: mean and deviation over the seeds."""
+"""The paper's table with our figures beside it: mean and deviation over the seeds, paired tests, curves."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from maxmatch.evaluation.tables import Cell, Column, Table
-from maxmatch.reproduce.against import Against, against
-from maxmatch.reproduce.jobs import Job
-from maxmatch.reproduce.planning import Plan, PlannedLine
+import numpy as np
+import torch
+
+from maxmatch.core.files import whole, write_whole
+from maxmatch.evaluation.metrics import Gallery
+from maxmatch.evaluation.result_tables import Cell, Column, Table, render
+from maxmatch.evaluation.significance import paired_test_of_seeds, seeds_test
+from maxmatch.reproduce.jobs import Job, Plan, PlannedLine
 from maxmatch.reproduce.sweep import Outcome
-from maxmatch.reproduce.targets import SLOTS
+from maxmatch.reproduce.targets import SLOTS, Target
+from maxmatch.reproduce.worker import read_ranks
+
+# How far each line of a table lies from its MaxMatch line, and how sure that is.
+
+_DRAWS, _SEED = 2000, 0
+
+
+class Against(NamedTuple):
+    """The mean RSUM of a line minus that of another, by the same queries.
+
+    low, high, p: by the paired test over images, answers averaged over the seeds: what other photos would change.
+    p_seeds: by Welch's test over the seeds: what other seeds would change; None where there are not two of each.
+    """
+
+    rsum: float
+    low: float
+    high: float
+    p: float
+    p_seeds: float | None
+
+
+def against_reference(plan: Plan, outcomes: Mapping[Path, Outcome]) -> list[Against | None]:
+    """Each line against the reference of its group; None for the reference itself, and where it cannot be said."""
+    references = {line.line.group: line for line in plan.lines if line.line.reference}
+    found = []
+    for line in plan.lines:
+        reference = references.get(line.line.group)
+        found.append(None if reference is None or reference is line else against(line, reference, outcomes))
+    return found
+
+
+def against(line: PlannedLine, other: PlannedLine, outcomes: Mapping[Path, Outcome]) -> Against | None:
+    """One line against another; None where one failed, was measured elsewhere, or did not keep what queries found."""
+    sides = [_searches(one.jobs, outcomes) for one in (other, line)]
+    searches = [search for side in sides for search in side]
+    if not all(sides) or not all(_same_queries(searches[0], one) for one in searches[1:]):
+        return None
+    first, second = ([[search.gallery] for search in side] for side in sides)
+    found = paired_test_of_seeds(first, second, _DRAWS, np.random.default_rng(_SEED))
+    return Against(*found, seeds_test(*([search.rsum for search in side] for side in sides)))
+
+
+class _Search(NamedTuple):
+    """What one seed's model found, where, and the RSUM of it."""
+
+    gallery: Gallery
+    where: tuple[str | None, str]
+    rsum: float
+
+
+def _searches(jobs: Sequence[Job], outcomes: Mapping[Path, Outcome]) -> list[_Search]:
+    """Of all seeds that did not fail; none where one of them did not keep its ranks: the rest have another mean."""
+    found = []
+    for job in jobs:
+        result = outcomes[job.folder].result
+        if result is None:
+            continue
+        gallery, figures = read_ranks(job.folder, result), result["figures"]
+        if gallery is None:
+            return []
+        rsum = next(figures[name] for name in ("coco_5k_rsum", "rsum") if name in figures)
+        found.append(_Search(gallery, (job.recipes[0].data.path, result["split"]), rsum))
+    return found
+
+
+def _same_queries(one: _Search, other: _Search) -> bool:
+    pairs = ((side.gallery.image_groups, side.gallery.text_groups) for side in (one, other))
+    return one.where == other.where and all(torch.equal(*groups) for groups in zip(*pairs, strict=True))
+
+
+# The paper's table with our figures beside it: mean and deviation over the seeds.
 
 _HEADINGS = {"i2t_r1": "i→t R@1", "t2i_r1": "t→i R@1", "rsum": "RSUM"}
 _PREFIXES = {"coco_1k_": "1K ", "coco_5k_": "5K "}
@@ -229,3 +306,95 @@ def _heading(name: str) -> str:
 
 def _is_rsum(name: str) -> bool:
     return name.endswith("rsum")
+
+
+# How the models of a table came to be: validation RSUM by epoch, as a picture beside it.
+
+Curve = dict[int, float]
+"""RSUM by epoch, counted from 1."""
+
+
+def curves(plan: Plan, outcomes: Mapping[Path, Outcome]) -> dict[str, list[Curve]]:
+    """For each line that was trained, by what it is called, the curve of every seed that did not fail.
+
+    Ensembles have none: nothing was trained for them.
+    """
+    from maxmatch.core.files import read_metrics
+
+    found = {}
+    for planned in plan.lines:
+        jobs = [job for job in planned.jobs if len(job.members) == 1 and outcomes[job.folder].result is not None]
+        seeds = [
+            {
+                record["epoch"] + 1: record["rsum"]
+                for record in read_metrics(job.folder, "val")
+                if record.get("rsum") is not None
+            }
+            for job in jobs
+        ]
+        if any(seeds):
+            found[label(plan.target, planned)] = [seed for seed in seeds if seed]
+    return found
+
+
+def draw_curves(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Path | None:
+    """The picture in the folder of the table; None without matplotlib, or where nothing is to be drawn."""
+    if find_spec("matplotlib") is None:
+        return None
+    found = curves(plan, outcomes)
+    if not found:
+        return None
+    from maxmatch.evaluation.report.figures import render, validation_curves
+
+    references = [label(plan.target, line) for line in plan.lines if line.line.reference]
+    reference = references[0] if len(references) == 1 else None  # one a group: they are no more than the others
+    path = plan.options.out / f"{plan.target.name}-curves.png"
+    content = render(validation_curves(found, reference), "png")
+    with whole(path) as file:
+        file.write(content)
+    return path
+
+
+def label(target: Target, planned: PlannedLine) -> str:
+    """What a line is called where it stands alone: ticks by the names of their columns."""
+    first, *others = planned.line.title
+    ticked = [heading for heading, said in zip(target.headings[1:], others, strict=True) if said]
+    named = f"{first} ({', '.join(ticked)})" if ticked else first
+    return f"{planned.line.group}: {named}" if planned.line.group else named
+
+
+# Before and after a sweep: data that is to be generated, and tables on the disk.
+
+
+def make_data(jobs: Sequence[Job], say: Callable[[str], object]) -> None:
+    """Generate the scenes that jobs wait for, or all of them would at once."""
+    from maxmatch.data.load import load_data
+
+    missing = {job.recipes[0].data.path: job.recipes[0].data for job in jobs if job.result() is None}
+    for path, data in missing.items():
+        if path is not None and data.scenes is not None and not (Path(path) / "metadata.jsonl").exists():
+            load_data(data, say)
+
+
+class Written(NamedTuple):
+    """A table as it was written: for people, with all figures for machines, and the files it went to."""
+
+    table: Table
+    whole: dict[str, Any]
+    files: list[Path]
+
+
+def write(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Written:
+    """Put the table into the folder, as Markdown and as JSON, and the curves of its models, where they can be drawn.
+
+    outcomes: its own, and any of other tables.
+    """
+    tests = against_reference(plan, outcomes)
+    target, made = plan.target, table(plan, outcomes, tests)
+    rows = compared(plan, outcomes, tests)
+    whole = {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}
+    files = [plan.options.out / f"{target.name}.{kind}" for kind in ("md", "json")]
+    for file, text in zip(files, (render(made, "markdown"), json.dumps(whole, indent=2)), strict=True):
+        write_whole(file, text + "\n")
+    drawn = draw_curves(plan, outcomes)
+    return Written(made, whole, files if drawn is None else [*files, drawn])

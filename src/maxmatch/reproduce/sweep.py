@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maxmatch.reproduce.cell import SAID
 from maxmatch.reproduce.jobs import LOG, Job
+from maxmatch.reproduce.worker import SAID
 
 _LOOK_EVERY = 0.1  # seconds
 _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
@@ -75,7 +75,7 @@ def start(job: Job, device: str | None) -> subprocess.Popen[bytes]:
     if device == "cpu":
         # One thread each, whatever the number of jobs: more would add numbers up in another order.
         environment.setdefault("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "maxmatch.reproduce.cell", str(job.folder), *([device] if device else [])]
+    command = [sys.executable, "-m", "maxmatch.reproduce.worker", str(job.folder), *([device] if device else [])]
     with (job.folder / LOG).open("wb") as log:
         # Ctrl-C in a terminal goes to a whole session. In one of their own they hear it from us, once.
         return subprocess.Popen(

@@ -1,19 +1,44 @@
-"""What an engine does for an index: keep items for good, and find those whose vector is near.
-
-An engine knows nothing of sets. An item is an id, one vector (the set's K vectors of width D one after the other, so
-K·D numbers) and metadata; the inner product of two such vectors is the sum of the cosines of slot i with slot i.
-`SetIndex` checks all input, holds the lock of writers, and scores; an engine stores, filters and proposes.
-"""
+"""What an engine does for an index: store items durably, and find those whose vector is near."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import JsonValue
 
-from maxmatch.search.where import Condition
+from maxmatch.search.filters import Condition
+
+# What a search gives.
+
+
+class Match(NamedTuple):
+    """A slot of the query, the slot of the item that it was matched with, and their cosine."""
+
+    query_slot: int
+    item_slot: int
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An item that was found."""
+
+    id: str
+    score: float
+    """By the index's similarity."""
+    matches: list[Match] = field(default_factory=list)
+    """The best one-to-one matching of the query's vectors with the item's, by query slot."""
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+
+
+# What an engine does for an index: keep items for good, and find those whose vector is near.
+#
+# An engine knows nothing of sets. An item is an id, one vector (the set's K vectors of width D one after the other,
+# so
+# K·D numbers) and metadata; the inner product of two such vectors is the sum of the cosines of slot i with slot i.
+# `SetIndex` checks all input, holds the lock of writers, and scores; an engine stores, filters and proposes.
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,7 @@ Choose = Callable[[list[np.ndarray]], list[np.ndarray]] | None
 """The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted; None: all are."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """The calls that `SetIndex` makes.
 
@@ -142,6 +168,7 @@ class Engine(Protocol):
         """Let go of files and connections."""
 
 
+@runtime_checkable
 class EngineMaker(Protocol):
     """A module of `search.engines` has two functions: `create` and `open_engine`, with the same arguments."""
 

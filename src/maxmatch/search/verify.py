@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maxmatch.search.best import Best
 from maxmatch.search.engine import Engine
-from maxmatch.search.intake import checked_count
-from maxmatch.search.manifest import Manifest, Tuning
-from maxmatch.search.retrieve import Settings, by_candidates, scan
+from maxmatch.search.index_folder import Manifest, Tuning, checked_count
+from maxmatch.search.rerank import Best, Settings, by_candidates, scan
 
 _FEWEST, _MOST = 5, 80  # candidates, times k
 _MOST_EFFORT = 16.0

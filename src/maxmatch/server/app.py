@@ -10,23 +10,17 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from maxmatch import __version__
-from maxmatch.model import SetEncoder
-from maxmatch.search.identity import model_identity
-from maxmatch.search.index import SetIndex
-from maxmatch.search.origin import read_origin
-from maxmatch.server.errors import add_handlers
-from maxmatch.server.folding import THRESHOLD
-from maxmatch.server.gallery import Gallery, PictureOf
-from maxmatch.server.metrics import Metrics
-from maxmatch.server.page_routes import page_routes
-from maxmatch.server.picture_routes import picture_routes
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.identity import model_identity
+from maxmatch.model.names import SHIPPED, shipped_model
+from maxmatch.search.encode_files import read_origin
+from maxmatch.search.set_index import SetIndex
+from maxmatch.server.api_schema import add_handlers
+from maxmatch.server.gallery import THRESHOLD, Gallery, PictureOf
+from maxmatch.server.pictures import Thumbnails, Uploads
 from maxmatch.server.querying import Searcher
-from maxmatch.server.search_routes import IMAGE_SEARCH, search_routes
-from maxmatch.server.security import Guard, Limits
-from maxmatch.server.service import Service
-from maxmatch.server.thumbnails import Thumbnails
-from maxmatch.server.uploads import Uploads
-from maxmatch.shipped import SHIPPED, shipped_model
+from maxmatch.server.routes import IMAGE_SEARCH, Service, page_routes, picture_routes, search_routes
+from maxmatch.server.security import Guard, Limits, Metrics
 
 API = "/api/v1"
 _log = logging.getLogger("maxmatch")

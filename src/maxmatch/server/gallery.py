@@ -1,21 +1,73 @@
-"""What the server shows of an index: its items under opaque keys, with the facts of their pictures."""
+"""What the server shows of an index: its items under opaque keys, near-duplicates folded into one."""
 
 import hashlib
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from maxmatch.search import facts
-from maxmatch.search.index import SetIndex
-from maxmatch.search.where import Condition, passes
-from maxmatch.server.folding import Sketcher
+from maxmatch.search import photos
+from maxmatch.search.filters import Condition, passes
+from maxmatch.search.set_index import SetIndex
+
+# Near-duplicates: pictures whose sets are almost the same, shown as one.
+#
+# How near two sets are is the mean cosine of slot i with slot i. Items of one modality have their slots in one order,
+# so
+# for near-duplicates this is their best matching. It is estimated from sketches: a random projection keeps squared
+# distances within √(2/width), here an eighth, of themselves, so an estimate is precise where it matters, near 1.
+
+THRESHOLD = 0.99
+_WIDTH = 128
+
+
+class Sketcher:
+    """From flattened sets (n, K·D) to sketches (n, 128) of unit length."""
+
+    def __init__(self, width: int, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self._projection = generator.standard_normal((width, _WIDTH), dtype=np.float32)
+
+    def __call__(self, vectors: np.ndarray) -> np.ndarray:
+        """The sketches in half precision."""
+        sketches = np.asarray(vectors, dtype=np.float32) @ self._projection
+        norms = np.linalg.norm(sketches, axis=1, keepdims=True)
+        return np.asarray(sketches / np.maximum(norms, 1e-12), dtype=np.float16)
+
+
+def fold(ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = THRESHOLD) -> list[list[int]]:
+    """Groups of places in `ids`, best first: each begins with its leader, the first that is near no earlier leader.
+
+    A longer list begins with the same leaders, so pages of results fit together. What has no sketch stays alone.
+    """
+    known = [place for place, name in enumerate(ids) if name in sketches]
+    if not known:
+        return [[place] for place in range(len(ids))]
+    vectors = np.stack([sketches[ids[place]] for place in known]).astype(np.float32)
+    near = np.full((len(ids), len(ids)), -1.0, np.float32)
+    near[np.ix_(known, known)] = vectors @ vectors.T
+    np.fill_diagonal(near, -1.0)
+    if near.max() < threshold:  # as a rule
+        return [[place] for place in range(len(ids))]
+    groups: list[list[int]] = []
+    leaders: list[int] = []
+    for place in range(len(ids)):
+        best = int(near[place, leaders].argmax()) if leaders else -1
+        if best >= 0 and near[place, leaders[best]] >= threshold:
+            groups[best].append(place)
+        else:
+            leaders.append(place)
+            groups.append([place])
+    return groups
+
+
+# What the server shows of an index: its items under opaque keys, with the facts of their pictures.
 
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
@@ -129,14 +181,14 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> Item:
     return Item(
         key=key_of(name),
         id=name,
-        name=_text(known(facts.NAME)) or name.rsplit("/", 1)[-1],
-        folder=_text(known(facts.FOLDER)) or "",
-        taken=_text(known(facts.TAKEN)),
-        width=_number(known(facts.WIDTH)),
-        height=_number(known(facts.HEIGHT)),
-        orientation=_text(known(facts.ORIENTATION)),
-        bytes=_number(known(facts.BYTES)),
-        modified=_number(known(facts.MODIFIED)),
+        name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
+        folder=_text(known(photos.FOLDER)) or "",
+        taken=_text(known(photos.TAKEN)),
+        width=_number(known(photos.WIDTH)),
+        height=_number(known(photos.HEIGHT)),
+        orientation=_text(known(photos.ORIENTATION)),
+        bytes=_number(known(photos.BYTES)),
+        modified=_number(known(photos.MODIFIED)),
     )
 
 
@@ -150,4 +202,4 @@ def _number(value: Any) -> int | None:
 
 
 def _facts(item: Item) -> dict[str, Any]:
-    return {facts.FOLDER: item.folder, facts.TAKEN: item.taken, facts.ORIENTATION: item.orientation}
+    return {photos.FOLDER: item.folder, photos.TAKEN: item.taken, photos.ORIENTATION: item.orientation}

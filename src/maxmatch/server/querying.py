@@ -1,4 +1,4 @@
-"""From what is asked to results: encode the query, search, fold near-duplicates, cut the page out."""
+"""From a request to results: encode the query, search, fold near-duplicates, cut out the page."""
 
 import asyncio
 from collections import OrderedDict, defaultdict
@@ -8,17 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maxmatch.model import SetEncoder
-from maxmatch.search.hit import Hit, Match
-from maxmatch.search.parts import search_parts
-from maxmatch.search.where import Condition
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.search.engine import Hit, Match
+from maxmatch.search.filters import Condition
+from maxmatch.search.query import search_parts
+from maxmatch.server.api_schema import DEEPEST, Paging, Refusal, not_found
 from maxmatch.server.batching import Batcher
-from maxmatch.server.errors import Refusal, not_found
-from maxmatch.server.folding import THRESHOLD, fold
-from maxmatch.server.gallery import Gallery, Item, item_of
-from maxmatch.server.metrics import Metrics
-from maxmatch.server.schema import DEEPEST, Paging
-from maxmatch.server.uploads import Uploads
+from maxmatch.server.gallery import THRESHOLD, Gallery, Item, fold, item_of
+from maxmatch.server.pictures import Uploads
+from maxmatch.server.security import Metrics
 
 _ARRANGED = 500  # of the most relevant, when sorted by date
 _MARGIN = 8  # more than is shown, for near-duplicates that are folded

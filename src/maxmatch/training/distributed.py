@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed, nn
 
-from maxmatch.devices import chosen_device
-from maxmatch.types import Sets
+from maxmatch.core.devices import chosen_device
+from maxmatch.core.types import Sets
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxmatch.encoders import RegionEncoder
-from maxmatch.layers import PIEHead, SetHead
-from maxmatch.model import SetEncoder
-from maxmatch.recipe_train import Train
+from maxmatch.core.types import Batch, Inputs, LossTerms
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.encoders import RegionEncoder
+from maxmatch.model.layers import PIEHead, SetHead
+from maxmatch.recipe.schema import Train
 from maxmatch.training.distributed import several
-from maxmatch.types import Batch, Inputs, LossTerms
 
 Step = Callable[[Batch, int], LossTerms]
 _WARM_UP = 3  # steps before recording, in which kernels are compiled and buffers get their size

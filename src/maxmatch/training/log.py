@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from maxmatch.files import write_whole
-from maxmatch.recipe import Recipe
-from maxmatch.types import LossTerms
+from maxmatch.core.files import METRICS, parsed_record, write_whole
+from maxmatch.core.types import LossTerms
+from maxmatch.recipe.schema import Recipe
 
-METRICS, TRACKED = "metrics.jsonl", "tracker-id.txt"
+TRACKED = "tracker-id.txt"
 
 
 class RunLog:
@@ -161,27 +161,10 @@ def epoch_line(epoch: int, epochs: int, values: Mapping[str, float], seconds_lef
     return f"epoch {epoch + 1}/{epochs}  " + "  ".join(said)
 
 
-def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records of a run, of one kind or all."""
-    path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    records = [record for record in map(_parsed, lines) if record is not None]
-    return [record for record in records if kind in (None, record["kind"])]
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A record; None for a line that a crash cut short."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and "step" in record else None
-
-
 def _cut(path: Path, records: int) -> int:
     """Keep the first so many records; how many there were."""
     with path.open(encoding="utf-8") as file:
-        kept = [line for line in islice(file, records) if _parsed(line) is not None]
+        kept = [line for line in islice(file, records) if parsed_record(line) is not None]
     write_whole(path, "".join(kept))
     return len(kept)
 

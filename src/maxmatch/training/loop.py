@@ -1,28 +1,61 @@
 """The whole of training, from a recipe to a checkpoint."""
 
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 
-from maxmatch.checks import NotFiniteError
+from maxmatch.core.checks import NotFiniteError
 from maxmatch.evaluation.encoding import encode_split
-from maxmatch.recipe import Recipe
-from maxmatch.training import watch
-from maxmatch.training.average import with_average
-from maxmatch.training.criterion import criterion_for
+from maxmatch.recipe.schema import Recipe
+from maxmatch.training import diagnostics
+from maxmatch.training.diagnostics import Trouble, measures
 from maxmatch.training.distributed import any_process, processes, same_everywhere
-from maxmatch.training.finish import finish
 from maxmatch.training.graph import RecordedSteps, Step, can_record
 from maxmatch.training.log import LossWindow, epoch_line
-from maxmatch.training.optim import freeze_for, set_learning_rates
-from maxmatch.training.run import Run, begin, recover, save
-from maxmatch.training.run_folder import RunFolder, open_run
-from maxmatch.training.signals import StopFlag, stopping
-from maxmatch.training.update import updating
-from maxmatch.training.validation import measures
-from maxmatch.training.watch import Trouble
+from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
+from maxmatch.training.run import Run, RunFolder, begin, finish, open_run, recover, save
+from maxmatch.training.step import criterion_for, updating
+
+# Ctrl-C and SIGTERM: the step at work is finished and the state saved before the program ends.
+
+
+@dataclass
+class StopFlag:
+    """Whether someone asked to stop."""
+
+    asked: bool = False
+
+
+@contextmanager
+def stopping() -> Iterator[StopFlag]:
+    """Note the first signal; the second one ends the program at once, as without us."""
+    flag = StopFlag()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield flag
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        flag.asked = True
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 _MOST_RECOVERIES = 3
 _WELL_ABOVE_CHANCE = 3.0  # times: from there on a state is worth going back to
@@ -91,7 +124,7 @@ def _train_epoch(run: Run, stop: StopFlag) -> list[Trouble]:
         try:
             terms = step(batch, plan.seed)
         except NotFiniteError:
-            return [watch.not_finite(math.nan, recipe)]
+            return [diagnostics.not_finite(math.nan, recipe)]
         progress.step += 1
         progress.position += 1
         window.add(terms, sum(len(groups) for groups in batch.groups.values()))
@@ -100,19 +133,19 @@ def _train_epoch(run: Run, stop: StopFlag) -> list[Trouble]:
         due = progress.position == len(run.sampler) or asked or not progress.step % recipe.train.log_every
         saving = recipe.train.checkpoint_every is not None and not progress.step % recipe.train.checkpoint_every
         if due or saving:
-            run.figures = window.flush(progress.losses, watch.watched_steps(len(run.sampler)))
+            run.figures = window.flush(progress.losses, diagnostics.watched_steps(len(run.sampler)))
             progress.seconds += window.seconds
             run.log.record("train", progress.step, progress.epoch, {**run.figures, "lr": rate})
             run.log.show(progress.epoch, run.figures)
             if not math.isfinite(run.figures["loss"]):
-                return [watch.not_finite(run.figures["loss"], recipe)]
+                return [diagnostics.not_finite(run.figures["loss"], recipe)]
         if asked or saving:
             save(run)
         if asked:
             line = f"{run.folder.path}: interrupted at step {progress.step}; go on with --resume."
             run.log.say(line)
             raise Interrupted(line)
-    stuck = watch.stuck(recipe, progress.epoch, progress.losses, len(run.sampler))
+    stuck = diagnostics.stuck(recipe, progress.epoch, progress.losses, len(run.sampler))
     return [] if stuck is None else [stuck]
 
 
@@ -153,7 +186,7 @@ def _validate(run: Run) -> tuple[list[Trouble], bool]:
     found = _measures(run)
     rsum = found.get("rsum", progress.best_rsum)
     if not math.isfinite(rsum):
-        return [watch.not_finite(rsum, run.recipe)], False
+        return [diagnostics.not_finite(rsum, run.recipe)], False
     if found:
         run.log.record("val", progress.step, epoch, found)
     run.log.say(epoch_line(epoch, train.epochs, {**run.figures, **found}, run.seconds_left))
@@ -186,11 +219,11 @@ def _troubles(run: Run, found: dict[str, float]) -> list[Trouble]:
     """What the validation shows to be wrong."""
     sizes = run.parts.model.set_sizes
     seen = [
-        watch.collapsed(run.recipe, found[f"{name}_log_variance"], sizes[name], name)
+        diagnostics.collapsed(run.recipe, found[f"{name}_log_variance"], sizes[name], name)
         for name in sizes
         if f"{name}_log_variance" in found
     ]
-    seen += [watch.unused(run.recipe, found["slots_used"])] if "slots_used" in found else []
+    seen += [diagnostics.unused(run.recipe, found["slots_used"])] if "slots_used" in found else []
     return [trouble for trouble in seen if trouble is not None]
 
 

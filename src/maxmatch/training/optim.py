@@ -1,17 +1,19 @@
-"""AdamW with the parameter groups of the paper's recipes, and how the learning rate goes (SPEC §6)."""
+"""AdamW with the parameter groups of the paper's recipes, schedules, and the moving average of the weights."""
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from maxmatch.encoders.freezing import Freezable
-from maxmatch.model import SetEncoder
-from maxmatch.recipe_train import Cosine as CosineSchedule
-from maxmatch.recipe_train import Schedule, Step, Train
-from maxmatch.tower import Tower
+from maxmatch.model.encoder import SetEncoder, Tower
+from maxmatch.model.encoders.backbone import Freezable
+from maxmatch.recipe.schema import Cosine as CosineSchedule
+from maxmatch.recipe.schema import Schedule, Step, Train
+
+# AdamW with the parameter groups of the paper's recipes, and how the learning rate goes (SPEC §6).
 
 
 @dataclass(frozen=True)
@@ -117,3 +119,45 @@ def clip_gradients(groups: list[Group], most: float | None) -> torch.Tensor | No
     if most is None:
         return None
     return nn.utils.clip_grad_norm_([p for group in groups for p in group.parameters.values()], most)
+
+
+# The moving average of the weights, which often validates better than the weights themselves.
+
+
+class Average:
+    """average ← decay · average + (1 − decay) · weights, after each step; BatchNorm's statistics go along."""
+
+    def __init__(self, model: SetEncoder, decay: float) -> None:
+        self.decay = decay
+        self.weights: dict[str, Tensor] = {name: value.clone() for name, value in _averaged(model).items()}
+
+    @torch.no_grad()
+    def update(self, model: SetEncoder) -> None:
+        """One step on."""
+        torch._foreach_lerp_(list(self.weights.values()), list(_averaged(model).values()), 1 - self.decay)
+
+    @contextmanager
+    def in_place(self, model: SetEncoder) -> Iterator[None]:
+        """The model with the averaged weights, for as long as this lasts."""
+        own = {name: value.clone() for name, value in _averaged(model).items()}
+        self._put(model, self.weights)
+        try:
+            yield
+        finally:
+            self._put(model, own)
+
+    @staticmethod
+    @torch.no_grad()
+    def _put(model: SetEncoder, weights: dict[str, Tensor]) -> None:
+        for name, value in _averaged(model).items():
+            value.copy_(weights[name])
+
+
+def _averaged(model: SetEncoder) -> dict[str, Tensor]:
+    """What can be averaged: parameters and statistics, not counts."""
+    return {name: value.detach() for name, value in model.state_dict().items() if value.is_floating_point()}
+
+
+def with_average(average: Average | None, model: SetEncoder) -> AbstractContextManager[None]:
+    """The model with the averaged weights, where there are such."""
+    return nullcontext() if average is None else average.in_place(model)

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from maxmatch.files import sync
-from maxmatch.model import SetEncoder
+from maxmatch.core.files import sync
+from maxmatch.model.encoder import SetEncoder
 from maxmatch.training.optim import Group
 
 _MODEL, _ADAM, _AVERAGE = "model/", "adam/", "average/"

@@ -1,22 +1,71 @@
-"""One step: a batch becomes sets, sets become scores, scores a loss, and the loss gradients.
-
-A batch too large for the memory is taken in chunks without losing negatives: first all sets are made without gradient,
-then the loss and its gradient with respect to them, then each chunk is encoded again and the gradient goes on from its
-sets. Dropout is drawn from the batch's seed, so that a chunk is encoded the same way both times.
-"""
+"""One step: a batch becomes sets, sets become scores, scores a loss, the loss gradients, and gradients new weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from maxmatch.model import SetEncoder
-from maxmatch.training.criterion import Criterion
-from maxmatch.training.distributed import fewest, gather, gather_sets
-from maxmatch.types import Batch, Inputs, LossTerms, Sets
+from maxmatch.core.types import Batch, Inputs, LossTerms, Sets
+from maxmatch.losses.objective import objective
+from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.recipe.schema import Recipe
+from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets
+from maxmatch.training.graph import Step
+from maxmatch.training.optim import Average, Group, clip_gradients
+
+# What is minimised.
+
+Similarity = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What is minimised: the objective between each of the pairs of modalities, added up."""
+
+    similarity: Similarity
+    pairs: Sequence[tuple[str, str]]
+    options: Mapping[str, Any]
+
+    def __call__(self, sets: Mapping[str, Sets], groups: Mapping[str, Tensor]) -> LossTerms:
+        """The loss of a batch."""
+        terms = [
+            objective(
+                self.similarity(sets[rows].vectors, sets[columns].vectors),
+                groups[rows][:, None] == groups[columns],
+                sets[rows],
+                sets[columns],
+                **self.options,
+            )
+            for rows, columns in self.pairs
+        ]
+        return terms[0] if len(terms) == 1 else _added(terms)
+
+
+def criterion_for(recipe: Recipe, epoch: int) -> Criterion:
+    """What a recipe minimises in an epoch."""
+    similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
+    return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch))
+
+
+def _added(terms: Sequence[LossTerms]) -> LossTerms:
+    """The sum of several losses, term by term. They have the same weights, and so the same terms."""
+    names = [field.name for field in fields(LossTerms) if getattr(terms[0], field.name) is not None]
+    return LossTerms(**{name: torch.stack([getattr(each, name) for each in terms]).sum() for name in names})
+
+
+# One step: a batch becomes sets, sets become scores, scores a loss, and the loss gradients.
+#
+# A batch too large for the memory is taken in chunks without losing negatives: first all sets are made without
+# gradient,
+# then the loss and its gradient with respect to them, then each chunk is encoded again and the gradient goes on from
+# its
+# sets. Dropout is drawn from the batch's seed, so that a chunk is encoded the same way both times.
 
 
 def gradients(
@@ -122,3 +171,47 @@ def _detached(terms: LossTerms) -> LossTerms:
     """The values alone: whoever keeps them does not keep the whole step's graph."""
     values = {field.name: getattr(terms, field.name) for field in fields(terms)}
     return LossTerms(**{name: value.detach() for name, value in values.items() if value is not None})
+
+
+# From a batch to changed weights.
+
+
+def updating(
+    model: SetEncoder,
+    groups: list[Group],
+    adam: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    criterion: Criterion,
+    *,
+    precision: torch.dtype | None = None,
+    chunks: int = 1,
+    clip: float | None = None,
+    average: Average | None = None,
+) -> Step:
+    """A function that takes one step of training with a batch and a seed for dropout."""
+
+    def step(batch: Batch, seed: int) -> LossTerms:
+        adam.zero_grad(set_to_none=True)
+        with _fast_products(precision is not None):
+            terms = gradients(model, batch, criterion, seed, precision, chunks, scaler.scale)
+        add_gradients(model)
+        scaler.unscale_(adam)
+        clip_gradients(groups, clip)
+        scaler.step(adam)
+        scaler.update()
+        if average is not None:
+            average.update(model)
+        return terms
+
+    return step
+
+
+@contextmanager
+def _fast_products(mixed: bool) -> Iterator[None]:
+    """In mixed precision the float32 products of the losses may be made by tensor cores (TF32), too."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if mixed else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

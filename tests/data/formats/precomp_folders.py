@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from maxmatch.data.items import IMAGE, TEXT
+from maxmatch.data.dataset import IMAGE, TEXT
 
 
 def put(folder, prefix, array, texts, ids=None, end="\n"):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from maxmatch.data.dataset import IMAGE, TEXT, Split
 from maxmatch.data.formats import tables
-from maxmatch.data.items import IMAGE, TEXT, Split
 
 
 def written(folder: Path, name: str, data: str | bytes) -> Path:

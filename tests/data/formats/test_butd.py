@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 from made_data import features, interrupting, run, split
 
+from maxmatch.data.dataset import IMAGE, DataError, Dataset, Rows
 from maxmatch.data.features import with_features
 from maxmatch.data.formats import butd
-from maxmatch.data.items import IMAGE, Dataset
-from maxmatch.data.problems import DataError
-from maxmatch.data.rows import Rows
 
 WIDTH = 6
 

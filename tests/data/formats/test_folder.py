@@ -1,9 +1,8 @@
 import pytest
 from sample_splits import picture, sample_splits
 
+from maxmatch.data.dataset import IMAGE, DataError, Split
 from maxmatch.data.formats import folder
-from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.problems import DataError
 
 
 def test_pictures_are_found_below_in_order_and_what_is_hidden_or_else_is_not(tmp_path):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from sample_splits import picture, plain, sample_splits
 
+from maxmatch.data.dataset import IMAGE, TEXT, DataError
 from maxmatch.data.formats import huggingface
-from maxmatch.data.items import IMAGE, TEXT
-from maxmatch.data.problems import DataError
 
 TWO = {
     "image": [{"bytes": picture(0), "path": None}, {"bytes": picture(1), "path": "b.png"}],

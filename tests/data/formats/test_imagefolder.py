@@ -2,9 +2,8 @@ import datasets
 import pytest
 from sample_splits import picture, plain, sample_splits
 
+from maxmatch.data.dataset import IMAGE, TEXT, DataError
 from maxmatch.data.formats import imagefolder
-from maxmatch.data.items import IMAGE, TEXT
-from maxmatch.data.problems import DataError
 
 
 def make(folder, **texts):

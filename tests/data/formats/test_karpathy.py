@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from made_data import content, features, interrupting, split
 
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
 from maxmatch.data.formats import karpathy
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import DataError
 
 FLICKR8K = Path(os.environ.get("MAXMATCH_FLICKR8K", Path(__file__).parents[4] / "shared" / "data" / "flickr8k"))
 

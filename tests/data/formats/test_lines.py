@@ -1,7 +1,7 @@
 import pytest
 
-from maxmatch.data.formats.lines import one_line, read_lines
-from maxmatch.data.problems import DataError
+from maxmatch.data.dataset import DataError
+from maxmatch.data.formats.shared import one_line, read_lines
 
 
 def read(tmp_path, data):

@@ -6,9 +6,8 @@ import pytest
 from made_data import captions, features, run
 from precomp_folders import per_image, put, same_rows
 
+from maxmatch.data.dataset import IMAGE, TEXT, DataError
 from maxmatch.data.formats import precomp
-from maxmatch.data.items import IMAGE, TEXT
-from maxmatch.data.problems import DataError
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from made_data import content, features, split
 
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Rows, Split
 from maxmatch.data.formats import precomp
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.rows import Rows
 
 
 @pytest.mark.parametrize("counts", [5, 1, [1, 4, 2, 1, 5, 2]])

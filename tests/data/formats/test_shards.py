@@ -13,9 +13,9 @@ import pytest
 import webdataset
 from sample_splits import picture, plain, sample_splits, split_of
 
-from maxmatch.data.formats import shards, tars
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import DataError
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
+from maxmatch.data.formats import webdataset as shards
+from maxmatch.data.formats import webdataset as tars
 
 
 def make_tar(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]]) -> Path:

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from made_data import content, features, interrupting, split
 
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
 from maxmatch.data.features import FeatureStore
 from maxmatch.data.formats import stored
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import DataError
-from maxmatch.data.reading import read_dataset, recognise
+from maxmatch.data.load import read_dataset, recognise
 
 
 def two_splits(**options):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from read_tables import pairs, plain_pairs, read, written
 from sample_splits import picture, plain
 
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
 from maxmatch.data.formats import tables
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import DataError
 
 
 def test_rows_of_an_image_are_one_group_in_order_of_first_appearance(tmp_path):

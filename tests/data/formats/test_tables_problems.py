@@ -8,8 +8,8 @@ import pytest
 from read_tables import pairs, read, written
 from sample_splits import picture
 
+from maxmatch.data.dataset import DataError
 from maxmatch.data.formats import tables
-from maxmatch.data.problems import DataError
 
 LATIN1 = "b.jpg,caf\xe9\n".encode("latin-1")
 

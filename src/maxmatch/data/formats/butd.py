@@ -18,9 +18,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import FeatureStore, StoreInfo
-from maxmatch.data.problems import Problem, Report, give_up, refuse
+from maxmatch.data.dataset import Problem, Report, give_up, refuse
+from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo
 
 MUCH = 64 * 2**20
 """Bytes from which on it pays to start processes that decode."""

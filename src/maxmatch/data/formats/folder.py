@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.formats.picture_files import EXPECTED, SUFFIXES, check_files, copy_all
-from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.items import IMAGE, Items, Split
-from maxmatch.data.problems import Problem, Report, give_up, refuse
+from maxmatch.data.dataset import IMAGE, Items, Problem, Report, Split, give_up, refuse
+from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, Advance, check_files, copy_all, quietly, write_folder
 
 NAME = "all"
 

@@ -10,16 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxmatch.data.formats.columns import Row, find_columns, missing_columns, split_name
-from maxmatch.data.formats.gather import gather
-from maxmatch.data.formats.picture_files import check_files, in_order, read_item
-from maxmatch.data.formats.table_writers import arrow_column, column_names
-from maxmatch.data.formats.tables import path_inside
-from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.problems import DataError, Problem, Report, give_up, refuse
-from maxmatch.files import whole
+from maxmatch.core.files import whole
+from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
+from maxmatch.data.formats.columns import Row, check_writable, find_columns, gather, missing_columns, split_name, unfold
+from maxmatch.data.formats.shared import Advance, check_files, in_order, quietly, read_item, write_folder
+from maxmatch.data.formats.tables import arrow_column, column_names, path_inside
 
 if TYPE_CHECKING:
     import datasets

@@ -9,15 +9,11 @@ The folder's name is the split; a table may also lie at the top, as in `maxmatch
 from collections.abc import Mapping
 from pathlib import Path
 
-from maxmatch.data.formats.columns import split_name
-from maxmatch.data.formats.picture_files import check_files, copy_all
-from maxmatch.data.formats.table_writers import write_jsonl
-from maxmatch.data.formats.tables import read_tables, tables_in
-from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.items import IMAGE, Split
-from maxmatch.data.problems import Problem, Report, give_up, refuse
-from maxmatch.files import whole
+from maxmatch.core.files import whole
+from maxmatch.data.dataset import IMAGE, Problem, Report, Split, give_up, refuse
+from maxmatch.data.formats.columns import check_writable, split_name, unfold
+from maxmatch.data.formats.shared import Advance, check_files, copy_all, quietly, write_folder
+from maxmatch.data.formats.tables import read_tables, tables_in, write_jsonl
 
 
 def recognises(path: Path) -> bool:

@@ -17,13 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maxmatch.data.formats.lines import one_line
-from maxmatch.data.formats.pairs import check_pairs
-from maxmatch.data.formats.picture_files import check_files, copy_all
-from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import Problem, Report, give_up, refuse
-from maxmatch.files import whole
+from maxmatch.core.files import whole
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Split, give_up, refuse
+from maxmatch.data.formats.shared import Advance, check_files, check_pairs, copy_all, one_line, quietly, write_folder
 
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _OTHERS = {"dataset_info.json", "dataset_dict.json"}  # Hugging Face's, which share the beginning of the name

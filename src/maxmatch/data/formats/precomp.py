@@ -13,14 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.formats.lines import one_line, read_lines
-from maxmatch.data.formats.pairs import check_pairs
-from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.growing import check_features, write_rows
-from maxmatch.data.items import IMAGE, TEXT, Items, Split
-from maxmatch.data.problems import Problem, Report, give_up, refuse
-from maxmatch.data.rows import Rows, repeated
-from maxmatch.files import whole
+from maxmatch.core.files import whole
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Rows, Split, give_up, refuse, repeated
+from maxmatch.data.formats.shared import Advance, check_pairs, one_line, quietly, read_lines, write_folder
+from maxmatch.data.npy import check_features, write_rows
 
 _PREFIXES = {"train": "train", "dev": "val", "val": "val", "test": "test", "testall": "testall"}
 _PLACES = ("", "*precomp*", "*/precomp", "data/*precomp*", "data/*/precomp")  # where the folder may lie in another

@@ -12,17 +12,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from maxmatch.core.files import whole
 from maxmatch.data import features
-from maxmatch.data.feature_writer import FeatureWriter
-from maxmatch.data.features import FeatureStore, StoreInfo, with_features
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Report, Split, give_up, refuse
+from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo, with_features
 from maxmatch.data.formats import tables
-from maxmatch.data.formats.table_writers import write_jsonl
-from maxmatch.data.formats.unfold import check_writable, unfold
-from maxmatch.data.formats.writing import Advance, quietly, write_folder
-from maxmatch.data.growing import check_features
-from maxmatch.data.items import IMAGE, TEXT, Dataset, Items, Split
-from maxmatch.data.problems import DataError, Report, give_up, refuse
-from maxmatch.files import whole
+from maxmatch.data.formats.columns import check_writable, unfold
+from maxmatch.data.formats.shared import Advance, quietly, write_folder
+from maxmatch.data.formats.tables import write_jsonl
+from maxmatch.data.npy import check_features
 
 CAPTIONS, ALL = "captions.jsonl", "all"
 _BLOCK = 256  # items written at once

@@ -4,9 +4,7 @@ One picture has many true descriptions, which is what sets of vectors are for; a
 measure how well any model could do, and whether its vectors specialise.
 """
 
-from maxmatch.data.scenes.facets import Facet, caption_is_true
-from maxmatch.data.scenes.folder import generate, split_sizes
-from maxmatch.data.scenes.layout import make_scene
-from maxmatch.data.scenes.world import Scene, Thing
+from maxmatch.data.scenes.scene_folder import generate, split_sizes
+from maxmatch.data.scenes.world import Facet, Scene, Thing, caption_is_true, make_scene
 
 __all__ = ["Facet", "Scene", "Thing", "caption_is_true", "generate", "make_scene", "split_sizes"]

@@ -4,7 +4,7 @@ from importlib import import_module
 from types import ModuleType
 
 from maxmatch.search.engine import Engine, EngineMaker, Place
-from maxmatch.search.engines.copied import CopiedEngine, read_copy
+from maxmatch.search.engines.cached_table import CopiedEngine, read_copy
 
 # name -> module. Loaded when first used: each brings a library of its own.
 ENGINES = {

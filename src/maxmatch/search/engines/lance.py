@@ -1,32 +1,319 @@
-"""Items in a Lance table in the index's folder: `items.lance`, written by LanceDB.
+"""Items in a Lance table in the index's folder: `items.lance`, written by LanceDB."""
 
-A table is versions of immutable files; a write makes new files and then a new version, so that a reader has one state
-and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced here.
-"""
-
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 from pydantic import JsonValue
 
 from maxmatch.search.engine import Choose, Found, Place, Rows
-from maxmatch.search.engines.held import Held
-from maxmatch.search.engines.lance_errors import reading, storing
-from maxmatch.search.engines.lance_files import bytes_on_disk, damaged, forget_removed, put_on_disk
-from maxmatch.search.engines.lance_filter import MOST_COLUMNS, literals, metadata_columns, sql
-from maxmatch.search.engines.lance_index import VectorIndex
-from maxmatch.search.engines.lance_library import lancedb_library
-from maxmatch.search.engines.lance_nearest import Nearest
-from maxmatch.search.engines.lance_rows import found_in
-from maxmatch.search.engines.products import nearest
-from maxmatch.search.folder import TABLE
-from maxmatch.search.manifest import IndexFolderError
-from maxmatch.search.where import Condition
+from maxmatch.search.engines.cached_table import versions_of
+from maxmatch.search.engines.lance_files import (
+    MOST_COLUMNS,
+    bytes_on_disk,
+    damaged,
+    forget_removed,
+    literals,
+    metadata_columns,
+    put_on_disk,
+    reading,
+    sql,
+    storing,
+)
+from maxmatch.search.filters import Condition
+from maxmatch.search.index_folder import TABLE, IndexFolderError
+
+# LanceDB, told beforehand what it can only be told in its environment.
+
+_AHEAD_BYTES = 64 * 2**20
+
+
+def lancedb_library() -> ModuleType:
+    """The module. A scan of it would read ahead by 2 GiB; and of its own inner workings it would warn, in thousands of
+    lines while a million items are indexed.
+    """
+    os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(_AHEAD_BYTES))
+    os.environ.setdefault("LANCEDB_LOG", "error")
+    import lancedb
+
+    return lancedb
+
+
+# From a table of Arrow to what an engine gives.
+
+
+def found_in(table: Any) -> Found:
+    """The items of a table, their metadata too where it has them."""
+    texts = table["metadata"].to_pylist() if "metadata" in table.column_names else None
+    return Found(table["id"].to_pylist(), table["added"].to_numpy(), vectors_in(table), texts)
+
+
+def vectors_in(table: Any) -> np.ndarray:
+    """The vectors of a table, (n, width)."""
+    vectors = table["vector"].combine_chunks()
+    flat: np.ndarray = vectors.flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(vectors), vectors.type.list_size)
+
+
+# Lance's index over the vectors: when it is trained, of what kind, and how much of it a search looks at.
+#
+# Its name says for how many items it was trained, `vector_1000000`: from twice as many on it is trained anew.
+
+KINDS = ("ivf_rq", "ivf_pq", "ivf_sq", "ivf_flat")
+TRAIN_FROM = 10_000
+"""Below that a scan is as fast."""
+_PARTITION = 4_000  # items in one
+_PROBES = 16
+_UNINDEXED = 10_000  # items beside the index that a search scans
+_PREFIX = "vector_"
+
+
+class Coverage(NamedTuple):
+    """Of how many items the index knows, how many were added since, and for how many it was trained."""
+
+    indexed: int
+    beside: int
+    trained_for: int
+
+
+class VectorIndex:
+    """The index of one table."""
+
+    def __init__(self, table: Any, place: Place) -> None:
+        self.table = table
+        self.kind = str(place.settings.get("index", KINDS[0]))
+        self.train_from = int(str(place.settings.get("train_from", TRAIN_FROM)))
+        if self.kind not in KINDS:
+            raise ValueError(f"settings: index: expected one of {', '.join(KINDS)}, got {self.kind!r}.")
+
+    def coverage(self) -> Coverage:
+        """What it covers; zeros where there is none."""
+        found = [index for index in self.table.list_indices() if index.name.startswith(_PREFIX)]
+        if not found:
+            return Coverage(0, 0, 0)
+        newest = max(found, key=lambda index: index.created_at)
+        return Coverage(newest.num_indexed_rows, newest.num_unindexed_rows, int(newest.name.removeprefix(_PREFIX)))
+
+    def train_if_worth_it(self, items: int) -> bool:
+        """Train it for the first time, or anew where there are twice as many items as then. True if it was."""
+        trained_for = self.coverage().trained_for
+        if items < max(self.train_from, 2 * trained_for):
+            return False
+        old = [index.name for index in self.table.list_indices() if index.name.startswith(_PREFIX)]
+        name = f"{_PREFIX}{items}"
+        self.table.create_index("vector", config=self._config(items), name=name, replace=True)
+        for other in old:
+            if other != name:
+                self.table.drop_index(other)
+        return True
+
+    def is_behind(self) -> bool:
+        """Whether so many items are beside it that a search suffers."""
+        coverage = self.coverage()
+        return coverage.indexed > 0 and coverage.beside > max(_UNINDEXED, coverage.indexed // 20)
+
+    def probes(self, effort: float) -> int:
+        """How many partitions a search looks at."""
+        return max(1, round(_PROBES * effort))
+
+    def _config(self, items: int) -> Any:
+        from lancedb import index
+
+        kinds: dict[str, Any] = {
+            "ivf_rq": index.IvfRq,
+            "ivf_pq": index.IvfPq,
+            "ivf_sq": index.IvfSq,
+            "ivf_flat": index.IvfFlat,
+        }
+        # Vectors of one length: the nearest are those with the largest inner product.
+        return kinds[self.kind](distance_type="l2", num_partitions=max(1, items // _PARTITION))
+
+
+# The nearest vectors of a Lance table; names only of those that are wanted.
+#
+# Ids and metadata of a hundred candidates take as long to read as their vectors do, since each of these columns is
+# looked
+# up and decoded by itself. So vectors come first, with the numbers of their rows; then the names of the few that
+# score
+# best. LanceDB's asynchronous calls are used: the others ask for the table's schema three times a search.
+
+_NAMES = ["id", "added", "metadata"]
+
+
+class Nearest:
+    """Searches by one table's index over the vectors."""
+
+    def __init__(self, folder: Path, name: str, session: Any) -> None:
+        lancedb: Any = lancedb_library()
+        from lancedb.background_loop import LOOP
+
+        async def opened() -> Any:
+            now = timedelta(0)
+            database = await lancedb.connect_async(str(folder), read_consistency_interval=now, session=session)
+            return await database.open_table(name)
+
+        self._loop: Any = LOOP
+        self._path = folder / f"{name}.lance"
+        self._table = self._run(opened())
+
+    def _run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        with reading(self._path):
+            return self._loop.run(call)
+
+    def search(self, queries: np.ndarray, count: int, probes: int, where: str | None, choose: Choose) -> list[Found]:
+        """For each query the nearest items that pass the filter, with names; of those, the wanted ones."""
+        if choose is not None:
+            tables = [_once(table) for table in self._nearest(queries, count, probes, where, ["_rowid", "vector"])]
+            found = self._named(tables, choose([vectors for _, vectors in tables]))
+            if found is not None:
+                return found
+        return [found_in(table) for table in self._nearest(queries, count, probes, where, ["vector", *_NAMES])]
+
+    def _nearest(
+        self, queries: np.ndarray, count: int, probes: int, where: str | None, columns: list[str]
+    ) -> list[pa.Table]:
+        """A table for each query."""
+
+        async def asked() -> Any:
+            query = self._table.query().nearest_to(list(queries)).column("vector").distance_type("l2")
+            query = query.nprobes(probes).limit(count).select([*columns, "_distance"])
+            return await (query if where is None else query.where(where)).to_arrow()
+
+        table = self._run(asked())
+        if len(queries) == 1:
+            return [table]
+        rows = table["query_index"].to_numpy()
+        order = np.argsort(rows, kind="stable")
+        ends = np.searchsorted(rows[order], np.arange(len(queries) + 1))
+        table = table.take(order)
+        return [table.slice(begin, end - begin) for begin, end in pairwise(ends)]
+
+    def _named(
+        self, tables: Sequence[tuple[np.ndarray, np.ndarray]], wanted: Sequence[np.ndarray]
+    ) -> list[Found] | None:
+        """Rows and vectors of each query's candidates, the wanted ones with their names. None where one has no longer
+        the number that it had: someone has replaced, removed or moved it in between.
+        """
+        rows = np.unique(np.concatenate([numbers[places] for (numbers, _), places in zip(tables, wanted, strict=True)]))
+
+        async def taken() -> Any:
+            return await self._table.take_row_ids(rows.tolist()).select(["_rowid", *_NAMES]).to_arrow()
+
+        names = self._run(taken())
+        if len(names) < len(rows):
+            return None
+        order = np.argsort(names["_rowid"].to_numpy())
+        ids, texts = (names[column].take(order).to_pylist() for column in ("id", "metadata"))
+        added = names["added"].to_numpy()[order]
+        found = []
+        for (numbers, vectors), places in zip(tables, wanted, strict=True):
+            at = np.searchsorted(rows, numbers[places])
+            found.append(
+                Found([ids[place] for place in at], added[at], vectors[places], [texts[place] for place in at])
+            )
+        return found
+
+
+def _once(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of rows and vectors, each row once: an index that is being renewed may name one twice."""
+    rows, places = np.unique(table["_rowid"].to_numpy(), return_index=True)
+    return rows, vectors_in(table)[places]
+
+
+# The nearest of items that are in memory: every inner product, in one matrix product for all queries.
+
+
+def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
+    """For each query (q, K·D) the `count` items with the largest inner products; all of them if there are fewer.
+
+    All products and their order are in memory at once: q × items × 16 bytes.
+    """
+    count = min(count, len(items.ids))
+    if not count:
+        return [items for _ in queries]
+    asked = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
+    # Items by queries takes half the time of queries by items.
+    products = (torch.from_numpy(items.vectors) @ asked.T).T.contiguous().numpy()
+    return [_at(items, places) for places in np.sort(np.argpartition(products, -count)[:, -count:])]
+
+
+def _at(items: Found, places: np.ndarray) -> Found:
+    listed = places.tolist()
+    texts = None if items.metadata is None else [items.metadata[place] for place in listed]
+    return Found([items.ids[place] for place in listed], items.added[places], items.vectors[places], texts)
+
+
+# All items of a small table in memory, read once for each state of the table.
+
+_MOST_BYTES = 256 * 2**20
+
+
+class Known(NamedTuple):
+    """What is known of a table: of at least that state."""
+
+    state: object
+    fits: bool
+    indexed: bool
+
+
+class Held:
+    """Questions to a table that is searched often, answered without LanceDB as long as no new version of it is there: a
+    call of LanceDB goes through other threads, which wait for a server's Python, several times as long as it takes.
+    """
+
+    def __init__(self, place: Place, table: Any, index: VectorIndex | None) -> None:
+        self._place = place
+        self._table = table
+        self._index = index
+        self._known: Known | None = None
+        self._items: tuple[object, Found] | None = None
+
+    def known(self) -> Known:
+        """Whether all items fit into memory, and whether the index over the vectors has any."""
+        known, state = self._known, self._state()
+        if known is None or known.state != state:
+            fits = int(self._table.count_rows()) * self._place.width * 4 <= _MOST_BYTES
+            known = Known(state, fits, self._index is not None and self._index.coverage().indexed > 0)
+            self._known = known
+        return known
+
+    def items(self) -> Found:
+        """All of them, with their metadata."""
+        kept, state = self._items, self._state()  # looked at once: another thread may read a newer version
+        if kept is None or kept[0] != state:
+            # Not by batches, which end where a file does: a table that grew photo by photo has many small ones.
+            found = found_in(self._table.search().select(["id", "added", "vector", "metadata"]).to_arrow())
+            kept = state, found._replace(vectors=np.array(found.vectors, np.float32))
+            self._items = kept
+        return kept[1]
+
+    def blocks(self, size: int) -> Iterator[Found]:
+        """All of them, so many at a time."""
+        ids, added, vectors, texts = self.items()
+        assert texts is not None
+        for start in range(0, len(ids), size):
+            part = slice(start, start + size)
+            yield Found(ids[part], added[part], vectors[part], texts[part])
+
+    def _state(self) -> object:
+        return versions_of(self._place.folder) or self._table.version
+
+
+# Items in a Lance table in the index's folder: `items.lance`, written by LanceDB.
+#
+# A table is versions of immutable files; a write makes new files and then a new version, so that a reader has one
+# state
+# and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced
+# here.
 
 _NAME = TABLE.removesuffix(".lance")
 _FOUND = ["id", "added", "vector"]

@@ -1,14 +1,36 @@
-"""The files of a Lance table on the disk: synced when written, and a list of their checksums.
+"""Lance tables on the disk: checksums, errors a person can act on, metadata columns and filters as SQL."""
 
-Lance's files never change once they are written, but carry no checksums, and its errors seldom say which file they
-mean. `items.lance.sums` has a line for each: size, CRC-32 and name. It is only ever used to find what was damaged.
-"""
-
+import errno
+import json
+import re
 import zlib
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from maxmatch.files import sync, whole
+import pyarrow as pa
+
+from maxmatch.core.files import sync, whole
+from maxmatch.search.filters import (
+    Among,
+    Begins,
+    Comparison,
+    Condition,
+    Every,
+    Kind,
+    Missing,
+    Not,
+    Some,
+    Value,
+    kind_of,
+)
+from maxmatch.search.index_folder import IndexFolderError
+
+# The files of a Lance table on the disk: synced when written, and a list of their checksums.
+#
+# Lance's files never change once they are written, but carry no checksums, and its errors seldom say which file they
+# mean. `items.lance.sums` has a line for each: size, CRC-32 and name. It is only ever used to find what was damaged.
 
 _KINDS = ("data/*.lance", "_deletions/*", "_indices/*/*", "_versions/*.manifest")
 _READ_BYTES = 2**20
@@ -91,3 +113,115 @@ def _checksum(path: Path) -> int:
         while part := file.read(_READ_BYTES):
             value = zlib.crc32(part, value)
     return value
+
+
+# LanceDB's errors as a person can act on them: what is full, what is damaged.
+
+# LanceDB raises RuntimeError, OSError and ValueError alike, with the cause in the text.
+_RAISED = (RuntimeError, OSError, ValueError)
+_SYSTEM = re.compile(r"os error (\d+)")
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[None]:
+    """A write that the system refuses becomes an OSError that names the folder."""
+    try:
+        yield
+    except _RAISED as error:
+        found = _SYSTEM.search(str(error))
+        if found is None and not isinstance(error, OSError):
+            raise
+        code = int(found[1]) if found else error.errno or errno.EIO  # type: ignore[union-attr]
+        raise OSError(
+            code,
+            f"{folder}: could not be written ({_short(error)}). Nothing was changed. Free some space or permit it.",
+        ) from error
+
+
+@contextmanager
+def reading(table: Path) -> Iterator[None]:
+    """What cannot be read becomes a refusal that names the file."""
+    try:
+        yield
+    except IndexFolderError:
+        raise
+    except _RAISED as error:
+        raise IndexFolderError(f"{_culprit(table)}: damaged ({_short(error)}). Restore it from a copy.") from error
+
+
+def _culprit(table: Path) -> str:
+    wrong = damaged(table, thorough=False) or damaged(table)
+    return ", ".join(map(str, wrong)) if wrong else str(table)
+
+
+def _short(error: Exception) -> str:
+    """Without the places in Lance's source."""
+    return re.sub(r", [^,]*\.rs:\d+:\d+", "", str(error)).splitlines()[0][:300]
+
+
+# Metadata in a Lance table: a column for each key and kind of value, and filters as its SQL.
+#
+# What a filter can see is stored twice: in the JSON text that is given back, and in a column `text_…`, `number_…` or
+# `boolean_…` of the key, null where the item has no such value. One key may so hold texts and numbers.
+
+_TYPES: dict[Kind, pa.DataType] = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
+_PLAIN = re.compile("[a-z][a-z0-9_]*")
+MOST_COLUMNS = 256
+
+
+def column_of(kind: Kind, key: str) -> str:
+    """The column's name. A key that SQL would not take as it is, is written in hexadecimal; none begins with 0."""
+    return f"{kind}_{key if _PLAIN.fullmatch(key) else '0x' + key.encode().hex()}"
+
+
+def metadata_columns(texts: Sequence[str]) -> dict[str, Any]:
+    """The columns of some items, from their JSON texts: of each key and kind that any of them has."""
+    values: dict[tuple[Kind, str], list[Value | None]] = {}
+    for row, text in enumerate(texts):
+        for key, value in json.loads(text).items() if text != "{}" else ():
+            kind = kind_of(value)
+            if kind is not None:
+                column = values.setdefault((kind, key), [None] * len(texts))
+                column[row] = float(value) if kind == "number" else value
+    return {column_of(kind, key): pa.array(column, _TYPES[kind]) for (kind, key), column in values.items()}
+
+
+def sql(condition: Condition, columns: Collection[str]) -> str:
+    """The filter in SQL. Every part is true or false, never null: comparisons ask first whether there is a value."""
+    match condition:
+        case Not(inner):
+            return f"(NOT {sql(inner, columns)})"
+        case Every(parts):
+            return "(" + " AND ".join(sql(part, columns) for part in parts) + ")"
+        case Some(parts):
+            return "(" + " OR ".join(sql(part, columns) for part in parts) + ")"
+        case Missing(key):
+            known = [column_of(kind, key) for kind in _TYPES if column_of(kind, key) in columns]
+            return "(" + " AND ".join(f"{name} IS NULL" for name in known) + ")" if known else "true"
+        case Begins(key, text):
+            return _guarded(column_of("text", key), columns, f"starts_with({{}}, {literal(text)})")
+        case Among(key, values):
+            kind = kind_of(values[0])
+            assert kind is not None
+            return _guarded(column_of(kind, key), columns, f"{{}} IN ({literals(values)})")
+        case Comparison(key, operator, value):
+            kind = kind_of(value)
+            assert kind is not None
+            return _guarded(column_of(kind, key), columns, f"{{}} {operator} {literal(value)}")
+
+
+def _guarded(column: str, columns: Collection[str], test: str) -> str:
+    before, after = test.split("{}", 1)
+    return f"({column} IS NOT NULL AND {before}{column}{after})" if column in columns else "false"
+
+
+def literals(values: Iterable[Value]) -> str:
+    """Values of a list."""
+    return ", ".join(map(literal, values))
+
+
+def literal(value: Value) -> str:
+    """A value as SQL has it; a quote within a text is doubled, and nothing else has a meaning there."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else f"CAST({value!r} AS DOUBLE)"

@@ -1,39 +1,358 @@
-"""The engine for those who outgrow one machine: a collection on a Milvus server, whose URI the settings give.
+"""The engine for those who outgrow one machine: a collection on a Milvus server, whose URI the settings give."""
 
-    SetIndex.create(folder, dim, set_size, engine="milvus", settings={"uri": "http://localhost:19530"})
-
-A write is acknowledged when it is in the server's log, which survives the server. One call is one message of at most
-32 MB, which is stored as a whole or not at all; a longer call is several, and a process that is killed between two of
-them leaves whole items of the first. A scan while somebody else writes sees each item that is there throughout once,
-and one that is added, replaced or removed meanwhile as before or as after.
-"""
-
+import json
+import logging
 import math
+import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import numpy as np
 from pydantic import JsonValue
 
+from maxmatch.core.files import write_whole
 from maxmatch.search.engine import Choose, Found, Place, Rows
-from maxmatch.search.engines.milvus_collection import (
-    KINDS,
-    LONGEST,
-    MOST_FOUND,
-    check_collection,
-    keeps_half,
-    kind_of_index,
-    make_collection,
+from maxmatch.search.filters import (
+    Among,
+    Begins,
+    Comparison,
+    Condition,
+    Every,
+    Missing,
+    Not,
+    Operator,
+    Some,
+    Value,
+    kind_of,
 )
-from maxmatch.search.engines.milvus_server import Server, noted_collection, server_of
-from maxmatch.search.engines.milvus_where import FIELD, expression, filterable, quoted
-from maxmatch.search.where import Condition
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
+
+
+# The connection to a Milvus server: where it is, which collection is ours, and what an error means.
+
+SETTINGS = frozenset({"uri", "timeout", "consistency", "collection", "index", "shards"})
+TOKEN = "MAXMATCH_MILVUS_TOKEN"
+FILE = "milvus.json"
+"""In the index's folder: which collection holds its items."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server is, how long to wait for its answers, and how fresh they must be."""
+
+    uri: str
+    seconds: float
+    consistency: str
+
+    @contextmanager
+    def talking(self, collection: str | None = None) -> Iterator[None]:
+        """Errors of the client become one line each, that says what to do."""
+        import grpc
+        from pymilvus.exceptions import MilvusException
+
+        try:
+            yield
+        except (MilvusException, grpc.RpcError) as error:
+            self._explain(error, collection)
+
+    def _explain(self, error: Any, collection: str | None) -> NoReturn:
+        import grpc
+        from pymilvus.exceptions import MilvusException
+
+        of_client = isinstance(error, MilvusException)
+        code = error.code if of_client else error.code()
+        reason = " ".join(str(error.message if of_client else error.details()).split())[:300]
+        if code == grpc.StatusCode.UNAUTHENTICATED or "auth check fail" in reason:
+            raise ConnectionError(
+                f"{self.uri}: the Milvus server refused the login ({reason}). Set {TOKEN} to user:password or a token."
+            ) from error
+        if isinstance(code, grpc.StatusCode) or re.search("(?i)timeout|fail connecting|unavailable|deadline", reason):
+            raise ConnectionError(
+                f"{self.uri}: the Milvus server does not answer ({reason}). "
+                "Start it, or mend the address or the network; what was acknowledged is kept."
+            ) from error
+        where = self.uri if collection is None else f"{self.uri}, collection {collection}"
+        raise OSError(f"{where}: the Milvus server refused ({reason}).") from error
+
+    def connect(self) -> "MilvusClient":
+        """A connection. ConnectionError if nobody answers."""
+        try:
+            from pymilvus import MilvusClient
+        except ImportError as error:
+            raise ImportError("the engine milvus needs its client: pip install 'maxmatch[milvus]'") from error
+        # The client logs every error with its stack before it raises it; the error alone is enough.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        with self.talking():
+            return MilvusClient(uri=self.uri, token=os.environ.get(TOKEN, ""), timeout=min(self.seconds, 10.0))
+
+
+def server_of(place: Place) -> Server:
+    """The server that the settings name."""
+    unknown = sorted(set(place.settings) - SETTINGS)
+    if unknown:
+        raise ValueError(f"settings: Milvus knows {', '.join(sorted(SETTINGS))}; got {unknown[0]!r}.")
+    uri = place.settings.get("uri")
+    parts = urlsplit(uri) if isinstance(uri, str) else None
+    if not isinstance(uri, str) or parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"uri: expected the address of a Milvus server, as http://localhost:19530, got {uri!r}.")
+    if parts.username or parts.password:
+        raise ValueError(f"uri: a password would be written to the folder. Leave it out, and set {TOKEN} instead.")
+    seconds = place.settings.get("timeout", 60)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+        raise ValueError(f"timeout: expected seconds to wait for the Milvus server, got {seconds!r}.")
+    consistency = place.settings.get("consistency", "Strong")
+    if consistency not in ("Strong", "Session", "Bounded", "Eventually"):
+        raise ValueError(f"consistency: expected Strong, Session, Bounded or Eventually, got {consistency!r}.")
+    shards = place.settings.get("shards", 1)
+    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 16:
+        raise ValueError(f"shards: expected 1 to 16, got {shards!r}.")
+    return Server(uri, float(seconds), str(consistency))
+
+
+def chosen_collection(place: Place) -> str | None:
+    """The name of the collection, where the settings give one."""
+    name = place.settings.get("collection")
+    if name is None or (isinstance(name, str) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,254}", name)):
+        return name
+    raise ValueError(f"collection: expected letters, digits and _, not a digit first, got {name!r}.")
+
+
+def noted_collection(place: Place) -> str:
+    """The name of the collection, as the folder has it."""
+    path = place.folder / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: not there. It names the collection on the Milvus server; restore it.")
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["collection"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{path}: expected {{"collection": "…"}}. Restore it from a copy.') from error
+
+
+# Filters in the language of Milvus.
+#
+# What a filter can see of an item's metadata is kept in a JSON field of its own: the kind of a value is a part of its
+# key, and numbers are float64. So a comparison meets values of its own kind only, whatever a version of Milvus makes
+# of
+# others. What Milvus makes of `not` before a comparison with a key that an item lacks differs between versions, too:
+# `not` is moved inwards, to stand before `exists` alone.
+
+FIELD = "filter"
+_LETTER = {"text": "t", "number": "n", "boolean": "b"}
+_OPPOSITE: dict[Operator, Operator] = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+def filterable(metadata: str) -> dict[str, Value]:
+    """Of metadata, a JSON object as text, what filters can see: {"n:year": 2020.0, "t:album": "Rome"}."""
+    return {
+        f"{_LETTER[kind]}:{_plain(key)}": float(value) if kind == "number" else value
+        for key, value in json.loads(metadata).items()
+        if (kind := kind_of(value)) is not None
+    }
+
+
+def expression(condition: Condition, holds: bool = True) -> str:
+    """The expression for what passes a condition, or (holds=False) for what does not."""
+    match condition:
+        case Not(inner):
+            return expression(inner, not holds)
+        case Every(parts) | Some(parts):
+            word = " and " if isinstance(condition, Every) == holds else " or "
+            return "(" + word.join(expression(part, holds) for part in parts) + ")"
+        case Missing(key):
+            there = [_there(_path(key, kind), not holds) for kind in _LETTER]
+            return "(" + (" and " if holds else " or ").join(there) + ")"
+        case Begins(key, text):
+            end = _after_all_that_begin_with(text)
+            low = Comparison(key, ">=", text)
+            return expression(low if end is None else Every((low, Comparison(key, "<", end))), holds)
+        case Among(key, values):
+            return expression(Some(tuple(Comparison(key, "=", value) for value in values)), holds)
+        case Comparison(key, operator, value):
+            kind = kind_of(value)
+            assert kind is not None
+            path = _path(key, kind)
+            if not holds:
+                return f"({_compared(path, _OPPOSITE[operator], value)} or {_there(path, False)})"
+            return _compared(path, operator, value)
+
+
+def quoted(text: str) -> str:
+    """A text between quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _compared(path: str, operator: Operator, value: Value) -> str:
+    if operator == "!=" and isinstance(value, bool):
+        operator, value = "=", not value
+    if operator == "!=":  # which may hold for an item without the key
+        return f"({path} < {_literal(value)} or {path} > {_literal(value)})"
+    return f"{path} {'==' if operator == '=' else operator} {_literal(value)}"
+
+
+def _there(path: str, holds: bool) -> str:
+    """In brackets: `exists` binds weaker than `or`."""
+    return f"(exists {path})" if holds else f"(not (exists {path}))"
+
+
+def _literal(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return quoted(value) if isinstance(value, str) else repr(float(value))
+
+
+def _path(key: str, kind: str) -> str:
+    return f'{FIELD}["{_LETTER[kind]}:{_plain(key)}"]'
+
+
+def _plain(key: str) -> str:
+    """A key without the characters that mean something in a path or between quotes."""
+    return re.sub(r"[^\w .-]", lambda found: f"%{ord(found[0]):x};", key)
+
+
+def _after_all_that_begin_with(text: str) -> str | None:
+    """The least text above all that begin so, by code point; None where there is none above."""
+    stem = text.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no characters
+
+
+# What a collection on a Milvus server is like: its fields, its index, and how hard a search looks.
+
+WIDEST = 32_768
+LONGEST = 65_535  # bytes of a text
+MOST_FOUND = 16_384  # of one search, or of one page
+_ID_BYTES = 4096  # 1,024 characters
+
+# Kind of index -> how it is built, and how a search for `count` items looks with an effort of 1 at least as hard as
+# what finds 99 in 100 of them on our embeddings. Cells are those of one segment, of which a search visits all.
+_CELLS = 1024
+_Looking = Callable[[int, float], dict[str, int]]
+
+
+def _list(name: str) -> _Looking:
+    """How long the list of the best is that a walk along a graph keeps."""
+    return lambda count, effort: {name: min(32_768, max(count, math.ceil(max(2 * count, 64) * effort)))}
+
+
+def _cells(count: int, effort: float) -> dict[str, int]:
+    return {"nprobe": max(1, min(_CELLS, math.ceil(32 * effort)))}
+
+
+KINDS: dict[str, tuple[dict[str, int], _Looking]] = {
+    "HNSW": ({"M": 16, "efConstruction": 200}, _list("ef")),
+    "DISKANN": ({}, _list("search_list")),
+    "IVF_FLAT": ({"nlist": _CELLS}, _cells),
+    "IVF_SQ8": ({"nlist": _CELLS}, _cells),
+    "AUTOINDEX": ({}, lambda count, effort: {}),
+    "FLAT": ({}, lambda count, effort: {}),
+}
+
+
+def kind_of_index(settings: Mapping[str, JsonValue]) -> str:
+    """The kind of index that the settings name: HNSW, unless they say otherwise."""
+    kind = settings.get("index", "HNSW")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"index: expected one of {', '.join(KINDS)}, got {kind!r}.")
+    return kind
+
+
+def make_collection(place: Place, server: Server, client: "MilvusClient") -> str:
+    """A new, empty collection, noted in the folder; what a process that was killed meanwhile has left is dropped."""
+    if place.width > WIDEST:
+        raise ValueError(
+            f"sets of {place.width} numbers: Milvus takes at most {WIDEST} a vector. "
+            "Use the engine lance, or fewer or narrower vectors a set."
+        )
+    kind, chosen, note = kind_of_index(place.settings), chosen_collection(place), place.folder / FILE
+    with server.talking():
+        if note.is_file():
+            client.drop_collection(noted_collection(place), timeout=server.seconds)
+        name = chosen or f"maxmatch_{uuid4().hex}"
+        if client.has_collection(name, timeout=server.seconds):
+            raise ValueError(f"{server.uri}: there is a collection {name} already. Choose another name, or drop it.")
+        # First the note, then the collection: one that nobody uses is found again and dropped.
+        write_whole(note, json.dumps({"collection": name}) + "\n")
+        index = client.prepare_index_params()
+        index.add_index("vector", index_type=kind, metric_type="IP", params=KINDS[kind][0])
+        client.create_collection(
+            name,
+            schema=_schema(place, client),
+            index_params=index,
+            consistency_level="Strong",
+            num_shards=place.settings.get("shards", 1),
+            timeout=server.seconds,
+        )
+    return name
+
+
+def check_collection(place: Place, server: Server, client: "MilvusClient", name: str) -> None:
+    """Refuse a collection that is not there, or not of the index's form."""
+    with server.talking(name):
+        if not client.has_collection(name, timeout=server.seconds):
+            raise FileNotFoundError(
+                f"{server.uri}: there is no collection {name}. Mend the address, or restore the server's data."
+            )
+        found = {field["name"]: field for field in client.describe_collection(name)["fields"]}
+        kind = client.describe_index(name, "vector") or {}
+    wanted = {field.name: field for field in _schema(place, client).fields}
+    for title, field in wanted.items():
+        there = found.get(title)
+        if there is None or there["type"] != field.dtype:
+            came = "none" if there is None else there["type"].name
+            raise ValueError(
+                f"{server.uri}, collection {name}: expected a field {title} of type {field.dtype.name}, found {came}. "
+                "It was not made by this index; open the right one."
+            )
+    width = int(found["vector"]["params"]["dim"])
+    if width != place.width or kind.get("metric_type") != "IP":
+        raise ValueError(
+            f"{server.uri}, collection {name}: expected vectors of {place.width} numbers compared by IP, found "
+            f"{width} and {kind.get('metric_type')}. It was not made by this index; open the right one."
+        )
+
+
+def keeps_half(place: Place, client: "MilvusClient") -> bool:
+    """Whether vectors are kept in half precision: Milvus can from 2.4 on. Before, float16 is kept as float32."""
+    major, minor = (int(part) for part in re.findall(r"\d+", client.get_server_version())[:2])
+    return place.dtype == "float16" and (major, minor) >= (2, 4)
+
+
+def _schema(place: Place, client: "MilvusClient") -> Any:
+    from pymilvus import DataType
+
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_ID_BYTES)
+    schema.add_field("added", DataType.INT64)
+    schema.add_field("draw", DataType.INT64)
+    half = keeps_half(place, client)
+    schema.add_field("vector", DataType.FLOAT16_VECTOR if half else DataType.FLOAT_VECTOR, dim=place.width)
+    schema.add_field("metadata", DataType.VARCHAR, max_length=LONGEST)
+    schema.add_field(FIELD, DataType.JSON)
+    return schema
+
+
+# The engine for those who outgrow one machine: a collection on a Milvus server, whose URI the settings give.
+#
+# SetIndex.create(folder, dim, set_size, engine="milvus", settings={"uri": "http://localhost:19530"})
+#
+# A write is acknowledged when it is in the server's log, which survives the server. One call is one message of at
+# most
+# 32 MB, which is stored as a whole or not at all; a longer call is several, and a process that is killed between two
+# of
+# them leaves whole items of the first. A scan while somebody else writes sees each item that is there throughout
+# once,
+# and one that is added, replaced or removed meanwhile as before or as after.
 
 _MESSAGE_BYTES = 32 * 2**20  # the server takes and gives 64 MB at most
 _QUERIES = 16_384  # of one search

@@ -1,0 +1,285 @@
+"""What verbs share: messages on stderr, Ctrl-C, the model and the data that a command names."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+
+from maxmatch.model.names import SHIPPED, shipped_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from maxmatch.model.encoder import SetEncoder
+    from maxmatch.model.identity import Model
+    from maxmatch.search.set_index import SetIndex
+
+
+# What is said on stderr while work goes on.
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
+    """What to call with the number of things done. Nothing is shown where stderr is no terminal."""
+    from tqdm import tqdm
+
+    big = what == "bytes"
+    with tqdm(total=total, desc=what, unit="B" if big else "", unit_scale=big, disable=None, leave=False) as shown:
+        yield shown.update
+
+
+def cores() -> int:
+    """How many threads or processes to use: one for each core that there is, and no more than eight."""
+    return min(8, os.cpu_count() or 1)
+
+
+def say(line: str) -> None:
+    """A line on stderr that no bar runs into."""
+    from tqdm import tqdm
+
+    tqdm.write("\n".join(map(plain, f"maxmatch: {line}".split("\n"))), file=sys.stderr)
+
+
+def plain(text: str) -> str:
+    """A text that commands a terminal to nothing: a file's name may hold any character, escape sequences too."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+# Ctrl-C: known of even where a library makes an error of its own of it, and said what became of the work.
+
+
+@contextmanager
+def noticed() -> Iterator[Callable[[], bool]]:
+    """What says whether Ctrl-C was pressed meanwhile. Who handles it stays as it is: Python writes the number of each
+    signal to a socket besides.
+    """
+    ours, pythons = socket.socketpair()
+    with ours, pythons:
+        ours.setblocking(False)
+        pythons.setblocking(False)
+        try:
+            before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+        except ValueError:  # not in the main thread, which alone hears of signals
+            yield lambda: False
+            return
+
+        def was_pressed() -> bool:
+            try:
+                return signal.SIGINT in ours.recv(4096)
+            except BlockingIOError:
+                return False
+
+        try:
+            yield was_pressed
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+@contextmanager
+def going_on(what: object) -> Iterator[None]:
+    """Work that the same command takes up again: whoever interrupts it is told so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"{what}: interrupted; what is done is kept. Go on with the same command.")
+        raise
+
+
+# The model that a command names, on the device that it is to work on.
+
+Loaded = TypeVar("Loaded", bound="Model")
+Runtime = Literal["auto", "torch", "onnx"]
+RuntimeOption = Annotated[
+    Runtime,
+    typer.Option(
+        help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx), but torch to read "
+        "a folder of photos for the first time where it sees a GPU. Without graphs: torch, words by NumPy if possible."
+    ),
+]
+
+
+def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "Model":
+    """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs; else texts in NumPy, where
+    it is a model of which that is known, and pictures as `load_model`. So torch, which takes longer to load than a
+    search takes, is loaded for new photos only. A device other than the CPU is torch's.
+
+    many: so much is to be encoded that a GPU is worth loading torch for, unless the user says what to take.
+    """
+    from importlib.util import find_spec
+
+    from maxmatch.model.onnx_runtime import FILE
+
+    folder = Path(_checkpoint(name)).expanduser()
+    folder = folder if folder.is_dir() else shipped_model(name) or folder
+    if runtime == "auto":
+        there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
+        if not there and device in (None, "cpu"):
+            from maxmatch.model.numpy_text import quick_encoder
+
+            return quick_encoder(folder, lambda: load_model(name, device)) or load_model(name, device)
+        if not there:
+            return load_model(name, device)
+        if many and device is None and _has_gpu():
+            return load_model(name, device)
+    elif runtime == "torch":
+        return load_model(name, device)
+    if device not in (None, "cpu"):
+        raise typer.BadParameter(f"--runtime onnx works on the CPU, not on {device}: leave one of the two out")
+    from maxmatch.model.onnx_runtime import OnnxEncoder
+
+    return OnnxEncoder.from_folder(folder)
+
+
+def _has_gpu() -> bool:
+    """Whether torch is installed, and sees a GPU: it alone can tell."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return False
+    from maxmatch.core.devices import chosen_device
+
+    return chosen_device().type != "cpu"
+
+
+def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
+    """Refuse a model that has no tower for a modality."""
+    if modality is not None and modality not in towers:
+        raise ValueError(f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose --modality.")
+
+
+def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
+    """A model, on a GPU where there is one unless told otherwise. name: a checkpoint's folder, a run's, whose best
+    epoch is taken, a model that ships, or a name on the hub. modality: one that it has to have a tower for.
+    """
+    from maxmatch.core.devices import chosen_device
+    from maxmatch.model.encoder import SetEncoder
+
+    model = SetEncoder.from_pretrained(_checkpoint(name), device=chosen_device(device))
+    check_modality(name, model.towers, modality)
+    return model
+
+
+def default_model(named_by: str = "--model") -> str:
+    """Where the model lies that is taken when none is named."""
+    folder = shipped_model(SHIPPED)
+    if folder is None:
+        raise ValueError(
+            f"{SHIPPED}: missing; the model that ships with MaxMatch is not part of this installation. "
+            f"Name another one ({named_by}), or install MaxMatch again."
+        )
+    return str(folder)
+
+
+def located(name: str) -> str:
+    """Where a model is, for a note that others read: the whole path of a folder, or the name of a shipped one, which
+    may lie elsewhere tomorrow, or on the hub.
+    """
+    folder = Path(_checkpoint(name)).expanduser()
+    if not folder.is_dir():
+        return name
+    return folder.name if folder.resolve() == shipped_model(folder.name) else str(folder.resolve())
+
+
+def _checkpoint(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder / "best") if (folder / "recipe.yaml").is_file() else name
+
+
+def _noted(name: str) -> str:
+    """What `located` has noted: a shipped model is meant even where a folder of its name lies here."""
+    return str(shipped_model(name) or name)
+
+
+def model_of(
+    index: "SetIndex",
+    folder: Path,
+    name: str | None,
+    device: str | None,
+    load: "Callable[[str, str | None], Loaded]" = load_model,  # type: ignore[assignment]  # which makes it SetEncoder
+) -> "Loaded":
+    """The model of an index, where it was when the index was made, or where the user says; another one is refused.
+    load: `load_model` or `load_for_search`.
+    """
+    from maxmatch.model.identity import model_identity
+    from maxmatch.search.encode_files import read_origin
+
+    origin = read_origin(folder.expanduser())
+    noted = index.manifest.model
+    if name is None and origin is None:
+        shipped = shipped_model(SHIPPED)
+        found = load(str(shipped), device) if shipped is not None and noted is not None else None
+        if found is None or model_identity(found) != noted:
+            raise ValueError(f"{folder}: the index does not say which model made its sets. Name it with --model.")
+        return found
+    wanted = name or (_noted(origin.model) if origin else "")
+    try:
+        model = load(wanted, device)
+    except (OSError, ValueError) as error:
+        if name is not None:
+            raise
+        raise ValueError(
+            f"{folder}: the model that made its sets was {wanted}, and cannot be loaded ({error}) "
+            "If it has moved, say where it is with --model."
+        ) from error
+    if noted is not None and model_identity(model) != noted:
+        where = f" (then in {origin.model})" if origin and origin.model != wanted else ""
+        raise ValueError(
+            f"{wanted}: another model than the one that made the sets of {folder}{where}: scores between the two mean "
+            "nothing. Name the right one with --model, or encode again with this one."
+        )
+    return model
+
+
+# A folder of photos, opened for a search: its index is made or brought up to date first.
+
+_SHOWN = 10
+
+
+def is_folder_of_photos(folder: Path) -> bool:
+    """Whether what was named holds photos, not an index. FileNotFoundError where it is no folder at all."""
+    from maxmatch.search.index_folder import is_index
+
+    place = folder.expanduser()
+    if not place.is_dir():
+        what = "a file" if place.exists() else "no such folder"
+        raise FileNotFoundError(f"{folder}: {what}. Expected a folder of photos, or an index (maxmatch index build).")
+    return not is_index(place)
+
+
+def open_folder(
+    folder: Path,
+    model: str | None,
+    device: str | None,
+    load: "Callable[[str, str | None], Loaded]",
+    load_many: "Callable[[str, str | None], Loaded] | None" = None,
+) -> "tuple[SetIndex, Loaded]":
+    """The index of a folder of photos, up to date, and its model. load: `load_model` or `load_for_search`. load_many:
+    what loads it where all photos are still to be read.
+    """
+    from tqdm import tqdm
+
+    from maxmatch.data.dataset import IMAGE
+    from maxmatch.search.photos import UNREADABLE, is_indexed, open_photos, place_of, sync
+
+    named = model or default_model()
+    encoder = load(named, device)
+    check_modality(named, encoder.set_sizes, IMAGE)
+    place = place_of(folder, encoder)
+    if load_many is not None and not is_indexed(place):
+        encoder = load_many(named, device)
+    index = open_photos(place, encoder)
+    with going_on(folder), tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
+        done = sync(index, encoder, folder, begin=shown.reset, advance=shown.update)
+    for one in done.unreadable[:_SHOWN]:
+        say(f"left out: {plain(one.reason)}")  # which names the file
+    if len(done.unreadable) > _SHOWN:
+        say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
+    if done.added or done.changed or done.removed:
+        say(f"{len(index):,} photos: {done.added:,} new, {done.changed:,} changed, {done.removed:,} gone")
+    return index, encoder

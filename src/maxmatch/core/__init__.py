@@ -1,0 +1,1 @@
+"""What everything stands on: types, checks, files, devices."""

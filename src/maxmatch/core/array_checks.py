@@ -1,0 +1,68 @@
+"""Checks of sets that need no torch: they take tensors and NumPy arrays alike."""
+
+from typing import Any
+
+import numpy as np
+
+MAX_SET_SIZE = 16
+_BLOCK = 4096
+
+Array = Any
+"""A tensor or a NumPy array."""
+
+
+class NotFiniteError(ValueError):
+    """NaN or infinite values came."""
+
+
+def shape_of(array: Array) -> str:
+    """A shape, for messages."""
+    return "×".join(map(str, array.shape)) or "a scalar"
+
+
+def is_floating(array: Array) -> bool:
+    """Whether the array holds floating-point numbers."""
+    if isinstance(array, np.ndarray):
+        return bool(np.issubdtype(array.dtype, np.floating))
+    return bool(array.is_floating_point())
+
+
+def check_sets(name: str, sets: Array) -> None:
+    """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors a set."""
+    if sets.ndim != 3:
+        raise ValueError(
+            f"{name}: expected sets of shape (items, vectors, width), got {shape_of(sets)}. "
+            f"For one set use {name}[None]; for one vector an item use {name}[:, None]."
+        )
+    if not is_floating(sets):
+        raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert with .float().")
+    size, width = sets.shape[1:]
+    if size == 0 or width == 0:
+        raise ValueError(f"{name}: sets of {size} vectors of width {width} are empty; give at least one of each.")
+    check_set_size(name, size)
+
+
+def check_set_size(name: str, size: int) -> None:
+    """Refuse sets of more vectors than the matching is made for."""
+    if size > MAX_SET_SIZE:
+        raise ValueError(
+            f"{name}: sets of {size} vectors; matching is made for at most {MAX_SET_SIZE}. "
+            "Use fewer vectors an item, or the similarity 'maxsim' from a multi-vector library for token-level sets."
+        )
+
+
+def refuse_not_finite(name: str, sets: Array, mask: Array | None = None) -> None:
+    """Raise if any value of a real vector is NaN or infinite, naming the first item that has one."""
+    for start in range(0, len(sets), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        block = sets[part]
+        in_numpy = isinstance(block, np.ndarray)
+        bad = ~(np.isfinite(block) if in_numpy else block.isfinite()).all(2)
+        if mask is not None:
+            bad &= np.asarray(mask[part]) if in_numpy else mask[part].to(bad.device)
+        bad = bad.any(1)
+        if bool(bad.any()):
+            raise NotFiniteError(
+                f"{name}: item {start + bad.tolist().index(True)} holds NaN or infinite values. "
+                "Find what made them (a zero vector that was normalised?) or leave such items out."
+            )

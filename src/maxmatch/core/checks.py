@@ -1,0 +1,178 @@
+"""Checks at the border, and every message they raise: what was expected, what came, what to do."""
+
+import math
+import warnings
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import maxmatch.core.devices  # noqa: F401 (before anything is computed)
+from maxmatch.core.array_checks import (
+    NotFiniteError as NotFiniteError,
+)
+from maxmatch.core.array_checks import (
+    check_set_size as check_set_size,
+)
+from maxmatch.core.array_checks import (
+    check_sets,
+    shape_of,
+)
+from maxmatch.core.array_checks import (
+    refuse_not_finite as refuse_not_finite,
+)
+
+_UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
+_SAMPLE = 64
+
+Array = Tensor | np.ndarray
+
+
+class NotUnitLength(UserWarning):
+    """Vectors whose norm is not 1 were given where cosines are meant."""
+
+
+def as_tensor(array: Array) -> Tensor:
+    """The array as a tensor, to be read and not written to: a memory map is not copied."""
+    if isinstance(array, Tensor):
+        return array
+    if not array.flags.writeable:
+        _hear_the_warning()
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+@cache
+def _hear_the_warning() -> None:
+    """Torch warns once in a process that an array is read-only: here, where nobody need read it."""
+    nothing = np.zeros(1)
+    nothing.flags.writeable = False
+    with warnings.catch_warnings(action="ignore"):
+        torch.from_numpy(nothing)
+
+
+def check_pair(a: Array, b: Array) -> None:
+    """Refuse two batches of sets that cannot be compared."""
+    check_sets("a", a)
+    check_sets("b", b)
+    if a.shape[2] != b.shape[2]:
+        raise ValueError(
+            f"a has vectors of width {a.shape[2]} and b of width {b.shape[2]}: they live in different spaces. "
+            "Encode both with the same model."
+        )
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.device != b.device:
+        raise ValueError(f"a is on {a.device} and b on {b.device}: move one with .to().")
+
+
+def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Refuse a mask of another shape or type, and one that leaves an item without vectors."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+        raise ValueError(
+            f"{name}: expected a boolean mask of shape {shape} (True = real), got {mask.dtype} {shape_of(mask)}."
+        )
+    if not torch.compiler.is_exporting() and not bool(mask.any(-1).all()):
+        item = [int(i) for i in (~mask.any(-1)).nonzero()[0]]
+        raise ValueError(f"{name}: item {item} has no vector left (its mask is all False). Leave such items out.")
+
+
+def check_cosine_shape(cosines: Tensor) -> None:
+    """Refuse what is not a batch of cosine matrices (..., K, L)."""
+    if cosines.ndim < 2 or not cosines.is_floating_point():
+        raise ValueError(
+            f"cosines: expected floating-point matrices (..., K, L), got {cosines.dtype} of shape {shape_of(cosines)}."
+        )
+    rows, columns = cosines.shape[-2:]
+    if rows == 0 or columns == 0:
+        raise ValueError(f"cosines: a {rows}×{columns} matrix has nothing to match.")
+    check_set_size("cosines", max(rows, columns))
+
+
+def check_cosines_finite(cosines: Tensor) -> None:
+    """Refuse NaN and infinite cosines."""
+    if not bool(torch.isfinite(cosines).all()):
+        block = [int(i) for i in (~torch.isfinite(cosines)).nonzero()[0]]
+        raise NotFiniteError(
+            f"cosines: not finite at {block}. Exclude vectors with row_mask and col_mask, not with inf."
+        )
+
+
+def range_of_norms(sets: Array, mask: Tensor | None) -> Tensor:
+    """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
+    step = max(1, math.ceil(len(sets) / _SAMPLE))
+    norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)
+    if mask is not None:
+        norms = norms.masked_fill(~mask[::step].to(norms.device), 1.0)
+    return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)
+
+
+def warn_unless_unit(name: str, low: float, high: float, cure: str, stacklevel: int) -> None:
+    """Say so when the range of norms shows vectors that are not of unit length."""
+    if low < 1 - _UNIT_TOLERANCE or high > 1 + _UNIT_TOLERANCE:
+        warnings.warn(
+            f"{name}: vectors should have unit length, but norms from {low:.3g} to {high:.3g} came. "
+            f"The inner products are then no cosines. {cure}",
+            NotUnitLength,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def check_positive(scores: Tensor, positive: Tensor) -> None:
+    """Refuse scores that are no matrix and a `positive` that does not go with them."""
+    if scores.ndim != 2 or positive.dtype != torch.bool or positive.shape != scores.shape:
+        raise ValueError(
+            f"expected scores (images, captions) and a boolean `positive` of the same shape, got {shape_of(scores)} "
+            f"and {positive.dtype} {shape_of(positive)}."
+        )
+
+
+def check_width(name: str, features: Tensor, axes: tuple[str, ...], width: int) -> None:
+    """Refuse features of another number of axes or another width than the model was made for."""
+    if features.ndim != len(axes) + 1 or features.shape[-1] != width:
+        raise ValueError(
+            f"{name}: expected shape ({', '.join(axes)}, {width}), got {shape_of(features)}. "
+            f"Give features of width {width}, or build the model for theirs."
+        )
+
+
+def check_ids(ids: Tensor, vocabulary_size: int | None, max_length: int | None = None) -> None:
+    """Refuse what is not a batch of token ids. Only the shape is checked on a GPU, where a look at them would wait, and
+    while a graph is exported, which has no values yet.
+    """
+    if ids.ndim != 2 or ids.shape[1] == 0 or ids.is_floating_point():
+        raise ValueError(f"ids: expected token ids (items, tokens), got {ids.dtype} of shape {shape_of(ids)}.")
+    if max_length is not None and ids.shape[1] > max_length:
+        raise ValueError(
+            f"ids: {ids.shape[1]} tokens, but the model takes at most {max_length}. "
+            f"Load the tokenizer with max_length={max_length}."
+        )
+    if vocabulary_size is None or ids.device.type != "cpu" or torch.compiler.is_exporting() or not ids.numel():
+        return
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary_size:
+        raise ValueError(
+            f"ids: expected 0 to {vocabulary_size - 1}, got {int(ids.min())} to {int(ids.max())}. "
+            "Encode the text with the tokenizer that the model was made with."
+        )
+
+
+def check_right_padded(mask: Tensor) -> Tensor:
+    """The length of each item, on the CPU. Refuse an item whose real inputs do not all come first."""
+    mask = mask.cpu()
+    wrong = (mask[:, 1:] & ~mask[:, :-1]).any(1) | ~mask[:, :1].any(1)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"mask: item {int(wrong.nonzero()[0])} is empty or has padding before a real token. "
+            "Pad on the right, and leave empty items out."
+        )
+    return mask.sum(1)
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch of normalised images."""
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(
+            f"images: expected normalised pixels (items, channels, height, width) in floating point, "
+            f"got {images.dtype} of shape {shape_of(images)}. "
+            "For one image use images[None]; for bytes use the model's transform first."
+        )

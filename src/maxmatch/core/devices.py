@@ -1,0 +1,61 @@
+"""Devices: the one a user names or the best available, and a workaround for a race in MKL."""
+
+import torch
+
+# The device that a user names, or the best that there is.
+
+
+def chosen_device(name: str | torch.device | None = None) -> torch.device:
+    """A device by its name; without one a GPU where there is one, else the CPU. One that is not there is refused."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device: expected cpu, cuda, cuda:1 … or mps, got {name!r}.") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device {name}: torch sees no GPU here. `maxmatch doctor` says why; cpu works anywhere.")
+        count = torch.cuda.device_count()
+        if device.index is not None and device.index >= count > 0:
+            raise ValueError(f"device {name}: there are {count}, cuda:0 to cuda:{count - 1}. Name one of them.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {name}: torch sees no Apple GPU here. Leave --device out, or say cpu.")
+    return device
+
+
+# The first call of each of torch's elementwise functions, made by one thread, when this is imported.
+#
+# MKL chooses its code for a function in that function's first call. Where several threads make it at once, one of
+# them
+# may be given code that is right to twelve bits only, for its share of that one call and without a word: scores were
+# wrong by 2e-5 once (https://github.com/pytorch/pytorch/issues/188792; docs/log.md has the measurement).
+
+FUNCTIONS = (
+    "acos",
+    "asin",
+    "atan",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "expm1",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+)
+
+for _name in FUNCTIONS:
+    for _dtype in (torch.float32, torch.float64):
+        getattr(torch, _name)(torch.ones(1, dtype=_dtype, device="cpu"))

@@ -1,0 +1,146 @@
+"""Files that are there whole or not at all: written under another name, put on the disk, then renamed."""
+
+import errno
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedWriter
+from pathlib import Path
+from typing import IO, Any
+
+
+def draft(path: Path, writer: str = "") -> Path:
+    """Where a file is written before it has its name: hidden, beside its place. writer: what tells one from others that
+    write the same file at the same time.
+    """
+    return path.with_name(f".{path.name}{writer and f'.{writer}'}.part")
+
+
+def is_draft(name: str, of: str) -> bool:
+    """Whether a name is that of a draft of a file."""
+    return name.startswith(f".{of}.") and name.endswith(".part")
+
+
+def user_cache() -> Path:
+    """Where this user's programs keep what they can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def whole(path: Path, synced: bool = True) -> Iterator[BufferedWriter]:
+    """A file to write, that gets its name, and replaces an old one, only once it is on the disk for good. Its folder is
+    made where there is none. Of several processes that write it at once each writes its own: the last one's stays.
+
+    synced: False does not wait for the disk. A power cut may then leave a file that is cut short.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, place = _own_draft(path)
+    with file:  # the draft goes before the lock does: another process would take it for its own
+        try:
+            yield file
+            file.flush()
+            if synced:
+                os.fsync(file.fileno())
+            _release(file)
+            os.replace(place, path)
+        except BaseException:
+            _release(file)
+            place.unlink(missing_ok=True)
+            raise
+    if synced:
+        sync(path.parent)
+
+
+def _release(file: IO[bytes]) -> None:
+    if sys.platform == "win32":  # renames and removes no open file, and has no locks here
+        file.close()
+
+
+def _own_draft(path: Path) -> tuple[BufferedWriter, Path]:
+    """An empty file to write that nobody else writes, and where it is. What a process that was killed has left there is
+    used again, so that none of it heaps up; only while another process is at it is there a second one.
+    """
+    place = draft(path)
+    file = open(place, "wb", opener=_keeping)  # noqa: SIM115 (closed by the caller)
+    locked = _locked(file)
+    try:
+        if locked and os.path.samestat(os.fstat(file.fileno()), os.stat(place)):
+            file.truncate()
+            return file, place
+    except FileNotFoundError:  # it got its name just now
+        pass
+    file.close()
+    if locked is None:  # no locks here: everybody writes a draft of another name
+        place.unlink(missing_ok=True)
+    place = draft(path, secrets.token_hex(4))
+    return place.open("xb"), place
+
+
+def _keeping(path: str, flags: int) -> int:
+    """Open a file without emptying it: it may be another process's."""
+    return os.open(path, flags & ~os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def lock(file: IO[bytes], path: Path) -> None:
+    """Be the only process that writes at a path, as long as the file is open. ValueError where another one does."""
+    if _locked(file) is False:
+        raise ValueError(f"{path}: another process is writing there. Wait for it, or stop it first.")
+
+
+def _locked(file: IO[bytes]) -> bool | None:
+    """Whether this process has the file to itself from now on; None on a system that knows no locks."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in (errno.ENOLCK, errno.ENOTSUP) else False
+    return True
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, as `whole` does."""
+    try:
+        with whole(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{path}: could not be written ({error.strerror or error}). Free some space or permit it."
+        ) from error
+
+
+METRICS = "metrics.jsonl"
+"""The records of a run, one per line."""
+
+
+def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of a run, of one kind or all."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    records = [record for record in map(parsed_record, lines) if record is not None]
+    return [record for record in records if kind in (None, record["kind"])]
+
+
+def parsed_record(line: str) -> dict[str, Any] | None:
+    """A record; None for a line that a crash cut short."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "step" in record else None

@@ -1,0 +1,70 @@
+"""The machine: free memory, and a torchvision that does not fit the installed torch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# How much memory a program can still have.
+
+_MACHINE = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int | None:
+    """Bytes: the machine's, or what a container's limit leaves where that is less. None where it is not known."""
+    try:
+        fields = dict(line.split(":", 1) for line in _MACHINE.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+    try:
+        limit, used = ((_CONTAINER / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        notes = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
+    except OSError:
+        return free
+    if limit == "max":
+        return free
+    # What is kept of files counts as used, and is let go of when somebody needs the room.
+    kept = int(notes.get("inactive_file", 0))
+    return min(free, max(0, int(limit) - int(used) + kept))
+
+
+# A torchvision made for another torch breaks transformers, and so whatever imports it. Find it, say the cure.
+
+CURE = (
+    "the installed torchvision does not fit this torch, and breaks transformers with it. MaxMatch does not need it. "
+    "Run: pip uninstall torchvision"
+)
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Where what is inside fails because of torchvision, say so in place of what transformers says."""
+    try:
+        yield
+    except Exception as error:
+        if is_to_blame(error):
+            raise ImportError(CURE) from error
+        raise
+
+
+def is_to_blame(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, comes from importing a broken torchvision."""
+    one: BaseException | None = error
+    seen = set[int]()  # causes go in a circle where a library raises an error again, as gRPC does
+    while one is not None and id(one) not in seen:
+        if _went_through(one) or "operator torchvision::" in str(one):
+            return True
+        seen.add(id(one))
+        one = one.__cause__ or one.__context__
+    return False
+
+
+def _went_through(error: BaseException) -> bool:
+    """Whether a file of torchvision's is among those the error came from."""
+    trace = error.__traceback__
+    while trace is not None:
+        if "/torchvision/" in trace.tb_frame.f_code.co_filename.replace("\\", "/"):
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,95 @@
+"""Modules that moved in 0.1: the documented old paths import for one release more, with a DeprecationWarning."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# old path -> new path, both below `maxmatch`
+MOVED = {
+    "build": "model.build",
+    "config": "model.config",
+    "data.feature_writer": "data.features",
+    "data.items": "data.dataset",
+    "data.loading": "data.load",
+    "data.reading": "data.load",
+    "data.scenes.draws": "data.scenes.world",
+    "encoders": "model.encoders",
+    "encoders.conv": "model.encoders.vision",
+    "encoders.efficientnet_lite": "model.encoders.cnn",
+    "encoders.glove": "model.encoders.language",
+    "encoders.gru": "model.encoders.language",
+    "encoders.protocol": "model.encoders.backbone",
+    "encoders.region": "model.encoders.vision",
+    "encoders.resnext": "model.encoders.cnn",
+    "encoders.transformer": "model.encoders.language",
+    "evaluation.collapse": "evaluation.metrics",
+    "evaluation.measuring": "evaluation.runs",
+    "evaluation.protocol": "evaluation.metrics",
+    "evaluation.reported": "evaluation.paper",
+    "evaluation.retrieval": "evaluation.metrics",
+    "evaluation.scores": "evaluation.metrics",
+    "first_calls": "core.devices",
+    "images": "model.images",
+    "layers": "model.layers",
+    "layers.clustering": "sentence_transformers",
+    "layers.pie_head": "model.layers.heads",
+    "layers.pooling": "model.layers.positions",
+    "layers.positions": "model.layers.positions",
+    "layers.set_head": "model.layers.heads",
+    "onnx_export": "model.onnx_export",
+    "onnx_runtime": "model.onnx_runtime",
+    "presets": "model.presets",
+    "readers": "model.inputs",
+    "recipe_train": "recipe.schema",
+    "report": "evaluation.report",
+    "report.figures": "evaluation.report.figures",
+    "report.making": "evaluation.report.make_report",
+    "search.facts": "search.photos",
+    "search.hit": "search.engine",
+    "search.index": "search.set_index",
+    "text": "model.text",
+    "tower": "model.encoder",
+    "training.criterion": "training.step",
+    "types": "core.types",
+}
+
+
+class MovedModules:
+    """A finder that the import system asks for each module it does not know yet."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A stand-in for a module that moved; None for any other."""
+        package, _, old = name.partition(".")
+        if package != "maxmatch" or old not in MOVED:
+            return None
+        new = f"maxmatch.{MOVED[old]}"
+        warnings.warn(f"{name} is now {new}; the old path goes in 0.2.", DeprecationWarning, stacklevel=2)
+        is_package = any(other.startswith(f"{old}.") for other in MOVED)
+        return ModuleSpec(name, _StandIn(new), is_package=is_package)
+
+
+class _StandIn(Loader):
+    """Loads a module that holds the names of another one."""
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An ordinary empty module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill it."""
+        names = vars(import_module(self.new)).items()
+        vars(module).update({name: value for name, value in names if not name.startswith("__") or name == "__all__"})
+
+
+def install() -> None:
+    """Let the import system ask here last."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(MovedModules())

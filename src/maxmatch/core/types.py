@@ -1,0 +1,114 @@
+"""The values that travel between the parts, and the letters for their dimensions.
+
+B  images (rows, queries)           K  vectors in a set (L: those of the other side, where they differ)
+C  captions (columns, gallery)      D  width of the joint space
+N  local features of an item        W  their width, which may differ from D
+
+A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+import maxmatch.core.devices  # noqa: F401 (before anything is computed)
+
+
+class Inputs(NamedTuple):
+    """What an encoder is called with: pixels, features or token ids, and which of them are real (None: all)."""
+
+    values: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step sees: of each modality the inputs, and the group that each item belongs to.
+
+    A group is what belongs together, a picture and its captions; its number is the same wherever it turns up, in
+    another batch or on another machine. `model("image", *batch.inputs["image"])` makes the sets.
+    """
+
+    inputs: dict[str, Inputs]
+    groups: dict[str, Int[Tensor, "_"]]
+
+    def positive(self, rows: str, columns: str) -> Bool[Tensor, "B C"]:
+        """Which items of one modality are true pairs with which of another: those of the same group."""
+        return self.groups[rows][:, None] == self.groups[columns]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory that a GPU copies from by itself."""
+        return self.map(Tensor.pin_memory)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same batch with every tensor changed."""
+        inputs = {
+            name: Inputs(change(values), None if mask is None else change(mask))
+            for name, (values, mask) in self.inputs.items()
+        }
+        return Batch(inputs, {name: change(groups) for name, groups in self.groups.items()})
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an encoder makes of B items: N local features each, padded, and one global feature."""
+
+    local: Float[Tensor, "B N W"]
+    """The local features ψ: regions, grid cells, words."""
+    mask: Bool[Tensor, "B N"]
+    """True where a local feature is real. Every item has at least one."""
+    pooled: Float[Tensor, "B D"]
+    """The global feature φ."""
+    positions: Float[Tensor, "B N W"] | None = None
+    """Where each local feature lies, for attention keys only; None where order means nothing."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns, when the N local features are the cells of a grid, row by row."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """What a set head makes of B items."""
+
+    vectors: Float[Tensor, "B K D"]
+    """The sets: unit vectors."""
+    residual: Float[Tensor, "B K D"]
+    """The slots before the pooled feature is added to them."""
+    pooled: Float[Tensor, "B D"]
+    """The global feature φ."""
+    attention: Float[Tensor, "B K N"] | None = None
+    """How much each slot took from each of the N local features."""
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The training loss and what it is the weighted sum of. A term with weight 0 is not computed and stays None."""
+
+    total: Float[Tensor, ""]
+    triplet: Float[Tensor, ""] | None = None
+    global_discriminative: Float[Tensor, ""] | None = None
+    intra_set_divergence: Float[Tensor, ""] | None = None
+    mmd: Float[Tensor, ""] | None = None
+    diversity: Float[Tensor, ""] | None = None
+    contrastive: Float[Tensor, ""] | None = None
+
+
+class TopHits(NamedTuple):
+    """The k best columns of each row, best first; equal scores in the order of their indices."""
+
+    scores: Float[Tensor, "B k"]
+    indices: Int[Tensor, "B k"]
+
+
+class Ranks(NamedTuple):
+    """For each query the rank of its best true answer (1 is best) and how many wrong answers tie with it."""
+
+    ranks: Int[Tensor, " n"]
+    ties: Int[Tensor, " n"]

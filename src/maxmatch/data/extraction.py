@@ -1,0 +1,195 @@
+"""A frozen vision backbone, run once over the pictures of a data set: the rest of a model then trains without it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from maxmatch.data.dataset import IMAGE, Dataset, Problem, Report, refuse
+from maxmatch.data.features import FeatureWriter, StoreInfo
+from maxmatch.model import checkpoint
+from maxmatch.model.build import build_model
+from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, Tower
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.encoders import ConvEncoder
+from maxmatch.model.inputs import PixelReader
+from maxmatch.model.presets import PRESETS
+from maxmatch.model.read_ahead import read_ahead
+
+_HUGGING_FACE = "hf:"
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """What is run over the pictures."""
+
+    encoder: ConvEncoder
+    reader: PixelReader
+    name: str
+
+
+def load_backbone(model: str, device: torch.device | str = "cpu") -> Backbone:
+    """The backbone of a model: a checkpoint's folder (its image tower), a preset by its name, with the weights that it
+    names, or `hf:` and the name or folder of a vision model of Hugging Face.
+    """
+    if model.startswith(_HUGGING_FACE):
+        name = model.removeprefix(_HUGGING_FACE)
+        loaded = _built(Conv(backbone=HuggingFaceBackbone(pretrained=name), pixels=_pixels(name)))
+    elif model in PRESETS and not Path(model).is_dir():
+        loaded = _built(PRESETS[model]().towers[IMAGE].encoder)
+    else:
+        loaded = _checkpoint(model)
+    tower = loaded.tower(IMAGE)
+    encoder, reader = tower.encoder, tower.reader
+    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader):
+        raise ValueError(f"model: {model} reads features, and has no backbone. Give a model that reads pictures.")
+    assert loaded.config is not None
+    return Backbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
+
+
+def describe_store(backbone: Backbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
+    """What a store of the backbone's features says about itself: the network, its weights, and what is done to pictures
+    before.
+    """
+    transform = backbone.reader.transform
+    weights = hashlib.sha256()
+    for name, value in sorted(backbone.encoder.backbone.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(value.detach().cpu().contiguous().numpy().tobytes())
+    with torch.inference_mode():
+        device = next(backbone.encoder.parameters()).device
+        cells, grid = backbone.encoder.cells(torch.zeros(1, 3, transform.size, transform.size, device=device))
+    mean, std = (", ".join(f"{value:.4g}" for value in part) for part in (transform.mean, transform.std))
+    pictures = f"{transform.resize} {transform.size} px, mean {mean}, std {std}"
+    source = f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"
+    return StoreInfo(source, cells.shape[2], dtype, grid)
+
+
+def extract(
+    encoder: ConvEncoder,
+    reader: PixelReader,
+    dataset: Dataset,
+    writer: FeatureWriter,
+    batch_size: int = 64,
+    report: Report = refuse,
+    advance: Callable[[int], object] = lambda count: None,
+) -> None:
+    """Append the backbone's grid for every picture of a data set that the writer does not hold yet.
+
+    An image of several splits is taken once. A picture that cannot be read is reported and left out. Which images share
+    a batch depends on the data set alone, and every batch is as large as the others, so that a run that was interrupted
+    gives the same numbers as one that was not.
+    """
+    images = _Images(dataset)
+    encoder.eval()
+    batches = [range(start, min(start + batch_size, len(images))) for start in range(0, len(images), batch_size)]
+    left = [batch for batch in batches if any(images.ids[place] not in writer.done for place in batch)]
+    advance(len(images) - sum(map(len, left)))
+    size, device = reader.transform.size, next(encoder.parameters()).device
+    # The exact kernels: what is done once may take a little longer, and be the same everywhere.
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        for places, batch in zip(left, read_ahead(reader, images, left, skip=True), strict=True):
+            for skipped in batch.skipped:
+                report(images.problem(skipped.index, skipped.reason))
+            new = [place for place in batch.places if images.ids[place] not in writer.done]
+            if new and batch.inputs is not None:
+                pixels = torch.zeros(batch_size, 3, size, size)
+                pixels[[place - places.start for place in batch.places]] = batch.inputs.values
+                cells = encoder.cells(pixels.to(device))[0].float().cpu().numpy()
+                features = [_checked(cells[place - places.start], images.ids[place]) for place in new]
+                writer.append([images.ids[place] for place in new], features)
+            advance(len(places))
+
+
+class _Images(Sequence[Any]):
+    """The images of all splits, each id once, read when asked for."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._path = dataset.path
+        self._places: dict[str, tuple[str, Sequence[Any], int]] = {}
+        for name, split in dataset.splits.items():
+            items = split[IMAGE]
+            if len(items) and isinstance(items.values[0], np.ndarray):
+                raise ValueError(f"{dataset.path}: holds features already, of which none can be extracted.")
+            for number, image in enumerate(items.ids):
+                first, values, there = self._places.setdefault(image, (name, items.values, number))
+                if first != name and values[there] != items.values[number]:
+                    raise ValueError(
+                        f"{dataset.path}: image {image!r} is one picture in the split {first!r} and another in "
+                        f"{name!r}: a store knows an image by its id. Extract with --split, to a store for each."
+                    )
+        self.ids = list(self._places)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, place: Any) -> Any:
+        _, values, number = self._places[self.ids[place]]
+        return values[number]
+
+    def problem(self, place: int, reason: str) -> Problem:
+        """That a picture cannot be read."""
+        split, _, _ = self._places[self.ids[place]]
+        what = f"image {self.ids[place]!r} of the split {split!r} is left out ({reason.rstrip('.')})"
+        cure = "Training leaves its captions out, too. Or mend it, and extract to a new folder."
+        return Problem(self._path, what, cure)
+
+
+def _checked(cells: np.ndarray, image: str) -> np.ndarray:
+    if not np.isfinite(cells).all():
+        raise ValueError(f"image {image!r}: the backbone gives NaN or infinite values. Its weights may be damaged.")
+    return cells
+
+
+def _built(encoder: Any) -> SetEncoder:
+    """A model of one tower, of which only the encoder is of use here."""
+    return build_model(ModelConfig(towers={IMAGE: Tower(encoder=encoder)}), seed=0)
+
+
+def _checkpoint(model: str) -> SetEncoder:
+    try:
+        return checkpoint.load(model)
+    except (FileNotFoundError, checkpoint.CheckpointError) as error:
+        raise ValueError(
+            f"model: {error} Expected a checkpoint's folder, one of {', '.join(PRESETS)}, or "
+            f"{_HUGGING_FACE}NAME for a model of Hugging Face."
+        ) from error
+
+
+def _described(encoder: Any) -> str:
+    """The network in a few words, whatever its path."""
+    backbone = encoder.backbone
+    if isinstance(backbone, HuggingFaceBackbone):
+        return f"Hugging Face {(backbone.config or {}).get('model_type')}"
+    options = backbone.model_dump(exclude={"source", "pretrained"})
+    return f"{backbone.source} {json.dumps(options)}" if options else str(backbone.source)
+
+
+def _pixels(name: str) -> Pixels:
+    """What a model of Hugging Face wants done to pictures, by its preprocessor_config.json; the usual, without one."""
+    try:
+        if Path(name).is_dir():
+            file = Path(name) / "preprocessor_config.json"
+        else:
+            from huggingface_hub import hf_hub_download
+
+            file = Path(hf_hub_download(name, "preprocessor_config.json"))
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # as the hub's own error is, where there is no such file
+        return Pixels()
+    crop = said.get("crop_size") if said.get("do_center_crop", True) else None
+    size = crop or said.get("size") or Pixels().size
+    side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height")
+    squash = crop is None and isinstance(size, dict) and "height" in size
+    usual = Pixels()
+    return Pixels(
+        size=side,
+        resize="squash" if squash else "crop",
+        mean=said.get("image_mean") or usual.mean,
+        std=said.get("image_std") or usual.std,
+    )

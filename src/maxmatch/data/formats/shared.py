@@ -1,0 +1,311 @@
+"""What formats share: numbered lines, picture files, and data sets that are written whole or not at all."""
+
+import codecs
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from maxmatch.core.files import is_draft, lock, sync, whole, write_whole
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Split, give_up, refuse
+
+# The lines of a text file, with their numbers.
+
+_BREAK = re.compile(r"\s*[\r\n]\s*")
+
+
+def raw_lines(path: Path, report: Report = refuse) -> Iterator[tuple[int, bytes]]:
+    """Each line with its number, counted from 1, and its end, without the file's byte-order mark. UTF-16 is refused."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                give_up(report, Problem(path, "the text is UTF-16, expected UTF-8", "Save it as UTF-8.", 1))
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+
+def read_lines(path: Path, report: Report = refuse) -> Iterator[tuple[int, str | None]]:
+    r"""Each line with its number, counted from 1, without its end (\n or \r\n) and the file's byte-order mark.
+
+    A line that is not UTF-8 is reported and comes as None, so that those after it keep their places.
+    """
+    for number, line in raw_lines(path, report):
+        try:
+            yield number, line.rstrip(b"\r\n").decode()
+        except UnicodeDecodeError as error:
+            report(not_utf8(path, number, error))
+            yield number, None
+
+
+def not_utf8(path: Path, number: int, error: UnicodeDecodeError) -> Problem:
+    """What to say of a line that is not UTF-8."""
+    what = f"not UTF-8: the byte 0x{error.object[error.start]:02x} at place {error.start + 1} of the line"
+    cure = "Save the file as UTF-8; if it is Latin-1: iconv -f latin1 -t utf-8 FILE > NEW."
+    return Problem(path, what, cure, number)
+
+
+def one_line(text: str) -> str:
+    """The text without space around it, and with a space for each line break in it."""
+    text = text.strip()
+    return _BREAK.sub(" ", text) if "\n" in text or "\r" in text else text
+
+
+# What formats of pictures with captions can hold, and the refusal of what they cannot.
+
+
+def check_pairs(splits: Mapping[str, Split], names: Collection[str], what: str) -> None:
+    """Refuse splits of other names, modalities beside pictures and captions, and all but one picture a group.
+
+    what: the format, for the message.
+    """
+    if not splits:
+        raise ValueError(f"{what}: no split to write.")
+    for name, split in splits.items():
+        if name not in names:
+            raise ValueError(f"split {name!r}: {what} knows {', '.join(names)}. Rename it, or leave it out.")
+        if not split.size:
+            raise ValueError(f"split {name!r} is empty. Leave it out.")
+        if set(split.items) != {IMAGE, TEXT}:
+            raise ValueError(
+                f"split {name!r} has {', '.join(split.items)}: {what} holds {IMAGE} and {TEXT}, both and nothing else. "
+                "Choose another format."
+            )
+        if len(split[IMAGE]) != split.size:
+            raise ValueError(
+                f"split {name!r} has {len(split[IMAGE])} images in {split.size} groups: {what} holds one a group. "
+                "Choose another format."
+            )
+        for caption, text in zip(split[TEXT].ids, split[TEXT].values, strict=True):
+            if not text.strip():
+                raise ValueError(f"split {name!r}, caption {caption!r} is empty: leave it out, or write one.")
+
+
+# Data sets are written whole or not at all, and what an interrupted write has done is kept for the next.
+#
+# A data set grows in a hidden folder beside its place, `.NAME.partial`, which is renamed when all is done. Every file
+# in it was itself written under another name, so that whatever is there is whole.
+
+MANIFEST = "maxmatch.json"
+PARTIAL = ".partial"
+Advance = Callable[[int], object]
+_SAMPLE = 16  # items by which is judged whether two data sets are the same, where all would take too long
+
+
+def quietly(count: int) -> None:
+    """No sign of progress."""
+
+
+def write_folder(
+    path: Path,
+    format: str,
+    splits: Mapping[str, Split],
+    fill: Callable[[Path], None],
+    advance: Advance,
+    **options: object,
+) -> None:
+    """Have `fill` fill a folder, which has the name `path` when all is done. Where the same data are there already,
+    nothing happens; where a write of them was interrupted, the folder holds what that one did.
+
+    options: whatever else decides what the files will be.
+    """
+    path = path.expanduser().resolve()
+    manifest = _manifest(format, splits, options)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if not path.is_dir() or _content(path) != manifest["content"]:
+            raise FileExistsError(f"{path}: is there and holds something else. Give a new folder, or remove this one.")
+        advance(sum(len(split[IMAGE]) for split in splits.values()))
+        return
+    draft = path.with_name(f".{path.name}{PARTIAL}")
+    if draft.exists() and _content(draft) != manifest["content"]:
+        _discard(draft)
+    draft.mkdir(parents=True, exist_ok=True)
+    if not (draft / MANIFEST).exists():
+        write_whole(draft / MANIFEST, json.dumps(manifest, indent=2))
+    with (draft / MANIFEST).open("r+b") as file:
+        lock(file, path)
+        fill(draft)
+        for folder, _, _ in os.walk(draft):
+            sync(Path(folder))
+        if path.exists():
+            path.rmdir()
+        os.rename(draft, path)
+    sync(path.parent)
+
+
+def plain(value: object) -> Any:
+    """What JSON does not know, as what it does: numpy's numbers and arrays."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise ValueError(f"metadata: expected texts, numbers, lists and dicts, got {type(value).__name__}. Convert it.")
+
+
+def _discard(draft: Path) -> None:
+    """Remove what a write of other data left behind; never a folder that is somebody's own."""
+    if _content(draft) is None and any(not is_draft(other.name, MANIFEST) for other in draft.iterdir()):
+        raise FileExistsError(f"{draft}: expected what an interrupted write left behind. Move it elsewhere.")
+    shutil.rmtree(draft)
+
+
+def _look(items: Items) -> list[object]:
+    """What tells items other than texts from others: the size of every file, or the content of a few."""
+    if not len(items):
+        return []
+    if isinstance(items.values[0], Path):
+        return [_size(value) for value in items.values]
+    numbers = np.unique(np.linspace(0, len(items) - 1, _SAMPLE).astype(np.int64)).tolist()
+    return [_mark(items.values[number]) for number in numbers]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None  # said when the file is copied
+
+
+def _mark(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
+
+
+def _content(folder: Path) -> str | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return str(manifest["content"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, object]) -> dict[str, Any]:
+    """What a folder says about itself. Its `content` differs where texts, ids, groups or metadata do, or the sizes of
+    files, or some of the features, at the price of a look at each file.
+    """
+    digest = hashlib.sha256()
+
+    def take(*parts: object) -> None:
+        digest.update(json.dumps(parts, default=plain).encode() + b"\n")
+
+    take(format, sorted(options.items()))
+    for name, split in splits.items():
+        for modality, items in split.items.items():
+            take(name, modality, len(items), list(items.ids), items.groups, items.metadata and list(items.metadata))
+            take(list(items.values) if modality == TEXT else _look(items))
+    return {
+        "written_by": "maxmatch",
+        "format": format,
+        "splits": {
+            name: {modality: len(items) for modality, items in split.items.items()} for name, split in splits.items()
+        },
+        "content": digest.hexdigest(),
+    }
+
+
+# The files of pictures: their kinds, names that are safe anywhere, and reading and copying them in threads.
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+EXPECTED = f"Expected files that end in {', '.join(sorted(SUFFIXES))}; convert others, such as HEIC."
+_BEGINNINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
+_TIFF = (b"II*\x00", b"MM\x00*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST_NAME = 80
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def read_item(value: Any, modality: str = IMAGE) -> tuple[bytes, str]:
+    """The bytes of a picture (or of another file), and the suffix of a file that holds them."""
+    if isinstance(value, bytes):
+        return value, _suffix(value, modality)
+    path = Path(value)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        what = "no such file" if isinstance(error, FileNotFoundError) else f"not readable ({error.strerror})"
+        raise DataError(Problem(path, what, "Bring it back, or take its captions out.", fatal=True)) from error
+    suffix = path.suffix.lower()
+    return data, suffix if suffix in SUFFIXES or (modality != IMAGE and suffix) else _suffix(data, modality)
+
+
+def check_files(splits: Mapping[str, Split]) -> None:
+    """Refuse items, other than texts, that are neither files nor the bytes of files: features, mostly."""
+    for name, split in splits.items():
+        for modality, items in split.items.items():
+            first = items.values[0] if modality != TEXT and len(items) else b""
+            if not isinstance(first, str | bytes | Path):
+                raise ValueError(
+                    f"split {name!r}: {modality}: expected files (paths or bytes), got {type(first).__name__}. "
+                    "Arrays of features are written in the format 'precomp' or 'features'."
+                )
+
+
+def safe_stems(ids: Iterable[str], taken: set[str]) -> Iterator[str]:
+    """A file's name, without suffix, for each id: letters, digits, - and _, unlike all others and those taken already,
+    also where upper and lower case are the same.
+    """
+    for name in ids:
+        base = name.replace("\\", "/").rsplit("/", 1)[-1]
+        if Path(base).suffix.lower() in SUFFIXES:
+            base = base[: base.rindex(".")]
+        stem = base = _UNSAFE.sub("-", base).strip("-")[:_LONGEST_NAME] or "item"
+        number = 1
+        while stem.lower() in taken:
+            number += 1
+            stem = f"{base}-{number}"
+        taken.add(stem.lower())
+        yield stem
+
+
+def copy_all(
+    items: Items, folder: Path, taken: set[str], workers: int, advance: Advance, modality: str = IMAGE
+) -> list[str]:
+    """Write each item to a file of its own, named after its id, and say what the files are called. A file that is there
+    already and is the same is kept. taken: names that others have, to which these are added.
+    """
+    stems = list(safe_stems(items.ids, taken))
+
+    def copy(number: int) -> str:
+        data, suffix = read_item(items.values[number], modality)
+        path = folder / f"{stems[number]}{suffix}"
+        if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
+            with whole(path) as file:
+                file.write(data)
+        return path.name
+
+    names = []
+    for name in in_order(copy, range(len(items)), workers):
+        names.append(name)
+        advance(1)
+    return names
+
+
+def in_order(function: Callable[[T], U], items: Iterable[T], workers: int) -> Iterator[U]:
+    """The function of each item, in order, computed in threads that run no more than a few items ahead."""
+    waiting: deque[Future[U]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= 4 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _suffix(data: bytes, modality: str) -> str:
+    """The suffix that fits these bytes, as far as that can be seen."""
+    if data.startswith(_TIFF):
+        return ".tif"
+    other = ".jpg" if modality == IMAGE else ".bin"
+    return next((suffix for beginning, suffix in _BEGINNINGS.items() if data.startswith(beginning)), other)

@@ -1,0 +1,216 @@
+"""Data sets by path or recipe: which format a folder has, its reader, and the splits a recipe asks for."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from maxmatch.data.dataset import (
+    IMAGE,
+    TEXT,
+    DataError,
+    Dataset,
+    Items,
+    Problem,
+    Report,
+    Split,
+    first_of_each,
+    refuse,
+    saying_the_first,
+    without_items,
+)
+from maxmatch.data.features import FeatureStore, with_features
+from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, stored, tables, webdataset
+from maxmatch.data.formats.shared import PARTIAL
+from maxmatch.model.text import split_into_words
+from maxmatch.recipe.schema import Data
+
+# Every format that data sets are read from and written to, and which of them a folder is in.
+
+
+class Format(NamedTuple):
+    """How a format is recognised, read and written: every module of one has these three."""
+
+    recognises: Callable[[Path], bool]
+    read: Callable[..., dict[str, Split]]
+    write: Callable[..., None]
+    looks_like: str
+    """What is looked for, in words."""
+
+
+# In the order of recognition: what has a name of its own before what any table or picture could be.
+FORMATS: dict[str, Format] = {
+    "features": Format(stored.recognises, stored.read, stored.write, "store.json, a store of features of ours"),
+    "huggingface": Format(
+        huggingface.recognises, huggingface.read, huggingface.write, "dataset_dict.json, as save_to_disk writes it"
+    ),
+    "karpathy": Format(karpathy.recognises, karpathy.read, karpathy.write, "dataset_NAME.json, Karpathy's"),
+    "precomp": Format(precomp.recognises, precomp.read, precomp.write, "train_ims.npy with train_caps.txt"),
+    "webdataset": Format(webdataset.recognises, webdataset.read, webdataset.write, "tars like train-000000.tar"),
+    "imagefolder": Format(imagefolder.recognises, imagefolder.read, imagefolder.write, "[train/]metadata.jsonl"),
+    "table": Format(tables.recognises, tables.read, tables.write, "captions.csv, .tsv, .jsonl or .parquet"),
+    "folder": Format(folder.recognises, folder.read, folder.write, "pictures"),
+}
+
+
+def read_dataset(path: str | Path, format: str | None = None, report: Report = refuse, **options: Any) -> Dataset:
+    """Read a data set in any format; in which, is seen from the names of files, or told.
+
+    report: what to do with each problem; by default the first one is raised as DataError. `options` are those of the
+    format's `read`.
+    """
+    path = Path(path).expanduser()
+    if format is None:
+        format = recognise(path)
+    elif format not in FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}.")
+    for option in options.keys() - signature(FORMATS[format].read).parameters.keys():
+        raise ValueError(f"{option}: data in the format {format!r} takes no such option; leave it out.")
+    return Dataset(path, format, FORMATS[format].read(path, report, **options))
+
+
+def recognise(path: Path) -> str:
+    """The name of the format that a file or folder is in."""
+    if path.name.startswith(".") and path.name.endswith(PARTIAL):
+        cure = "Run it again: it goes on where it stopped."
+        raise DataError(Problem(path, "what an interrupted write left behind", cure, fatal=True))
+    for name, format in FORMATS.items():
+        if format.recognises(path):
+            return name
+    if not path.exists():
+        raise DataError(Problem(path, "no such file or folder", "Check the path.", fatal=True))
+    looked_for = "; ".join(f"{name}: {format.looks_like}" for name, format in FORMATS.items())
+    what = f"no data set that is known here. Looked for {looked_for}. Found {_found(path)}"
+    raise DataError(
+        Problem(path, what, "Name the format with 'format', or convert the data to one of these.", fatal=True)
+    )
+
+
+def _found(path: Path) -> str:
+    """The first few names in a folder."""
+    if not path.is_dir():
+        return "a file with this suffix" if path.suffix else "a file"
+    names = sorted(entry.name for entry in path.iterdir())
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more if names else "nothing: the folder is empty"
+
+
+# Features of other modalities, one .npy file an item: read when they are asked for.
+
+
+class ArrayFiles(Sequence[np.ndarray]):
+    """The arrays in some .npy files."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, position: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, position: slice) -> "ArrayFiles": ...
+    def __getitem__(self, position: int | slice) -> "np.ndarray | ArrayFiles":
+        if isinstance(position, slice):
+            return ArrayFiles(self.paths[position])
+        path = self.paths[position]
+        try:
+            array: np.ndarray = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(
+                f"{path}: no .npy file that can be read ({error}). Write it again with numpy.save."
+            ) from error
+        return array
+
+
+def with_arrays(split: Split) -> Split:
+    """The split with the arrays themselves in the place of the names of .npy files, for all but pictures and texts."""
+    return Split({name: items if name in (IMAGE, TEXT) else _opened(items) for name, items in split.items.items()})
+
+
+def _opened(items: Items) -> Items:
+    paths = [value for value in items.values if isinstance(value, Path) and value.suffix.lower() == ".npy"]
+    return replace(items, values=ArrayFiles(paths)) if paths and len(paths) == len(items) else items
+
+
+# The data set that a recipe names, or the options of a command: read, generated where it is not there yet, and
+# joined with features that were extracted before.
+
+Say = Callable[[str], object]
+
+
+def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset:
+    """The data set of a recipe. Problems of single items are said; the items are left out.
+
+    modalities: the towers of the model. Beside pictures and texts, each is a column of its name in a table, with .npy
+    files of features (count, width).
+    """
+    if data.path is None:
+        raise ValueError("data.path: the recipe does not say where the data is. Give it: data.path=FOLDER")
+    path = Path(data.path).expanduser()
+    if data.scenes is not None and not (path / "metadata.jsonl").exists():
+        from maxmatch.data.scenes import generate
+
+        say(f"generating {data.scenes.images} scenes in {path}")
+        generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
+    options: dict[str, Any] = {} if data.images is None else {"images": Path(data.images).expanduser()}
+    others = {name: name for name in modalities if name not in (IMAGE, TEXT)}
+    format = FORMATS.get(data.format or recognise(path)) if others else None
+    if format is not None and "modalities" in signature(format.read).parameters:
+        options["modalities"] = others
+    with saying_the_first(say) as report:
+        dataset = read_dataset(path, data.format, report, **options)
+        dataset = replace(dataset, splits={name: with_arrays(split) for name, split in dataset.splits.items()})
+        if data.captions_per_image is not None:
+            dataset = first_of_each(dataset, TEXT, data.captions_per_image)
+        if data.features is not None:
+            dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
+    return dataset
+
+
+# Captions with certain words, found and left out: what a model can do with words that it was never trained on.
+
+
+def checked_words(words: Iterable[str], option: str) -> frozenset[str]:
+    """The words as captions are divided into them: lower-cased, each a whole one. option: where they were given."""
+    known = set()
+    for word in words:
+        (parts,) = split_into_words([word])
+        if len(parts) != 1:
+            raise ValueError(
+                f"{option}: expected single words, but {word!r} is divided into {parts}. Give the one that matters."
+            )
+        known.add(parts[0])
+    return frozenset(known)
+
+
+def words_met(captions: Iterable[str], words: frozenset[str]) -> list[frozenset[str]]:
+    """Which of the words each caption has, as `word_tokenizer` divides captions."""
+    return [words.intersection(own) for own in split_into_words(captions)]
+
+
+def hold_out(train: Split, words: Sequence[str], say: Callable[[str], object]) -> Split:
+    """The training split without the captions that have any of the words, and without the images that have no other.
+
+    An image with fewer captions than others brings those to a batch that it has; none is repeated. `say` is told how
+    many are left out, and which of the words no caption has.
+    """
+    option = "data.hold_out_words"
+    wanted, texts = checked_words(words, option), train[TEXT]
+    of_each = words_met(texts.values, wanted)
+    met = np.array([len(own) > 0 for own in of_each], np.bool_)
+    if met.all():
+        raise ValueError(f"{option}: every training caption has one of these words. Hold out fewer.")
+    kept = without_items(train, TEXT, np.flatnonzero(met))
+    say(
+        f"held out: {int(met.sum())} of {len(texts)} training captions ({met.mean():.1%}), with any of {len(wanted)} "
+        f"words, and {train.size - kept.size} of {train.size} images, which have no other caption"
+    )
+    unmet = wanted.difference(*of_each)
+    if unmet:
+        say(f"{option}: no training caption has {', '.join(sorted(unmet))}")
+    return kept

@@ -1,0 +1,522 @@
+"""From sets to results: R@K both ways, RSUM, ranks; COCO's 1K and 5K protocols; ensembles; collapse; ECCV Caption."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from maxmatch.core.checks import NotFiniteError
+from maxmatch.core.types import Ranks
+from maxmatch.evaluation.encoding import EncodedSplit
+from maxmatch.evaluation.ranking import Part, ranks_both_ways, ranks_of_parts
+from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.scoring import first_largest, score_matrix
+from maxmatch.matching.similarity import Similarity
+
+# How well each side finds the other: R@1, 5, 10 both ways, RSUM, median and mean rank.
+
+LEVELS = (1, 5, 10)
+
+
+def retrieval(
+    images: Float[Tensor, "B K D"],
+    texts: Float[Tensor, "C L D"],
+    image_groups: Int[Tensor, " B"],
+    text_groups: Int[Tensor, " C"],
+    similarity: str | Similarity = "maxmatch",
+) -> dict[str, float]:
+    """The figures of retrieval between two collections of sets; items of one group are true answers to each other.
+
+    Recalls in per cent. An image counts as answered by the best of its captions. Ties count against us.
+    """
+    return figures(*ranks_both_ways(score_matrix(images, texts, similarity), image_groups, text_groups))
+
+
+def figures(i2t: Ranks, t2i: Ranks) -> dict[str, float]:
+    """The figures of two lists of ranks, by the names that are used everywhere: i2t_r1, …, rsum."""
+    recalls = {
+        f"{way}_r{level}": 100 * (found.ranks <= level).double().mean().item()
+        for way, found in (("i2t", i2t), ("t2i", t2i))
+        for level in LEVELS
+    }
+    ranks = {
+        f"{way}_{name}_rank": value
+        for way, found in (("i2t", i2t), ("t2i", t2i))
+        for name, value in (
+            ("median", found.ranks.double().quantile(0.5).item()),
+            ("mean", found.ranks.double().mean().item()),
+        )
+    }
+    ties = {f"{way}_ties": float((found.ties > 0).sum()) for way, found in (("i2t", i2t), ("t2i", t2i))}
+    return {**recalls, "rsum": sum(recalls.values()), **ranks, **ties}
+
+
+def chance(image_groups: Int[Tensor, " B"], text_groups: Int[Tensor, " C"]) -> dict[str, float]:
+    """The recalls and RSUM that answers in random order would give, on average."""
+    true_texts = torch.bincount(text_groups, minlength=int(image_groups.max()) + 1)[image_groups]
+    true_images = torch.bincount(image_groups, minlength=int(text_groups.max()) + 1)[text_groups]
+    recalls = {
+        f"{way}_r{level}": 100 * _chance(true, total, level)
+        for way, true, total in (("i2t", true_texts, len(text_groups)), ("t2i", true_images, len(image_groups)))
+        for level in LEVELS
+    }
+    return {**recalls, "rsum": sum(recalls.values())}
+
+
+def _chance(true: Tensor, total: int, level: int) -> float:
+    """That one of `true` answers is among the first `level` of `total`: 1 − Π_i (total − true − i)/(total − i)."""
+    missed = torch.ones(len(true), dtype=torch.float64)
+    for place in range(min(level, total)):
+        missed = missed * ((total - true.double() - place).clamp(min=0) / (total - place))
+    return float(1 - missed.mean())
+
+
+# Whether sets collapse to a point, leave vectors unused, and which slots of two modalities meet.
+
+_TINY = 1e-12  # a variance no float32 vectors can be told from zero by
+_BLOCK = 8_192
+_SMALL_BLOCK = 512
+
+
+def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
+    """log of the mean over sets of 1 − ‖mean of the set's unit vectors‖² (table tab:5): the lower, the more collapsed.
+
+    0 where the vectors of a set cancel out; −27.6 where they are all the same, and with K = 1.
+    """
+    # In blocks: all of it in double precision would take twice the memory of the sets. Normalised again, for float32's
+    # unit vectors are so to 1e-7 only, which would show where all vectors of a set are the same.
+    units = (normalize(part.double(), dim=-1) for part in torch.split(sets, _SMALL_BLOCK))
+    variance = torch.cat([1 - part.mean(1).square().sum(-1) for part in units])
+    return float(variance.mean().clamp(min=_TINY).log())
+
+
+class Pairing(NamedTuple):
+    """Which slots of two modalities meet in true pairs."""
+
+    partner: list[int]
+    """The slot of the second modality that slot i of the first meets most of the time; −1: none."""
+    stability: float
+    """The share of true pairs whose best matching is exactly that."""
+    used: float
+    """The share of slots, of both modalities, that ever decide a true pair's score."""
+    counts: Int[Tensor, "K L"]
+    """How often each slot was matched with each."""
+
+
+def slot_pairing(
+    images: Float[Tensor, "B K D"],
+    texts: Float[Tensor, "C L D"],
+    partner: Int[Tensor, " C"],
+    similarity: str,
+    k: int | None = None,
+) -> Pairing:
+    """How the slots of true pairs meet: text c with image partner[c].
+
+    similarity decides what "used" means: by the one best pair ("mil"), by the k best ("top_k"), by the best one-to-one
+    matching ("maxmatch"), by all pairs ("mean"), else by the nearest vector of the other set.
+    """
+    counts = torch.zeros(images.shape[1], texts.shape[1], dtype=torch.long)
+    decisive = torch.zeros_like(counts)
+    matchings = []
+    for start in range(0, len(texts), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        cosines = (images[partner[part]].float() @ texts[part].float().transpose(1, 2)).cpu()
+        matched = maximal_assignment(cosines)
+        matchings.append(matched)
+        counts += _pairs(matched, texts.shape[1]).sum(0)
+        decisive += _decisive(cosines, matched, similarity, k).sum(0)
+    usual = maximal_assignment(counts.double())
+    stable = (torch.cat(matchings) == usual).all(1).double().mean() if matchings else torch.tensor(0.0)
+    used = torch.cat([decisive.any(1), decisive.any(0)]).double().mean()
+    return Pairing(usual.tolist(), float(stable), float(used), counts)
+
+
+def _pairs(matched: Tensor, columns: int) -> Tensor:
+    """A matching as a matrix of zeros and ones."""
+    return one_hot(matched + 1, columns + 1)[..., 1:]
+
+
+def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) -> Tensor:
+    """Which pairs of slots the score of each true pair is made of."""
+    flat = cosines.flatten(1)
+    if similarity == "mil":
+        return one_hot(flat.argmax(1), flat.shape[1]).view(cosines.shape)
+    if similarity == "top_k":
+        best = flat.topk(k or min(cosines.shape[1:]), dim=1).indices
+        return one_hot(best, flat.shape[1]).sum(1).view(cosines.shape)
+    if similarity == "maxmatch":
+        return _pairs(matched, cosines.shape[2])
+    if similarity == "mean":
+        return torch.ones_like(cosines, dtype=torch.long)
+    return ((cosines == cosines.amax(2, keepdim=True)) | (cosines == cosines.amax(1, keepdim=True))).long()
+
+
+# The scores of a model, or of several together, on a split: held where they fit in memory, else made block by block.
+#
+# Memory, beside the sets: `max_memory` for scores, and 1 GiB for the tiles at work, more on a large GPU.
+
+Pair = tuple[str, str]
+IMAGE_TEXT: Pair = ("image", "text")
+MAX_MEMORY = 2 * 2**30
+"""Bytes that scores may take: COCO 5K takes a quarter of it."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model as it is evaluated: its name, what it made of a split, and the similarity its sets are compared by."""
+
+    name: str
+    encoded: EncodedSplit
+    similarity: str | Similarity = "maxmatch"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All scores of a split (B, C), `height` rows at a time. A block asked for again is the same bit for bit."""
+
+    rows: Callable[[slice], Float[Tensor, "n C"]]
+    shape: tuple[int, int]
+    height: int
+
+    def blocks(self) -> list[slice]:
+        """The rows of each block."""
+        return [slice(start, min(start + self.height, self.shape[0])) for start in range(0, self.shape[0], self.height)]
+
+
+def scores_of(members: Sequence[Member], pair: Pair = IMAGE_TEXT, max_memory: int = MAX_MEMORY) -> Scores:
+    """The scores of one model, or of an ensemble: the mean of its members' scores, who may differ in K and D.
+
+    Members must hold the same items in the same order.
+    """
+    check_members(members, pair)
+    height, width = (len(members[0].encoded.groups[name]) for name in pair)
+    matrices = 1 if len(members) == 1 else 2  # the sum so far, and what is added to it
+    fitting = max(1, max_memory // (4 * max(width, 1) * matrices))
+    if fitting < height:
+        return Scores(lambda rows: _mean(members, pair, rows), (height, width), fitting)
+    held = _mean(members, pair, slice(0, height))
+    return Scores(lambda rows: held[rows], (height, width), max(height, 1))
+
+
+def _mean(members: Sequence[Member], pair: Pair, rows: slice) -> Tensor:
+    total = _scores(members[0], pair, rows)
+    for member in members[1:]:
+        total += _scores(member, pair, rows).to(total.device)
+    return total.div_(len(members)) if len(members) > 1 else total
+
+
+def _scores(member: Member, pair: Pair, rows: slice) -> Tensor:
+    a, b = (member.encoded.sets[name] for name in pair)
+    try:
+        return score_matrix(a[rows], b, member.similarity)
+    except NotFiniteError as error:
+        raise NotFiniteError(f"{member.name}: {_culprit(member.encoded, pair) or error}") from error
+
+
+def _culprit(encoded: EncodedSplit, pair: Pair) -> str | None:
+    """The first item whose vectors are no numbers."""
+    for name in pair:
+        bad = ~torch.isfinite(encoded.sets[name]).flatten(1).all(1)
+        if bool(bad.any()):
+            place = int(bad.nonzero()[0])
+            known = f" ({encoded.ids[name][place]})" if encoded.ids.get(name) else ""
+            return (
+                f"the vectors of {name} {place}{known} hold NaN or infinite values. The model has diverged, or the "
+                "item's features are damaged: look at its training, or check the data with `maxmatch data check`."
+            )
+    return None
+
+
+def check_members(members: Sequence[Member], pair: Pair) -> None:
+    """Refuse what cannot be evaluated, and members of an ensemble that were not encoded from the same items."""
+    assert members
+    first = members[0]
+    for member in members:
+        for name in pair:
+            if name not in member.encoded.sets:
+                raise ValueError(f"{member.name}: has {', '.join(member.encoded.sets) or 'no sets'}, but no {name}.")
+            if not len(member.encoded.sets[name]):
+                raise ValueError(f"{member.name}: the split is empty: there is nothing to measure.")
+    for other in members[1:]:
+        for name in pair:
+            _check_same(first, other, name)
+
+
+def _check_same(first: Member, other: Member, name: str) -> None:
+    """The first difference between two members' items is named."""
+    advice = "Encode both from the same split of the same data."
+    splits = [member.encoded.notes.get("split") for member in (first, other)]
+    if None not in splits and splits[0] != splits[1]:
+        raise ValueError(f"{first.name} is of the split {splits[0]!r} and {other.name} of {splits[1]!r}. {advice}")
+    one, two = (member.encoded.ids.get(name) for member in (first, other))
+    if one is not None and two is not None:
+        for place, (mine, theirs) in enumerate(zip_longest(one, two)):
+            if mine != theirs:
+                raise ValueError(
+                    f"{name} {place} is {_said(mine)} in {first.name} and {_said(theirs)} in {other.name}: scores of "
+                    f"different items, or of the same in another order, cannot be averaged or compared. {advice}"
+                )
+    groups = [member.encoded.groups[name].cpu() for member in (first, other)]
+    if len(groups[0]) != len(groups[1]):
+        raise ValueError(f"{first.name} has {len(groups[0])} {name}s and {other.name} {len(groups[1])}. {advice}")
+    if not torch.equal(*groups):
+        place = int((groups[0] != groups[1]).nonzero()[0])
+        raise ValueError(
+            f"{name} {place} belongs to group {int(groups[0][place])} in {first.name} and to {int(groups[1][place])} "
+            f"in {other.name}. {advice}"
+        )
+
+
+def _said(name: str | None) -> str:
+    return "missing" if name is None else repr(name)
+
+
+# From the sets of a split to results: the plain protocol, and COCO's of 1K and 5K; of one model or an ensemble.
+
+Protocol = Literal["auto", "plain", "coco"]
+FOLDS, FOLD_SIZE = 5, 1000
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """One search: the ranks of all queries both ways, and the group that each query belongs to."""
+
+    i2t: Ranks
+    t2i: Ranks
+    image_groups: Int[Tensor, " B"]
+    text_groups: Int[Tensor, " C"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured. galleries: the searches that the figures of each prefix were taken from."""
+
+    name: str
+    similarity: str
+    members: int
+    figures: Mapping[str, float]
+    galleries: Mapping[str, Sequence[Gallery]]
+
+    @property
+    def kind(self) -> str:
+        """Whether it is the result of one model or of several."""
+        return kind_of(self.members)
+
+
+def kind_of(members: int) -> str:
+    """ "single" or "ensemble of n"."""
+    return "single" if members == 1 else f"ensemble of {members}"
+
+
+def evaluate(
+    members: Sequence[Member],
+    *,
+    name: str | None = None,
+    pair: Pair = IMAGE_TEXT,
+    protocol: Protocol = "auto",
+    max_memory: int = MAX_MEMORY,
+    scores: Scores | None = None,
+    fold_size: int = FOLD_SIZE,
+) -> Result:
+    """The figures of one model, or of an ensemble of several.
+
+    scores: those of the members, where they are there already (`scores_of`).
+    """
+    scores = scores_of(members, pair, max_memory) if scores is None else scores
+    first = members[0].encoded
+    images, texts = (first.groups[name].to(first.sets[name].device) for name in pair)  # where the scores are
+    galleries = search(scores, images, texts, protocol, fold_size, first.notes.get("groups"))
+    found = {f"{prefix}{key}": value for prefix, some in galleries.items() for key, value in averaged(some).items()}
+    if len(members) == 1:
+        found |= collapse(members[0], pair)
+    similarity = " + ".join(dict.fromkeys(similarity_name(member) for member in members))
+    return Result(name or " + ".join(member.name for member in members), similarity, len(members), found, galleries)
+
+
+def similarity_name(member: Member) -> str:
+    """The name of a member's similarity, with its options."""
+    if isinstance(member.similarity, str):
+        return member.similarity
+    function = getattr(member.similarity, "func", member.similarity)
+    options = getattr(member.similarity, "keywords", {})
+    said = ", ".join(f"{option}={value:g}" for option, value in options.items())
+    return getattr(function, "__name__", "own") + (f"({said})" if said else "")
+
+
+def search(
+    scores: Scores,
+    image_groups: Int[Tensor, " B"],
+    text_groups: Int[Tensor, " C"],
+    protocol: Protocol = "auto",
+    fold_size: int = FOLD_SIZE,
+    size: int | None = None,
+) -> dict[str, list[Gallery]]:
+    """The ranks that a protocol asks for, by the prefix of its figures: "", or "coco_1k_" and "coco_5k_".
+
+    size: how many groups the split has, where some may have been left out.
+
+    COCO 1K: five folds of `fold_size` groups, as they follow each other; each fold is a search of its own.
+    """
+    whole = Part(slice(0, len(image_groups)), slice(0, len(text_groups)))
+    if chosen(protocol, image_groups, fold_size, size) == "plain":
+        named = {"": [whole]}
+    else:
+        named = {"coco_1k_": _folds(image_groups, text_groups, fold_size), "coco_5k_": [whole]}
+    parts = [part for some in named.values() for part in some]
+    ranks = iter(ranks_of_parts(scores.rows, scores.height, image_groups, text_groups, parts))
+    return {
+        prefix: [Gallery(*next(ranks), image_groups[part.rows], text_groups[part.columns]) for part in some]
+        for prefix, some in named.items()
+    }
+
+
+def chosen(
+    protocol: Protocol, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE, size: int | None = None
+) -> str:
+    """The protocol that "auto" stands for: COCO's for its 5,000 images (some may have been left out), else plain."""
+    size = int(image_groups.max()) + 1 if size is None else size
+    if protocol == "coco" and size != FOLDS * fold_size:
+        raise ValueError(
+            f"--protocol coco: takes {FOLDS} folds of {fold_size:,} images, but this split has {size:,}. "
+            "Take --protocol plain."
+        )
+    return protocol if protocol != "auto" else "coco" if size == FOLDS * fold_size else "plain"
+
+
+def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Part]:
+    ends = torch.arange(FOLDS + 1, device=image_groups.device) * fold_size
+    bounds = []
+    for name, groups in (("images", image_groups), ("captions", text_groups)):
+        if bool((groups.diff() < 0).any()):
+            raise ValueError(
+                f"--protocol coco: the {name} are not in the order of their groups, so folds mean nothing."
+            )
+        bounds.append(torch.searchsorted(groups.contiguous(), ends).tolist())
+    rows, columns = bounds
+    for fold in range(FOLDS):
+        if rows[fold] == rows[fold + 1]:
+            raise ValueError(f"--protocol coco: all images of fold {fold + 1} were left out. Mend the data.")
+    return [Part(slice(*rows[fold : fold + 2]), slice(*columns[fold : fold + 2])) for fold in range(FOLDS)]
+
+
+def averaged(galleries: Sequence[Gallery]) -> dict[str, float]:
+    """The mean of the galleries' figures, RSUM among them; ties are added up."""
+    found = [figures(gallery.i2t, gallery.t2i) for gallery in galleries]
+    return {key: sum(each[key] for each in found) / (1 if key.endswith("_ties") else len(found)) for key in found[0]}
+
+
+def collapse(member: Member, pair: Pair = IMAGE_TEXT) -> dict[str, float]:
+    """Whether the sets of a model collapse: log circular variance of both sides, slots used, pairing stability."""
+    images, texts = (member.encoded.sets[name] for name in pair)
+    name = similarity_name(member).split("(")[0]
+    options = getattr(member.similarity, "keywords", {})
+    pairing = slot_pairing(images, texts, member.encoded.partners(pair), name, options.get("k"))
+    return {
+        f"{pair[0]}_log_variance": log_circular_variance(images),
+        f"{pair[1]}_log_variance": log_circular_variance(texts),
+        "slots_used": pairing.used,
+        "pairing_stability": pairing.stability,
+    }
+
+
+# ECCV Caption and CxC: COCO's test set with the answers that its captions miss, through the package `eccv_caption`.
+#
+# Both know items by COCO's ids of images and captions, which Karpathy's JSON keeps. Equal scores stand in the order
+# of
+# the data: whoever measures collapsed models looks at the ties of the plain figures first.
+
+INSTALL = "ECCV Caption and CxC need the package eccv_caption: pip install 'maxmatch[eccv]'"
+
+
+class NotCoco(ValueError):
+    """Items that are not those of COCO's test set."""
+
+
+def load_metrics() -> Any:
+    """The package's own measures with their answers. ImportError with the cure where it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a faster JSON, which changes nothing
+        try:
+            from eccv_caption import Metrics
+        except ImportError as error:
+            raise ImportError(INSTALL) from error
+        return Metrics()
+
+
+def extended(
+    scores: Scores, image_ids: Sequence[str], caption_ids: Sequence[str], metrics: Any = None
+) -> dict[str, float]:
+    """The figures of CxC (recalls, RSUM) and ECCV Caption (R@1, mAP@R, R-precision) both ways, in per cent.
+
+    metrics: what `load_metrics` gave, to read its files once for several models. NotCoco for items of other data.
+    """
+    metrics = load_metrics() if metrics is None else metrics
+    images, captions = _numbers(image_ids, "image"), _numbers(caption_ids, "caption")
+    answers = {"CxC": metrics.cxc_gts, "ECCV Caption": metrics.eccv_gts}
+    for name, known in answers.items():
+        for way, ids in (("i2t", images), ("t2i", captions)):
+            _check_all_there(name, known[way], ids, "image" if way == "i2t" else "caption")
+    depth = max(
+        LEVELS[-1], *(len(some) for known in answers.values() for way in known.values() for some in way.values())
+    )
+    retrieved = best_answers(scores, images, captions, depth)
+    found = {
+        f"cxc_{way}_r{level}": 100 * float(value)
+        for level in LEVELS
+        for way, value in metrics.cxc_recalls(retrieved, "all", K=level).items()
+    }
+    found["cxc_rsum"] = sum(found.values())
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar that cannot be turned off
+        measured = metrics.eccv_metrics(retrieved, "all")
+    for name in ("eccv_r1", "eccv_map_at_r", "eccv_rprecision"):
+        short = name.removeprefix("eccv_")
+        found |= {f"eccv_{way}_{short}": 100 * float(value) for way, value in measured[name].items()}
+    return found
+
+
+def best_answers(
+    scores: Scores, images: np.ndarray, captions: np.ndarray, depth: int
+) -> dict[str, dict[int, list[int]]]:
+    """Of each image the ids of its best captions, best first, and of each caption those of its best images."""
+    forth = []
+    values = places = None  # of each caption the best images so far
+    for block in scores.blocks():
+        part = scores.rows(block)
+        forth.append(first_largest(part, min(depth, part.shape[1]))[1])
+        more, where = first_largest(part.T, min(depth, part.shape[0]))
+        where = where + block.start
+        if values is not None and places is not None:
+            more, where = torch.cat([values, more], 1), torch.cat([places, where], 1)
+            order = more.sort(dim=1, descending=True, stable=True).indices[:, :depth]
+            more, where = more.gather(1, order), where.gather(1, order)
+        values, places = more, where
+    assert places is not None
+    return {
+        "i2t": dict(zip(images.tolist(), captions[torch.cat(forth).cpu().numpy()].tolist(), strict=True)),
+        "t2i": dict(zip(captions.tolist(), images[places.cpu().numpy()].tolist(), strict=True)),
+    }
+
+
+def _numbers(ids: Sequence[str], what: str) -> np.ndarray:
+    for name in ids:
+        if not (name.isascii() and name.isdigit()):
+            raise NotCoco(f"{what} {name!r} has no id of COCO. {_CURE}")
+    return np.array([int(name) for name in ids])
+
+
+_CURE = "CxC and ECCV Caption are measured on COCO's test split, read from Karpathy's dataset_coco.json."
+
+
+def _check_all_there(name: str, known: Mapping[int, Sequence[int]], ids: np.ndarray, what: str) -> None:
+    missing = known.keys() - set(ids.tolist())
+    if missing:
+        raise NotCoco(f"{len(missing):,} of the {len(known):,} {what}s that {name} asks about are not here. {_CURE}")

@@ -1,0 +1,161 @@
+"""The figures that the paper reports, as data, to stand beside ours.
+
+Each table is a CSV file in `paper_tables/`, its cells exactly as printed ("-" where the paper has none). In the
+paper some cells do not sum to the RSUM beside them: we compute it from the cells, and keep the printed one apart.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
+LOSSES = ("Div", "MMD", "GD", "ISD")
+OURS = "MaxMatch"
+_PROTOCOLS = ("", "coco_1k_", "coco_5k_")
+_TABLES = {  # by the label in the paper: file, what it shows
+    "table:flickr30k": ("flickr30k", "Recall@K (%) and RSUM on Flickr30k"),
+    "table:mscoco": ("mscoco", "Recall@K (%) and RSUM on COCO, 1K (average of five folds) and 5K"),
+    "table_abl": ("ablation", "Similarities and losses, RSUM on COCO 5K"),
+    "tab:5": ("elements", "RSUM on COCO 5K with one vector of the sets kept; log circular variance on Flickr30k"),
+    "tab:resnext": ("resnext", "Recall@K (%) and RSUM with ResNeXt-101 and BERT"),
+    "tab:PVSE": ("pvse", "Recall@K (%) and RSUM on Flickr30k with PVSE's architecture"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table; of tab:5 one cell and what it stands for.
+
+    figures are named as everywhere (`i2t_r1`, …, `rsum`, on COCO with `coco_1k_` or `coco_5k_` before them, and
+    `log_variance`); a figure that the paper does not give is not there.
+    """
+
+    method: str
+    figures: Mapping[str, float]
+    """With RSUM as the sum of the recalls, where the paper gives them."""
+    printed_rsum: Mapping[str, float] = field(default_factory=dict)
+    """RSUM as the paper prints it, by its name in figures."""
+    group: str = ""
+    """The heading above the row: backbones, test set; in tab:5 the modality."""
+    ensemble: bool = False
+    """Marked †: two models, their scores averaged."""
+    external: bool = False
+    """Marked ‡: uses external data."""
+    cross_attention: bool | None = None
+    """Column CA; None where the table has none."""
+    losses: tuple[str, ...] | None = None
+    """Which of Div, MMD, GD, ISD a row of table_abl has."""
+    slot: int | None = None
+    """The one vector of the set that is kept in tab:5, counted from 1; None for all."""
+
+
+@dataclass(frozen=True)
+class ReportedTable:
+    """A table of the paper."""
+
+    label: str
+    """As in the paper's source."""
+    caption: str
+    rows: tuple[Row, ...]
+
+    def find(
+        self, method: str = OURS, group: str = "", *, ensemble: bool = False, slot: int | None = None
+    ) -> Row | None:
+        """The one row of a method; group as printed."""
+        wanted = (method, group, ensemble, slot)
+        return next((row for row in self.rows if (row.method, row.group, row.ensemble, row.slot) == wanted), None)
+
+
+class Disagreement(NamedTuple):
+    """A printed RSUM that is not the sum of the cells beside it."""
+
+    label: str
+    row: Row
+    name: str
+    """rsum, coco_1k_rsum or coco_5k_rsum."""
+    printed: float
+    summed: float
+    by_rounding: bool
+    """Whether recalls that were rounded after they were summed can explain it."""
+
+
+@cache
+def tables() -> Mapping[str, ReportedTable]:
+    """All tables of the paper, by their labels."""
+    return {
+        label: ReportedTable(label, caption, tuple(_row(cells) for cells in _cells(file)))
+        for label, (file, caption) in _TABLES.items()
+    }
+
+
+def disagreements() -> list[Disagreement]:
+    """The printed RSUMs that are not the sum of their cells, in the paper's order."""
+    found = []
+    for label, (file, _) in _TABLES.items():
+        for cells in _cells(file):
+            row = _row(cells)
+            for name, printed in row.printed_rsum.items():
+                off = abs(_number(row.figures[name]) - _number(printed))
+                if off:
+                    explained = off <= _rounding(cells, name)
+                    found.append(Disagreement(label, row, name, printed, row.figures[name], explained))
+    return found
+
+
+def _cells(file: str) -> Iterator[dict[str, str]]:
+    """The lines of a table by column, figures under their full names; those without a value are left out."""
+    text = files("maxmatch.evaluation").joinpath("paper_tables", f"{file}.csv").read_text(encoding="utf-8")
+    for line in csv.DictReader(text.splitlines()):
+        protocol = line.pop("protocol", "")
+        prefix = f"{protocol}_" if protocol else ""
+        figures = (*RECALLS, "rsum")
+        yield {f"{prefix}{key}" if key in figures else key: cell for key, cell in line.items() if cell not in ("", "-")}
+
+
+def _row(cells: Mapping[str, str]) -> Row:
+    names = [f"{prefix}{name}" for prefix in _PROTOCOLS for name in (*RECALLS, "rsum")] + ["log_variance"]
+    figures = {name: float(cells[name]) for name in names if name in cells}
+    printed = {}
+    for prefix in _PROTOCOLS:
+        recalls = [Decimal(cells[name]) for name in _recalls(prefix) if name in cells]
+        if f"{prefix}rsum" in figures and len(recalls) == len(RECALLS):
+            printed[f"{prefix}rsum"] = figures[f"{prefix}rsum"]
+            figures[f"{prefix}rsum"] = float(sum(recalls))
+    return Row(
+        cells["method"],
+        figures,
+        printed,
+        cells.get("group", ""),
+        ensemble="ensemble" in cells,
+        external="external" in cells,
+        cross_attention=cells["cross_attention"] == "✓" if "cross_attention" in cells else None,
+        losses=tuple(name for name in LOSSES if name in cells) or None,
+        slot=int(cells["slot"]) if "slot" in cells else None,
+    )
+
+
+def _recalls(prefix: str) -> list[str]:
+    return [f"{prefix}{name}" for name in RECALLS]
+
+
+def _rounding(cells: Mapping[str, str], name: str) -> Decimal:
+    """By how much rounding each recall and their sum can set the sum apart."""
+    prefix = name.removesuffix("rsum")
+    return sum((_half(_places(cells[cell])) for cell in (*_recalls(prefix), name)), Decimal(0))
+
+
+def _places(cell: str) -> int:
+    return max(1, len(cell.partition(".")[2]))  # "91" among tenths is 91.0
+
+
+def _half(places: int) -> Decimal:
+    """Half of the last place."""
+    return Decimal(5).scaleb(-places - 1)
+
+
+def _number(value: float) -> Decimal:
+    return Decimal(repr(value))

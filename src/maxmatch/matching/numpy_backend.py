@@ -1,0 +1,108 @@
+"""Matching and similarities of a few thousand pairs in NumPy, for a search that never loads torch."""
+
+from collections.abc import Callable
+from itertools import permutations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+LARGEST = 8
+"""Vectors in a set up to which `assign` works: beyond, its table of subsets would be too large."""
+_TABLE_UP_TO = 4
+_ALPHA = 16.0  # as `similarity.smooth_chamfer` has it
+
+
+def cosine_planes(queries: Float[np.ndarray, "B K D"], items: Float[np.ndarray, "C L D"]) -> Float[np.ndarray, "K L P"]:
+    """The cosines of all pairs: pair b·C + c is query b with item c."""
+    (count, rows, width), (others, columns, _) = queries.shape, items.shape
+    products = queries.reshape(-1, width) @ items.reshape(-1, width).T
+    planes = products.reshape(count, rows, others, columns).transpose(1, 3, 0, 2)
+    return np.ascontiguousarray(planes).reshape(rows, columns, count * others)
+
+
+def assign(cosines: Float[np.ndarray, "K L P"]) -> Int[np.ndarray, "K P"]:
+    """`assignment.maximal_assignment` of each pair: for each row its column, −1 where it has none."""
+    rows, columns, pairs = cosines.shape
+    size = max(rows, columns)
+    assert size <= LARGEST, f"sets of {size} vectors"
+    if rows == 1:
+        best: np.ndarray = np.argmax(cosines, 1)
+        return best
+    if rows != columns:  # what is matched with a row or column of zeros is unmatched, and no total changes
+        square = np.zeros((size, size, pairs), cosines.dtype)
+        square[:rows, :columns] = cosines
+        cosines = square
+    chosen = (_by_table if size <= _TABLE_UP_TO else _by_subsets)(cosines)[:rows]
+    return np.where(chosen < columns, chosen, -1)
+
+
+def _by_table(cosines: np.ndarray) -> np.ndarray:
+    """The total of every permutation, then the first of the largest."""
+    ways = np.array(list(permutations(range(len(cosines)))))
+    totals = cosines[-1, ways[:, -1]]
+    for row in range(len(cosines) - 2, -1, -1):  # added up from the last row on, as in `assignment`: the same rounding
+        totals = cosines[row, ways[:, row]] + totals
+    return np.ascontiguousarray(ways[totals.argmax(0)].T)
+
+
+def _by_subsets(cosines: np.ndarray) -> np.ndarray:
+    """best[S] is the largest total of the last |S| rows on the columns S (a bit mask); row after row then takes the
+    first column that keeps it.
+    """
+    size, _, pairs = cosines.shape
+    best = np.zeros((2**size, pairs), cosines.dtype)
+    for subset in range(1, 2**size):
+        row = cosines[size - subset.bit_count()]
+        columns = [column for column in range(size) if subset >> column & 1]
+        best[subset] = np.max([row[column] + best[subset ^ 1 << column] for column in columns], axis=0)
+    chosen = np.empty((size, pairs), np.int64)
+    left = np.full(pairs, 2**size - 1)
+    bits = 1 << np.arange(size)[:, None]
+    for index in range(size):
+        values = cosines[index] + np.take_along_axis(best, left ^ bits, 0)
+        chosen[index] = np.where(left & bits, values, -np.inf).argmax(0)
+        left ^= 1 << chosen[index]
+    return chosen
+
+
+def matched(cosines: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The cosines (K, P) of a matching, 0 for a row that has no partner."""
+    taken = np.take_along_axis(cosines, chosen.clip(min=0)[:, None], 1)[:, 0]
+    return np.where(chosen < 0, np.zeros_like(taken), taken)
+
+
+def _maxmatch(cosines: np.ndarray) -> np.ndarray:
+    if len(cosines) > cosines.shape[1]:  # then it is the columns that are matched completely
+        cosines = cosines.transpose(1, 0, 2)
+    scores: np.ndarray = np.exp(matched(cosines, assign(cosines))).mean(0) - 1
+    return scores
+
+
+def _top_k(cosines: np.ndarray) -> np.ndarray:
+    smaller = min(cosines.shape[:2])
+    largest = -np.sort(-cosines.reshape(-1, cosines.shape[2]), axis=0)[:smaller]
+    scores: np.ndarray = np.expm1(largest).mean(0)
+    return scores
+
+
+def _soft_maximum(cosines: np.ndarray, axis: int) -> np.ndarray:
+    highest = cosines.max(axis, keepdims=True)
+    scores: np.ndarray = np.log(np.exp(_ALPHA * (cosines - highest)).sum(axis)) / _ALPHA + highest.squeeze(axis)
+    return scores
+
+
+def _both_ways(cosines: np.ndarray, best: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
+    scores: np.ndarray = (best(cosines, 1).mean(0) + best(cosines, 0).mean(0)) / 2
+    return scores
+
+
+SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "maxmatch": _maxmatch,
+    "top_k": _top_k,
+    "smooth_chamfer": lambda cosines: _both_ways(cosines, _soft_maximum),
+    "chamfer": lambda cosines: _both_ways(cosines, np.max),
+    "mil": lambda cosines: cosines.max((0, 1)),
+    "mean": lambda cosines: cosines.mean((0, 1)),
+    "maxsim": lambda cosines: cosines.max(1).sum(0),
+}
+"""The scores (P,) of planes, by the name of the similarity."""

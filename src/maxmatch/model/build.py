@@ -1,0 +1,213 @@
+"""From a ModelConfig to a SetEncoder. The tables here are the only place where a name stands for a class."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from maxmatch.core import machine
+from maxmatch.model import config as parts
+from maxmatch.model.encoder import Head, SetEncoder, Tower
+from maxmatch.model.encoders import (
+    ConvEncoder,
+    EfficientNetLite,
+    Encoder,
+    GRUEncoder,
+    RegionEncoder,
+    ResNeXt,
+    TransformerEncoder,
+    backbone_from_config,
+)
+from maxmatch.model.encoders.backbone import weights_place
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
+from maxmatch.model.layers import PIEHead, SetHead
+
+_CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
+
+
+class _Given(NamedTuple):
+    """What a tower is made of beside its config."""
+
+    width: int
+    tokenizer: Tokenizer | None
+    word_vectors: Tensor | None
+    pretrained: bool
+
+
+class _Read(NamedTuple):
+    encoder: Encoder
+    reader: Reader
+
+
+def build_model(
+    config: parts.ModelConfig,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
+    *,
+    word_vectors: Mapping[str, Tensor] | None = None,
+    pretrained: bool = True,
+    seed: int | None = None,
+) -> SetEncoder:
+    """The model of a config.
+
+    tokenizers: one for each tower of text, by the tower's name. word_vectors: what the words of a Bi-GRU start from, by
+    the tower's name (see `read_glove`). pretrained: load the weights that the config's backbones name; without it,
+    everything is random and nothing is fetched. seed: for the random weights; torch's global state then stays as it is.
+    """
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        towers = {}
+        for name, tower in config.towers.items():
+            tokenizer, vectors = (tokenizers or {}).get(name), (word_vectors or {}).get(name)
+            try:
+                with machine.named():
+                    encoder, reader = ENCODERS[tower.encoder.name](
+                        tower.encoder, _Given(config.width, tokenizer, vectors, pretrained)
+                    )
+            except ValueError as error:
+                raise ValueError(f"tower {name!r}: {error}") from error
+            head = HEADS[tower.head.name](encoder.local_width, config.width, tower.set_size, **_options(tower.head))
+            towers[name] = Tower(encoder, head, reader)
+    return SetEncoder(towers, config.similarity, _with_backbones(config, towers, pretrained))
+
+
+def _options(part: Any) -> dict[str, Any]:
+    """The parameters of the class that a part of the config names."""
+    options: dict[str, Any] = part.model_dump(exclude=_CHOICE)
+    return options
+
+
+def _conv(config: parts.Conv, given: _Given) -> _Read:
+    backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "vision_config")
+    reader = PixelReader(ImageTransform(**config.pixels.model_dump()))
+    return _Read(ConvEncoder(backbone, given.width, **_options(config)), reader)
+
+
+def _region(config: parts.Region, given: _Given) -> _Read:
+    return _Read(RegionEncoder(width=given.width, **_options(config)), FeatureReader(config.feature_width))
+
+
+def _gru(config: parts.GRU, given: _Given) -> _Read:
+    tokenizer = _needed(given.tokenizer)
+    options = {**_options(config), "word_vectors": given.word_vectors}
+    return _Read(GRUEncoder(tokenizer.get_vocab_size(), width=given.width, **options), TextReader(tokenizer))
+
+
+def _transformer(config: parts.Transformer, given: _Given) -> _Read:
+    tokenizer = _needed(given.tokenizer)
+    backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "text_config")
+    _check_fit(tokenizer, backbone.config)
+    return _Read(TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer))
+
+
+def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise ValueError("a tower of text needs its tokenizer: give tokenizers={name: tokenizer}.")
+    return tokenizer
+
+
+def _check_fit(tokenizer: Tokenizer, backbone_config: Any) -> None:
+    """Refuse a tokenizer that makes ids or lengths which the backbone has no vector for."""
+    words, longest = backbone_config.vocab_size, getattr(backbone_config, "max_position_embeddings", None)
+    if tokenizer.get_vocab_size() > words:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, but the backbone knows {words}. "
+            "Take the backbone's own tokenizer, or set vocab_size in its config."
+        )
+    limit = (tokenizer.truncation or {}).get("max_length")
+    if longest is not None and (limit is None or limit > longest):
+        raise ValueError(
+            f"the tokenizer cuts at {limit} tokens, but the backbone takes at most {longest}. "
+            f"Load the tokenizer with max_length={longest} or less."
+        )
+
+
+def _hugging_face(config: parts.HuggingFaceBackbone, pretrained: bool, half: str) -> nn.Module:
+    """A model of transformers. Of one for pictures and texts (CLIP, SigLIP), `half` names the half that is meant."""
+    from transformers import AutoConfig, AutoModel
+
+    if config.pretrained is not None and (pretrained or config.config is None):
+        place = weights_place(config.pretrained)
+        whole = AutoConfig.from_pretrained(place)
+        part = getattr(whole, half, whole)
+        if not pretrained:
+            return backbone_from_config(part)
+        model: nn.Module
+        try:  # without the pooling layer, as backbone_from_config, which rebuilds it from a checkpoint
+            model = AutoModel.from_pretrained(place, config=part, add_pooling_layer=False)
+        except TypeError:
+            model = AutoModel.from_pretrained(place, config=part)
+        return model
+    options = dict(config.config or {})
+    return backbone_from_config(AutoConfig.for_model(str(options.pop("model_type")), **options))
+
+
+def _efficientnet_lite(config: parts.EfficientNetLiteBackbone, pretrained: bool, _: str) -> nn.Module:
+    return (EfficientNetLite.pretrained if pretrained and config.pretrained else EfficientNetLite)(config.variant)
+
+
+def _resnext(config: parts.ResNeXtBackbone, pretrained: bool, _: str) -> nn.Module:
+    backbone = ResNeXt(**_options(config))
+    if pretrained and config.pretrained is not None:
+        from safetensors.torch import load_file
+
+        backbone.load_published(load_file(_weights_file(config.pretrained)))
+    return backbone
+
+
+def _weights_file(name: str) -> Path:
+    """A safetensors file: a path, or a repository on the hub."""
+    if Path(name).is_file():
+        return Path(name)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise FileNotFoundError(f"{name}: no such file. Give a safetensors file or a name on the hub.")
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, "model.safetensors"))
+
+
+def _timm(config: parts.TimmBackbone, pretrained: bool, _: str) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(f"the backbone {config.model!r} is one of timm's: pip install timm ({error}).") from error
+    model: nn.Module = timm.create_model(config.model, pretrained=pretrained and config.pretrained, num_classes=0)
+    return model
+
+
+def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pretrained: bool) -> parts.ModelConfig:
+    """The config with what a hub said about its models written out: a checkpoint is rebuilt without the hub."""
+    known = config.model_dump(mode="json")
+    for name, tower in config.towers.items():
+        backbone = getattr(tower.encoder, "backbone", None)
+        if not isinstance(backbone, parts.HuggingFaceBackbone) or backbone.pretrained is None:
+            continue
+        if pretrained or backbone.config is None:
+            built: Any = towers[name].encoder
+            said = built.backbone.config
+            known["towers"][name]["encoder"]["backbone"]["config"] = {
+                **said.to_diff_dict(),
+                "model_type": said.model_type,
+            }
+    return parts.ModelConfig.model_validate(known)
+
+
+BACKBONES: dict[str, Callable[[Any, bool, str], nn.Module]] = {
+    "huggingface": _hugging_face,
+    "efficientnet_lite": _efficientnet_lite,
+    "resnext": _resnext,
+    "timm": _timm,
+}
+ENCODERS: dict[str, Callable[[Any, _Given], _Read]] = {
+    "conv": _conv,
+    "region": _region,
+    "gru": _gru,
+    "transformer": _transformer,
+}
+HEADS: dict[str, Callable[..., Head]] = {"set": SetHead, "pie": PIEHead}

@@ -1,0 +1,362 @@
+"""A model as a folder that describes itself. Nothing in it is code or a pickle.
+
+    config.json         what the model is made of (`ModelConfig`), pictures' preprocessing and slot pairing included
+    model.safetensors   the weights, in float32 or, to halve it, in float16
+    tokenizer.json      of the tower of text; with several such towers tokenizer.<tower>.json
+    README.md           a model card
+
+A save is whole or not there: the folder is written beside its place, then put there by renaming. For the moment between
+two renames the old folder is called `.<name>.previous`, where `load` finds it, should the process die just then.
+"""
+
+import glob
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from maxmatch import __version__
+from maxmatch.core.files import sync
+from maxmatch.core.manifest import description, read_described
+from maxmatch.model.build import build_model
+from maxmatch.model.config import FORMAT, SCHEMA_VERSION, ModelConfig
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.inputs import TextReader
+from maxmatch.model.names import SHIPPED, shipped_model, shipped_names
+from maxmatch.model.onnx_runtime import FILE as ONNX
+from maxmatch.model.text import load_tokenizer
+
+# The model card that a checkpoint carries as README.md.
+
+_CARD = """---
+library_name: maxmatch
+tags: [maxmatch, cross-modal-retrieval, set-embeddings]
+---
+# A MaxMatch model
+
+Encodes each item as a set of K unit vectors of width D = {width}. Two sets are compared by `{similarity}`.
+
+| modality | encoder | head | K | parameters |
+|---|---|---|---|---|
+{towers}
+
+{pairing}
+
+```python
+from maxmatch import SetEncoder
+
+model = SetEncoder.from_pretrained("path/to/this/folder")
+{usage}
+```
+
+{mark}
+{notes}
+"""
+_MARK = "<!-- notes -->"
+_NO_NOTES = "What it was trained on, and how well it retrieves, is for its maker to add here."
+
+
+def notes_of(card: str) -> str:
+    """The notes in a card: what stands below their mark, where someone wrote anything."""
+    notes = card.partition(_MARK)[2].strip()
+    return "" if notes == _NO_NOTES else notes
+
+
+def model_card(model: SetEncoder, notes: str = "") -> str:
+    """What the model is and how to use it, in Markdown. notes: what else is to be said; they are kept when the model is
+    read and saved again.
+    """
+    config = model.config
+    assert config is not None
+    rows = [
+        f"| {name} | {tower.encoder.name} | {tower.head.name} | {tower.set_size} | "
+        f"{sum(parameter.numel() for parameter in model.tower(name).parameters()):,} |"
+        for name, tower in config.towers.items()
+    ]
+    usage = [f'{name}s = model.encode("{name}", items)  # (n, {k}, {model.dim})' for name, k in model.set_sizes.items()]
+    if len(config.towers) > 1:
+        first, second = list(config.towers)[:2]
+        usage.append(f"scores = model.similarity({first}s, {second}s)")
+    pairing = "Which slots of two modalities meet was not measured."
+    if config.pairing is not None:
+        met = ", ".join(f"{i}–{j}" for i, j in enumerate(config.pairing) if j >= 0)
+        pairing = f"Slots that meet: {met}; so matched in {config.pairing_stability or 0:.0%} of true pairs."
+    return _CARD.format(
+        width=model.dim,
+        similarity=config.similarity,
+        towers="\n".join(rows),
+        pairing=pairing,
+        usage="\n".join(usage),
+        mark=_MARK,
+        notes=notes.strip() or _NO_NOTES,
+    )
+
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
+_log = logging.getLogger("maxmatch")
+
+
+class CheckpointError(ValueError):
+    """A folder that is no checkpoint of ours, or a damaged one."""
+
+
+def save(
+    model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = ""
+) -> Path:  # fmt: skip
+    """Write the model to a folder, whole or not at all. A checkpoint that is there is replaced; files beside it in the
+    folder stay.
+
+    dtype: "float16" halves the file. What is read from it is another model than this one: its weights are rounded, its
+    vectors differ in the fourth decimal, and it has its own identity in an index, the same each time it is read or
+    saved again. notes: Markdown for the model card, below the notes that the model has already.
+    """
+    kept_as = _dtype(dtype)
+    if model.config is None:
+        raise ValueError(
+            "this model was put together by hand: without a config it could not be rebuilt. "
+            "Build it from a ModelConfig with maxmatch.model.build.build_model."
+        )
+    folder = Path(folder).expanduser().resolve()
+    previous, draft = _previous(folder), folder.with_name(f".{folder.name}.saving-{os.getpid()}")
+    if folder.exists() and not _replaceable(folder):
+        raise FileExistsError(f"{folder}: holds files, but no checkpoint. Choose an empty or a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        _discard(previous, folder)
+    for left_behind in folder.parent.glob(f".{glob.escape(folder.name)}.saving-*"):
+        shutil.rmtree(left_behind)
+    try:
+        draft.mkdir()
+        _write(model, draft, kept_as, "\n\n".join(part.strip() for part in (model.notes, notes) if part.strip()))
+        if folder.exists():
+            os.rename(folder, previous)
+        os.rename(draft, folder)
+    except BaseException as error:
+        if previous.exists() and not folder.exists():
+            os.rename(previous, folder)
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):  # safetensors has its own for a full or read-only disk
+            text = f"{folder}: the checkpoint could not be written ({error}). Free some space or permit writing."
+            code = getattr(error, "errno", None)
+            raise (OSError(text) if code is None else OSError(code, text)) from error
+        raise
+    sync(folder.parent)
+    _discard(previous, folder)
+    return folder
+
+
+def load(folder: str | Path, device: str | torch.device | None = None) -> SetEncoder:
+    """The model of a folder, one that ships with the package by its name, or of a repository on the Hugging Face Hub
+    ("organisation/name"), ready to encode.
+
+    A folder comes before a shipped model of the same name. Only a name of the hub's form which is no folder here is
+    looked up there, and that is said; with HF_HUB_OFFLINE set, only what was fetched before is used.
+    """
+    folder = _located(folder)
+    config = read_config(folder)
+    names = _tokenizer_names(config)
+    tokenizers = {tower: load_tokenizer(_existing(folder, name)) for tower, name in names.items()}
+    weights = _read_weights(_existing(folder, WEIGHTS))
+    model = _built(config, tokenizers, folder)
+    _check_fit(model.state_dict(), weights, folder)
+    model.load_state_dict(weights)
+    if (folder / CARD).is_file():
+        model.notes = notes_of((folder / CARD).read_text(encoding="utf-8", errors="replace"))
+    return model.to(device).eval()
+
+
+def push(model: SetEncoder, name: str, private: bool = True) -> str:
+    """Upload the model to the Hugging Face Hub as "organisation/name", and say where it then is."""
+    from huggingface_hub import HfApi
+
+    if not _HUB_NAME.fullmatch(name):
+        raise ValueError(f"name: expected 'organisation/name', got {name!r}.")
+    hub = HfApi()
+    with TemporaryDirectory() as place:
+        folder = save(model, Path(place) / "model")
+        hub.create_repo(name, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message=f"MaxMatch {__version__}")
+    return f"https://huggingface.co/{name}"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a checkpoint; of one that is not ours, or newer than this version, a refusal."""
+    return read_described(
+        _existing(folder, CONFIG), ModelConfig, FORMAT, CheckpointError, "a checkpoint of MaxMatch",
+        "Copy the checkpoint again.", SCHEMA_VERSION,
+    )  # fmt: skip
+
+
+def _dtype(asked: torch.dtype | str | None) -> Literal["float32", "float16"]:
+    """The name of what weights are stored in."""
+    name = str(asked).removeprefix("torch.")
+    if asked is None or name == "float32":
+        return "float32"
+    if name == "float16":
+        return "float16"
+    raise ValueError(f"dtype: expected float16 or float32 (or None, which is that), got {asked!r}.")
+
+
+def _write(model: SetEncoder, draft: Path, dtype: Literal["float32", "float16"], notes: str) -> None:
+    """All files of a checkpoint, on the disk for good."""
+    from safetensors.torch import save_file
+
+    assert model.config is not None
+    config = model.config.model_copy(update={"weights_dtype": dtype})
+    (draft / CONFIG).write_text(description(config, FORMAT) + "\n", encoding="utf-8")
+    (draft / CARD).write_text(model_card(model, notes), encoding="utf-8")
+    for tower, name in _tokenizer_names(model.config).items():
+        reader = model.tower(tower).reader
+        assert isinstance(reader, TextReader)
+        reader.tokenizer.save(str(draft / name))
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    if dtype == "float16":
+        weights = {name: _halved(value) for name, value in weights.items()}
+    save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
+    for path in draft.iterdir():
+        sync(path)
+    sync(draft)
+
+
+def _halved(value: Tensor) -> Tensor:
+    """In half precision; as it is where that is no fraction, or where it is too large: a variance of BatchNorm may be
+    above 65504.
+    """
+    if value.dtype != torch.float32:
+        return value
+    half = value.half()
+    return half if bool(half.isfinite().all()) else value
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.previous")
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether a save may take the folder's place: it is empty or a checkpoint."""
+    return folder.is_dir() and (
+        not any(folder.iterdir()) or ((folder / CONFIG).is_file() and _is_ours(folder / CONFIG))
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return f'"{FORMAT}"' in path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def _discard(previous: Path, folder: Path) -> None:
+    """Remove the folder that was replaced, once what others keep in it has moved."""
+    if not previous.exists():
+        return
+    for path in previous.iterdir():
+        # Graphs among them: they are of the weights that were replaced.
+        ours = path.name in (CONFIG, WEIGHTS, CARD, ONNX) or _TOKENIZER.fullmatch(path.name) or path.suffix == ".onnx"
+        if not ours and not (folder / path.name).exists():
+            os.rename(path, folder / path.name)
+    shutil.rmtree(previous)
+
+
+def _tokenizer_names(config: ModelConfig) -> dict[str, str]:
+    """The file of each tower of text."""
+    towers = [name for name, tower in config.towers.items() if tower.encoder.name in ("gru", "transformer")]
+    return {name: "tokenizer.json" if len(towers) == 1 else f"tokenizer.{name}.json" for name in towers}
+
+
+def _located(name: str | Path) -> Path:
+    """The folder of a checkpoint; from the hub only where the name can be meant so."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    previous = _previous(folder.resolve())
+    if previous.is_dir():
+        _log.warning("%s: a save was interrupted while replacing it; loading the previous one.", folder)
+        return previous
+    if folder.exists():
+        raise CheckpointError(f"{folder}: a file. Give the checkpoint's folder; a pickle (.pt, .pth) is never read.")
+    shipped = shipped_model(str(name))
+    if shipped is not None:
+        return shipped
+    if isinstance(name, Path) or not _HUB_NAME.fullmatch(name):
+        known = ", ".join(shipped_names()) or f"none: this installation lacks {SHIPPED}"
+        raise FileNotFoundError(
+            f"{name}: no such folder. Give a checkpoint's folder, a model that ships ({known}), "
+            "or 'organisation/name' on the hub."
+        )
+    return _fetched(name)
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    offline = bool(constants.HF_HUB_OFFLINE)
+    _log.warning("%s: no such folder here; %s", name, "looking among what was fetched" if offline else "asking the hub")
+    try:
+        files = [CONFIG, WEIGHTS, CARD, "tokenizer*.json"]
+        return Path(snapshot_download(name, allow_patterns=files, local_files_only=offline))
+    except Exception as error:  # the hub's client raises its own, and those of what it is built on
+        advice = "HF_HUB_OFFLINE is set: unset it to fetch" if offline else "Check the name and the connection"
+        raise FileNotFoundError(
+            f"{name}: no such folder here, and not to be had from the hub ({type(error).__name__}). {advice}."
+        ) from error
+
+
+def _existing(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise CheckpointError(
+            f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, with texts, tokenizer.json; "
+            "copy the whole folder."
+        )
+    return folder / name
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file ({error}). It may be cut short: copy it again."
+        ) from error
+
+
+def _built(config: ModelConfig, tokenizers: Mapping[str, Tokenizer], folder: Path) -> SetEncoder:
+    """The model with random weights, which are about to be replaced."""
+    try:
+        return build_model(config, tokenizers, pretrained=False, seed=0)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def _check_fit(expected: Mapping[str, Any], found: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse weights of other names or shapes than the config asks for."""
+    lines = [
+        f"{name}: {_size(found[name])} in the file, {_size(value)} by the config"
+        for name, value in expected.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    lines += [f"{name}: missing in the file" for name in expected.keys() - found.keys()]
+    lines += [f"{name}: in the file, but not in the model" for name in found.keys() - expected.keys()]
+    if lines:
+        more = f"\n… and {len(lines) - 5} more" if len(lines) > 5 else ""
+        raise CheckpointError(
+            f"{folder / WEIGHTS} does not fit {CONFIG}. The two, or the tokenizer, are of different models, or the set "
+            "size (K) or width (D) in the config was changed:\n" + "\n".join(lines[:5]) + more
+        )
+
+
+def _size(value: Tensor) -> str:
+    return "×".join(map(str, value.shape)) or "one number"

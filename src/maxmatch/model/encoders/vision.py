@@ -1,0 +1,175 @@
+"""Image encoders: pixels through any vision backbone, or features extracted beforehand (regions, audio frames)."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, distributed, nn
+
+from maxmatch.core.checks import check_images, check_width
+from maxmatch.core.types import Features
+from maxmatch.model.encoders.backbone import Freezable, grid_cells, mask_for, output_width, patch_size, probe_images
+from maxmatch.model.layers.positions import POOLING, grid_positions, masked_max, sine_positions
+
+# BatchNorm that sees real features only, and those of all processes when there are several.
+
+
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over the real features of a batch: padding would move its statistics.
+
+    Shapes do not depend on how many features are real, so the work can be queued or captured ahead. With
+    `torch.distributed` at work the statistics are those of the whole batch over all processes.
+    """
+
+    def forward(self, x: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:  # type: ignore[override]
+        """The features normalised, those that are not real too."""
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = self.running_mean, self.running_var
+        assert mean is not None
+        assert variance is not None
+        if self.training:
+            mean, variance, count = _statistics(precise, mask)
+            self._remember(mean.detach(), variance.detach(), count)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return ((precise - mean) * scale + self.bias).to(x.dtype)
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        self.num_batches_tracked.add_(1)
+
+
+def _statistics(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of the real features, and how many there are."""
+    real = mask[..., None].to(x.dtype)
+    count = _over_processes(real.sum())
+    mean = _over_processes((x * real).sum((0, 1))) / count
+    variance = _over_processes(((x - mean).square() * real).sum((0, 1))) / count
+    return mean, variance, count
+
+
+def _over_processes(total: Tensor) -> Tensor:
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return total
+    summed: Tensor = _SumOverProcesses.apply(total)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum over all processes. Each of them then uses it, so its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: object, total: Tensor) -> Tensor:
+        total = total.clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous().clone()
+        distributed.all_reduce(gradient)
+        return gradient
+
+
+# Pixels: any vision backbone that yields a grid (CNNs) or tokens (transformers).
+
+
+class ConvEncoder(Freezable):
+    """Local features: each cell of the last feature map, through a 1×1 convolution. Global feature: the mean (or
+    maximum) over the map, through a projection of its own.
+
+    backbone: a Hugging Face vision model (ResNet, ConvNeXt, ViT, DINO, the vision tower of CLIP or SigLIP), a timm
+    model, or any module that maps images to (B, C, h, w) or (B, N, C). Class and register tokens are dropped.
+    stride: pixels a token stands for, where the backbone yields tokens and does not say so itself.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        width: int = 1024,
+        pooling: Literal["mean", "max"] = "mean",
+        stride: int | None = None,
+    ) -> None:
+        super().__init__()
+        if pooling not in POOLING:
+            raise ValueError(f"pooling: expected one of {', '.join(POOLING)}, got {pooling!r}.")
+        self.backbone = backbone
+        self.local_width = self.width = width
+        self.stride = stride or patch_size(backbone)
+        self.pooling = POOLING[pooling]
+        channels = output_width(backbone, lambda: grid_cells(backbone, probe_images(backbone), self.stride)[0])
+        self.local_projection = nn.Linear(channels, width)
+        self.pooled_projection = nn.Linear(channels, width)
+
+    def forward(
+        self, images: Float[Tensor, "B c H W"] | Float[Tensor, "B N w"], mask: Bool[Tensor, "B N"] | None = None
+    ) -> Features:
+        """The features of B images of one size. The mask says which cells of the grid count, row by row (all).
+
+        In place of pixels the cells of a square grid may come, that the backbone made of them before: a frozen one
+        need see a picture only once.
+        """
+        made_before = images.ndim == 3 and images.shape[2] == self.local_projection.in_features
+        cells, (rows, columns) = self.square(images) if made_before else self.cells(images)
+        mask = mask_for(cells, mask)
+        positions = grid_positions(rows, columns, self.width, cells.device, cells.dtype)
+        return Features(
+            local=self.local_projection(cells),
+            mask=mask,
+            pooled=self.pooled_projection(self.pooling(cells, mask)),
+            positions=positions.expand(cells.shape[0], -1, -1),
+            grid=(rows, columns),
+        )
+
+    def cells(self, images: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
+        """What the backbone makes of images: the cells of a grid, row by row, and its rows and columns."""
+        check_images(images)
+        return grid_cells(self.backbone, images, self.stride)
+
+    def square(self, cells: Float[Tensor, "B N w"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
+        """Cells made before, as they are, and the rows and columns of their grid."""
+        side = math.isqrt(cells.shape[1])
+        if side * side != cells.shape[1]:
+            raise ValueError(f"cells: expected those of a square grid, got {cells.shape[1]} of them.")
+        return cells, (side, side)
+
+
+# Features extracted beforehand: of detected regions (Faster R-CNN BUTD: 36 of width 2048) or of audio frames.
+
+
+class RegionEncoder(nn.Module):
+    """P(x) = dropout(MLP(fc(x)) + fc(x));  MLP: D → D/2, BatchNorm, ReLU, → D.
+
+    Local features are P(x), the global feature is their maximum. Regions have no order, so no positions; features of a
+    sequence, such as audio frames, are `ordered`. BatchNorm sees real features only: padding would move its statistics.
+    """
+
+    def __init__(
+        self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1, ordered: bool = False
+    ) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.feature_width = feature_width
+        self.local_width = self.width = width
+        self.fc = nn.Linear(feature_width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, width // 2), MaskedBatchNorm(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, regions: Float[Tensor, "B N F"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
+        """The features of B items of up to N regions."""
+        check_width("regions", regions, ("items", "regions"), self.feature_width)
+        mask = mask_for(regions, mask)
+        projected = self.fc(regions).masked_fill(~mask[..., None], 0.0)
+        narrow, norm, relu, wide = self.mlp
+        local = self.dropout(wide(relu(norm(narrow(projected), mask))) + projected)
+        positions = sine_positions(mask, self.width, local.dtype) if self.ordered else None
+        return Features(local, mask, masked_max(local, mask), positions)

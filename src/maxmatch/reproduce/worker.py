@@ -1,0 +1,197 @@
+"""Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.worker FOLDER [DEVICE]`."""
+
+import hashlib
+import io
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from maxmatch.core.devices import chosen_device
+from maxmatch.core.files import lock, whole
+from maxmatch.core.types import Ranks
+from maxmatch.data.dataset import Dataset, Split
+from maxmatch.data.load import load_data
+from maxmatch.evaluation.encoding import encode_items
+from maxmatch.evaluation.metrics import Gallery, Member, chance, evaluate
+from maxmatch.evaluation.slots import element_analysis
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.recipe.schema import Recipe
+from maxmatch.reproduce.jobs import Job, read_job
+from maxmatch.training.run import RunFolder
+
+# What every query of a job found, kept beside its result: paired tests between models need it.
+
+RANKS = "ranks.npy"
+"""int32 (queries, 3): whether the query is a caption, its group, and the rank of its best true answer."""
+
+
+def write_ranks(folder: Path, search: Gallery) -> str:
+    """Put the ranks of a search into a folder; the digest by which its result knows them again."""
+    ways = ((search.i2t, search.image_groups), (search.t2i, search.text_groups))
+    columns = [
+        np.stack([np.full(len(groups), way), groups.cpu().numpy(), ranks.ranks.cpu().numpy()], 1)
+        for way, (ranks, groups) in enumerate(ways)
+    ]
+    with io.BytesIO() as made:
+        np.save(made, np.concatenate(columns).astype(np.int32), allow_pickle=False)
+        content = made.getvalue()
+    with whole(folder / RANKS) as file:
+        file.write(content)
+    return _digest(content)
+
+
+def read_ranks(folder: Path, result: Mapping[str, Any]) -> Gallery | None:
+    """The search that a result was taken from; None where it was not kept, or what lies there is another's."""
+    try:
+        content = (folder / RANKS).read_bytes()
+    except OSError:
+        return None
+    if result.get("ranks") != _digest(content):
+        return None
+    found = torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False)).long()
+    images, texts = found[found[:, 0] == 0], found[found[:, 0] == 1]
+    # Ties count against us in the ranks already; how many there were is not kept.
+    i2t, t2i = (Ranks(side[:, 2], torch.zeros_like(side[:, 2])) for side in (images, texts))
+    return Gallery(i2t, t2i, images[:, 1], texts[:, 1])
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+# All figures of a trained model that the paper's tables speak of, from one encoding of the split.
+
+_WHOLE_COCO = "testall"  # of precomp folders, where "test" is a fifth of it
+
+
+class Measured(NamedTuple):
+    """What came out: the result, for JSON, and the search among the whole split that its RSUM is of."""
+
+    found: dict[str, Any]
+    search: Gallery
+
+
+def measure(job: Job, device: str | None = None) -> Measured:
+    """The figures of a job whose models are trained, the split they were measured on and how many images it has.
+
+    Beside those of retrieval: `image_slot_1_rsum` … with one slot kept (tab:5), and RSUM by further similarities of the
+    recipe, `top_k_rsum`. Of an ensemble only those of retrieval.
+    """
+    recipe = job.recipes[0]
+    pair = recipe.objective.pairs[0]
+    dataset = load_data(recipe.data, print, recipe.model.resolved().towers)
+    name = split_for(dataset, recipe, job.split)
+    split = dataset.split(name)
+    members = [_member(*one, split, device) for one in zip(job.recipes, job.members, strict=True)]
+    result = evaluate(members, pair=pair, protocol=job.protocol)
+    found = dict(result.figures)
+    first = members[0].encoded
+    found |= {"chance_rsum": chance(*(first.groups[side].cpu() for side in pair))["rsum"]}
+    if len(members) == 1:
+        kept = element_analysis(first, pair, members[0].similarity, found).kept
+        found |= {
+            f"{side}_slot_{slot}_rsum": figures["rsum"]
+            for side in pair
+            for slot, figures in enumerate(kept[side], start=1)
+        }
+        for similarity in recipe.similarities[1:]:
+            other = evaluate([Member(similarity, first, similarity)], pair=pair, protocol="plain")
+            found[f"{similarity}_rsum"] = other.figures["rsum"]
+    (search,) = result.galleries["coco_5k_" if "coco_5k_" in result.galleries else ""]
+    return Measured({"split": name, "images": len(first.groups[pair[0]]), "figures": found}, search)
+
+
+def split_for(dataset: Dataset, recipe: Recipe, asked: str | None = None) -> str:
+    """The split to measure on: the one that was asked for, the recipe's where the data has it, or the validation's."""
+    if asked is not None:
+        dataset.split(asked)
+        return asked
+    wanted = (_WHOLE_COCO, recipe.evaluate.split, recipe.data.val_split)
+    return next((name for name in wanted if name in dataset.splits), recipe.data.val_split)
+
+
+def _member(recipe: Recipe, folder: Path, split: Split, device: str | None) -> Member:
+    model = SetEncoder.from_pretrained(RunFolder(folder).best, chosen_device(device))
+    encoded = encode_items(model, split, batch_size=recipe.train.batch_size, workers=recipe.train.workers)
+    return Member(folder.name, encoded, model.similarity_like(recipe.similarities[0]))
+
+
+# Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.worker FOLDER [DEVICE]`.
+#
+# It goes on where an earlier process stopped. When the process that started it ends, however that came to be, its
+# standard input is closed; then it saves where it stands and ends too.
+
+_PATIENCE = 120.0  # seconds for a process that was left behind to save its state and end
+SAID = "maxmatch: "
+"""Before the reason of a failure, in the log."""
+
+
+def work(job: Job, device: str | None = None) -> None:
+    """Train what is missing, measure, and write the result."""
+    from maxmatch.training.loop import train
+
+    started = time.monotonic()
+    for recipe, folder in zip(job.recipes, job.members, strict=True):
+        train(recipe, folder, resume=True, device=device, show_progress=False)
+    measured = measure(job, device)
+    ranks = write_ranks(job.folder, measured.search)  # first: a job with a result has them
+    job.finish({**measured.found, "ranks": ranks, "seconds": time.monotonic() - started})
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only one at work in a folder; one that was left behind is waited for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    last = time.monotonic() + _PATIENCE
+    with (folder / ".lock").open("wb") as file:
+        while True:
+            try:
+                lock(file, folder)
+                break
+            except ValueError:
+                if time.monotonic() > last:
+                    raise
+                time.sleep(0.2)
+        yield
+
+
+def end_with_the_parent() -> None:
+    """Ask this process to stop, as Ctrl-C does, when its standard input ends."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> None:
+    """The process. Why it failed is the last thing it says."""
+    folder, *device = sys.argv[1:]
+    end_with_the_parent()
+    try:
+        with alone(Path(folder)):
+            work(read_job(Path(folder)), device[0] if device else None)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        traceback.print_exc()
+        text = str(error).strip()
+        named = isinstance(error, ValueError | OSError) and text
+        print(f"{SAID}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

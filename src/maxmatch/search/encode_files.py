@@ -1,0 +1,351 @@
+"""Encoding a source to shards: reads ahead, keeps every batch, and resumes where an earlier run stopped."""
+
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from maxmatch.core.files import write_whole
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.identity import model_identity, slot_stability
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
+from maxmatch.model.read_ahead import Batch, read_ahead
+from maxmatch.search.shards import (
+    MANIFEST,
+    Encoded,
+    ShardError,
+    ShardManifest,
+    alone,
+    batches,
+    begin,
+    complete,
+    finish,
+    read_manifest,
+    shard_file,
+    write_batch,
+)
+from maxmatch.search.sources import LeftOut, Listing, list_source
+
+# Encoding a source to shards: reads ahead, keeps every batch, and goes on where an earlier run was stopped.
+
+Advance = Callable[[int], object]
+Dtype = Literal["float16", "float32"]
+SHARD_SIZE = 10_000
+_COMMIT_SECONDS = 0.25  # of work at most are lost when the process is killed, beside the batch in hand
+_BUFFER = re.compile(r" <_io\.[^>]*>")
+_NOT_FINITE = "the model gives NaN or infinite values for it. Look at the item; if all are so, at the model's weights."
+
+
+def describe(
+    model: SetEncoder, listing: Listing, dtype: Dtype, shard_size: int = SHARD_SIZE, name: str | None = None
+) -> ShardManifest:
+    """The manifest of the shards that a model makes of a source. name: where the model lies."""
+    return ShardManifest.model_validate(
+        {
+            "model": name,
+            "identity": model_identity(model),
+            "similarity": model.similarity_name,
+            "stability": slot_stability(model),
+            "modality": listing.modality,
+            "set_size": model.tower(listing.modality).head.set_size,
+            "dim": model.dim,
+            "dtype": dtype,
+            "source": str(listing.path),
+            "source_format": listing.format,
+            "source_digest": listing.digest(),
+            "items": len(listing),
+            "shard_size": shard_size,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """Shards to be made of a source, some of which may be there."""
+
+    listing: Listing
+    folder: Path
+    manifest: ShardManifest
+
+    def unfinished(self) -> list[int]:
+        """The numbers of the shards that are not complete."""
+        return [number for number in range(self.manifest.shards) if not shard_file(self.folder, number).exists()]
+
+    def left(self, number: int) -> list[int]:
+        """The places of a shard that no batch of an earlier run covers. Texts of like length come together."""
+        done: set[int | None] = set()
+        for batch in batches(self.folder, number):
+            done.update(batch.places, (one.place for one in batch.skipped))
+        places = [place for place in self.manifest.places(number) if place not in done]
+        if isinstance(self.listing.values[0], str):
+            places.sort(key=lambda place: -len(self.listing.values[place]))
+        return places
+
+
+@contextmanager
+def started(listing: Listing, folder: Path, manifest: ShardManifest) -> Iterator[Job]:
+    """The job in a folder, which no other process works on meanwhile."""
+    with alone(folder):
+        yield Job(listing, folder, begin(folder, manifest))
+
+
+def encode_shards(
+    model: SetEncoder,
+    job: Job,
+    numbers: Iterable[int],
+    batch_size: int = 64,
+    workers: int | None = None,
+    advance: Advance = lambda count: None,
+    report: Callable[[LeftOut], object] = lambda one: None,
+) -> None:
+    """Make some shards of a job. An item that cannot be read is reported and left out.
+
+    Which items share a batch depends on the source and the batch size alone, so that a run that was interrupted gives
+    the same numbers as one that was not.
+    """
+    if not len(job.listing):
+        return
+    reader = _reader(model, job)
+    plan = []
+    for number in numbers:
+        left = job.left(number)
+        plan += [(number, left[start : start + batch_size]) for start in range(0, len(left), batch_size)]
+        if not left:  # stopped between the last batch and completing
+            complete(job.folder, number, job.manifest)
+    pending: list[Encoded] = []
+    kept = time.monotonic()
+    model.eval()
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        read = read_ahead(reader, job.listing.values, [places for _, places in plan], skip=True, workers=workers)
+        for at, batch in enumerate(read):
+            number, places = plan[at]
+            pending.append(_encoded(model, job, batch))
+            for one in pending[-1].skipped:
+                report(one)
+            last = at + 1 == len(plan) or plan[at + 1][0] != number
+            if last or time.monotonic() - kept >= _COMMIT_SECONDS:
+                write_batch(job.folder, number, _joined(pending))
+                pending, kept = [], time.monotonic()
+            if last:
+                complete(job.folder, number, job.manifest)
+            advance(len(places))
+
+
+def encode_source(
+    model: SetEncoder,
+    listing: Listing,
+    folder: str | Path,
+    dtype: Dtype = "float16",
+    shard_size: int = SHARD_SIZE,
+    batch_size: int = 64,
+    workers: int | None = None,
+    name: str | None = None,
+    advance: Advance = lambda count: None,
+    report: Callable[[LeftOut], object] = lambda one: None,
+) -> ShardManifest:
+    """Encode all items of a source to shards in a folder; those that are there already are not encoded again."""
+    folder = Path(folder).expanduser()
+    with started(listing, folder, describe(model, listing, dtype, shard_size, name)) as job:
+        encode_shards(model, job, job.unfinished(), batch_size, workers, advance, report)
+        return finish(folder, job.manifest, listing.left_out)
+
+
+def _encoded(model: SetEncoder, job: Job, batch: Batch) -> Encoded:
+    """The sets of a batch that was read, in the precision of the shards."""
+    listing, manifest = job.listing, job.manifest
+    skipped = [
+        LeftOut(listing.ids[one.index], _why(one.reason, listing, one.index), one.index) for one in batch.skipped
+    ]
+    sets = np.zeros((0, manifest.set_size, manifest.dim), manifest.dtype)
+    places = batch.places
+    if batch.inputs is not None:
+        parameter = next(model.parameters())
+        values, mask = batch.inputs
+        values = values.to(parameter.device, parameter.dtype if values.is_floating_point() else values.dtype)
+        mask = None if mask is None else mask.to(parameter.device)
+        vectors = model(listing.modality, values, mask).vectors.float().cpu().numpy()
+        finite = np.isfinite(vectors).all(axis=(1, 2))
+        skipped += [
+            LeftOut(listing.ids[place], _NOT_FINITE, place)
+            for place, fine in zip(places, finite, strict=True)
+            if not fine
+        ]
+        places = [place for place, fine in zip(places, finite, strict=True) if fine]
+        sets = vectors[finite].astype(manifest.dtype)
+    ids = [listing.ids[place] for place in places]
+    return Encoded(places, ids, [dict(listing.metadata[place]) for place in places], sets, skipped)
+
+
+def _why(reason: str, listing: Listing, place: int) -> str:
+    """A reason without the path, which the id says, and without what Pillow calls the open file."""
+    where = listing.metadata[place].get("path")
+    return _BUFFER.sub("", reason.removeprefix(f"{where}: "))
+
+
+def _joined(parts: Sequence[Encoded]) -> Encoded:
+    lists: dict[str, list[Any]] = {
+        name: [one for part in parts for one in getattr(part, name)]
+        for name in ("places", "ids", "metadata", "skipped")
+    }
+    return Encoded(sets=np.concatenate([part.sets for part in parts]), **lists)
+
+
+def _reader(model: SetEncoder, job: Job) -> Reader:
+    """How items are read: as the tower says, or, where they are what its backbone made of pictures, as features."""
+    reader: Reader = model.tower(job.listing.modality).reader
+    first = job.listing.values[0]
+    if isinstance(reader, PixelReader) and isinstance(first, np.ndarray) and first.ndim == 2:
+        return FeatureReader(first.shape[1])
+    if isinstance(reader, FeatureReader) and not isinstance(first, np.ndarray):
+        raise ValueError(
+            f"{job.listing.path}: holds pictures, and this model reads features extracted beforehand. Extract them "
+            "with `maxmatch data features` and encode that store, or take a model that reads pixels."
+        )
+    if isinstance(reader, TextReader) != isinstance(first, str):
+        raise ValueError(f"{job.listing.path}: the model's tower {job.listing.modality!r} does not read such items.")
+    return reader
+
+
+# Encoding on a cluster: every shard is a piece of work for whichever machine is free, by Ray Data.
+#
+# The model, the source and the folder of the shards have to be on a file system that all machines share. What the
+# shards
+# hold is what one machine would have written.
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every machine needs to know."""
+
+    model: str
+    source: str
+    folder: str
+    format: str
+    splits: Sequence[str] | None = None
+    device: str = "cpu"
+    batch_size: int = 16
+    workers: int = 1
+
+
+class Worker:
+    """A process of the cluster: it holds the model and the list of the source, and makes one shard after the other."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.model = SetEncoder.from_pretrained(task.model, device=task.device)
+        folder = Path(task.folder)
+        manifest = read_manifest(folder)
+        listing = list_source(task.source, manifest.modality, task.format, task.splits)
+        if listing.digest() != manifest.source_digest:
+            raise ValueError(f"{task.source}: another source on this machine. Put it where all machines see the same.")
+        self.job = Job(listing, folder, manifest)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Make the shards of these numbers; how many items each covered."""
+        numbers = [int(number) for number in batch["shard"]]
+        left = [len(self.job.left(number)) for number in numbers]
+        encode_shards(self.model, self.job, numbers, self.task.batch_size, self.task.workers)
+        return {"items": np.array(left)}
+
+
+def encode_on_ray(task: Task, numbers: Sequence[int], advance: Callable[[int], object]) -> None:
+    """Make some shards on the cluster that RAY_ADDRESS names, or on this machine's cores where it is not set."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError("--ray needs Ray: pip install 'maxmatch[ray]'") from error
+    if not numbers:
+        return
+    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False  # the command has its own
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    gpus = 1 if task.device.startswith("cuda") else 0
+    kind, each = ("GPU", 1) if gpus else ("CPU", task.workers)
+    at_once = max(1, min(len(numbers), int(ray.cluster_resources().get(kind, 1)) // each))
+    work = ray.data.from_items([{"shard": number} for number in numbers], override_num_blocks=len(numbers))
+    done = work.map_batches(
+        Worker,
+        fn_constructor_args=(task,),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=at_once),
+        num_cpus=0 if gpus else each,
+        num_gpus=gpus,
+    )
+    for row in done.iter_rows():
+        advance(int(row["items"]))
+
+
+# Where the model of an index lies, so that a search need not be told; and items encoded on their way into an index.
+
+FILE = "encoder.json"
+
+
+class Origin(NamedTuple):
+    """Where a model was when its sets were made, and of what modality they are."""
+
+    model: str
+    modality: str | None
+
+
+def write_origin(folder: Path, origin: Origin) -> None:
+    """Note it in the folder of an index."""
+    write_whole(folder / FILE, json.dumps(origin._asdict()) + "\n")
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """What was noted; None where nothing was."""
+    try:
+        return Origin(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / FILE}: not readable ({error}). Remove it, and say --model.") from error
+
+
+def waiting_shards(folder: Path) -> Path:
+    """Where items are encoded before they go into an index: beside it."""
+    folder = folder.expanduser().resolve()
+    return folder.with_name(f".{folder.name}.encoding")
+
+
+def encode_for(
+    folder: Path,
+    model: SetEncoder,
+    listing: Listing,
+    dtype: Dtype,
+    name: str,
+    batch_size: int,
+    workers: int,
+    advance: Callable[[int], object],
+    report: Callable[[LeftOut], object],
+) -> ShardManifest:
+    """Encode a source to shards beside an index. What a killed process has encoded is kept, unless the source or the
+    model is another by now.
+    """
+    place = waiting_shards(folder)
+    asked = describe(model, listing, dtype, name=name)
+    if (place / MANIFEST).exists():
+        there = _manifest(place)
+        same = ("identity", "source", "source_digest", "modality", "dtype")
+        if there is None or any(getattr(there, field) != getattr(asked, field) for field in same):
+            shutil.rmtree(place)
+    with started(listing, place, asked) as job:
+        encode_shards(model, job, job.unfinished(), batch_size, workers, advance, report)
+        return finish(place, job.manifest, listing.left_out)
+
+
+def _manifest(place: Path) -> ShardManifest | None:
+    try:
+        return read_manifest(place)
+    except ShardError:
+        return None

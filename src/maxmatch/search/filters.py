@@ -1,0 +1,311 @@
+"""Filters on metadata: the parser, the tree that every engine turns into its own language, and what it means."""
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+# Filters on metadata: a tree that every engine turns into its own language, and what it means.
+#
+# `parse_where` reads it from a text:
+#
+# year >= 2020 AND (album = 'Rome' OR album = 'Ostia') AND NOT blurred = true
+# path LIKE 'holiday/%'          texts that begin so; % stands at the end only
+# camera IN ('A1', 'B2')         any of these
+# "taken by" IS NULL             no text, number or boolean under this key; IS NOT NULL: one
+#
+# Keys are bare words, or anything in double quotes; texts are in single quotes, with '' for one. A comparison holds
+# only
+# for an item that has the key, with a value of the same kind (text, number, boolean): of an item without a year
+# neither
+# `year = 2020` nor `year != 2020` holds, and `NOT year = 2020` does. Texts are ordered by code point, numbers are
+# compared as float64.
+
+Value = str | int | float | bool
+Kind = Literal["text", "number", "boolean"]
+Operator = Literal["=", "!=", "<", "<=", ">", ">="]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The value under a key compared with another of its kind. Booleans know = and != only."""
+
+    key: str
+    operator: Operator
+    value: Value
+
+
+@dataclass(frozen=True)
+class Among:
+    """The value is one of these, which are of one kind."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Begins:
+    """The value is a text that begins so."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """There is no text, number or boolean under the key."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Not:
+    """What does not pass the condition."""
+
+    condition: "Condition"
+
+
+@dataclass(frozen=True)
+class Every:
+    """What passes all of them."""
+
+    conditions: tuple["Condition", ...]
+
+
+@dataclass(frozen=True)
+class Some:
+    """What passes one at least."""
+
+    conditions: tuple["Condition", ...]
+
+
+Condition = Comparison | Among | Begins | Missing | Not | Every | Some
+
+
+def kind_of(value: object) -> Kind | None:
+    """Text, number or boolean; None for what a filter cannot see (lists, objects, null)."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if isinstance(value, str) else None
+
+
+def keys_of(condition: Condition) -> list[str]:
+    """The keys that a condition asks about, each once."""
+    match condition:
+        case Not(inner):
+            return keys_of(inner)
+        case Every(parts) | Some(parts):
+            return list(dict.fromkeys(key for part in parts for key in keys_of(part)))
+        case _:
+            return [condition.key]
+
+
+def passes(condition: Condition, metadata: Mapping[str, Any]) -> bool:
+    """Whether metadata passes: what the words of the language mean."""
+    match condition:
+        case Not(inner):
+            return not passes(inner, metadata)
+        case Every(parts):
+            return all(passes(part, metadata) for part in parts)
+        case Some(parts):
+            return any(passes(part, metadata) for part in parts)
+        case Missing(key):
+            return kind_of(metadata.get(key)) is None
+        case Begins(key, text):
+            found = metadata.get(key)
+            return isinstance(found, str) and found.startswith(text)
+        case Among(key, values):
+            return any(_compare(metadata.get(key), "=", value) for value in values)
+        case Comparison(key, operator, value):
+            return _compare(metadata.get(key), operator, value)
+
+
+def _compare(found: Any, operator: Operator, value: Value) -> bool:
+    if kind_of(found) != kind_of(value):
+        return False
+    if kind_of(value) == "number":
+        found, value = float(found), float(value)
+    if operator in ("=", "!="):
+        return bool((found == value) == (operator == "="))
+    if operator in ("<", "<="):
+        return bool(found < value if operator == "<" else found <= value)
+    return bool(found > value if operator == ">" else found >= value)
+
+
+# Reading a filter; what it means is in `maxmatch.search.filters`.
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<text>'(?:[^']|'')*') | (?P<quoted>"(?:[^"]|"")*") |
+        (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) |
+        (?P<operator><=|>=|!=|<>|==|=|<|>) | (?P<mark>[(),]) | (?P<word>[^\W\d][\w.-]*)
+    )""",
+    re.VERBOSE,
+)
+_RESERVED = {"AND", "OR", "NOT", "IN", "LIKE", "IS", "NULL", "TRUE", "FALSE"}
+_MOST_NESTED = 50
+
+
+def parse_where(text: str) -> Condition:
+    """The tree of a filter. ValueError, with the place, for what the language does not know."""
+    return _Reader(text).whole()
+
+
+def condition_of(where: str | Mapping[str, Value] | Condition | None) -> Condition | None:
+    """A filter as it is given: text, values that keys must have, a tree, or none."""
+    if where is None or isinstance(where, Condition):
+        return where
+    if isinstance(where, str):
+        return parse_where(where)
+    if not isinstance(where, Mapping) or not where:
+        raise ValueError(
+            f'where: a text such as "year >= 2020", or values by key, got {where!r:.40} ({type(where).__name__}).'
+        )
+    for key, value in where.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise ValueError(f"where: expected a text, a number or a boolean for {key!r}, got {value!r:.40}.")
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            raise ValueError(f"where: expected a finite number of 64 bits for {key!r}, got another.")
+    return Every(tuple(Comparison(key, "=", value) for key, value in where.items()))
+
+
+class _Reader:
+    """Recursive descent: OR of ANDs of NOTs of comparisons."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[tuple[str, str, int]] = []  # (kind, text, place)
+        self.depth = 0
+        place = 0
+        while text[place:].strip():
+            found = _TOKEN.match(text, place)
+            if found is None:
+                start = place + len(text[place:]) - len(text[place:].lstrip())
+                cure = " A text needs a closing quote." if text[start] in "'\"" else ""
+                self._refuse(f"{text[start : start + 12]!r} is not understood.{cure}", start)
+            assert found.lastgroup is not None
+            kind, word = found.lastgroup, found[found.lastgroup]
+            if kind == "word" and word.upper() in _RESERVED:
+                kind, word = "reserved", word.upper()
+            self.tokens.append((kind, word, found.start(found.lastgroup)))
+            place = found.end()
+        self.tokens.append(("end", "", len(text)))
+        self.next = 0
+
+    def whole(self) -> Condition:
+        condition = self._any()
+        if self._peek()[0] != "end":
+            self._unexpected("AND, OR or the end")
+        return condition
+
+    def _any(self) -> Condition:
+        parts = [self._all()]
+        while self._take("reserved", "OR"):
+            parts.append(self._all())
+        return parts[0] if len(parts) == 1 else Some(tuple(parts))
+
+    def _all(self) -> Condition:
+        parts = [self._negated()]
+        while self._take("reserved", "AND"):
+            parts.append(self._negated())
+        return parts[0] if len(parts) == 1 else Every(tuple(parts))
+
+    def _negated(self) -> Condition:
+        self.depth += 1
+        if self.depth > _MOST_NESTED:
+            self._refuse(f"more than {_MOST_NESTED} levels of brackets and NOT.", self._peek()[2])
+        if self._take("reserved", "NOT"):
+            condition: Condition = Not(self._negated())
+        elif self._take("mark", "("):
+            condition = self._any()
+            self._need("mark", ")")
+        else:
+            condition = self._comparison()
+        self.depth -= 1
+        return condition
+
+    def _comparison(self) -> Condition:
+        key = self._key()
+        if self._take("reserved", "IS"):
+            negated = self._take("reserved", "NOT")
+            self._need("reserved", "NULL")
+            return Not(Missing(key)) if negated else Missing(key)
+        if self._take("reserved", "NOT"):
+            return Not(self._membership(key))
+        if self._peek()[0] == "operator":
+            place = self._peek()[2]
+            word = self._advance()
+            operator: Any = {"==": "=", "<>": "!="}.get(word, word)
+            value = self._value()
+            if isinstance(value, bool) and operator not in ("=", "!="):
+                self._refuse(f"true and false have no order: {operator} cannot compare them.", place)
+            return Comparison(key, operator, value)
+        return self._membership(key)
+
+    def _membership(self, key: str) -> Condition:
+        if self._take("reserved", "LIKE"):
+            place = self._peek()[2]
+            pattern = self._value()
+            if not isinstance(pattern, str) or not pattern.endswith("%") or "%" in pattern[:-1]:
+                self._refuse("LIKE finds beginnings: expected a text with one % at its end, as 'holiday/%'.", place)
+            return Begins(key, pattern[:-1])
+        if not self._take("reserved", "IN"):
+            self._unexpected("=, !=, <, <=, >, >=, IN, LIKE or IS")
+        self._need("mark", "(")
+        place = self._peek()[2]
+        values = [self._value()]
+        while self._take("mark", ","):
+            values.append(self._value())
+        self._need("mark", ")")
+        if len({kind_of(value) for value in values}) > 1:
+            self._refuse("the values of IN are of different kinds; join two filters with OR.", place)
+        return Among(key, tuple(values))
+
+    def _key(self) -> str:
+        kind, word, _ = self._peek()
+        if kind not in ("word", "quoted"):
+            self._unexpected("the name of a key (in double quotes, if it is no plain word)")
+        self._advance()
+        return word[1:-1].replace('""', '"') if kind == "quoted" else word
+
+    def _value(self) -> Value:
+        kind, word, place = self._peek()
+        if kind == "text":
+            self._advance()
+            return word[1:-1].replace("''", "'")
+        if kind == "number":
+            self._advance()
+            if not math.isfinite(float(word)):
+                self._refuse(f"{word} is larger than numbers can be.", place)
+            return float(word)
+        if (kind, word) not in (("reserved", "TRUE"), ("reserved", "FALSE")):
+            self._unexpected("a value: a number, true, false, or a text in single quotes")
+        self._advance()
+        return word == "TRUE"
+
+    def _peek(self) -> tuple[str, str, int]:
+        return self.tokens[self.next]
+
+    def _advance(self) -> str:
+        self.next += 1
+        return self.tokens[self.next - 1][1]
+
+    def _take(self, kind: str, word: str) -> bool:
+        found = self._peek()[:2] == (kind, word)
+        self.next += found
+        return found
+
+    def _need(self, kind: str, word: str) -> None:
+        if not self._take(kind, word):
+            self._unexpected(word)
+
+    def _unexpected(self, expected: str) -> NoReturn:
+        kind, word, place = self._peek()
+        self._refuse(f"expected {expected}, got {'the end' if kind == 'end' else repr(word)}.", place)
+
+    def _refuse(self, problem: str, place: int) -> NoReturn:
+        raise ValueError(f"where: {problem}\n  {self.text}\n  {' ' * place}^")

@@ -1,0 +1,284 @@
+"""The folder of an index: its manifest (index.json), its lock, and checks of what is added."""
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, JsonValue
+
+from maxmatch.core.array_checks import Array, check_sets, refuse_not_finite
+from maxmatch.core.files import is_draft, lock, write_whole
+from maxmatch.core.manifest import description, read_described
+from maxmatch.model.config import Count, Part, SimilarityName
+from maxmatch.search.engine import Rows
+
+# index.json: what an index is made of. Written whole or not at all.
+
+FORMAT = "maxmatch.SetIndex"
+FILE = "index.json"
+_HEAD = 4096  # bytes; the format is said at the beginning
+SCHEMA_VERSION = 1
+"""The version of what is written to index.json. A reader refuses a higher one."""
+
+
+class IndexFolderError(ValueError):
+    """A folder that is no index, a damaged one, or one of a newer version."""
+
+
+class Tuning(Part):
+    """How to search, as measured against the exhaustive scan."""
+
+    candidates: Count
+    """How many items are scored exactly, for the k best of `k`."""
+    effort: Annotated[float, Field(gt=0)]
+    k: Count
+    recall: Annotated[float, Field(ge=0, le=1)]
+    """The share of the k truly best that were found."""
+    low: Annotated[float, Field(ge=0, le=1)]
+    high: Annotated[float, Field(ge=0, le=1)]
+    """The 95 % interval of the recall."""
+    queries: Count
+    """How many searches it was measured with."""
+    items: Count
+    """How many items there were."""
+    real_queries: bool
+    """Whether the queries were given (captions, say), or drawn from the items themselves."""
+
+
+class Manifest(Part):
+    """What an index is made of."""
+
+    schema_version: Literal[1] = 1
+    set_size: Annotated[int, Field(ge=1, le=16)]
+    dim: Count
+    dtype: Literal["float32", "float16"] = "float32"
+    similarity: SimilarityName = "maxmatch"
+    model: str | None = None
+    """The identity of the model that made the sets; see `maxmatch.model.identity`."""
+    stability: Annotated[float, Field(ge=0, le=1)] | None = None
+    """How often slot i meets slot i in a true pair. None: not known."""
+    engine: str = "lance"
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    tuning: Tuning | None = None
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder is an index, a damaged one too; index.json is a usual name, so that it alone says nothing."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            return f'"{FORMAT}"'.encode() in file.read(_HEAD) or (folder / "items.lance").is_dir()
+    except OSError:
+        return False
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an index; of a folder that is none, or of a newer version, a refusal."""
+    path = folder / FILE
+    if not path.is_file():
+        what = "holds no index" if folder.is_dir() else "no such folder"
+        raise IndexFolderError(
+            f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
+        )
+    return read_described(
+        path, Manifest, FORMAT, IndexFolderError, "an index of MaxMatch", "Restore it from a copy.", SCHEMA_VERSION
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace index.json."""
+    write_whole(folder / FILE, description(manifest, FORMAT) + "\n")
+
+
+# The folder of an index: who may write in it, and what may lie in it before.
+
+LOCK = ".lock"
+TABLE = "items.lance"
+_LEFT = (LOCK, TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
+_PATIENCE = 60.0
+_PAUSE = 0.05
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only one who writes; another one is waited for. The lock goes with the process, however it ends."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with (folder / LOCK).open("ab") as file:
+            try:
+                lock(file, folder)
+            except ValueError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                yield
+                return
+        time.sleep(_PAUSE)
+
+
+def empty_folder(folder: Path) -> None:
+    """Make the folder of a new index. Refuse one that holds an index, or anything but what a `create` that was killed
+    has left.
+    """
+    if (folder / FILE).exists():
+        raise FileExistsError(
+            f"{folder}: holds an index already. Open it with SetIndex.open, or choose another folder."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder}: a file. Choose a new folder for the index.")
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in folder.iterdir() if not _is_left(path.name))
+    if others:
+        raise FileExistsError(f"{folder}: holds other files ({others[0]}). Choose an empty or a new folder.")
+
+
+def _is_left(name: str) -> bool:
+    return name in _LEFT or is_draft(name, FILE) or is_draft(name, "milvus.json")
+
+
+# What comes into an index, checked: every refusal names the item and says what to do.
+
+_UNIT_TOLERANCE = 1e-2  # as in `maxmatch.core.checks`: half precision moves a norm by a few thousandths
+LONGEST_ID = 1024
+
+
+def rows_of(
+    manifest: Manifest,
+    ids: Sequence[str],
+    sets: Array,
+    metadata: Sequence[Mapping[str, Any] | None] | None,
+    after: int,
+) -> Rows:
+    """Items as an engine stores them, numbered by the clock, above `after`."""
+    names = checked_ids(ids)
+    vectors = checked_sets(manifest, "sets", sets, names)
+    if vectors.shape[1] != manifest.set_size:
+        raise ValueError(
+            f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. "
+            f"Make another index with set_size={vectors.shape[1]}."
+        )
+    if len(vectors) != len(names):
+        raise ValueError(f"ids and sets: {len(names)} ids for {len(vectors)} sets; give one id for each set.")
+    texts = ["{}"] * len(names) if metadata is None else _json_texts(names, metadata)
+    added = np.arange(len(names), dtype=np.int64) + max(time.time_ns(), after + 1)
+    flat = np.ascontiguousarray(vectors.reshape(len(vectors), manifest.set_size * manifest.dim), manifest.dtype)
+    return Rows(names, added, flat, texts)
+
+
+def checked_count(what: str, count: int) -> int:
+    """A whole number of 1 or more."""
+    whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not whole or count < 1:
+        raise ValueError(f"{what}: expected {'at least 1' if whole else 'a whole number'}, got {count!r}.")
+    return int(count)
+
+
+def checked_ids(ids: Sequence[str]) -> list[str]:
+    """A list of distinct strings."""
+    if isinstance(ids, str | bytes):
+        raise ValueError(f"ids: expected a list of strings, got one {type(ids).__name__}. For one item use [id].")
+    names = list(ids)
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if not isinstance(name, str):
+            raise ValueError(
+                f"ids: expected strings, got {name!r} ({type(name).__name__}) at {place}. Use [str(id) for id in ids]."
+            )
+        if not 0 < len(name) <= LONGEST_ID or "\0" in name or not is_text(name):
+            raise ValueError(
+                f"ids: {name[:40]!r} at {place}: expected 1 to {LONGEST_ID} characters that can be written as UTF-8."
+            )
+        if name in seen:
+            raise ValueError(f"ids: {name!r} comes twice. Give every item once.")
+        seen.add(name)
+    return names
+
+
+def checked_sets(manifest: Manifest, what: str, sets: Array, names: Sequence[str] | None = None) -> np.ndarray:
+    """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length."""
+    tensor = hasattr(sets, "detach")  # and not by its class: torch need not be loaded
+    sets = sets if tensor else np.asarray(sets)
+    if sets.ndim == 1 and not len(sets):
+        return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
+    check_sets(what, sets)
+    if sets.shape[2] != manifest.dim:
+        raise ValueError(
+            f"{what}: this index holds vectors of width {manifest.dim}, got {sets.shape[2]}. "
+            "Encode with the model that the index was made with, or make another index."
+        )
+    refuse_not_finite(what, sets)
+    array: np.ndarray = sets.detach().float().cpu().numpy() if tensor else sets
+    array = array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
+    norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
+    wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)
+    if len(wrong):
+        item = int(wrong[0])
+        name = f"item {item}" if names is None or item >= len(names) else repr(names[item])
+        raise ValueError(
+            f"{what}: {name} has vectors of length {norms[item].min():.3g} to {norms[item].max():.3g}; expected unit "
+            "length. Normalise: torch.nn.functional.normalize(sets, dim=-1)."
+        )
+    return array
+
+
+def refuse_known(names: Sequence[str], present: Collection[str]) -> None:
+    """ValueError where some of the ids are in the index."""
+    known = [name for name in names if name in present]
+    if known:
+        raise ValueError(
+            f"ids: {known[0]!r} is in the index already ({len(known)} of {len(names)} are). "
+            "Use upsert to replace items, or remove them first."
+        )
+
+
+def refuse_unknown(names: Sequence[str], present: Collection[str]) -> None:
+    """ValueError where some of the ids are not in the index."""
+    unknown = [name for name in names if name not in present]
+    if unknown:
+        raise ValueError(
+            f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). Nothing was removed."
+        )
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8; names of files may hold any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    metadata = metadata if isinstance(metadata, Mapping) else list(metadata)
+    if isinstance(metadata, Mapping) or len(metadata) != len(names):
+        came = "one mapping" if isinstance(metadata, Mapping) else str(len(metadata))
+        raise ValueError(f"metadata: expected a mapping for each of the {len(names)} items, got {came}.")
+    texts = []
+    for name, said in zip(names, metadata, strict=True):
+        values = {} if said is None else said
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            raise ValueError(f"metadata of {name!r}: expected a mapping with strings as keys, got {values!r:.80}.")
+        try:
+            text = json.dumps(dict(values), ensure_ascii=False, allow_nan=False, default=_plain)
+            text.encode()
+            for key, value in json.loads(text).items():
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    raise ValueError(f"{key!r}: a number of more than 64 bits; write it as a text")
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"metadata of {name!r}: not to be written as JSON ({error}). "
+                "Give texts, finite numbers, booleans, None, lists and mappings of these."
+            ) from error
+        texts.append(text)
+    return texts
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's: they come out of tables."""
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):  # as are numbers of 128 bits
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,0 +1,320 @@
+"""Filling an index from shards or arrays, over several processes if one is killed: every item once."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from maxmatch.core.files import write_whole
+from maxmatch.data.dataset import DataError, Problem
+from maxmatch.data.formats.shared import read_lines
+from maxmatch.data.formats.tables import TABLES
+from maxmatch.search.index_folder import FILE as INDEX_FILE
+from maxmatch.search.index_folder import checked_ids
+from maxmatch.search.set_index import SetIndex
+from maxmatch.search.shards import ShardError, ShardManifest, read_manifest, read_shard
+from maxmatch.search.sources import plain
+
+# What goes into an index, piece by piece: from shards, or from arrays that another program made.
+
+_PARCEL_BYTES = 64 * 2**20
+_UNIT_TOLERANCE = 1e-2  # as the index has it
+
+
+class Parcel(NamedTuple):
+    """Items that are added at once."""
+
+    ids: Sequence[str]
+    sets: np.ndarray
+    metadata: Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """All that is to be added. read(n) gives parcel n of `count`, always the same; mark tells it from other cargo."""
+
+    mark: str
+    items: int
+    count: int
+    set_size: int
+    dim: int
+    read: Callable[[int], Parcel]
+    made_by: ShardManifest | None = None
+    """What the shards say of their model."""
+
+    def parcels(self, start: int = 0) -> Iterator[Parcel]:
+        """All parcels from one on."""
+        return (self.read(number) for number in range(start, self.count))
+
+
+def shards_cargo(folders: Sequence[Path]) -> Cargo:
+    """The sets of some folders of shards, all of one model and complete."""
+    manifests = [read_manifest(folder) for folder in folders]
+    first = manifests[0]
+    for folder, manifest in zip(folders, manifests, strict=True):
+        if manifest.encoded is None:
+            raise ShardError(
+                f"{folder}: the encoding is not finished. Run the same `maxmatch encode` again: it goes on."
+            )
+        if manifest.identity != first.identity:
+            raise ShardError(
+                f"{folder}: other sets than in {folders[0]}: two models made them. Build an index of each."
+            )
+        if (manifest.set_size, manifest.dim) != (first.set_size, first.dim):
+            raise ShardError(f"{folder}: sets of another size than in {folders[0]}. Build an index of each.")
+    places = [(at, number) for at, manifest in enumerate(manifests) for number in range(manifest.shards)]
+
+    def read(number: int) -> Parcel:
+        at, shard = places[number]
+        found = read_shard(folders[at], shard, manifests[at])
+        return Parcel(found.ids, found.sets, found.metadata)
+
+    if len(folders) > 1:
+        _refuse_twice(folders, places, read)
+    marks = [[manifest.identity, manifest.source_digest, manifest.encoded, manifest.dtype] for manifest in manifests]
+    items = sum(manifest.encoded or 0 for manifest in manifests)
+    return Cargo(_mark(marks), items, len(places), first.set_size, first.dim, read, first)
+
+
+def array_cargo(sets: Path, ids: Path, metadata: Path | None = None) -> Cargo:
+    """Sets from a .npy (n, K, D), ids from a text file with one a line, metadata from a table of n rows. All of it is
+    looked at before: a bad row is named.
+    """
+    array = _array(sets)
+    names = checked_ids(_ids(ids))
+    if len(names) != len(array):
+        what = f"{len(names):,} ids, and {len(array):,} sets in {sets}"
+        raise DataError(Problem(ids, what, "Give one id for each set, in the same order.", fatal=True))
+    rows = None if metadata is None else _metadata(metadata, len(array), sets)
+    step = max(1, _PARCEL_BYTES // (array.shape[1] * array.shape[2] * 4))
+    _check(array, names, sets, step)
+
+    def read(number: int) -> Parcel:
+        part = slice(number * step, (number + 1) * step)
+        dtype = np.float16 if array.dtype == np.float16 else np.float32
+        return Parcel(names[part], np.asarray(array[part], dtype), None if rows is None else rows[part])
+
+    files = [file.stat() for file in (sets, metadata) if file is not None]
+    mark = _mark([[str(sets.absolute())], names, [[one.st_size, one.st_mtime_ns] for one in files]])
+    return Cargo(mark, len(names), -(-len(names) // step), array.shape[1], array.shape[2], read)
+
+
+def read_ids(path: Path) -> list[str]:
+    """The ids in a text file, one a line."""
+    names: list[str] = []
+    for number, line in read_lines(path):
+        if not line:
+            raise DataError(Problem(path, "an empty line", "Write an id there, or remove it.", number, fatal=True))
+        names.append(line)
+    return names
+
+
+def _refuse_twice(folders: Sequence[Path], places: Sequence[tuple[int, int]], read: Callable[[int], Parcel]) -> None:
+    """Ids are distinct within a folder, but perhaps not among several."""
+    owner: dict[str, int] = {}
+    for number, (at, _) in enumerate(places):
+        for name in read(number).ids:
+            if owner.setdefault(name, at) != at:
+                first = folders[owner[name]]
+                raise ShardError(
+                    f"{folders[at]}: {name!r} is in {first}, too. Build an index of each, or rename items."
+                )
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        cure = "Write one with numpy.save(path, sets); it may be cut short."
+        raise DataError(Problem(path, f"not a readable .npy file ({error})", cure, fatal=True)) from error
+    if not isinstance(array, np.ndarray) or array.ndim != 3 or array.dtype not in (np.float16, np.float32, np.float64):
+        shape = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
+        what = f"expected an array of numbers (items, K, D), found {shape}"
+        raise DataError(Problem(path, what, "For one vector an item: sets[:, None, :].", fatal=True))
+    if not len(array):
+        raise DataError(Problem(path, "no sets in it", "Give at least one.", fatal=True))
+    return array
+
+
+def _ids(path: Path) -> list[str]:
+    names = read_ids(path)
+    first: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        if first.setdefault(name, number) != number:
+            what = f"the id {name!r} is in line {first[name]}, too"
+            raise DataError(Problem(path, what, "Give each item its own.", number, fatal=True))
+    return names
+
+
+def _metadata(path: Path, count: int, sets: Path) -> list[dict[str, Any]]:
+    suffix = path.suffix.lower()
+    if suffix not in TABLES:
+        what = f"metadata in a file that ends in {suffix or 'nothing'}"
+        raise DataError(Problem(path, what, f"Give a table: {', '.join(TABLES)}.", fatal=True))
+    if not path.is_file():
+        raise DataError(Problem(path, "no such file", "Check the path.", fatal=True))
+    rows = [{name: plain(cell) for name, cell in cells.items()} for _, cells in TABLES[suffix](path, _refused)]
+    if len(rows) != count:
+        what = f"{len(rows):,} rows, and {count:,} sets in {sets}"
+        raise DataError(Problem(path, what, "Give one row for each set, in the same order.", fatal=True))
+    return rows
+
+
+def _refused(problem: Problem) -> None:
+    """A row left out would shift all others."""
+    raise DataError(problem)
+
+
+def _check(array: np.ndarray, names: Sequence[str], path: Path, step: int) -> None:
+    for start in range(0, len(array), step):
+        part = np.asarray(array[start : start + step], np.float32)
+        norms = np.sqrt(np.einsum("nkd,nkd->nk", part, part))
+        wrong = np.flatnonzero(~(np.abs(norms - 1) <= _UNIT_TOLERANCE).all(axis=1))
+        if not len(wrong):
+            continue
+        row = int(wrong[0])
+        finite = bool(np.isfinite(part[row]).all())
+        what = (
+            f"vectors of length {norms[row].min():.3g} to {norms[row].max():.3g}"
+            if finite
+            else "NaN or infinite values"
+        )
+        cure = "Normalise: sets / numpy.linalg.norm(sets, axis=2, keepdims=True)." if finite else "Leave the item out."
+        place = f"of the item {names[start + row]!r}"
+        raise DataError(Problem(path, f"{what}, {place}", cure, start + row + 1, fatal=True))
+
+
+def _mark(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+# Filling an index, over several processes where one is killed: every item once.
+#
+# Beside the index lies a note, `.NAME.filling`, which says what is being added and how many parcels are acknowledged.
+# The
+# first parcel after those may be in the index already, its acknowledgement lost: it is put there again, in place.
+
+Existing = Literal["refuse", "skip", "replace"]
+Advance = Callable[[int], object]
+
+
+def build(
+    folder: Path,
+    cargo: Cargo,
+    create: Callable[[], SetIndex],
+    advance: Advance = lambda count: None,
+) -> SetIndex:
+    """Make an index of a cargo; or go on with one that a killed process has begun. create: makes the empty index."""
+    refuse_index(folder)
+    done = _begun(folder, cargo)
+    if done is None:
+        _note(folder, cargo, 0, builds=True)
+    try:
+        index = SetIndex.open(folder) if (folder / INDEX_FILE).exists() else create()
+    except BaseException:
+        if not done:
+            _note_file(folder).unlink(missing_ok=True)
+        raise
+    return _fill(index, folder, cargo, done or 0, "refuse", advance, builds=True)
+
+
+def refuse_index(folder: Path) -> None:
+    """Where there is an index already, unless a killed process was building it."""
+    building = is_begun(folder) and json.loads(_note_file(folder).read_text(encoding="utf-8")).get("builds", True)
+    if (folder / INDEX_FILE).exists() and not building:
+        raise FileExistsError(
+            f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it to build anew."
+        )
+
+
+def add(
+    index: SetIndex, cargo: Cargo, existing: Existing = "refuse", advance: Advance = lambda count: None
+) -> SetIndex:
+    """Add a cargo to an index; or go on where a killed process was. existing: what to do with ids that are there:
+    refuse them all before anything is added, keep what the index has, or replace it.
+    """
+    folder = index.folder
+    done = _begun(folder, cargo)
+    if done is None:
+        if existing == "refuse":
+            _refuse_existing(index, cargo)
+        _note(folder, cargo, 0, builds=False)
+    return _fill(index, folder, cargo, done or 0, existing, advance, builds=False)
+
+
+def _fill(
+    index: SetIndex, folder: Path, cargo: Cargo, done: int, existing: Existing, advance: Advance, builds: bool
+) -> SetIndex:
+    for number, parcel in enumerate(cargo.parcels(done), start=done):
+        if existing == "skip":
+            _put(index.add, _without(index, parcel))
+        elif existing == "replace" or number == done:
+            _put(index.upsert, parcel)
+        else:
+            _put(index.add, parcel)
+        _note(folder, cargo, number + 1, builds)
+        advance(len(parcel.ids))
+    index.compact()
+    _note_file(folder).unlink(missing_ok=True)
+    return index
+
+
+def _put(call: Callable[..., None], parcel: Parcel) -> None:
+    if len(parcel.ids):
+        call(list(parcel.ids), parcel.sets, parcel.metadata, optimise=False)
+
+
+def _without(index: SetIndex, parcel: Parcel) -> Parcel:
+    """The items of a parcel that the index does not have."""
+    present = index.engine.present(list(parcel.ids))
+    new = [place for place, name in enumerate(parcel.ids) if name not in present]
+    metadata = None if parcel.metadata is None else [parcel.metadata[place] for place in new]
+    return Parcel([parcel.ids[place] for place in new], parcel.sets[np.array(new, np.int64)], metadata)
+
+
+def _refuse_existing(index: SetIndex, cargo: Cargo) -> None:
+    for parcel in cargo.parcels():
+        present = index.engine.present(list(parcel.ids))
+        if present:
+            first = next(name for name in parcel.ids if name in present)
+            raise ValueError(
+                f"{index.folder}: {first!r} is in the index already. Nothing was added: say --existing skip to keep "
+                "what is there, or --existing replace."
+            )
+
+
+def _begun(folder: Path, cargo: Cargo) -> int | None:
+    """How many parcels of this cargo an earlier process has acknowledged; None where none was begun."""
+    file = _note_file(folder)
+    if not file.exists():
+        return None
+    note = json.loads(file.read_text(encoding="utf-8"))
+    if note["mark"] != cargo.mark:
+        raise unfinished(folder)
+    return int(note["done"])
+
+
+def unfinished(folder: Path) -> FileExistsError:
+    """What is said to one who would add something else meanwhile."""
+    return FileExistsError(
+        f"{folder}: something else is being added to it, and was not finished. Run that command again; or, to "
+        f"leave it as it is, remove {_note_file(folder)}."
+    )
+
+
+def _note(folder: Path, cargo: Cargo, done: int, builds: bool) -> None:
+    write_whole(_note_file(folder), json.dumps({"mark": cargo.mark, "done": done, "builds": builds}))
+
+
+def _note_file(folder: Path) -> Path:
+    folder = folder.expanduser().resolve()
+    return folder.with_name(f".{folder.name}.filling")
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether something is being added to an index, or was when its process was killed."""
+    return _note_file(folder).exists()

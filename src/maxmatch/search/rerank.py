@@ -1,0 +1,322 @@
+"""The best items of each query: all of them scored, or the candidates that the engine proposes."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from maxmatch.matching.numpy_backend import LARGEST, SCORES, assign, cosine_planes, matched
+from maxmatch.search.engine import Engine, Found, Hit, Match
+from maxmatch.search.filters import Condition
+from maxmatch.search.index_folder import Manifest, Tuning, checked_count
+
+# The best items of each query: scored by the index's similarity, with the matching that each score is made of.
+
+_ROUNDING = 1e-6  # of a score: how much two ways to compute it differ, but for matchings that are as good
+_FEW = 2**14  # pairs that NumPy has scored long before torch would be loaded, and matched as fast as torch does
+
+
+class Best(NamedTuple):
+    """The best items of one query, best first; equal scores in the order in which the items were added."""
+
+    ids: list[str]
+    scores: np.ndarray
+    partners: np.ndarray
+    """(n, L): the slot of the item that each slot of the query was matched with, −1 for none."""
+    cosines: np.ndarray
+    """(n, L): theirs, 0 for none."""
+    metadata: list[str] | None = None
+    """JSON texts, where the engine gave them along."""
+
+
+def best_of_all(queries: np.ndarray, blocks: Iterable[Found], k: int, similarity: str) -> list[Best]:
+    """The k best of each query (n, L, D) among all items, block after block."""
+    count, slots, _ = queries.shape
+    best = _Running(
+        np.empty((count, 0), np.float32),
+        np.empty((count, 0), np.int64),
+        np.empty((count, 0), object),
+        np.empty((count, 0, slots), np.int64),
+        np.empty((count, 0, slots), np.float32),
+    )
+    for block in blocks:
+        if block.ids:
+            best = _merged(best, _scored(queries, block, k, similarity), k)
+    return [
+        Best(best.ids[row].tolist(), best.scores[row], best.partners[row], best.cosines[row]) for row in range(count)
+    ]
+
+
+class _Running(NamedTuple):
+    """The best so far of many queries, (queries, so far, …)."""
+
+    scores: np.ndarray
+    added: np.ndarray
+    ids: np.ndarray
+    partners: np.ndarray
+    cosines: np.ndarray
+
+
+def _merged(first: _Running, second: _Running, k: int) -> _Running:
+    scores, added, ids, partners, cosines = (np.concatenate(pair, 1) for pair in zip(first, second, strict=True))
+    order = np.lexsort((added, -scores), axis=1)[:, :k]
+    flat = [np.take_along_axis(values, order, 1) for values in (scores, added, ids)]
+    deep = [np.take_along_axis(values, order[:, :, None], 1) for values in (partners, cosines)]
+    return _Running(*flat, *deep)
+
+
+def _scored(queries: np.ndarray, found: Found, k: int, similarity: str) -> _Running:
+    """The k best of each query among the same items."""
+    order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
+    in_order = bool((order[1:] > order[:-1]).all())
+    vectors = np.asarray(found.vectors if in_order else found.vectors[order], dtype=np.float32)
+    sets = vectors.reshape(len(order), -1, queries.shape[2])
+    alone = _without_torch(len(queries) * len(sets), queries.shape[1], sets.shape[1])
+    scores, chosen = (_few_hits if alone else _many_hits)(queries, sets, k, similarity)
+    products = queries[:, None] @ sets[chosen].transpose(0, 1, 3, 2)
+    planes = products.transpose(2, 3, 0, 1).reshape(queries.shape[1], sets.shape[1], -1)
+    partners = _assigned(planes)
+    by_hit = (*chosen.shape, queries.shape[1])
+    places = order[chosen]
+    ids = np.array(found.ids, object)[places]
+    cosines = matched(planes, partners)
+    return _Running(scores, found.added[places], ids, partners.T.reshape(by_hit), cosines.T.reshape(by_hit))
+
+
+def scores_of(query: np.ndarray, sets: np.ndarray, similarity: str) -> np.ndarray:
+    """The scores (n,) of one query (L, D) with sets (n, K, D)."""
+    if _without_torch(len(sets), query.shape[0], sets.shape[1]):
+        return SCORES[similarity](cosine_planes(query[None], sets))
+    import torch
+
+    from maxmatch.matching.similarity import SIMILARITIES
+
+    return SIMILARITIES[similarity](torch.tensor(query)[None], torch.tensor(sets))[0].numpy()
+
+
+def _without_torch(pairs: int, *sizes: int) -> bool:
+    """Whether NumPy scores: a few pairs are not worth loading torch for, which takes seconds. Once it is loaded, torch
+    scores them, too, so that scores are those of `maxmatch.top_hits` to the last bit.
+    """
+    return "torch" not in sys.modules and pairs <= _FEW and max(sizes) <= LARGEST
+
+
+def _few_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -> tuple[np.ndarray, np.ndarray]:
+    """As `maxmatch.top_hits`: scores and places."""
+    scores = SCORES[similarity](cosine_planes(queries, sets)).reshape(len(queries), len(sets))
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, chosen, 1), chosen
+
+
+def _many_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+
+    from maxmatch.core.checks import as_tensor
+    from maxmatch.matching.scoring import top_hits
+
+    hits = top_hits(torch.from_numpy(queries), as_tensor(sets), k, similarity)
+    return hits.scores.numpy(), hits.indices.numpy()
+
+
+def _assigned(planes: np.ndarray) -> np.ndarray:
+    """The matching of each pair, (L, pairs): of few by NumPy, which gives the same and has far less to set up."""
+    if planes.shape[2] <= _FEW and max(planes.shape[:2]) <= LARGEST:
+        return assign(planes)
+    import torch
+
+    from maxmatch.matching.assignment import assign_planes
+
+    return assign_planes(torch.from_numpy(planes)).numpy()
+
+
+def _product(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """The cosines of a query's vectors with many; by torch where it is loaded already, since NumPy's threads wait by
+    spinning, and products as small as these then take ten times as long beside other work.
+    """
+    if "torch" not in sys.modules:
+        product: np.ndarray = query @ vectors.T
+        return product
+    from maxmatch.core.checks import as_tensor
+
+    return (as_tensor(query) @ as_tensor(vectors).T).numpy()
+
+
+def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
+    """The k best of each query (n, K, D) among its own candidates."""
+    if similarity != "maxmatch":
+        alone = [
+            best_of_all(query[None], [found], k, similarity)[0]
+            for query, found in zip(queries, candidates, strict=True)
+        ]
+        return [_with_metadata(best, found) for best, found in zip(alone, candidates, strict=True)]
+    ends, partners, cosines, scores = _matched(queries, [found.vectors for found in candidates])
+    best = []
+    for found, (begin, end) in zip(candidates, pairwise(ends), strict=True):
+        order = np.lexsort((found.added, -scores[begin:end]))[:k]
+        rows = begin + order
+        ids = [found.ids[place] for place in order]
+        texts = None if found.metadata is None else [found.metadata[place] for place in order]
+        best.append(Best(ids, scores[rows], partners[:, rows].T, cosines[:, rows].T, texts))
+    return best
+
+
+def places_of_best(queries: np.ndarray, vectors: list[np.ndarray], k: int, similarity: str) -> list[np.ndarray]:
+    """The places of the k best of each query (n, K, D) among its own candidates (m, K·D), and of those with a score as
+    high as the last of them.
+    """
+    if similarity == "maxmatch":
+        ends, _, _, scores = _matched(queries, vectors)
+        each = [scores[begin:end] for begin, end in pairwise(ends)]
+    else:
+        each = [
+            scores_of(query, found.reshape(len(found), *query.shape).astype(np.float32, copy=False), similarity)
+            for query, found in zip(queries, vectors, strict=True)
+        ]
+    return [_highest(scores, k) for scores in each]
+
+
+def _highest(scores: np.ndarray, k: int) -> np.ndarray:
+    if len(scores) <= k:
+        return np.arange(len(scores))
+    last = np.partition(scores, -k)[-k]
+    return np.flatnonzero(scores >= last - _ROUNDING * max(1, abs(last)))
+
+
+def _matched(
+    queries: np.ndarray, vectors: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """One matching for all pairs of a query with a candidate of its own: where each query's pairs begin and end, and of
+    each pair the partners (K, pairs), their cosines, and the score.
+    """
+    size = queries.shape[1]
+    ends = np.cumsum([0, *map(len, vectors)])
+    planes = np.empty((size, size, ends[-1]), np.float32)
+    for query, found, (begin, end) in zip(queries, vectors, pairwise(ends), strict=True):
+        single = found.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
+        planes[:, :, begin:end] = _product(query, single).reshape(size, end - begin, size).transpose(0, 2, 1)
+    partners = _assigned(planes)
+    cosines = matched(planes, partners)
+    return ends, partners, cosines, np.exp(cosines).mean(0) - 1
+
+
+def _with_metadata(best: Best, found: Found) -> Best:
+    if found.metadata is None:
+        return best
+    texts = dict(zip(found.ids, found.metadata, strict=True))
+    return best._replace(metadata=[texts[name] for name in best.ids])
+
+
+# Two ways to the best items: score all of them, or those that the engine proposes.
+
+_SCAN_BYTES = 8 * 2**20
+_BATCH_BYTES = 32 * 2**20
+_AT_LEAST = 100
+_TIMES_K = 10
+_TIMES_K_HELD = 4  # twice k has all that is to be found, where slots meet in their order (docs/log.md)
+
+
+STABLE = 0.9
+"""From this share of true pairs on whose slots meet in their order, a flattened set is searched as one vector."""
+_ALIGNED = ("maxmatch", "top_k", "chamfer", "smooth_chamfer", "maxsim")  # large where slot i is near slot i
+_WORTH_IT = 0.5
+
+
+class Settings(NamedTuple):
+    """How many candidates, and with what effort they are looked for."""
+
+    candidates: int
+    effort: float
+
+
+def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
+    """Why candidates by one flattened vector would not do for queries of that size; None where they do."""
+    if set_size != manifest.set_size:
+        return f"the query's sets have {set_size} vectors, those of the index {manifest.set_size}."
+    if manifest.similarity not in _ALIGNED:
+        return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
+    if manifest.tuning is not None and manifest.tuning.real_queries:
+        return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
+    if manifest.stability is None:
+        return (
+            "it is not known whether slot i of a query meets slot i of its item. "
+            "Measure it with index.verify(queries), or give the model or stability=… when making an index."
+        )
+    if manifest.stability < STABLE:
+        return (
+            f"slot i of a query meets slot i of its item in {manifest.stability:.0%} of pairs only "
+            f"(candidates need {STABLE:.0%}). Train with GD and ISD for stable slots."
+        )
+    return None
+
+
+def settings_for(
+    tuning: Tuning | None, k: int, candidates: int | None, effort: float | None, held: bool = False
+) -> Settings:
+    """As given; else as measured, in proportion to k; else ten times k, a hundred at least. held: candidates are those
+    of all inner products, so that four times k will do.
+    """
+    if candidates is not None and checked_count("candidates", candidates) < k:
+        raise ValueError(f"candidates: expected at least k = {k}, got {candidates}.")
+    if effort is not None and not effort > 0:
+        raise ValueError(f"effort: expected a positive number, got {effort}.")
+    if tuning is None:
+        usual = Settings(max(_AT_LEAST, (_TIMES_K_HELD if held else _TIMES_K) * k), 1.0)
+    else:
+        usual = Settings(tuning.candidates * math.ceil(k / tuning.k), tuning.effort)
+    return Settings(candidates or usual.candidates, effort or usual.effort)
+
+
+def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
+    """The k best among all items that pass."""
+    block = max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim))
+    return best_of_all(queries, engine.scan(block, where), k, manifest.similarity)
+
+
+def by_candidates(
+    engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest, settings: Settings
+) -> list[Best]:
+    """The k best among those that the engine proposes; all are scored for a query to which it proposes too few."""
+    best: list[Best] = []
+    at_once = max(1, _BATCH_BYTES // (4 * manifest.set_size * manifest.dim * settings.candidates))
+    for start in range(0, len(queries), at_once):
+        part = queries[start : start + at_once]
+        choose = partial(places_of_best, part, k=k, similarity=manifest.similarity)
+        found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort, choose)
+        best += best_of_each(part, [_unique(each) for each in found], k, manifest.similarity)
+    short = [place for place, each in enumerate(best) if len(each.ids) < k]
+    if short and engine.count(where) > min(len(best[place].ids) for place in short):
+        for place, whole in zip(short, scan(engine, queries[short], k, where, manifest), strict=True):
+            best[place] = whole
+    return best
+
+
+def _unique(found: Found) -> Found:
+    """Every item once: an engine may name one twice while its index is being renewed."""
+    if len(set(found.ids)) == len(found.ids):
+        return found
+    places = list({name: place for place, name in enumerate(found.ids)}.values())
+    texts = None if found.metadata is None else [found.metadata[place] for place in places]
+    return Found([found.ids[place] for place in places], found.added[places], found.vectors[places], texts)
+
+
+def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
+    """What a search gives; metadata that did not come along is fetched. An item removed meanwhile is left out."""
+    missing = sorted({name for each in best if each.metadata is None for name in each.ids})
+    fetched = engine.metadata(missing) if missing else {}
+    return [_hits(each, fetched) for each in best]
+
+
+def _hits(best: Best, fetched: dict[str, str]) -> list[Hit]:
+    texts = [fetched.get(name) for name in best.ids] if best.metadata is None else best.metadata
+    scores, partners, cosines = best.scores.astype(np.float32).tolist(), best.partners.tolist(), best.cosines.tolist()
+    hits = []
+    for name, text, score, met, near in zip(best.ids, texts, scores, partners, cosines, strict=True):
+        if text is not None:
+            matches = [match for match in map(Match, range(len(met)), met, near) if match.item_slot >= 0]
+            hits.append(Hit(name, score, matches, json.loads(text)))
+    return hits
