@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.reference import assert_equal, random_sets, scipy_scores
 from benchmarks.timing import describe_machine, print_rows, rows_against
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.metrics import FOLDS, Member, Result, collapse, evaluate, scores_of
+from maxmatch.evaluation.metrics import FOLDS, EvaluatedModel, Result, collapse, evaluate, scores_of
 from maxmatch.evaluation.significance import intervals
 
 _CAPTIONS, _SIZE, _WIDTH = 5, 4, 1024
@@ -40,7 +40,7 @@ def made_split(images: int, device: str) -> EncodedSplit:
 def measured(split: EncodedSplit, max_memory: int = 2**31) -> Result:
     """What `maxmatch evaluate` does after encoding, but for the intervals."""
     images = len(split.groups["image"])
-    return evaluate([Member("made", split)], protocol="coco", max_memory=max_memory, fold_size=images // FOLDS)
+    return evaluate([EvaluatedModel("made", split)], protocol="coco", max_memory=max_memory, fold_size=images // FOLDS)
 
 
 def naive_recalls(scores: Tensor) -> list[float]:
@@ -59,7 +59,7 @@ def check(device: str) -> None:
     """A small set against SciPy's matching and sorted lists, in one matrix and in blocks."""
     split = made_split(100, device)
     images, texts = split.sets["image"], split.sets["text"]
-    scores = scores_of([Member("small", split)]).rows(slice(0, 100))
+    scores = scores_of([EvaluatedModel("small", split)]).rows(slice(0, 100))
     assert_equal(scores[:20, :100], scipy_scores(images[:20], texts[:100]), 2e-6, "scores")
     result = measured(split)
     names = [f"{way}_r{level}" for way in ("i2t", "t2i") for level in (1, 5, 10)]
@@ -84,7 +84,7 @@ def timed(device: str, images: int) -> None:
             part = a[start : start + len(out)]
             torch.mm(part, b.T, out=out[: len(part)])
 
-    member = Member("made", split)
+    member = EvaluatedModel("made", split)
     rows = rows_against(
         product,
         {

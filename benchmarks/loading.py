@@ -27,7 +27,7 @@ from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
 from maxmatch.data.device_feed import ResidentFeed
 from maxmatch.data.feed import Feed, MappedFeed
-from maxmatch.data.sampler import GroupSampler, Plan
+from maxmatch.data.sampler import BatchPlan, GroupSampler
 from maxmatch.model.inputs import FeatureReader, Reader, TextReader
 from maxmatch.model.text import word_tokenizer
 
@@ -64,7 +64,7 @@ def collate(items: list[tuple[Tensor, list[list[int]], int]]) -> Batch:
 class FileFeed:
     """(a), with the face of a feed."""
 
-    def __init__(self, dataset: OneFilePerImage, plans: Sequence[Plan], device: str, workers: int) -> None:
+    def __init__(self, dataset: OneFilePerImage, plans: Sequence[BatchPlan], device: str, workers: int) -> None:
         self.unreadable: dict[tuple[str, str], str] = {}
         self.device = device
         self.loader = DataLoader(
@@ -139,7 +139,7 @@ def resident(split: Split, readers: dict[str, Reader], device: str, drop: dict[s
     return feed
 
 
-def measure(args: argparse.Namespace, folder: Path, device: str) -> tuple[Feed, list[Plan], float]:
+def measure(args: argparse.Namespace, folder: Path, device: str) -> tuple[Feed, list[BatchPlan], float]:
     """The table; and (c), its plans and its milliseconds a batch."""
     array = np.load(write_data(folder, args.images, args.regions, args.width, args.files or args.images), mmap_mode="r")
     split, readers = split_of(array)
@@ -173,18 +173,18 @@ def measure(args: argparse.Namespace, folder: Path, device: str) -> tuple[Feed, 
     return augmented, plans, rows[-1].ms
 
 
-def _first(feed: Feed, plans: list[Plan], count: int) -> Iterator[Batch]:
+def _first(feed: Feed, plans: list[BatchPlan], count: int) -> Iterator[Batch]:
     batches = feed.batches(plans)
     for _ in range(min(count, len(plans))):
         yield next(batches)
 
 
-def _consume(feed: Feed, plans: list[Plan]) -> None:
+def _consume(feed: Feed, plans: list[BatchPlan]) -> None:
     for _ in feed.batches(plans):
         pass
 
 
-def training_step(feed: Feed, plans: list[Plan], feeding: float, width: int, device: str) -> None:
+def training_step(feed: Feed, plans: list[BatchPlan], feeding: float, width: int, device: str) -> None:
     """What part of a step of region_bigru feeding is: forward, backward and AdamW, on a GPU in bfloat16."""
     from maxmatch.losses import triplet
     from maxmatch.matching.similarity import maxmatch

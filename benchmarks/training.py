@@ -26,7 +26,7 @@ from maxmatch.model.inputs import FeatureReader
 from maxmatch.model.text import word_tokenizer, wordpiece_tokenizer
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
-from maxmatch.training.graph import RecordedSteps, Step, can_record, padded
+from maxmatch.training.graph import RecordedSteps, TrainStep, can_record, padded
 from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
 from maxmatch.training.step import criterion_for, updating
 
@@ -98,7 +98,7 @@ def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> It
             yield batch
 
 
-def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[Step, Any]:
+def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[TrainStep, Any]:
     groups = parameter_groups(model, recipe.train)
     adam = optimiser(groups, recipe.train)
     scaler = torch.amp.GradScaler(device, enabled=False)
@@ -121,7 +121,7 @@ def measure(name: str, images: int, steps: int) -> None:
     floor = counter.get_total_flops() / matmul_rate(device)
     features = not hasattr(model.tower("image").encoder, "backbone")
     recorded = features and can_record(recipe.train, recipe.objective.negatives, torch.device(device))
-    ways: dict[str, Step] = {"plain": step}
+    ways: dict[str, TrainStep] = {"plain": step}
     if recorded:
         _check_recording(recipe, _split(2 * recipe.train.batch_size), device, epoch)
         ways["recorded"] = RecordedSteps(step)

@@ -17,7 +17,7 @@ from maxmatch.model.config import (
     ResNeXtBackbone,
     SetPrediction,
     TimmBackbone,
-    Tower,
+    TowerConfig,
     Transformer,
 )
 from maxmatch.model.encoders import ResNeXt
@@ -28,7 +28,7 @@ HEAD = SetPrediction(heads=2, head_width=8)
 
 
 def one_tower(encoder, name="image", **more):
-    return ModelConfig(width=D, towers={name: Tower(encoder=encoder, head=HEAD, **more)})
+    return ModelConfig(width=D, towers={name: TowerConfig(encoder=encoder, head=HEAD, **more)})
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -106,8 +106,8 @@ def test_of_clip_each_tower_takes_its_half(tmp_path):
     clip.save_pretrained(tmp_path)
     backbone = HuggingFaceBackbone(pretrained=str(tmp_path))
     towers = {
-        "image": Tower(encoder=Conv(backbone=backbone, pixels=Pixels(size=32)), head=HEAD),
-        "text": Tower(encoder=Transformer(backbone=backbone), head=HEAD),
+        "image": TowerConfig(encoder=Conv(backbone=backbone, pixels=Pixels(size=32)), head=HEAD),
+        "text": TowerConfig(encoder=Transformer(backbone=backbone), head=HEAD),
     }
     tokenizers = {"text": train_wordpiece_tokenizer(["a dog"], 60, max_length=20)}
     model = build_model(ModelConfig(width=D, towers=towers), tokenizers)

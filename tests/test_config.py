@@ -15,7 +15,7 @@ from maxmatch.model.config import (
     Region,
     SetPrediction,
     SimilarityName,
-    Tower,
+    TowerConfig,
 )
 from maxmatch.model.presets import PRESETS
 
@@ -110,7 +110,7 @@ def test_a_backbone_says_what_it_is():
 
 
 def test_unequal_set_sizes_and_a_partial_pairing_are_allowed():
-    towers = {"image": Tower(encoder=Region(), set_size=3), "text": Tower(encoder=Region(), set_size=2)}
+    towers = {"image": TowerConfig(encoder=Region(), set_size=3), "text": TowerConfig(encoder=Region(), set_size=2)}
     config = ModelConfig(towers=towers, pairing=[1, -1, 0], pairing_stability=0.9)
     assert config.pairing == [1, -1, 0]
 

@@ -18,7 +18,7 @@ from maxmatch.data.features import FeatureStore, FeatureWriter, with_features
 from maxmatch.data.feed import MappedFeed
 from maxmatch.data.formats import folder, karpathy, precomp
 from maxmatch.data.load import load_data, read_dataset
-from maxmatch.data.sampler import Plan
+from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.encoding import readers_for
 from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.recipe.schema import Data
@@ -186,7 +186,7 @@ def test_the_rest_of_a_model_trains_on_what_was_stored_as_on_the_pictures(data, 
         readers = readers_for(model, dataset.split("train"))
         assert isinstance(readers[IMAGE], kind)
         feed = MappedFeed(dataset.split("train"), readers, "cpu", workers=0)
-        [batch] = feed.batches([Plan(np.arange(5), None)])
+        [batch] = feed.batches([BatchPlan(np.arange(5), None)])
         batches.append(model(IMAGE, *batch.inputs[IMAGE]).vectors)
     torch.testing.assert_close(batches[1], batches[0])
 

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from maxmatch.core.manifest import problems
 from maxmatch.losses import objective
-from maxmatch.model.config import ModelConfig, Region, Tower
+from maxmatch.model.config import ModelConfig, Region, TowerConfig
 from maxmatch.model.presets import PRESETS
-from maxmatch.recipe.schema import Data, Model, Objective, Recipe, Train
+from maxmatch.recipe.schema import Data, ModelSection, Objective, Recipe, Train
 
 TRAIN = {"epochs": 2, "batch_size": 8, "lr": 1e-3}
 BERT = {"model": {"preset": "region_bert"}, "data": {"tokenizer": "pretrained"}}
@@ -63,13 +63,15 @@ def test_inference_is_by_the_similarity_of_training_unless_said_otherwise():
 
 
 def test_a_preset_resolves_with_its_options_and_the_similarity():
-    model = Model(preset="region_bigru", options={"set_size": 2, "head": "pie"}, similarity="chamfer")
+    model = ModelSection(preset="region_bigru", options={"set_size": 2, "head": "pie"}, similarity="chamfer")
     expected = PRESETS["region_bigru"](set_size=2, head="pie").model_copy(update={"similarity": "chamfer"})
     assert model.resolved() == expected
 
 
 def test_a_whole_config_resolves_to_itself():
-    config = ModelConfig(width=8, towers={"image": Tower(encoder=Region()), "audio": Tower(encoder=Region())})
+    config = ModelConfig(
+        width=8, towers={"image": TowerConfig(encoder=Region()), "audio": TowerConfig(encoder=Region())}
+    )
     whole = recipe(model={"config": config.model_dump()}, objective={"pairs": [["image", "audio"]]})
     assert whole.model.resolved() == config
     assert whole.objective.pairs == (("image", "audio"),)
@@ -172,15 +174,15 @@ def test_a_config_and_a_preset_exclude_each_other():
 def test_the_similarity_of_a_config_counts_unless_the_recipe_says_another():
     config = {**PRESETS["region_bigru"]().model_dump(), "similarity": "mil"}
     for given in (config, ModelConfig.model_validate(config)):
-        inherited = Model(config=given)
+        inherited = ModelSection(config=given)
         assert (inherited.similarity, inherited.resolved().similarity) == ("mil", "mil")
     alpha = {**config, "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4}}
     for said in ({}, {"similarity": "smooth_chamfer"}):
-        assert Model(config=alpha, **said).resolved().similarity_options == {"alpha": 4}
-    assert Model(config=alpha, similarity="mil").resolved().similarity_options == {}
-    other = Model(config=alpha, similarity_options={"alpha": 5})
+        assert ModelSection(config=alpha, **said).resolved().similarity_options == {"alpha": 4}
+    assert ModelSection(config=alpha, similarity="mil").resolved().similarity_options == {}
+    other = ModelSection(config=alpha, similarity_options={"alpha": 5})
     assert other.config.similarity_options == other.resolved().similarity_options == {"alpha": 5}
-    own = Model(config=config, similarity="chamfer")
+    own = ModelSection(config=config, similarity="chamfer")
     assert (own.similarity, own.config.similarity, own.resolved().similarity) == ("chamfer",) * 3
 
 
@@ -192,10 +194,10 @@ def test_options_of_a_similarity_are_those_of_its_function():
         for option in ("alpha", "k"):
             model = {"preset": "region_bigru", "similarity": name, "similarity_options": {option: 3}}
             if option in theirs:
-                assert Model.model_validate(model).similarity_options == {option: 3}
+                assert ModelSection.model_validate(model).similarity_options == {option: 3}
             else:
                 with pytest.raises(ValidationError, match="takes"):
-                    Model.model_validate(model)
+                    ModelSection.model_validate(model)
         assert theirs <= {"alpha", "k"}
 
 
@@ -208,7 +210,7 @@ def test_inference_takes_the_options_of_training_for_the_similarity_of_training_
 
 
 def test_the_count_of_top_k_stays_a_whole_number():
-    options = Model(preset="region_bigru", similarity="top_k", similarity_options={"k": 3}).similarity_options
+    options = ModelSection(preset="region_bigru", similarity="top_k", similarity_options={"k": 3}).similarity_options
     assert isinstance(options["k"], int)
 
 

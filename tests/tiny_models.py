@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from maxmatch.model.build import build_model
-from maxmatch.model.config import ModelConfig, Region, SetPrediction, Tower
+from maxmatch.model.config import ModelConfig, Region, SetPrediction, TowerConfig
 from maxmatch.model.presets import PRESETS
 from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
 
@@ -60,7 +60,7 @@ def tiny_model(name, seed=0, **more):
 def with_audio(config):
     """A third tower, over sequences of features."""
     head = SetPrediction(heads=2, head_width=8)
-    audio = Tower(encoder=Region(feature_width=5, ordered=True), head=head, set_size=3)
+    audio = TowerConfig(encoder=Region(feature_width=5, ordered=True), head=head, set_size=3)
     return ModelConfig(width=config.width, towers={**config.towers, "audio": audio})
 
 

@@ -9,7 +9,7 @@ from made_data import features, split
 from PIL import Image
 from sample_splits import picture, sample_splits, split_of
 
-from maxmatch.data.check import Finding, Spread, check
+from maxmatch.data.check import DataFinding, Spread, check
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Split
 from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, stored, tables, webdataset
 
@@ -182,7 +182,7 @@ def test_an_option_that_the_format_does_not_take_is_refused(tmp_path):
 
 def test_problems_that_differ_in_names_and_numbers_are_of_one_kind(tmp_path):
     kinds = {
-        Finding("note", Problem(tmp_path, what, "Mend it.")).kind
+        DataFinding("note", Problem(tmp_path, what, "Mend it.")).kind
         for what in (
             "image 'a.png' of the split 'train': 5 words (cut, at 7)",
             "image \"a's.png\" of the split 'val': 1,234 words (open)",

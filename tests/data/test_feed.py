@@ -24,7 +24,7 @@ from feeding import (
 from tiny_models import tiny_model
 
 from maxmatch.data.dataset import Split
-from maxmatch.data.sampler import Plan
+from maxmatch.data.sampler import BatchPlan
 from maxmatch.losses import triplet
 from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.inputs import FeatureReader
@@ -216,6 +216,6 @@ def test_global_random_numbers_are_left_alone(make):
 @FEEDS
 def test_a_plan_without_a_seed_has_all_captions_and_leaves_nothing_out(make):
     split, readers = feature_split("store"), feature_readers()
-    wanted = [Plan(plan.groups, None) for plan in plans(split)]
+    wanted = [BatchPlan(plan.groups, None) for plan in plans(split)]
     feed = make(split, readers, captions=1, drop={"image": 0.5, "text": 0.5})
     assert_all_same(feed.batches(wanted), [by_hand(split, readers, plan.groups) for plan in wanted])

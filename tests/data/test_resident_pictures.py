@@ -10,12 +10,12 @@ from maxmatch.data.augment import RandomCrop, RandomMirror
 from maxmatch.data.dataset import Split
 from maxmatch.data.device_feed import ResidentFeed, cut_out
 from maxmatch.data.feed import MappedFeed
-from maxmatch.data.sampler import Plan
+from maxmatch.data.sampler import BatchPlan
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import PixelReader
 
 COLOURS = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
-EVERYTHING = [Plan(np.arange(12), None)]
+EVERYTHING = [BatchPlan(np.arange(12), None)]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import torch
 
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.metrics import Gallery
+from maxmatch.evaluation.metrics import SearchRanks
 
 torch.set_num_threads(1)
 
@@ -26,4 +26,4 @@ def split_of(images=20, captions=3, size=4, width=6, seed=0, noise=0.7):
 
 def gallery_of(i2t, t2i, image_groups, text_groups):
     ranks = [Ranks(torch.tensor(some), torch.zeros(len(some), dtype=torch.long)) for some in (i2t, t2i)]
-    return Gallery(*ranks, torch.tensor(image_groups), torch.tensor(text_groups))
+    return SearchRanks(*ranks, torch.tensor(image_groups), torch.tensor(text_groups))

@@ -9,7 +9,7 @@ from made_splits import split_of
 
 from maxmatch.evaluation import metrics as eccv
 from maxmatch.evaluation import runs
-from maxmatch.evaluation.metrics import Member, Scores, averaged, search
+from maxmatch.evaluation.metrics import EvaluatedModel, Scores, averaged, search
 
 IMAGES = 50
 
@@ -128,7 +128,7 @@ def test_without_the_package_the_cure_is_one_line(monkeypatch):
 
 
 def test_a_missing_package_or_other_ids_are_noted_and_the_rest_is_measured(monkeypatch):
-    member = Member("a", split_of(20))
+    member = EvaluatedModel("a", split_of(20))
     lines, notes = runs.measure([[member]], draws=0, fold_size=4)
     assert lines[0].result.figures["coco_1k_rsum"] > 0
     (note,) = notes

@@ -7,7 +7,7 @@ import torch
 from made_splits import split_of, unit
 
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.metrics import Member, Scores, averaged, evaluate, search
+from maxmatch.evaluation.metrics import EvaluatedModel, Scores, averaged, evaluate, search
 
 
 def fixed(scores, height=None):
@@ -116,7 +116,7 @@ def test_a_fold_that_lost_all_its_images_is_refused():
 @pytest.mark.parametrize("similarity", ["maxmatch", "mil"])
 def test_a_result_has_its_figures_its_kind_and_whether_the_sets_collapse(similarity):
     split = split_of(images=30, captions=2)
-    result = evaluate([Member("mine", split, similarity)])
+    result = evaluate([EvaluatedModel("mine", split, similarity)])
     assert (result.name, result.kind, result.similarity) == ("mine", "single", similarity)
     assert list(result.galleries) == [""]
     assert result.figures["rsum"] > 300
@@ -125,7 +125,7 @@ def test_a_result_has_its_figures_its_kind_and_whether_the_sets_collapse(similar
 
 
 def test_one_caption_only_is_found():
-    figures = evaluate([Member("one", split_of(images=1, captions=1))]).figures
+    figures = evaluate([EvaluatedModel("one", split_of(images=1, captions=1))]).figures
     assert figures["rsum"] == 600
     assert figures["i2t_mean_rank"] == figures["t2i_median_rank"] == 1
 
@@ -134,7 +134,7 @@ def test_collapsed_sets_find_nothing_and_every_query_ties():
     same = unit(1, 1, 8).expand(40, 4, 8)
     groups = torch.arange(40)
     figures = evaluate(
-        [Member("same", EncodedSplit({"image": same, "text": same}, dict.fromkeys(("image", "text"), groups)))]
+        [EvaluatedModel("same", EncodedSplit({"image": same, "text": same}, dict.fromkeys(("image", "text"), groups)))]
     ).figures
     assert figures["rsum"] == 0
     assert figures["i2t_ties"] == figures["t2i_ties"] == 40
@@ -146,8 +146,11 @@ def test_the_name_of_a_similarity_tells_its_options():
     from maxmatch.matching.similarity import with_options
 
     split = split_of(images=2)
-    assert similarity_name(Member("", split, with_options("smooth_chamfer", {"alpha": 8}))) == "smooth_chamfer(alpha=8)"
-    assert similarity_name(Member("", split, with_options("mil", {}))) == "mil"
+    assert (
+        similarity_name(EvaluatedModel("", split, with_options("smooth_chamfer", {"alpha": 8})))
+        == "smooth_chamfer(alpha=8)"
+    )
+    assert similarity_name(EvaluatedModel("", split, with_options("mil", {}))) == "mil"
 
 
 def test_an_image_that_was_left_out_at_the_end_changes_no_protocol():
@@ -155,9 +158,9 @@ def test_an_image_that_was_left_out_at_the_end_changes_no_protocol():
     kept = EncodedSplit(
         dict.fromkeys(("image", "text"), sets[:9]), dict.fromkeys(("image", "text"), groups[:9]), notes={"groups": 10}
     )
-    assert set(evaluate([Member("m", kept, "maxmatch")], fold_size=2).galleries) == {"coco_1k_", "coco_5k_"}
+    assert set(evaluate([EvaluatedModel("m", kept, "maxmatch")], fold_size=2).galleries) == {"coco_1k_", "coco_5k_"}
     unknown = EncodedSplit(kept.sets, kept.groups)
-    assert set(evaluate([Member("m", unknown, "maxmatch")], fold_size=2).galleries) == {""}
+    assert set(evaluate([EvaluatedModel("m", unknown, "maxmatch")], fold_size=2).galleries) == {""}
 
 
 def unit_sets_of(count):

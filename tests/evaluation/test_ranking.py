@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference_ranking import assert_agrees
 from torch import Tensor
 
-from maxmatch.evaluation.ranking import Part, ranks_both_ways, ranks_of_parts
+from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -214,7 +214,7 @@ def test_parts_rank_as_if_they_were_alone_in_blocks_of_any_height(height: int, v
     generator = torch.Generator().manual_seed(height)
     row_groups, column_groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
     scores = torch.randint(values, (12, 36), generator=generator).float()
-    parts = [Part(slice(0, 12), slice(0, 36)), Part(slice(0, 5), slice(0, 15)), Part(slice(3, 12), slice(9, 36))]
+    parts = [Fold(slice(0, 12), slice(0, 36)), Fold(slice(0, 5), slice(0, 15)), Fold(slice(3, 12), slice(9, 36))]
     found = ranks_of_parts(lambda rows: scores[rows], height, row_groups, column_groups, parts)
     for part, sides in zip(parts, found, strict=True):
         alone = scores[part.rows, part.columns], row_groups[part.rows], column_groups[part.columns]
@@ -232,7 +232,7 @@ def test_blocks_are_asked_for_twice_and_a_single_one_once() -> None:
             starts.append(rows.start)
             return scores[rows]
 
-        ranks_of_parts(block, height, groups, groups, [Part(slice(0, 10), slice(0, 10))])
+        ranks_of_parts(block, height, groups, groups, [Fold(slice(0, 10), slice(0, 10))])
         assert starts == asked
 
 
@@ -240,4 +240,4 @@ def test_scores_that_are_no_numbers_in_any_block_are_refused() -> None:
     scores, groups = torch.randn(10, 10), torch.arange(10)
     scores[7, 2] = math.nan
     with pytest.raises(ValueError, match="NaN"):
-        ranks_of_parts(lambda rows: scores[rows], 3, groups, groups, [Part(slice(0, 10), slice(0, 10))])
+        ranks_of_parts(lambda rows: scores[rows], 3, groups, groups, [Fold(slice(0, 10), slice(0, 10))])

@@ -11,7 +11,7 @@ import torch
 from reference_ranking import assert_agrees, sorted_ranks
 from torch import Tensor
 
-from maxmatch.evaluation.ranking import Part, ranks_of_parts
+from maxmatch.evaluation.ranking import Fold, ranks_of_parts
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_kernel_takes_minus_infinity_for_a_score_like_any_other(kernel_calls: li
 def test_kernel_ranks_parts_in_blocks(kernel_calls: list[tuple[int, ...]]) -> None:
     scores = torch.randint(4, (12, 36), generator=torch.Generator().manual_seed(0)).float()
     groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
-    parts = [Part(slice(0, 12), slice(0, 36)), Part(slice(3, 12), slice(9, 36))]
+    parts = [Fold(slice(0, 12), slice(0, 36)), Fold(slice(3, 12), slice(9, 36))]
     found = ranks_of_parts(lambda rows: scores[rows], 5, *groups, parts)
     assert kernel_calls == [(5, 36), (2, 27), (5, 36), (5, 27), (2, 36), (2, 27)]
     for part, sides in zip(parts, found, strict=True):

@@ -5,7 +5,7 @@ import json
 import pytest
 from made_splits import split_of
 
-from maxmatch.evaluation.metrics import Member
+from maxmatch.evaluation.metrics import EvaluatedModel
 from maxmatch.evaluation.paper import tables
 from maxmatch.evaluation.result_tables import render
 from maxmatch.evaluation.runs import PaperRow, as_data, extended_table, measure, paper_rows, rank_table, recall_table
@@ -16,7 +16,10 @@ PAPER = [PaperRow("MaxMatch", "Faster R-CNN + BERT", True, {"coco_5k_rsum": 452.
 @pytest.fixture(scope="module")
 def coco():
     """Two models and both together, measured as COCO is."""
-    members = [Member("one", split_of(20, seed=0, noise=1.5)), Member("two", split_of(20, seed=9, noise=2.5), "mil")]
+    members = [
+        EvaluatedModel("one", split_of(20, seed=0, noise=1.5)),
+        EvaluatedModel("two", split_of(20, seed=9, noise=2.5), "mil"),
+    ]
     lines, _ = measure([*([member] for member in members), members], draws=60, fold_size=4)
     return lines
 
@@ -67,7 +70,7 @@ def test_ranks_ties_and_collapse_have_a_table(coco):
 
 
 def test_plain_results_have_no_column_for_the_protocol_and_without_drawings_none_for_intervals():
-    lines, _ = measure([[Member("one", split_of(6))]], draws=0)
+    lines, _ = measure([[EvaluatedModel("one", split_of(6))]], draws=0)
     table = recall_table(lines)
     assert [column.name for column in table.columns][:4] == ["model", "kind", "similarity", "i2t_r1"]
     assert table.columns[-1].name == "rsum"

@@ -9,9 +9,9 @@ from small_runs import recipe_for, write_data
 from tiny_models import tiny_config, tokenizer_for
 
 from maxmatch.cli.main import main
-from maxmatch.evaluation.metrics import Member, Result
+from maxmatch.evaluation.metrics import EvaluatedModel, Result
 from maxmatch.evaluation.result_tables import render
-from maxmatch.evaluation.runs import Line, by_words, measure, words_data, words_table
+from maxmatch.evaluation.runs import ResultLine, by_words, measure, words_data, words_table
 from maxmatch.model.build import build_model
 from maxmatch.recipe.yaml_files import dump_recipe
 
@@ -28,7 +28,7 @@ def ranked(seed, images=20, folds=1):
 
 
 def line_of(name, galleries):
-    return Line(Result(name, "maxmatch", 1, {}, {"": galleries}))
+    return ResultLine(Result(name, "maxmatch", 1, {}, {"": galleries}))
 
 
 def queries(galleries, met):
@@ -89,7 +89,7 @@ def test_a_model_that_finds_nothing_has_no_ratio_and_one_side_alone_is_refused()
 
 
 def test_all_captions_together_have_the_recalls_of_the_whole_split():
-    lines, _ = measure([[Member("a", split_of(captions=[1, 2, 3, 4] * 5, noise=1.5))]], draws=0)
+    lines, _ = measure([[EvaluatedModel("a", split_of(captions=[1, 2, 3, 4] * 5, noise=1.5))]], draws=0)
     met = np.arange(50) % 3 == 0
     (ours,) = by_words(lines, met, draws=0)
     for name, value in ours.met.recalls.items():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from maxmatch.core.types import Ranks
-from maxmatch.evaluation.metrics import Gallery
+from maxmatch.evaluation.metrics import SearchRanks
 from maxmatch.evaluation.metrics import figures as figures_of
 from maxmatch.evaluation.result_tables import render
 from maxmatch.reproduce.compare import against_reference, write
@@ -27,7 +27,7 @@ def search_of(easy, seed, images=40, captions=2):
         torch.from_numpy(np.where(generator.random(len(side)) < easy, 1, generator.integers(1, 21, len(side))))
         for side in groups
     ]
-    return Gallery(*(Ranks(side, torch.zeros_like(side)) for side in ranks), *groups)
+    return SearchRanks(*(Ranks(side, torch.zeros_like(side)) for side in ranks), *groups)
 
 
 def finish(job, search, split="test"):

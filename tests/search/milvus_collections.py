@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from maxmatch.search.engine import Place
+from maxmatch.search.engine import Location
 from maxmatch.search.engines.milvus import FILE, Server, make_collection
 
 
@@ -11,9 +11,9 @@ class Recycling:
     """In place of `make_collection`, for indexes without wishes of their own."""
 
     def __init__(self) -> None:
-        self.made: dict[str, Place] = {}
+        self.made: dict[str, Location] = {}
 
-    def __call__(self, place: Place, server: Server, client: Any) -> str:
+    def __call__(self, place: Location, server: Server, client: Any) -> str:
         for name, old in self.made.items():
             if not old.folder.exists() and (old.width, old.settings) == (place.width, place.settings):
                 rows = client.query(name, filter="draw >= 0", output_fields=["id"], consistency_level="Strong")

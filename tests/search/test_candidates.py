@@ -7,7 +7,7 @@ import pytest
 from made_sets import ENGINES, aligned_sets, unit_sets
 
 from maxmatch import SetIndex, score_matrix, top_hits
-from maxmatch.search.engine import Place
+from maxmatch.search.engine import Location
 from maxmatch.search.engines.lance import cache_bytes
 from maxmatch.search.rerank import Settings, settings_for
 from maxmatch.search.verify import measure, standard_error, wilson
@@ -241,7 +241,7 @@ def test_settings_are_as_given_else_as_measured_else_usual(index):
 
 
 def test_an_index_over_vectors_of_any_size_fits_into_its_cache(tmp_path):
-    place = Place(tmp_path, width=8)
+    place = Location(tmp_path, width=8)
     assert cache_bytes(place) == 512 * 2**20
     files = tmp_path / "items.lance" / "_indices" / "one"
     files.mkdir(parents=True)

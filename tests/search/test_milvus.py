@@ -12,7 +12,7 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex, top_hits
-from maxmatch.search.engine import Place
+from maxmatch.search.engine import Location
 from maxmatch.search.engines import milvus
 from maxmatch.search.engines.milvus import (
     FILE,
@@ -165,7 +165,7 @@ def test_a_collection_of_another_form_is_refused(index, settings, tmp_path, milv
         SetIndex.open(tmp_path / "copy")
     with pytest.raises(ValueError, match="there is a collection foreign already"):
         make_collection(
-            Place(tmp_path, 16, settings={**settings, "collection": "foreign"}), index.engine.server, client
+            Location(tmp_path, 16, settings={**settings, "collection": "foreign"}), index.engine.server, client
         )
     client.drop_collection("foreign")
 
@@ -174,7 +174,7 @@ def test_what_a_killed_create_has_left_is_dropped(index, settings, tmp_path):
     client = index.engine.client
     (tmp_path / FILE).write_text('{"collection": "left"}')
     client.create_collection("left", schema=_schema(index.engine.place, client))
-    name = make_collection(Place(tmp_path, 16, settings=settings), index.engine.server, client)
+    name = make_collection(Location(tmp_path, 16, settings=settings), index.engine.server, client)
     there = client.list_collections()
     assert "left" not in there
     assert name in there
@@ -248,8 +248,8 @@ def test_half_precision_is_kept_as_such_where_the_server_can(version, half):
         def get_server_version(self):
             return version
 
-    assert keeps_half(Place(Path(), 8, "float16"), Client()) is half
-    assert not keeps_half(Place(Path(), 8, "float32"), Client())
+    assert keeps_half(Location(Path(), 8, "float16"), Client()) is half
+    assert not keeps_half(Location(Path(), 8, "float32"), Client())
 
 
 def test_not_stands_before_exists_alone():

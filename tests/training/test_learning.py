@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_runs import ended, recipe_for, start, without_dropout, write_data
 
-from maxmatch.data.sampler import Plan
+from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.encoding import encode_split, in_order
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import list_recipes, load_recipe
@@ -54,7 +54,7 @@ def overfitted(recipe):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     step = updating(model, groups, adam, scaler, criterion_for(recipe, AT_LAST), clip=1.0)
     (plan,) = in_order(ITEMS, ITEMS)
-    (batch,) = parts.feed.batches([Plan(plan.groups, 0)])
+    (batch,) = parts.feed.batches([BatchPlan(plan.groups, 0)])
     for number in range(1, MOST_STEPS + 1):
         step(batch, number)
         if not number % 10:

@@ -13,10 +13,10 @@ from maxmatch.recipe.schema import Train
 from maxmatch.training.optim import (
     Group,
     clip_gradients,
-    course,
     freeze_for,
     optimiser,
     parameter_groups,
+    schedule_factor,
     set_learning_rates,
 )
 
@@ -26,7 +26,7 @@ def train_with(**options):
 
 
 def rates(train, steps_per_epoch=5):
-    return [course(train, step, steps_per_epoch) for step in range(train.epochs * steps_per_epoch)]
+    return [schedule_factor(train, step, steps_per_epoch) for step in range(train.epochs * steps_per_epoch)]
 
 
 def test_the_step_schedule_multiplies_every_so_many_epochs():

@@ -9,7 +9,7 @@ from small_runs import recipe_for, write_data, write_pictures
 
 from maxmatch.data.features import FeatureWriter, StoreInfo
 from maxmatch.data.load import load_data, read_dataset
-from maxmatch.data.sampler import Plan
+from maxmatch.data.sampler import BatchPlan
 from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import Processes
@@ -156,7 +156,7 @@ def test_scenes_are_generated_where_there_are_none(tmp_path):
 
 def test_pictures_are_cropped_for_training_only_and_not_where_the_recipe_says_so(pictures):
     def first_batch(feed, seed):
-        (batch,) = feed.batches([Plan(np.arange(3), seed)])
+        (batch,) = feed.batches([BatchPlan(np.arange(3), seed)])
         return batch.inputs["image"].values
 
     cropped, _ = prepared(recipe_for(pictures, "resnet152_bigru", workers=0))
@@ -173,7 +173,7 @@ def test_pictures_are_mirrored_without_a_crop_too(tmp_path):
         noise = np.random.default_rng(number).integers(0, 256, (72, 72, 3), np.uint8)
         Image.fromarray(noise).save(data / f"{number}.png")
     parts, _ = prepared(recipe_for(data, "resnet152_bigru", workers=0, crop_scale=None, flip=True))
-    plans = [Plan(np.arange(3), seed) for seed in (None, *range(8))]
+    plans = [BatchPlan(np.arange(3), seed) for seed in (None, *range(8))]
     straight, *seen = (batch.inputs["image"].values for batch in parts.feed.batches(plans))
     turned = [torch.equal(one, other.flip(2)) for batch in seen for one, other in zip(batch, straight, strict=True)]
     same = [torch.equal(one, other) for batch in seen for one, other in zip(batch, straight, strict=True)]

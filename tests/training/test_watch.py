@@ -146,7 +146,7 @@ def stuck_until_cured(recipe, epoch, losses, steps):
     """In the second epoch, as long as there is no contrastive term."""
     if recipe.objective.con_weight or epoch != 1:
         return None
-    return diagnostics.Trouble("stuck", "It stands still.", "Push.", ("objective.con_weight=0.2", "train.lr=1e-3"))
+    return diagnostics.Diagnosis("stuck", "It stands still.", "Push.", ("objective.con_weight=0.2", "train.lr=1e-3"))
 
 
 KILLS = {
@@ -296,4 +296,6 @@ def test_a_model_that_has_learned_is_worth_going_back_to(tmp_path):
 
 def _late(recipe, epoch, losses, steps):
     cured = recipe.objective.gd_weight
-    return None if cured or epoch < 3 else diagnostics.Trouble("stuck", "Late.", "Cure.", ("objective.gd_weight=0.1",))
+    return (
+        None if cured or epoch < 3 else diagnostics.Diagnosis("stuck", "Late.", "Cure.", ("objective.gd_weight=0.1",))
+    )

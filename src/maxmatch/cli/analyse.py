@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.cli.models_and_data import Source
+    from maxmatch.cli.models_and_data import ModelSource
     from maxmatch.evaluation.analysis import Analysis
 
 
@@ -54,7 +54,7 @@ def analyse(
     from maxmatch.cli.models_and_data import choose_split, data_of, divide
     from maxmatch.core.devices import chosen_device
     from maxmatch.data.load import load_data
-    from maxmatch.evaluation.report.make_report import Wanted, check_installed, make_report, refuse_foreign
+    from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
     from maxmatch.matching.similarity import SIMILARITIES
     from maxmatch.model.encoder import SetEncoder
 
@@ -88,7 +88,7 @@ def analyse(
             part,
             visible.split(name),
             folder,
-            Wanted(similarity, examples, projection, seed, batch_size),
+            ReportOptions(similarity, examples, projection, seed, batch_size),
             title=source.name,
             facts={"model": source.path, "data": str(dataset.path), "split": name},
             run=Path(source.path).parent,
@@ -135,7 +135,7 @@ def summary(found: "Analysis") -> str:
     return "\n".join(f"{name:<36}{value:>9}   {note}" for name, value, note in lines)
 
 
-def _folder(source: "Source") -> Path:
+def _folder(source: "ModelSource") -> Path:
     """Where a report goes that was given no place: into the run, or here."""
     if source.recipe is not None:
         return Path(source.path).parent / "analysis"

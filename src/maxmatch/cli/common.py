@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from maxmatch.model.encoder import SetEncoder
-    from maxmatch.model.identity import Model
+    from maxmatch.model.identity import AnyModel
     from maxmatch.search.set_index import SetIndex
 
 
@@ -93,7 +93,7 @@ def going_on(what: object) -> Iterator[None]:
 
 # The model that a command names, on the device that it is to work on.
 
-Loaded = TypeVar("Loaded", bound="Model")
+Loaded = TypeVar("Loaded", bound="AnyModel")
 Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
     Runtime,
@@ -104,7 +104,7 @@ RuntimeOption = Annotated[
 ]
 
 
-def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "Model":
+def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "AnyModel":
     """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs; else texts in NumPy, where
     it is a model of which that is known, and pictures as `load_model`. So torch, which takes longer to load than a
     search takes, is loaded for new photos only. A device other than the CPU is torch's.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.data.check import CheckReport, FeatureCounts, Finding, Level, Pictures, Spread
+    from maxmatch.data.check import CheckReport, DataFinding, FeatureCounts, Level, Pictures, Spread
 
 
 # `maxmatch data check`: what is in a data set, what is wrong with it, and what to do about it.
@@ -123,7 +123,7 @@ def _features(features: "FeatureCounts") -> str:
     )
 
 
-def _kind(title: str, findings: Sequence["Finding"], show_all: bool) -> Iterator[str]:
+def _kind(title: str, findings: Sequence["DataFinding"], show_all: bool) -> Iterator[str]:
     """Problems of one kind: the first few, how many more, and the cure."""
     shown = findings if show_all else findings[:_SHOWN]
     cures = {finding.problem.cure for finding in shown}

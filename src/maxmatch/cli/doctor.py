@@ -152,10 +152,10 @@ def _imported(package: str) -> tuple[bool, str]:
 
 def _milvus(uri: str) -> Finding:
     """Whether a server answers, and which version it is."""
-    from maxmatch.search.engine import Place
+    from maxmatch.search.engine import Location
     from maxmatch.search.engines.milvus import server_of
 
-    place = Place(Path(), width=1, settings={"uri": uri, "timeout": 10})
+    place = Location(Path(), width=1, settings={"uri": uri, "timeout": 10})
     try:
         server = server_of(place)
         client = server.connect()

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from maxmatch.cli.common import bar, say
-from maxmatch.cli.models_and_data import Source, choose_split, data_of
+from maxmatch.cli.models_and_data import ModelSource, choose_split, data_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from maxmatch.data.dataset import Split
     from maxmatch.evaluation.encoding import EncodedSplit
-    from maxmatch.evaluation.metrics import Member
+    from maxmatch.evaluation.metrics import EvaluatedModel
     from maxmatch.evaluation.result_tables import Style
-    from maxmatch.evaluation.runs import Line, PaperRow
+    from maxmatch.evaluation.runs import PaperRow, ResultLine
 
 
 # The sets that models make of a split: read from files, or encoded from the data with a bar.
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EncodeOptions:
     """What is to be encoded, and how. data: where it is (None: a run knows); said: what else was said about it, by the
     keys of a recipe's `data`.
     """
@@ -38,7 +38,9 @@ class Wanted:
     workers: int | None = None
 
 
-def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[EncodedSplit], dict[str, Any]]":
+def encode_sources(
+    sources: Sequence[ModelSource], wanted: EncodeOptions
+) -> "tuple[list[EncodedSplit], dict[str, Any]]":
     """What each model made of the split, each item encoded once; and which data and split it is, where known."""
     from maxmatch.evaluation.encoding import load_encoded
 
@@ -71,7 +73,7 @@ def encode_sources(sources: Sequence[Source], wanted: Wanted) -> "tuple[list[Enc
     return [found[source.path] for source in sources], about
 
 
-def _encode(source: Source, split: "Split", about: dict[str, Any], wanted: Wanted) -> "EncodedSplit":
+def _encode(source: ModelSource, split: "Split", about: dict[str, Any], wanted: EncodeOptions) -> "EncodedSplit":
     """What a model makes of a split. What cannot be read is said and left out."""
     from maxmatch.core.devices import chosen_device
     from maxmatch.evaluation.encoding import encode_items
@@ -128,7 +130,11 @@ def asked_words(words: str | None, source: str | None) -> frozenset[str]:
 
 
 def captions_with(
-    words: frozenset[str], sources: Sequence[Source], data: str | None, said: dict[str, Any], encoded: "EncodedSplit"
+    words: frozenset[str],
+    sources: Sequence[ModelSource],
+    data: str | None,
+    said: dict[str, Any],
+    encoded: "EncodedSplit",
 ) -> "np.ndarray":
     """Which captions of the encoded split have any of the words, in its order."""
     import numpy as np
@@ -234,7 +240,7 @@ def evaluate(
     said = {
         key: str(value) if isinstance(value, Path) else value for key, value in options.items() if value is not None
     }
-    encoded, about = encode_sources(sources, Wanted(data, said, split, device, batch_size, workers))
+    encoded, about = encode_sources(sources, EncodeOptions(data, said, split, device, batch_size, workers))
     if save_sets is not None:
         save_encoded(encoded[0], save_sets.expanduser())
         say(f"{save_sets}: the sets are kept there")
@@ -296,24 +302,24 @@ def _pair(encoded: "EncodedSplit") -> tuple[str, str]:
 
 
 def _measured(
-    sources: "Sequence[Source]",
+    sources: "Sequence[ModelSource]",
     encoded: "Sequence[EncodedSplit]",
     names: list[str],
     ensemble: bool,
     protocol: Literal["auto", "plain", "coco"],
     draws: int,
-) -> "tuple[list[Line], list[str]]":
+) -> "tuple[list[ResultLine], list[str]]":
     """A line for each model and similarity, one for each ensemble; and what is to be said of them."""
-    from maxmatch.evaluation.metrics import Member
+    from maxmatch.evaluation.metrics import EvaluatedModel
     from maxmatch.evaluation.runs import measure
     from maxmatch.matching.similarity import with_options
 
-    def members(name: str | None) -> "list[Member]":
+    def members(name: str | None) -> "list[EvaluatedModel]":
         found = []
         for source, sets in zip(sources, encoded, strict=True):
             trained = sets.notes.get("similarity", "maxmatch")
             options = sets.notes.get("similarity_options", {}) if name in (None, trained) else {}
-            found.append(Member(source.name, sets, with_options(name or trained, options)))
+            found.append(EvaluatedModel(source.name, sets, with_options(name or trained, options)))
         return found
 
     asked: list[str | None] = [*names] or [None]
@@ -323,7 +329,7 @@ def _measured(
 
 
 def _paper(
-    label: str | None, sources: "Sequence[Source]", about: "dict[str, Any]", lines: "Sequence[Line]"
+    label: str | None, sources: "Sequence[ModelSource]", about: "dict[str, Any]", lines: "Sequence[ResultLine]"
 ) -> "tuple[list[PaperRow], list[str]]":
     """The paper's rows beside ours, and what is to be said of them."""
     from maxmatch.evaluation.runs import PaperRow, paper_rows
@@ -343,7 +349,7 @@ def _paper(
     return theirs, [f"paper: {named}, its RSUM the sum of its cells{elsewhere}"]
 
 
-def _shown(lines: "Sequence[Line]", theirs: "Sequence[PaperRow]", notes: list[str], style: "Style") -> str:
+def _shown(lines: "Sequence[ResultLine]", theirs: "Sequence[PaperRow]", notes: list[str], style: "Style") -> str:
     """The tables, notes below the last."""
     from maxmatch.evaluation.result_tables import render
     from maxmatch.evaluation.runs import extended_table, rank_table, recall_table

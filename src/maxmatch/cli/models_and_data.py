@@ -20,7 +20,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model as it was named, and where it lies. recipe: of a run, which says where its data is."""
 
     name: str
@@ -29,14 +29,14 @@ class Source:
     recipe: "Recipe | None" = None
 
 
-def divide(arguments: Sequence[str], say: Callable[[str], object]) -> tuple[list[Source], str | None]:
+def divide(arguments: Sequence[str], say: Callable[[str], object]) -> tuple[list[ModelSource], str | None]:
     """The models and the data: the last argument is the data, unless it is a model too."""
     data = arguments[-1] if len(arguments) > 1 and _source(arguments[-1]) is None else None
     found = []
     for argument in arguments if data is None else arguments[:-1]:
         source = _source(argument)
         if source is None and _HUB_NAME.fullmatch(argument) and not Path(argument).exists():
-            source = Source(argument, argument, "checkpoint")
+            source = ModelSource(argument, argument, "checkpoint")
         if source is None:
             raise ValueError(f"{argument}: no model. Expected {_MODELS}.")
         if source.recipe is not None:
@@ -45,7 +45,7 @@ def divide(arguments: Sequence[str], say: Callable[[str], object]) -> tuple[list
     return _with_short_names(found), data
 
 
-def _source(argument: str) -> Source | None:
+def _source(argument: str) -> ModelSource | None:
     """What an argument is, if it is a model."""
     from maxmatch.model.checkpoint import CONFIG
     from maxmatch.model.config import FORMAT
@@ -56,21 +56,21 @@ def _source(argument: str) -> Source | None:
             raise FileNotFoundError(f"{argument}: no such file. Write one with --save-sets.")
         if path.name == "model.safetensors" and (path.parent / CONFIG).is_file():
             raise ValueError(f"{argument}: the weights of a checkpoint. Give its folder: {path.parent}")
-        return Source(argument, str(path), "sets")
+        return ModelSource(argument, str(path), "sets")
     if (path / "recipe.yaml").is_file():
         from maxmatch.recipe.yaml_files import load_recipe
 
         if not (path / "best" / CONFIG).is_file():
             raise ValueError(f"{argument}: a run without best/: no epoch is done yet. Wait, or go on with --resume.")
-        return Source(argument, str(path / "best"), "checkpoint", load_recipe(path / "recipe.yaml"))
+        return ModelSource(argument, str(path / "best"), "checkpoint", load_recipe(path / "recipe.yaml"))
     if (path / CONFIG).is_file():
         ours = f'"{FORMAT}"' in (path / CONFIG).read_text(encoding="utf-8", errors="replace")
-        return Source(argument, str(path), "checkpoint") if ours else None
+        return ModelSource(argument, str(path), "checkpoint") if ours else None
     shipped = shipped_model(argument) if not path.exists() else None
-    return Source(argument, str(shipped), "checkpoint") if shipped is not None else None
+    return ModelSource(argument, str(shipped), "checkpoint") if shipped is not None else None
 
 
-def _with_short_names(sources: Sequence[Source]) -> list[Source]:
+def _with_short_names(sources: Sequence[ModelSource]) -> list[ModelSource]:
     """Their last names, where those are told apart by them; that of a run goes before best/ and last/."""
     paths = [Path(source.name).expanduser().absolute() for source in sources]
     short = [f"{path.parent.name}/{path.name}" if path.name in ("best", "last") else path.name for path in paths]
@@ -80,7 +80,7 @@ def _with_short_names(sources: Sequence[Source]) -> list[Source]:
     ]
 
 
-def data_of(sources: Sequence[Source], path: str | None) -> "Data":
+def data_of(sources: Sequence[ModelSource], path: str | None) -> "Data":
     """Where the data is: as said, or as the recipes of the runs say."""
     from maxmatch.recipe.schema import Data
 

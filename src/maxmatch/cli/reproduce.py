@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from maxmatch.evaluation.result_tables import Style
-    from maxmatch.reproduce.jobs import Job, Options, Plan
+    from maxmatch.reproduce.jobs import Job, Options, TablePlan
     from maxmatch.reproduce.sweep import Outcome
     from maxmatch.reproduce.targets import Target
 
@@ -104,7 +104,7 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[Plan]":
+def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[TablePlan]":
     """A plan for each target, in the order they were asked for. What is wrong is said before anything is trained."""
     from maxmatch.evaluation.report.make_report import check_plots
     from maxmatch.reproduce.jobs import plan
@@ -119,7 +119,7 @@ def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[Plan]":
     return plans
 
 
-def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str, style: "Style") -> None:
+def _show(plans: "Sequence[TablePlan]", outcomes: "dict[Path, Outcome]", device: str, style: "Style") -> None:
     """Write every table and draw every figure; print them, or where they are."""
     from maxmatch.cli.common import say
     from maxmatch.evaluation.result_tables import render
@@ -147,7 +147,7 @@ def _show(plans: "Sequence[Plan]", outcomes: "dict[Path, Outcome]", device: str,
         print(json.dumps(whole if len(plans) > 1 else whole[plans[0].target.name], indent=2))
 
 
-def _swept(plans: "Sequence[Plan]", at_once: int, device: str) -> "dict[Path, Outcome]":
+def _swept(plans: "Sequence[TablePlan]", at_once: int, device: str) -> "dict[Path, Outcome]":
     from maxmatch.cli.common import bar, say
     from maxmatch.reproduce.compare import make_data, one_line
     from maxmatch.reproduce.jobs import jobs_of

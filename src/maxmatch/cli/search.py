@@ -18,7 +18,7 @@ from maxmatch.cli.common import RuntimeOption, plain, say
 if TYPE_CHECKING:
     from PIL import Image
 
-    from maxmatch.model.identity import Model
+    from maxmatch.model.identity import AnyModel
     from maxmatch.search.engine import Hit
     from maxmatch.search.set_index import SetIndex
 
@@ -210,7 +210,7 @@ def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
 
 
 def _found(
-    index: "SetIndex", model: "Model", query: str, image: Path | None, k: int, where: str | None, exact: bool
+    index: "SetIndex", model: "AnyModel", query: str, image: Path | None, k: int, where: str | None, exact: bool
 ) -> "list[Hit]":
     from maxmatch.model.images import load_image
     from maxmatch.search.query import parse_query, search_parts

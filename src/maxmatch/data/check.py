@@ -41,7 +41,7 @@ _PARTICULARS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\([^()]*\)|0x
 
 
 @dataclass(frozen=True)
-class Finding:
+class DataFinding:
     """A problem, and how bad it is.
 
     error: the data cannot be used as it is: nothing can be read, or a file, a split or a picture is lost.
@@ -132,7 +132,7 @@ class CheckReport:
     vocabulary: Vocabulary | None = None
     pictures: Pictures | None = None
     features: Mapping[str, FeatureCounts] = field(default_factory=dict)
-    findings: Sequence[Finding] = ()
+    findings: Sequence[DataFinding] = ()
 
     @property
     def usable(self) -> bool:
@@ -164,7 +164,7 @@ _SAME = "Leave one of the two out, with its captions, unless both are meant."
 _LEAK = "Leave one of the two out: what is trained on cannot be tested on."
 
 
-class Seen(NamedTuple):
+class PictureFacts(NamedTuple):
     """What there is to know of a picture, or why there is nothing."""
 
     bytes: int = 0
@@ -175,7 +175,7 @@ class Seen(NamedTuple):
     error: str | None = None
 
 
-class Place(NamedTuple):
+class PictureLocation(NamedTuple):
     """A picture of a data set."""
 
     split: str
@@ -189,10 +189,10 @@ class Place(NamedTuple):
         return self.values[self.number]
 
 
-def places_of(splits: Mapping[str, Split]) -> list[Place]:
+def places_of(splits: Mapping[str, Split]) -> list[PictureLocation]:
     """All pictures, split by split."""
     return [
-        Place(name, image, split[IMAGE].values, number)
+        PictureLocation(name, image, split[IMAGE].values, number)
         for name, split in splits.items()
         if IMAGE in split.items
         for number, image in enumerate(split[IMAGE].ids)
@@ -232,7 +232,7 @@ def look_at_pictures(dataset: Dataset, say: Say, decode: bool, workers: int, adv
     )
 
 
-def look(place: Place, decode: bool) -> Seen:
+def look(place: PictureLocation, decode: bool) -> PictureFacts:
     """One picture. Whatever is wrong with it is said, never raised."""
     from PIL import Image
 
@@ -247,19 +247,21 @@ def look(place: Place, decode: bool) -> Seen:
             load_image(data if data is not None else value, at_least=1)  # a JPEG at an eighth, yet all of it is read
         size = len(data) if data is not None else Path(value).stat().st_size
     except FileNotFoundError:
-        return Seen(missing=True)
+        return PictureFacts(missing=True)
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
-        return Seen(error=_why(error))
-    return Seen(size, kind, width, height)
+        return PictureFacts(error=_why(error))
+    return PictureFacts(size, kind, width, height)
 
 
-def twins(seen: Sequence[tuple[Place, Seen]], workers: int) -> Iterator[tuple[Place, Place]]:
+def twins(
+    seen: Sequence[tuple[PictureLocation, PictureFacts]], workers: int
+) -> Iterator[tuple[PictureLocation, PictureLocation]]:
     """Pairs of pictures of the same content: by size first, for most differ in that."""
-    by_size: dict[int, list[Place]] = defaultdict(list)
+    by_size: dict[int, list[PictureLocation]] = defaultdict(list)
     for place, one in seen:
         by_size[one.bytes].append(place)
     suspects = [place for places in by_size.values() if len(places) > 1 for place in places]
-    firsts: dict[bytes, Place] = {}
+    firsts: dict[bytes, PictureLocation] = {}
     for place, digest in zip(suspects, in_order(_digest, suspects, workers), strict=True):
         if digest is not None and firsts.setdefault(digest, place) is not place:
             yield firsts[digest], place
@@ -282,7 +284,7 @@ def look_at_features(dataset: Dataset, split: str, say: Say, scan: bool, advance
     return FeatureCounts(rows.width, str(rows.array.dtype), Spread.of(counts), scan)
 
 
-def _problem(dataset: Dataset, place: Place, what: str, cure: str) -> Problem:
+def _problem(dataset: Dataset, place: PictureLocation, what: str, cure: str) -> Problem:
     """At the picture's own file, or, where it lies in another, with its id."""
     if isinstance(place.values, TarItems):
         return Problem(place.values.where(place.number), what, cure)
@@ -303,7 +305,7 @@ def _why(error: Exception) -> str:
     return f"not a readable picture ({reason(error)})"
 
 
-def _digest(place: Place) -> bytes | None:
+def _digest(place: PictureLocation) -> bytes | None:
     try:
         value = place.value
         return hashlib.sha256(value if isinstance(value, bytes) else Path(value).read_bytes()).digest()
@@ -334,9 +336,9 @@ class Collector:
         self.found.setdefault(problem, level)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[DataFinding]:
         """In the order in which they were found."""
-        return [Finding(level, problem) for problem, level in self.found.items()]
+        return [DataFinding(level, problem) for problem, level in self.found.items()]
 
 
 def check(

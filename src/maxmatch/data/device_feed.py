@@ -14,7 +14,7 @@ from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror, SizeAugmentation, crop_box
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.modality import FeatureSide, TextSide, Unreadable, log_unreadable, on_device, side_for
-from maxmatch.data.sampler import Plan, Selection
+from maxmatch.data.sampler import BatchPlan, Selection
 from maxmatch.model.images import Source
 from maxmatch.model.inputs import PixelReader, Reader
 
@@ -167,12 +167,12 @@ class ResidentFeed:
                 self.unreadable[item.modality, item.id] = reason
                 report(item)
 
-    def batches(self, plans: Iterable[Plan]) -> Iterator[Batch]:
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans."""
         for plan in plans:
             yield self._augment(self._batch(plan), plan.seed)
 
-    def _batch(self, plan: Plan) -> Batch:
+    def _batch(self, plan: BatchPlan) -> Batch:
         inputs, groups = {}, {}
         for modality, places in self._selection(plan).items():
             of = self._selection.groups[modality][places]

@@ -14,7 +14,7 @@ from maxmatch.data.dataset import IMAGE, Dataset, Problem, Report, refuse
 from maxmatch.data.features import FeatureWriter, StoreInfo
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
-from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, Tower
+from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
 from maxmatch.model.inputs import PixelReader
@@ -25,7 +25,7 @@ _HUGGING_FACE = "hf:"
 
 
 @dataclass(frozen=True)
-class Backbone:
+class FrozenBackbone:
     """What is run over the pictures."""
 
     encoder: ConvEncoder
@@ -33,7 +33,7 @@ class Backbone:
     name: str
 
 
-def load_backbone(model: str, device: torch.device | str = "cpu") -> Backbone:
+def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackbone:
     """The backbone of a model: a checkpoint's folder (its image tower), a preset by its name, with the weights that it
     names, or `hf:` and the name or folder of a vision model of Hugging Face.
     """
@@ -49,10 +49,10 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> Backbone:
     if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader):
         raise ValueError(f"model: {model} reads features, and has no backbone. Give a model that reads pictures.")
     assert loaded.config is not None
-    return Backbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
+    return FrozenBackbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
 
 
-def describe_store(backbone: Backbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
+def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
     """What a store of the backbone's features says about itself: the network, its weights, and what is done to pictures
     before.
     """
@@ -148,7 +148,7 @@ def _checked(cells: np.ndarray, image: str) -> np.ndarray:
 
 def _built(encoder: Any) -> SetEncoder:
     """A model of one tower, of which only the encoder is of use here."""
-    return build_model(ModelConfig(towers={IMAGE: Tower(encoder=encoder)}), seed=0)
+    return build_model(ModelConfig(towers={IMAGE: TowerConfig(encoder=encoder)}), seed=0)
 
 
 def _checkpoint(model: str) -> SetEncoder:

@@ -16,8 +16,8 @@ from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Augmentation, SizeAugmentation
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.device_feed import Progress, ResidentFeed
-from maxmatch.data.modality import Side, Unreadable, log_unreadable, side_for
-from maxmatch.data.sampler import Plan, Selection
+from maxmatch.data.modality import ModalityLoader, Unreadable, log_unreadable, side_for
+from maxmatch.data.sampler import BatchPlan, Selection
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
 
 # Feeding from the disk: worker processes read whole batches ahead, and the device copies them from pinned memory.
@@ -67,7 +67,7 @@ class MappedFeed:
             generator=torch.Generator(),  # workers get a seed from it, which would else come from the global generator
         )
 
-    def batches(self, plans: Iterable[Plan]) -> Iterator[Batch]:
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans. One such iterator at a time."""
         self._plans.current = plans
         for made in self._loader:
@@ -98,9 +98,9 @@ class _Made(NamedTuple):
 class _Plans:
     """What the loader iterates over: another sequence of plans each time, while its workers stay."""
 
-    current: Iterable[Plan] = ()
+    current: Iterable[BatchPlan] = ()
 
-    def __iter__(self) -> Iterator[Plan]:
+    def __iter__(self) -> Iterator[BatchPlan]:
         """The plans of this time."""
         return iter(self.current)
 
@@ -108,17 +108,17 @@ class _Plans:
 class _Maker(Dataset[_Made]):
     """Makes batches of plans; a copy of it lives in each worker."""
 
-    def __init__(self, selection: Selection, sides: Mapping[str, Side], items: Mapping[str, Items]) -> None:
+    def __init__(self, selection: Selection, sides: Mapping[str, ModalityLoader], items: Mapping[str, Items]) -> None:
         self.selection, self.sides, self.items = selection, sides, items
 
-    def __getitem__(self, plan: Plan) -> _Made:
+    def __getitem__(self, plan: BatchPlan) -> _Made:
         """The batch of a plan. A fault travels as a text: one that a worker raises costs seconds a worker to end it."""
         try:
             return self._make(plan)
         except Exception:
             return _Made(None, plan.seed, [], f"a batch could not be made.\n{format_exc()}")
 
-    def _make(self, plan: Plan) -> _Made:
+    def _make(self, plan: BatchPlan) -> _Made:
         places = self.selection(plan)
         inputs, unreadable, lost = {}, [], np.zeros(0, np.int64)
         for modality, side in self.sides.items():
@@ -177,7 +177,7 @@ class Feed(Protocol):
     unreadable: dict[tuple[str, str], str]
     """Modality and id of every item that could not be read so far, and the reason."""
 
-    def batches(self, plans: Iterable[Plan]) -> Iterator[Batch]:
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans."""
         ...
 

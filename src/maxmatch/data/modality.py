@@ -37,7 +37,7 @@ def log_unreadable(item: Unreadable) -> None:
 
 
 @runtime_checkable
-class Side(Protocol):
+class ModalityLoader(Protocol):
     """How the items of one modality are read."""
 
     def read(self, places: np.ndarray, seed: int | None) -> tuple[Inputs, dict[int, str]]:
@@ -165,7 +165,9 @@ def tokenised(texts: Sequence[str], reader: TextReader) -> TextSide:
     return TextSide(whole, np.concatenate([lengths for _, lengths in parts]) if parts else np.zeros(0, np.int64))
 
 
-def side_for(modality: str, split: Split, readers: Mapping[str, Reader], crops: Mapping[str, Augmentation]) -> Side:
+def side_for(
+    modality: str, split: Split, readers: Mapping[str, Reader], crops: Mapping[str, Augmentation]
+) -> ModalityLoader:
     """How a modality is read: as its reader says, which is that of the model's tower."""
     items, reader = split[modality], readers[modality]
     if modality in crops and not isinstance(reader, PixelReader):

@@ -11,7 +11,7 @@ from maxmatch.model.inputs import Reader, TextReader
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class BatchPlan:
     """What one batch is: the numbers of its groups, in order, and a seed for everything random about it.
 
     Without a seed nothing is: all captions, nothing left out, pictures as for evaluation.
@@ -60,13 +60,13 @@ class GroupSampler:
         """Batches in an epoch."""
         return self._count
 
-    def plans(self, epoch: int, start: int = 0) -> Iterator[Plan]:
+    def plans(self, epoch: int, start: int = 0) -> Iterator[BatchPlan]:
         """The batches of an epoch, from the one numbered `start` on."""
         order = np.argsort(random_words(self.size, self.seed, epoch), kind="stable")
         for step in range(start, len(self)):
             groups = order[step * self.batch_size : (step + 1) * self.batch_size]
             seed = int(random_words(1, self.seed, epoch, step, self.rank)[0] >> 1)  # torch's seeds have 63 bits
-            yield Plan(np.array_split(groups, self.world)[self.rank].copy(), seed)
+            yield BatchPlan(np.array_split(groups, self.world)[self.rank].copy(), seed)
 
     def advance(self) -> None:
         """A batch was used: on to the next, and after the last one to the next epoch."""
@@ -120,7 +120,7 @@ class Selection:
         self._starts = {modality: split[modality].starts for modality in readers}
         self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}
 
-    def __call__(self, plan: Plan) -> dict[str, np.ndarray]:
+    def __call__(self, plan: BatchPlan) -> dict[str, np.ndarray]:
         """The places of a batch's items, by modality; those of a group side by side, groups in the plan's order."""
         if plan.seed is None:
             return {modality: places_of(starts, plan.groups, None, 0) for modality, starts in self._starts.items()}

@@ -15,10 +15,10 @@ from maxmatch.evaluation.encoding import EncodedSplit, Paired, paired
 from maxmatch.evaluation.metrics import Pairing, chance, figures, log_circular_variance, slot_pairing
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.evaluation.slots import (
-    Answer,
     BetweenSets,
     BySlot,
     Elements,
+    SlotAnswer,
     WithinSets,
     between_sets,
     by_slot,
@@ -293,9 +293,9 @@ class Failure:
     id: str | None
     rank: int
     """Of the best true answer; ties count against us."""
-    right: Answer
+    right: SlotAnswer
     """The best true answer."""
-    wrong: list[Answer]
+    wrong: list[SlotAnswer]
     """The best of the wrong answers that stood above it or tied with it, best first."""
 
     @property
@@ -350,10 +350,10 @@ def _failure(scores: Tensor, data: Paired, query: int, rank: int, answers: int) 
     return Failure(query, data.name(0, query), rank, right, wrong)
 
 
-def _best(scores: Tensor, data: Paired, count: int, true: bool) -> list[Answer]:
+def _best(scores: Tensor, data: Paired, count: int, true: bool) -> list[SlotAnswer]:
     values, places = first_largest(scores[None], count)
     pairs = zip(places[0].tolist(), values[0].tolist(), strict=True)
-    return [Answer(place, data.name(1, place), score, true) for place, score in pairs]
+    return [SlotAnswer(place, data.name(1, place), score, true) for place, score in pairs]
 
 
 # All that can be said about a model's sets on a split, in numbers: what `maxmatch analyse` writes and draws.

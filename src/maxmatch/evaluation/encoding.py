@@ -18,7 +18,7 @@ from maxmatch.core.files import whole
 from maxmatch.data.dataset import Split
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.modality import Unreadable, log_unreadable
-from maxmatch.data.sampler import Plan
+from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
@@ -47,9 +47,9 @@ class EncodedSplit:
         return order[torch.searchsorted(rows[order], columns)]
 
 
-def in_order(size: int, batch_size: int) -> list[Plan]:
+def in_order(size: int, batch_size: int) -> list[BatchPlan]:
     """All groups, one after the other."""
-    return [Plan(np.arange(start, min(start + batch_size, size)), None) for start in range(0, size, batch_size)]
+    return [BatchPlan(np.arange(start, min(start + batch_size, size)), None) for start in range(0, size, batch_size)]
 
 
 def encode_split(

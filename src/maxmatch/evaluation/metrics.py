@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, one_hot
 from maxmatch.core.checks import NotFiniteError
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.ranking import Part, ranks_both_ways, ranks_of_parts
+from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.scoring import first_largest, score_matrix
 from maxmatch.matching.similarity import Similarity
@@ -164,14 +164,14 @@ def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) 
 #
 # Memory, beside the sets: `max_memory` for scores, and 1 GiB for the tiles at work, more on a large GPU.
 
-Pair = tuple[str, str]
-IMAGE_TEXT: Pair = ("image", "text")
+ModalityPair = tuple[str, str]
+IMAGE_TEXT: ModalityPair = ("image", "text")
 MAX_MEMORY = 2 * 2**30
 """Bytes that scores may take: COCO 5K takes a quarter of it."""
 
 
 @dataclass(frozen=True)
-class Member:
+class EvaluatedModel:
     """A model as it is evaluated: its name, what it made of a split, and the similarity its sets are compared by."""
 
     name: str
@@ -192,7 +192,9 @@ class Scores:
         return [slice(start, min(start + self.height, self.shape[0])) for start in range(0, self.shape[0], self.height)]
 
 
-def scores_of(members: Sequence[Member], pair: Pair = IMAGE_TEXT, max_memory: int = MAX_MEMORY) -> Scores:
+def scores_of(
+    members: Sequence[EvaluatedModel], pair: ModalityPair = IMAGE_TEXT, max_memory: int = MAX_MEMORY
+) -> Scores:
     """The scores of one model, or of an ensemble: the mean of its members' scores, who may differ in K and D.
 
     Members must hold the same items in the same order.
@@ -207,14 +209,14 @@ def scores_of(members: Sequence[Member], pair: Pair = IMAGE_TEXT, max_memory: in
     return Scores(lambda rows: held[rows], (height, width), max(height, 1))
 
 
-def _mean(members: Sequence[Member], pair: Pair, rows: slice) -> Tensor:
+def _mean(members: Sequence[EvaluatedModel], pair: ModalityPair, rows: slice) -> Tensor:
     total = _scores(members[0], pair, rows)
     for member in members[1:]:
         total += _scores(member, pair, rows).to(total.device)
     return total.div_(len(members)) if len(members) > 1 else total
 
 
-def _scores(member: Member, pair: Pair, rows: slice) -> Tensor:
+def _scores(member: EvaluatedModel, pair: ModalityPair, rows: slice) -> Tensor:
     a, b = (member.encoded.sets[name] for name in pair)
     try:
         return score_matrix(a[rows], b, member.similarity)
@@ -222,7 +224,7 @@ def _scores(member: Member, pair: Pair, rows: slice) -> Tensor:
         raise NotFiniteError(f"{member.name}: {_culprit(member.encoded, pair) or error}") from error
 
 
-def _culprit(encoded: EncodedSplit, pair: Pair) -> str | None:
+def _culprit(encoded: EncodedSplit, pair: ModalityPair) -> str | None:
     """The first item whose vectors are no numbers."""
     for name in pair:
         bad = ~torch.isfinite(encoded.sets[name]).flatten(1).all(1)
@@ -236,7 +238,7 @@ def _culprit(encoded: EncodedSplit, pair: Pair) -> str | None:
     return None
 
 
-def check_members(members: Sequence[Member], pair: Pair) -> None:
+def check_members(members: Sequence[EvaluatedModel], pair: ModalityPair) -> None:
     """Refuse what cannot be evaluated, and members of an ensemble that were not encoded from the same items."""
     assert members
     first = members[0]
@@ -251,7 +253,7 @@ def check_members(members: Sequence[Member], pair: Pair) -> None:
             _check_same(first, other, name)
 
 
-def _check_same(first: Member, other: Member, name: str) -> None:
+def _check_same(first: EvaluatedModel, other: EvaluatedModel, name: str) -> None:
     """The first difference between two members' items is named."""
     advice = "Encode both from the same split of the same data."
     splits = [member.encoded.notes.get("split") for member in (first, other)]
@@ -282,12 +284,12 @@ def _said(name: str | None) -> str:
 
 # From the sets of a split to results: the plain protocol, and COCO's of 1K and 5K; of one model or an ensemble.
 
-Protocol = Literal["auto", "plain", "coco"]
+ProtocolName = Literal["auto", "plain", "coco"]
 FOLDS, FOLD_SIZE = 5, 1000
 
 
 @dataclass(frozen=True)
-class Gallery:
+class SearchRanks:
     """One search: the ranks of all queries both ways, and the group that each query belongs to."""
 
     i2t: Ranks
@@ -304,7 +306,7 @@ class Result:
     similarity: str
     members: int
     figures: Mapping[str, float]
-    galleries: Mapping[str, Sequence[Gallery]]
+    galleries: Mapping[str, Sequence[SearchRanks]]
 
     @property
     def kind(self) -> str:
@@ -318,11 +320,11 @@ def kind_of(members: int) -> str:
 
 
 def evaluate(
-    members: Sequence[Member],
+    members: Sequence[EvaluatedModel],
     *,
     name: str | None = None,
-    pair: Pair = IMAGE_TEXT,
-    protocol: Protocol = "auto",
+    pair: ModalityPair = IMAGE_TEXT,
+    protocol: ProtocolName = "auto",
     max_memory: int = MAX_MEMORY,
     scores: Scores | None = None,
     fold_size: int = FOLD_SIZE,
@@ -342,7 +344,7 @@ def evaluate(
     return Result(name or " + ".join(member.name for member in members), similarity, len(members), found, galleries)
 
 
-def similarity_name(member: Member) -> str:
+def similarity_name(member: EvaluatedModel) -> str:
     """The name of a member's similarity, with its options."""
     if isinstance(member.similarity, str):
         return member.similarity
@@ -356,17 +358,17 @@ def search(
     scores: Scores,
     image_groups: Int[Tensor, " B"],
     text_groups: Int[Tensor, " C"],
-    protocol: Protocol = "auto",
+    protocol: ProtocolName = "auto",
     fold_size: int = FOLD_SIZE,
     size: int | None = None,
-) -> dict[str, list[Gallery]]:
+) -> dict[str, list[SearchRanks]]:
     """The ranks that a protocol asks for, by the prefix of its figures: "", or "coco_1k_" and "coco_5k_".
 
     size: how many groups the split has, where some may have been left out.
 
     COCO 1K: five folds of `fold_size` groups, as they follow each other; each fold is a search of its own.
     """
-    whole = Part(slice(0, len(image_groups)), slice(0, len(text_groups)))
+    whole = Fold(slice(0, len(image_groups)), slice(0, len(text_groups)))
     if chosen(protocol, image_groups, fold_size, size) == "plain":
         named = {"": [whole]}
     else:
@@ -374,13 +376,13 @@ def search(
     parts = [part for some in named.values() for part in some]
     ranks = iter(ranks_of_parts(scores.rows, scores.height, image_groups, text_groups, parts))
     return {
-        prefix: [Gallery(*next(ranks), image_groups[part.rows], text_groups[part.columns]) for part in some]
+        prefix: [SearchRanks(*next(ranks), image_groups[part.rows], text_groups[part.columns]) for part in some]
         for prefix, some in named.items()
     }
 
 
 def chosen(
-    protocol: Protocol, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE, size: int | None = None
+    protocol: ProtocolName, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE, size: int | None = None
 ) -> str:
     """The protocol that "auto" stands for: COCO's for its 5,000 images (some may have been left out), else plain."""
     size = int(image_groups.max()) + 1 if size is None else size
@@ -392,7 +394,7 @@ def chosen(
     return protocol if protocol != "auto" else "coco" if size == FOLDS * fold_size else "plain"
 
 
-def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Part]:
+def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Fold]:
     ends = torch.arange(FOLDS + 1, device=image_groups.device) * fold_size
     bounds = []
     for name, groups in (("images", image_groups), ("captions", text_groups)):
@@ -405,16 +407,16 @@ def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Pa
     for fold in range(FOLDS):
         if rows[fold] == rows[fold + 1]:
             raise ValueError(f"--protocol coco: all images of fold {fold + 1} were left out. Mend the data.")
-    return [Part(slice(*rows[fold : fold + 2]), slice(*columns[fold : fold + 2])) for fold in range(FOLDS)]
+    return [Fold(slice(*rows[fold : fold + 2]), slice(*columns[fold : fold + 2])) for fold in range(FOLDS)]
 
 
-def averaged(galleries: Sequence[Gallery]) -> dict[str, float]:
+def averaged(galleries: Sequence[SearchRanks]) -> dict[str, float]:
     """The mean of the galleries' figures, RSUM among them; ties are added up."""
     found = [figures(gallery.i2t, gallery.t2i) for gallery in galleries]
     return {key: sum(each[key] for each in found) / (1 if key.endswith("_ties") else len(found)) for key in found[0]}
 
 
-def collapse(member: Member, pair: Pair = IMAGE_TEXT) -> dict[str, float]:
+def collapse(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[str, float]:
     """Whether the sets of a model collapse: log circular variance of both sides, slots used, pairing stability."""
     images, texts = (member.encoded.sets[name] for name in pair)
     name = similarity_name(member).split("(")[0]

@@ -27,7 +27,7 @@ _TABLES = {  # by the label in the paper: file, what it shows
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportedRow:
     """One line of a table; of tab:5 one cell and what it stands for.
 
     figures are named as everywhere (`i2t_r1`, …, `rsum`, on COCO with `coco_1k_` or `coco_5k_` before them, and
@@ -60,11 +60,11 @@ class ReportedTable:
     label: str
     """As in the paper's source."""
     caption: str
-    rows: tuple[Row, ...]
+    rows: tuple[ReportedRow, ...]
 
     def find(
         self, method: str = OURS, group: str = "", *, ensemble: bool = False, slot: int | None = None
-    ) -> Row | None:
+    ) -> ReportedRow | None:
         """The one row of a method; group as printed."""
         wanted = (method, group, ensemble, slot)
         return next((row for row in self.rows if (row.method, row.group, row.ensemble, row.slot) == wanted), None)
@@ -74,7 +74,7 @@ class Disagreement(NamedTuple):
     """A printed RSUM that is not the sum of the cells beside it."""
 
     label: str
-    row: Row
+    row: ReportedRow
     name: str
     """rsum, coco_1k_rsum or coco_5k_rsum."""
     printed: float
@@ -116,7 +116,7 @@ def _cells(file: str) -> Iterator[dict[str, str]]:
         yield {f"{prefix}{key}" if key in figures else key: cell for key, cell in line.items() if cell not in ("", "-")}
 
 
-def _row(cells: Mapping[str, str]) -> Row:
+def _row(cells: Mapping[str, str]) -> ReportedRow:
     names = [f"{prefix}{name}" for prefix in _PROTOCOLS for name in (*RECALLS, "rsum")] + ["log_variance"]
     figures = {name: float(cells[name]) for name in names if name in cells}
     printed = {}
@@ -125,7 +125,7 @@ def _row(cells: Mapping[str, str]) -> Row:
         if f"{prefix}rsum" in figures and len(recalls) == len(RECALLS):
             printed[f"{prefix}rsum"] = figures[f"{prefix}rsum"]
             figures[f"{prefix}rsum"] = float(sum(recalls))
-    return Row(
+    return ReportedRow(
         cells["method"],
         figures,
         printed,

@@ -13,7 +13,7 @@ from maxmatch.core.types import Ranks
 from maxmatch.matching.backends import kernels_for
 
 
-class Part(NamedTuple):
+class Fold(NamedTuple):
     """A search of its own among some rows and some columns, which hold their groups whole."""
 
     rows: slice
@@ -32,7 +32,7 @@ def ranks_both_ways(
             f"scores of {len(scores)} rows and {scores.shape[1]} columns need a group for each of them, "
             f"got {len(row_groups)} and {len(column_groups)} groups."
         )
-    whole = Part(slice(0, len(row_groups)), slice(0, len(column_groups)))
+    whole = Fold(slice(0, len(row_groups)), slice(0, len(column_groups)))
     (found,) = ranks_of_parts(lambda rows: scores[rows], len(scores), row_groups, column_groups, [whole])
     return found
 
@@ -42,7 +42,7 @@ def ranks_of_parts(
     height: int,
     row_groups: Int[Tensor, " B"],
     column_groups: Int[Tensor, " C"],
-    parts: Sequence[Part],
+    parts: Sequence[Fold],
 ) -> list[tuple[Ranks, Ranks]]:
     """`ranks_both_ways` of each part, from scores that come `height` rows at a time: score(rows) has all columns.
 

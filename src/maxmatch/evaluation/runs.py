@@ -11,12 +11,12 @@ from maxmatch.evaluation.metrics import (
     IMAGE_TEXT,
     LEVELS,
     MAX_MEMORY,
-    Gallery,
-    Member,
+    EvaluatedModel,
+    ModalityPair,
     NotCoco,
-    Pair,
-    Protocol,
+    ProtocolName,
     Result,
+    SearchRanks,
     check_members,
     chosen,
     evaluate,
@@ -24,7 +24,7 @@ from maxmatch.evaluation.metrics import (
     load_metrics,
     scores_of,
 )
-from maxmatch.evaluation.paper import OURS, ReportedTable, Row, tables
+from maxmatch.evaluation.paper import OURS, ReportedRow, ReportedTable, tables
 from maxmatch.evaluation.result_tables import Cell, Column, Table
 from maxmatch.evaluation.significance import Difference, Interval, Sums, intervals, paired_test, resampled
 
@@ -41,7 +41,7 @@ _COMPARED = (OURS, "Set Div")
 
 def paper_rows(
     label: str | None, names: Iterable[str], images: int, split: str | None = None
-) -> tuple[str, Sequence[Row]] | None:
+) -> tuple[str, Sequence[ReportedRow]] | None:
     """The label of a table and the rows to show of it; None where there is nothing to compare with.
 
     label: as in the paper, "none" for no table; without one, it is seen from the names of recipes and data
@@ -114,7 +114,7 @@ _MORE = [
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultLine:
     """A result and how sure it is, by the prefix of the protocol's figures."""
 
     result: Result
@@ -133,7 +133,7 @@ class PaperRow:
     figures: Mapping[str, float]
 
 
-def recall_table(lines: Sequence[Line], paper: Sequence[PaperRow] = (), notes: Sequence[str] = ()) -> Table:
+def recall_table(lines: Sequence[ResultLine], paper: Sequence[PaperRow] = (), notes: Sequence[str] = ()) -> Table:
     """Recalls and RSUM; with intervals and tests, where they were made; the paper's rows below."""
     head = [Column("model", "model"), Column("kind", "kind"), Column("similarity", "similarity")]
     prefixes = list(lines[0].result.galleries)
@@ -177,7 +177,7 @@ def _difference_cells(difference: Difference | None) -> list[Cell]:
     return [f"{difference.rsum:+.1f} ({_between(difference.low, difference.high)})", difference.p]
 
 
-def rank_table(lines: Sequence[Line]) -> Table:
+def rank_table(lines: Sequence[ResultLine]) -> Table:
     """Median and mean ranks, ties, and whether the sets collapse."""
     prefixes = list(lines[0].result.galleries)
     several = len(prefixes) > 1
@@ -193,7 +193,7 @@ def rank_table(lines: Sequence[Line]) -> Table:
     return Table(columns, rows, rules=[len(lines)] if several else [])
 
 
-def extended_table(lines: Sequence[Line]) -> Table | None:
+def extended_table(lines: Sequence[ResultLine]) -> Table | None:
     """CxC and ECCV Caption, where they were measured."""
     measured = [line for line in lines if "cxc_rsum" in line.result.figures]
     if not measured:
@@ -211,7 +211,7 @@ def extended_table(lines: Sequence[Line]) -> Table | None:
     return Table(columns, rows)
 
 
-def as_data(lines: Sequence[Line], paper: Sequence[PaperRow] = (), **about: Any) -> dict[str, Any]:
+def as_data(lines: Sequence[ResultLine], paper: Sequence[PaperRow] = (), **about: Any) -> dict[str, Any]:
     """Everything, unrounded, for `--json`."""
     results = []
     for line in lines:
@@ -247,13 +247,13 @@ SEED = 0
 
 
 def measure(
-    teams: Sequence[Sequence[Member]],
-    pair: Pair = IMAGE_TEXT,
-    protocol: Protocol = "auto",
+    teams: Sequence[Sequence[EvaluatedModel]],
+    pair: ModalityPair = IMAGE_TEXT,
+    protocol: ProtocolName = "auto",
     draws: int = 1000,
     max_memory: int = MAX_MEMORY,
     fold_size: int = FOLD_SIZE,
-) -> tuple[list[Line], list[str]]:
+) -> tuple[list[ResultLine], list[str]]:
     """A line for each team, of one model or of an ensemble, with intervals and a test against the first; and notes.
 
     draws: of images, for both; 0 for none. All teams must hold the same items.
@@ -286,17 +286,17 @@ def _coco_metrics() -> tuple[Any, list[str]]:
         return None, [str(error)]
 
 
-def _line(result: Result, first: Result | None, draws: int) -> Line:
+def _line(result: Result, first: Result | None, draws: int) -> ResultLine:
     if not draws:
-        return Line(result)
+        return ResultLine(result)
     sure = {prefix: intervals(some, draws, np.random.default_rng(SEED)) for prefix, some in result.galleries.items()}
     if first is None:
-        return Line(result, sure)
+        return ResultLine(result, sure)
     differences = {
         prefix: paired_test(first.galleries[prefix], some, draws, np.random.default_rng(SEED))
         for prefix, some in result.galleries.items()
     }
-    return Line(result, sure, differences)
+    return ResultLine(result, sure, differences)
 
 
 # How well captions with certain words find their image, beside those without: of words that a model has never seen.
@@ -306,7 +306,7 @@ _SEED = 0  # so that a result has the same intervals every time
 
 
 @dataclass(frozen=True)
-class Side:
+class CaptionRecalls:
     """Some captions as queries: how many, the share in per cent that found their image, and how sure that is."""
 
     captions: int
@@ -331,12 +331,12 @@ class ByWords:
     model: str
     similarity: str
     gallery: str
-    met: Side
-    others: Side
+    met: CaptionRecalls
+    others: CaptionRecalls
     ratio: Ratio | None
 
 
-def by_words(lines: Sequence[Line], met: np.ndarray, draws: int = 1000) -> list[ByWords]:
+def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) -> list[ByWords]:
     """Each line's figures for the captions with the words (met: True, one for each caption of the split) and without.
 
     With folds, a caption counts where it is a query: all captions of all folds together. Intervals are by bootstrap
@@ -357,17 +357,17 @@ def by_words(lines: Sequence[Line], met: np.ndarray, draws: int = 1000) -> list[
     return found
 
 
-def _side(galleries: Sequence[Gallery], wanted: np.ndarray, draws: int) -> Side:
+def _side(galleries: Sequence[SearchRanks], wanted: np.ndarray, draws: int) -> CaptionRecalls:
     sums = _sums(galleries, wanted)
     recalls = 100 * sums.found.sum(0) / sums.asked.sum(0)
     sure = {}
     if draws:
         drawn = resampled([sums], draws, np.random.default_rng(_SEED))
         sure = {name: _interval(drawn[:, n]) for n, name in enumerate(_WORD_RECALLS)}
-    return Side(int(wanted.sum()), {name: float(recalls[n]) for n, name in enumerate(_WORD_RECALLS)}, sure)
+    return CaptionRecalls(int(wanted.sum()), {name: float(recalls[n]) for n, name in enumerate(_WORD_RECALLS)}, sure)
 
 
-def _ratio(first: Sequence[Gallery], second: Sequence[Gallery], met: np.ndarray, draws: int) -> Ratio | None:
+def _ratio(first: Sequence[SearchRanks], second: Sequence[SearchRanks], met: np.ndarray, draws: int) -> Ratio | None:
     """Both models are measured on the same drawn images. Drawings in which the second finds nothing are left out."""
     one, other = (_sums(galleries, met) for galleries in (first, second))
     last = len(LEVELS) - 1
@@ -387,7 +387,7 @@ def _interval(drawn: np.ndarray) -> Interval:
     return Interval(float(low), float(high))
 
 
-def _sums(galleries: Sequence[Gallery], wanted: np.ndarray) -> Sums:
+def _sums(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> Sums:
     """The captions that found their image, by the image that they belong to; images without such captions left out."""
     ranks = np.concatenate([gallery.t2i.ranks.cpu().numpy() for gallery in galleries])
     groups = np.concatenate([gallery.text_groups.cpu().numpy() for gallery in galleries])
@@ -427,7 +427,7 @@ def _sentence(first: str, one: ByWords) -> str | None:
 def words_data(found: Sequence[ByWords], words: Sequence[str]) -> dict[str, Any]:
     """Everything, unrounded, for `--json`."""
 
-    def side(part: Side) -> dict[str, Any]:
+    def side(part: CaptionRecalls) -> dict[str, Any]:
         sure = {name: list(interval) for name, interval in part.intervals.items()}
         return {"captions": part.captions, **part.recalls, **({"intervals": sure} if sure else {})}
 

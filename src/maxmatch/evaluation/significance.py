@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtr
 
-from maxmatch.evaluation.metrics import LEVELS, Gallery
+from maxmatch.evaluation.metrics import LEVELS, SearchRanks
 
 RECALLS = tuple(f"{way}_r{level}" for way in ("i2t", "t2i") for level in LEVELS)
 _BLOCK = 8 * 2**20  # numbers drawn at once
@@ -42,7 +42,7 @@ class Sums(NamedTuple):
 
 
 def intervals(
-    galleries: Sequence[Gallery], draws: int, generator: np.random.Generator, level: float = 0.95
+    galleries: Sequence[SearchRanks], draws: int, generator: np.random.Generator, level: float = 0.95
 ) -> dict[str, Interval]:
     """The percentile interval of each recall and of RSUM, from `draws` resamplings of the images with repetition."""
     recalls = resampled([_sums(gallery) for gallery in galleries], draws, generator)
@@ -52,8 +52,8 @@ def intervals(
 
 
 def paired_test(
-    first: Sequence[Gallery],
-    second: Sequence[Gallery],
+    first: Sequence[SearchRanks],
+    second: Sequence[SearchRanks],
     draws: int,
     generator: np.random.Generator,
     level: float = 0.95,
@@ -67,8 +67,8 @@ def paired_test(
 
 
 def paired_test_of_seeds(
-    first: Sequence[Sequence[Gallery]],
-    second: Sequence[Sequence[Gallery]],
+    first: Sequence[Sequence[SearchRanks]],
+    second: Sequence[Sequence[SearchRanks]],
     draws: int,
     generator: np.random.Generator,
     level: float = 0.95,
@@ -121,7 +121,7 @@ def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
     return float(2 * stdtr(freedom, -abs(np.mean(second) - np.mean(first)) / sum(parts) ** 0.5))
 
 
-def _averaged(models: Sequence[Sequence[Gallery]]) -> list[Sums]:
+def _averaged(models: Sequence[Sequence[SearchRanks]]) -> list[Sums]:
     """Of each gallery what was found, averaged over the models."""
     averaged = []
     for galleries in zip(*models, strict=True):
@@ -137,7 +137,7 @@ def _check_same_queries(one: Sums, other: Sums) -> None:
         raise ValueError("a paired test takes two models on the same data, but these asked different queries.")
 
 
-def _sums(gallery: Gallery) -> Sums:
+def _sums(gallery: SearchRanks) -> Sums:
     """The recalls of a gallery, group by group."""
     sides = [
         (ranks.ranks.cpu().numpy(), groups.cpu().numpy())

@@ -149,7 +149,7 @@ def _figures(data: Paired, rows: Tensor, columns: Tensor, similarity: str | Simi
 _ROWS = 1_024
 
 
-class Answer(NamedTuple):
+class SlotAnswer(NamedTuple):
     """An item that was found."""
 
     item: int
@@ -168,7 +168,7 @@ class SlotExample:
     item: int
     """The place of the query in the split."""
     id: str | None
-    answers: list[list[Answer]]
+    answers: list[list[SlotAnswer]]
     """For each slot the nearest items, nearest first; the score is a cosine."""
 
 
@@ -228,10 +228,10 @@ def by_slot(encoded: EncodedSplit, pair: tuple[str, str], queries: Sequence[int]
     )
 
 
-def _answers(data: Paired, query: int, scores: Tensor, places: Tensor, number: int) -> list[Answer]:
+def _answers(data: Paired, query: int, scores: Tensor, places: Tensor, number: int) -> list[SlotAnswer]:
     group = data.groups[0][query]
     return [
-        Answer(place, data.name(1, place), score, bool(data.groups[1][place] == group))
+        SlotAnswer(place, data.name(1, place), score, bool(data.groups[1][place] == group))
         for place, score in zip(places[number].tolist(), scores[number].tolist(), strict=True)
     ]
 

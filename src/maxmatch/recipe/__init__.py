@@ -9,12 +9,12 @@ if TYPE_CHECKING:
         Cosine,
         Data,
         Evaluate,
-        Model,
+        ModelSection,
         Objective,
         Recipe,
         Scenes,
         Section,
-        Step,
+        StepSchedule,
         Train,
     )
 
@@ -23,12 +23,12 @@ __all__ = [
     "Cosine",
     "Data",
     "Evaluate",
-    "Model",
+    "ModelSection",
     "Objective",
     "Recipe",
     "Scenes",
     "Section",
-    "Step",
+    "StepSchedule",
     "Train",
 ]
 

@@ -23,14 +23,14 @@ from pydantic import (
 from maxmatch.core.manifest import describe
 from maxmatch.model.config import (
     PIE,
+    ConfigPart,
     Count,
     ModelConfig,
-    Part,
     Positive,
     SetPrediction,
     Share,
     SimilarityName,
-    Tower,
+    TowerConfig,
     check_similarity_options,
     refusal,
     unknown_key,
@@ -53,7 +53,7 @@ def without_null(data: Any) -> Any:
     return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
-class Section(Part):
+class Section(ConfigPart):
     """A part of a recipe. `null` takes back what another recipe said: none, where that is a value, or the default."""
 
     @model_validator(mode="before")
@@ -106,7 +106,7 @@ def _by_name(data: Any) -> Any:
     return {"name": data} if isinstance(data, str) else data
 
 
-class Step(Section):
+class StepSchedule(Section):
     """Times `factor` every so many epochs."""
 
     name: Literal["step"] = "step"
@@ -126,7 +126,7 @@ class Constant(Section):
     name: Literal["constant"] = "constant"
 
 
-Schedule = Annotated[Step | Cosine | Constant, Field(discriminator="name"), BeforeValidator(_by_name)]
+Schedule = Annotated[StepSchedule | Cosine | Constant, Field(discriminator="name"), BeforeValidator(_by_name)]
 
 
 class Train(Section):
@@ -222,7 +222,7 @@ class Train(Section):
         return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
 
 
-__all__ = ["Data", "Evaluate", "Model", "Objective", "Recipe", "Scenes", "Train"]
+__all__ = ["Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Train"]
 
 _TOKENIZERS = ("words", "vectors", "wordpiece", "pretrained")
 
@@ -279,7 +279,7 @@ class Data(Section):
         return name
 
 
-class Model(Section):
+class ModelSection(Section):
     """A preset of `model.presets` with `options`, or a whole `config`; and the similarity it is trained with, which
     counts before that of the config.
     """
@@ -372,7 +372,7 @@ class Recipe(Section):
     description: str = ""
     seed: Whole = 0
     data: Data = Data()
-    model: Model
+    model: ModelSection
     objective: Objective = Objective()
     train: Train
     evaluate: Evaluate = Evaluate()
@@ -413,7 +413,7 @@ class Recipe(Section):
         return self
 
 
-def _misfit(key: str, towers: Mapping[str, Tower]) -> str | None:
+def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
     """Why a group of parameters (`backbone`, `image.backbone`, …) is none of the model's."""
     tower, _, group = key.rpartition(".")
     if tower and tower not in towers:

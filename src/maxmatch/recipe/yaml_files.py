@@ -34,7 +34,7 @@ class RecipeError(ValueError):
     """A recipe that cannot be read or makes no sense."""
 
 
-class Said(NamedTuple):
+class LocatedValues(NamedTuple):
     """What a text says, and where: the place of each path of keys; that of the empty path is the text itself."""
 
     values: Any
@@ -72,7 +72,7 @@ for _tag, (_pattern, _first) in _SCALARS.items():
     _Dumper.add_implicit_resolver(_CORE + _tag, _pattern, _first)
 
 
-def parse(text: str, source: str) -> Said:
+def parse(text: str, source: str) -> LocatedValues:
     """Plain data from YAML. source: what errors call the text; a line number follows."""
     places: dict[tuple[Key, ...], str] = {(): source}
     try:
@@ -91,7 +91,7 @@ def parse(text: str, source: str) -> Said:
         raise RecipeError(f"{source}: not readable as YAML: {error}.") from error
     except RecursionError as error:
         raise RecipeError(f"{source}: not readable as YAML: nested too deeply.") from error
-    return Said(values, places)
+    return LocatedValues(values, places)
 
 
 def dump(values: dict[str, Any]) -> str:
@@ -207,19 +207,19 @@ def _find(wanted: str, beside: Path) -> Path:
     return names[wanted]
 
 
-def _parse_file(path: Path) -> Said:
+def _parse_file(path: Path) -> LocatedValues:
     try:
         said = parse(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not UTF-8 ({error}). Save it as UTF-8.") from error
     if said.values is None:
-        return Said({}, said.places)
+        return LocatedValues({}, said.places)
     if not isinstance(said.values, dict):
         raise RecipeError(f"{path}: expected keys with values, such as `train:`, got {said.values!r}."[:200])
     return said
 
 
-def _read(path: Path, chain: tuple[Path, ...]) -> Said:
+def _read(path: Path, chain: tuple[Path, ...]) -> LocatedValues:
     """What a file says together with all that it extends."""
     own = _parse_file(path)
     wanted = own.values.pop("extends", None)
@@ -242,7 +242,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> Said:
     return _merge(inherited, own)
 
 
-def _override(text: str) -> Said:
+def _override(text: str) -> LocatedValues:
     """What "train.lr=2e-4" says."""
     key, equals, value = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
@@ -258,13 +258,13 @@ def _override(text: str) -> Said:
     values = parsed.values
     for part in reversed(keys):
         values = {part: values}
-    return Said(values, places)
+    return LocatedValues(values, places)
 
 
-def _merge(base: Said, over: Said) -> Said:
+def _merge(base: LocatedValues, over: LocatedValues) -> LocatedValues:
     places = dict(base.places)
     values = _merged(base.values, over.values, (), places)
-    return Said(values, places | over.places)
+    return LocatedValues(values, places | over.places)
 
 
 def _merged(
@@ -288,7 +288,7 @@ def _another_part(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return any(choice in new and new[choice] != old.get(choice) for choice in ("name", "source"))
 
 
-def _place_of_keys(said: Said, keys: tuple[Key, ...]) -> str:
+def _place_of_keys(said: LocatedValues, keys: tuple[Key, ...]) -> str:
     """Where the innermost of the keys was said. What is no key of the data (the name of a choice) is passed over."""
     place, path, value = said.places[()], tuple[Key, ...](), said.values
     for key in keys:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from maxmatch.core.files import whole, write_whole
-from maxmatch.evaluation.metrics import Gallery
+from maxmatch.evaluation.metrics import SearchRanks
 from maxmatch.evaluation.result_tables import Cell, Column, Table, render
 from maxmatch.evaluation.significance import paired_test_of_seeds, seeds_test
-from maxmatch.reproduce.jobs import Job, Plan, PlannedLine
+from maxmatch.reproduce.jobs import Job, PlannedLine, TablePlan
 from maxmatch.reproduce.sweep import Outcome
 from maxmatch.reproduce.targets import SLOTS, Target
 from maxmatch.reproduce.worker import read_ranks
@@ -40,7 +40,7 @@ class Against(NamedTuple):
     p_seeds: float | None
 
 
-def against_reference(plan: Plan, outcomes: Mapping[Path, Outcome]) -> list[Against | None]:
+def against_reference(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> list[Against | None]:
     """Each line against the reference of its group; None for the reference itself, and where it cannot be said."""
     references = {line.line.group: line for line in plan.lines if line.line.reference}
     found = []
@@ -64,7 +64,7 @@ def against(line: PlannedLine, other: PlannedLine, outcomes: Mapping[Path, Outco
 class _Search(NamedTuple):
     """What one seed's model found, where, and the RSUM of it."""
 
-    gallery: Gallery
+    gallery: SearchRanks
     where: tuple[str | None, str]
     rsum: float
 
@@ -119,7 +119,7 @@ Tests = Sequence[Against | None]
 """One for each line of a plan; none at all where nothing was tested."""
 
 
-def compared(plan: Plan, outcomes: Outcomes, tests: Tests = ()) -> list[dict[str, Any]]:
+def compared(plan: TablePlan, outcomes: Outcomes, tests: Tests = ()) -> list[dict[str, Any]]:
     """For each line what the paper reports and what we found: all figures, by name. For machines."""
     rows = []
     for planned, test in zip(plan.lines, tests or [None] * len(plan.lines), strict=True):
@@ -142,12 +142,12 @@ def compared(plan: Plan, outcomes: Outcomes, tests: Tests = ()) -> list[dict[str
     return rows
 
 
-def table(plan: Plan, outcomes: Outcomes, tests: Tests = ()) -> Table:
+def table(plan: TablePlan, outcomes: Outcomes, tests: Tests = ()) -> Table:
     """The table for people."""
     return _by_slot(plan, outcomes) if plan.target.kind == "slots" else _by_line(plan, outcomes, tests)
 
 
-def _by_line(plan: Plan, outcomes: Outcomes, tests: Tests) -> Table:
+def _by_line(plan: TablePlan, outcomes: Outcomes, tests: Tests) -> Table:
     tested, over = any(tests), f"against {plan.target.against}"
     names = plan.target.figures
     lines = [_figures(planned, outcomes) for planned in plan.lines]
@@ -180,7 +180,7 @@ def _by_line(plan: Plan, outcomes: Outcomes, tests: Tests) -> Table:
     return Table(columns, rows, [*_notes(plan, outcomes), *explained, *notes], rules)
 
 
-def _by_slot(plan: Plan, outcomes: Outcomes) -> Table:
+def _by_slot(plan: TablePlan, outcomes: Outcomes) -> Table:
     """tab:5: for each kept slot a row, for each model what the paper has and what we found."""
     lines = [_figures(planned, outcomes) for planned in plan.lines]
     found = [name for line in lines for figures in line for name in figures]
@@ -243,7 +243,7 @@ def one_line(job: Job, outcome: Outcome) -> str:
     return f"{job.folder.name}: RSUM {rsum:.1f} ({took})"
 
 
-def _notes(plan: Plan, outcomes: Outcomes) -> list[str]:
+def _notes(plan: TablePlan, outcomes: Outcomes) -> list[str]:
     """What the figures are of."""
     measured = {"coco": "COCO", "flickr30k": "Flickr30k"}[plan.target.data]
     results = [result for job in plan.jobs if (result := outcomes[job.folder].result) is not None]
@@ -314,7 +314,7 @@ Curve = dict[int, float]
 """RSUM by epoch, counted from 1."""
 
 
-def curves(plan: Plan, outcomes: Mapping[Path, Outcome]) -> dict[str, list[Curve]]:
+def curves(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> dict[str, list[Curve]]:
     """For each line that was trained, by what it is called, the curve of every seed that did not fail.
 
     Ensembles have none: nothing was trained for them.
@@ -337,7 +337,7 @@ def curves(plan: Plan, outcomes: Mapping[Path, Outcome]) -> dict[str, list[Curve
     return found
 
 
-def draw_curves(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Path | None:
+def draw_curves(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> Path | None:
     """The picture in the folder of the table; None without matplotlib, or where nothing is to be drawn."""
     if find_spec("matplotlib") is None:
         return None
@@ -384,7 +384,7 @@ class Written(NamedTuple):
     files: list[Path]
 
 
-def write(plan: Plan, outcomes: Mapping[Path, Outcome]) -> Written:
+def write(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> Written:
     """Put the table into the folder, as Markdown and as JSON, and the curves of its models, where they can be drawn.
 
     outcomes: its own, and any of other tables.

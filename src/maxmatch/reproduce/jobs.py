@@ -11,11 +11,11 @@ from typing import Any, Literal
 from maxmatch.core.files import write_whole
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
-from maxmatch.reproduce.targets import Line, Target, Variant, changes
+from maxmatch.reproduce.targets import TableLine, Target, Variant, changes
 
 # One model to train and measure: where it lies, what it was made with, and what came out. No torch here.
 
-Protocol = Literal["plain", "auto"]
+JobProtocol = Literal["plain", "auto"]
 JOB, RESULT, LOG = "job.json", "result.json", "log.txt"
 _VERSION = 1
 """Raised by one when the same settings would give other figures."""
@@ -33,7 +33,7 @@ class Job:
     recipes: tuple[Recipe, ...]
     members: tuple[Path, ...]
     split: str | None = None
-    protocol: Protocol = "plain"
+    protocol: JobProtocol = "plain"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def read_job(folder: Path) -> Job:
     return Job(folder, recipes, tuple(map(Path, said["members"])), said["split"], said["protocol"])
 
 
-def single(cells: Path, recipe: Recipe, split: str | None, protocol: Protocol) -> Job:
+def single(cells: Path, recipe: Recipe, split: str | None, protocol: JobProtocol) -> Job:
     """The job of one model. Its folder is named by what is trained: two tables that need the same model share it, and
     one that differs in anything lies elsewhere.
     """
@@ -152,14 +152,14 @@ class PlannedLine:
     why_none: where there are none.
     """
 
-    line: Line
+    line: TableLine
     jobs: tuple[Job, ...] = ()
     needs: tuple[Job, ...] = ()
     why_none: str = ""
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """The table to be."""
 
     target: Target
@@ -174,7 +174,7 @@ class Plan:
         return jobs_of([self])
 
 
-def jobs_of(plans: Iterable[Plan]) -> list[Job]:
+def jobs_of(plans: Iterable[TablePlan]) -> list[Job]:
     """The jobs of several tables, one that two of them need only once; ensembles after their members."""
     lines = [line for plan in plans for line in plan.lines]
     found = [job for line in lines for job in (*line.needs, *line.jobs)]
@@ -182,21 +182,21 @@ def jobs_of(plans: Iterable[Plan]) -> list[Job]:
     return list({job.folder: job for job in in_order}.values())
 
 
-def plan(target: Target, options: Options) -> Plan:
+def plan(target: Target, options: Options) -> TablePlan:
     """The jobs of a target: each line's recipe, once for each seed."""
     elsewhere = options.base if options.base is not None else SCENES if SCENES in options.data else None
     base = target.base if elsewhere is None else elsewhere
-    protocol: Protocol = "auto" if elsewhere is None and target.data == "coco" else "plain"
+    protocol: JobProtocol = "auto" if elsewhere is None and target.data == "coco" else "plain"
     lines = [line for line in target.lines if base is None or line.variant is not None]
 
     @cache  # most lines begin with the same file
     def load(name: str, *said: str) -> Recipe:
         return load_recipe(name, said)
 
-    return Plan(target, options, base, tuple(_planned(line, protocol, options, base, load) for line in lines))
+    return TablePlan(target, options, base, tuple(_planned(line, protocol, options, base, load) for line in lines))
 
 
-def _planned(line: Line, protocol: Protocol, options: Options, base: str | None, load: Load) -> PlannedLine:
+def _planned(line: TableLine, protocol: JobProtocol, options: Options, base: str | None, load: Load) -> PlannedLine:
     name = line.recipe if base is None else base
     if line.recipe is None or name is None:
         return PlannedLine(line)

@@ -12,7 +12,7 @@ from maxmatch.data.load import load_data
 from maxmatch.evaluation.encoding import EncodedSplit, encode_items
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
-from maxmatch.reproduce.jobs import Job, Plan
+from maxmatch.reproduce.jobs import Job, TablePlan
 from maxmatch.reproduce.sweep import Outcome
 from maxmatch.reproduce.worker import split_for
 from maxmatch.training.run import RunFolder
@@ -43,7 +43,7 @@ class Trained:
         return encode_items(self.model, self.items, batch_size=self.recipe.train.batch_size)
 
 
-def draw(plan: Plan, outcomes: Mapping[Path, Outcome], device: str) -> list[Path]:
+def draw(plan: TablePlan, outcomes: Mapping[Path, Outcome], device: str) -> list[Path]:
     """Draw the figure of a target with the models of the first seed that did not fail; the files that were written."""
     from maxmatch.evaluation.report.make_report import check_plots
 
@@ -51,7 +51,7 @@ def draw(plan: Plan, outcomes: Mapping[Path, Outcome], device: str) -> list[Path
     return list(_FIGURES[plan.target.name](plan, _trained(plan, outcomes, device)))
 
 
-def _trained(plan: Plan, outcomes: Mapping[Path, Outcome], device: str) -> Iterator[Trained]:
+def _trained(plan: TablePlan, outcomes: Mapping[Path, Outcome], device: str) -> Iterator[Trained]:
     for planned in plan.lines:
         for job in planned.jobs[:1]:
             if outcomes[job.folder].result is not None:
@@ -61,7 +61,7 @@ def _trained(plan: Plan, outcomes: Mapping[Path, Outcome], device: str) -> Itera
                 yield Trained(planned.line.title[0], job, name, dataset.split(name), model)
 
 
-def _tsne(plan: Plan, models: Iterator[Trained]) -> Iterator[Path]:
+def _tsne(plan: TablePlan, models: Iterator[Trained]) -> Iterator[Path]:
     import numpy as np
 
     from maxmatch.evaluation.report.figures import scatter
@@ -75,7 +75,7 @@ def _tsne(plan: Plan, models: Iterator[Trained]) -> Iterator[Path]:
         yield from _saved(figure, plan.options.out / f"tsne-{_file_name(one.title)}")
 
 
-def _heatmap(plan: Plan, models: Iterator[Trained]) -> Iterator[Path]:
+def _heatmap(plan: TablePlan, models: Iterator[Trained]) -> Iterator[Path]:
     from maxmatch.evaluation.report.figures import heatmap
     from maxmatch.evaluation.slots import between_sets
 
@@ -87,22 +87,22 @@ def _heatmap(plan: Plan, models: Iterator[Trained]) -> Iterator[Path]:
         yield from _saved(heatmap(cosines, *pair), plan.options.out / "heatmap")
 
 
-def _qualitative(plan: Plan, models: Iterator[Trained]) -> Iterator[Path]:
+def _qualitative(plan: TablePlan, models: Iterator[Trained]) -> Iterator[Path]:
     """A report of each model: what its slots find, both ways, and failures, with the pictures."""
-    from maxmatch.evaluation.report.make_report import Wanted, make_report
+    from maxmatch.evaluation.report.make_report import ReportOptions, make_report
 
     for one in models:
         bare = one.recipe.data.model_copy(update={"features": None})
         visible = load_data(bare, lambda line: None).split(one.split) if one.recipe.data.features else one.items
         facts = {"model": str(one.job.folder), "data": str(one.recipe.data.path), "split": one.split}
         folder = plan.options.out / f"qualitative-{_file_name(one.title)}"
-        wanted = Wanted(batch_size=one.recipe.train.batch_size)
+        wanted = ReportOptions(batch_size=one.recipe.train.batch_size)
         yield make_report(
             one.model, one.items, visible, folder, wanted, title=one.title, facts=facts, run=one.job.folder
         )[1]
 
 
-_FIGURES: dict[str, Callable[[Plan, Iterator[Trained]], Iterator[Path]]] = {
+_FIGURES: dict[str, Callable[[TablePlan, Iterator[Trained]], Iterator[Path]]] = {
     "tsne": _tsne,
     "heatmap": _heatmap,
     "qualitative": _qualitative,

@@ -25,10 +25,10 @@ class Outcome:
     again: bool = False
 
 
-Report = Callable[[Job, Outcome], object]
+ReportJob = Callable[[Job, Outcome], object]
 
 
-def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: Report) -> dict[Path, Outcome]:
+def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJob) -> dict[Path, Outcome]:
     """Do all jobs, in their order; an ensemble when its members are done. What came of each, by folder.
 
     A job with a result is not done again. report is called for each job as it ends. Interrupted, all processes save

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-from maxmatch.evaluation.paper import LOSSES, OURS, Row, tables
+from maxmatch.evaluation.paper import LOSSES, OURS, ReportedRow, tables
 from maxmatch.model.config import SimilarityName
 from maxmatch.recipe.schema import Recipe
 
@@ -93,7 +93,7 @@ _RECIPES = {_RESNET: "resnet152_bigru", _BIGRU: "region_bigru", _BERT: "region_b
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A model of a table. One without a recipe is another's: the paper's figures of it are shown, nothing is trained.
 
     recipe: that ships, for the paper's data. variant: of a base recipe, for other data; None where that says nothing.
@@ -121,7 +121,7 @@ class Target:
     about: str
     data: Literal["coco", "flickr30k"]
     """What the paper measured on."""
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     headings: tuple[str, ...] = ("method",)
     figures: tuple[str, ...] = ()
     """Which of the paper's figures are shown, ours beside them."""
@@ -179,11 +179,11 @@ def _main(name: str, label: str, data: Literal["coco", "flickr30k"], prefix: str
         variant = {OURS: MAXMATCH, "Set Div": SETDIV, "VSE++": VSEPP, "PVSE": PVSE}.get(row.method)
         elsewhere = variant if row.group == _RESNET else None
         reference = row.method == OURS and not row.ensemble
-        lines.append(Line((_marked(row),), row.figures, recipe, elsewhere, row.group, row.ensemble, reference))
+        lines.append(TableLine((_marked(row),), row.figures, recipe, elsewhere, row.group, row.ensemble, reference))
     return Target(name, label, tables()[label].caption, data, tuple(lines), figures=figures)
 
 
-def _marked(row: Row) -> str:
+def _marked(row: ReportedRow) -> str:
     return f"{row.method}{'†' if row.ensemble else ''}{'‡' if row.external else ''}"
 
 
@@ -194,7 +194,7 @@ def _ablation() -> Target:
         losses = row.losses or ()
         title = (row.method, *("✓" if loss in losses else "" for loss in LOSSES))
         variant = Variant(similarities[row.method], losses)  # type: ignore[arg-type]
-        lines.append(Line(title, row.figures, f"ablation/{number:02}", variant, reference=variant == MAXMATCH))
+        lines.append(TableLine(title, row.figures, f"ablation/{number:02}", variant, reference=variant == MAXMATCH))
     about = tables()["table_abl"].caption
     return Target("ablation", "table_abl", about, "coco", tuple(lines), ("similarity", *LOSSES), ("coco_5k_rsum",))
 
@@ -217,7 +217,7 @@ def _elements() -> Target:
                 paper["coco_5k_rsum"] = row.figures["coco_5k_rsum"]
             elif row.method == method and row.group == "circular variance":
                 paper["log_variance"] = row.figures["log_variance"]
-        lines.append(Line((title,), paper, recipe, variant, reference=variant == MAXMATCH))
+        lines.append(TableLine((title,), paper, recipe, variant, reference=variant == MAXMATCH))
     about = tables()["tab:5"].caption
     return Target("elements", "tab:5", about, "coco", tuple(lines), figures=("coco_5k_rsum",), kind="slots")
 
@@ -232,7 +232,7 @@ def _resnext(name: str, data: Literal["coco", "flickr30k"], prefix: str, groups:
         found = [row.figures for row in table.rows if row.method == method and row.group in groups]
         paper = {key: value for figures in found for key, value in figures.items()}
         variant = variants.get(method)
-        lines.append(Line((method,), paper, recipes.get(method), variant, reference=variant == MAXMATCH))
+        lines.append(TableLine((method,), paper, recipes.get(method), variant, reference=variant == MAXMATCH))
     figures = ("coco_1k_rsum", "coco_5k_rsum") if data == "coco" else ("i2t_r1", "t2i_r1", "rsum")
     return Target(name, table.label, f"{table.caption}: {' and '.join(groups)}", data, tuple(lines), figures=figures)
 
@@ -249,7 +249,7 @@ def _pvse() -> Target:
     lines = []
     for row in table.rows:
         recipe, variant = recipes.get(row.method, (None, None))
-        lines.append(Line((row.method,), row.figures, recipe, variant, reference=row.method == OURS))
+        lines.append(TableLine((row.method,), row.figures, recipe, variant, reference=row.method == OURS))
     return Target("pvse", table.label, table.caption, "flickr30k", tuple(lines), figures=("i2t_r1", "t2i_r1", "rsum"))
 
 
@@ -257,7 +257,7 @@ def _sizes() -> Target:
     """Not of the paper, whose sets have four vectors. Of one vector ISD and Div are zero: there is no pair in it."""
     base = "coco_region_bert"
     lines = tuple(
-        Line((f"K = {size}",), {}, base, Variant(set_size=size), reference=size == SLOTS) for size in _SET_SIZES
+        TableLine((f"K = {size}",), {}, base, Variant(set_size=size), reference=size == SLOTS) for size in _SET_SIZES
     )
     about = (
         "MaxMatch with K = 1, 2, 4, 8 vectors a set, all else equal. Not a table of the paper: it has no such figures"
@@ -267,5 +267,5 @@ def _sizes() -> Target:
 
 
 def _figure(name: str, label: str, about: str, models: int) -> Target:
-    lines = tuple(Line((title,), {}, recipe, variant) for _, title, variant, recipe in _THREE[-models:])
+    lines = tuple(TableLine((title,), {}, recipe, variant) for _, title, variant, recipe in _THREE[-models:])
     return Target(name, label, about, "coco", lines, kind="figure")

@@ -22,7 +22,7 @@ from maxmatch.core.types import Ranks
 from maxmatch.data.dataset import Dataset, Split
 from maxmatch.data.load import load_data
 from maxmatch.evaluation.encoding import encode_items
-from maxmatch.evaluation.metrics import Gallery, Member, chance, evaluate
+from maxmatch.evaluation.metrics import EvaluatedModel, SearchRanks, chance, evaluate
 from maxmatch.evaluation.slots import element_analysis
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
@@ -35,7 +35,7 @@ RANKS = "ranks.npy"
 """int32 (queries, 3): whether the query is a caption, its group, and the rank of its best true answer."""
 
 
-def write_ranks(folder: Path, search: Gallery) -> str:
+def write_ranks(folder: Path, search: SearchRanks) -> str:
     """Put the ranks of a search into a folder; the digest by which its result knows them again."""
     ways = ((search.i2t, search.image_groups), (search.t2i, search.text_groups))
     columns = [
@@ -50,7 +50,7 @@ def write_ranks(folder: Path, search: Gallery) -> str:
     return _digest(content)
 
 
-def read_ranks(folder: Path, result: Mapping[str, Any]) -> Gallery | None:
+def read_ranks(folder: Path, result: Mapping[str, Any]) -> SearchRanks | None:
     """The search that a result was taken from; None where it was not kept, or what lies there is another's."""
     try:
         content = (folder / RANKS).read_bytes()
@@ -62,7 +62,7 @@ def read_ranks(folder: Path, result: Mapping[str, Any]) -> Gallery | None:
     images, texts = found[found[:, 0] == 0], found[found[:, 0] == 1]
     # Ties count against us in the ranks already; how many there were is not kept.
     i2t, t2i = (Ranks(side[:, 2], torch.zeros_like(side[:, 2])) for side in (images, texts))
-    return Gallery(i2t, t2i, images[:, 1], texts[:, 1])
+    return SearchRanks(i2t, t2i, images[:, 1], texts[:, 1])
 
 
 def _digest(content: bytes) -> str:
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
     """What came out: the result, for JSON, and the search among the whole split that its RSUM is of."""
 
     found: dict[str, Any]
-    search: Gallery
+    search: SearchRanks
 
 
 def measure(job: Job, device: str | None = None) -> Measured:
@@ -105,7 +105,7 @@ def measure(job: Job, device: str | None = None) -> Measured:
             for slot, figures in enumerate(kept[side], start=1)
         }
         for similarity in recipe.similarities[1:]:
-            other = evaluate([Member(similarity, first, similarity)], pair=pair, protocol="plain")
+            other = evaluate([EvaluatedModel(similarity, first, similarity)], pair=pair, protocol="plain")
             found[f"{similarity}_rsum"] = other.figures["rsum"]
     (search,) = result.galleries["coco_5k_" if "coco_5k_" in result.galleries else ""]
     return Measured({"split": name, "images": len(first.groups[pair[0]]), "figures": found}, search)
@@ -120,10 +120,10 @@ def split_for(dataset: Dataset, recipe: Recipe, asked: str | None = None) -> str
     return next((name for name in wanted if name in dataset.splits), recipe.data.val_split)
 
 
-def _member(recipe: Recipe, folder: Path, split: Split, device: str | None) -> Member:
+def _member(recipe: Recipe, folder: Path, split: Split, device: str | None) -> EvaluatedModel:
     model = SetEncoder.from_pretrained(RunFolder(folder).best, chosen_device(device))
     encoded = encode_items(model, split, batch_size=recipe.train.batch_size, workers=recipe.train.workers)
-    return Member(folder.name, encoded, model.similarity_like(recipe.similarities[0]))
+    return EvaluatedModel(folder.name, encoded, model.similarity_like(recipe.similarities[0]))
 
 
 # Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.worker FOLDER [DEVICE]`.

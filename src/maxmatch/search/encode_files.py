@@ -18,10 +18,10 @@ from maxmatch.core.files import write_whole
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.identity import model_identity, slot_stability
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
-from maxmatch.model.read_ahead import Batch, read_ahead
+from maxmatch.model.read_ahead import ReadBatch, read_ahead
 from maxmatch.search.shards import (
     MANIFEST,
-    Encoded,
+    EncodedItems,
     ShardError,
     ShardManifest,
     alone,
@@ -69,7 +69,7 @@ def describe(
 
 
 @dataclass(frozen=True)
-class Job:
+class EncodingJob:
     """Shards to be made of a source, some of which may be there."""
 
     listing: Listing
@@ -92,15 +92,15 @@ class Job:
 
 
 @contextmanager
-def started(listing: Listing, folder: Path, manifest: ShardManifest) -> Iterator[Job]:
+def started(listing: Listing, folder: Path, manifest: ShardManifest) -> Iterator[EncodingJob]:
     """The job in a folder, which no other process works on meanwhile."""
     with alone(folder):
-        yield Job(listing, folder, begin(folder, manifest))
+        yield EncodingJob(listing, folder, begin(folder, manifest))
 
 
 def encode_shards(
     model: SetEncoder,
-    job: Job,
+    job: EncodingJob,
     numbers: Iterable[int],
     batch_size: int = 64,
     workers: int | None = None,
@@ -121,7 +121,7 @@ def encode_shards(
         plan += [(number, left[start : start + batch_size]) for start in range(0, len(left), batch_size)]
         if not left:  # stopped between the last batch and completing
             complete(job.folder, number, job.manifest)
-    pending: list[Encoded] = []
+    pending: list[EncodedItems] = []
     kept = time.monotonic()
     model.eval()
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
@@ -159,7 +159,7 @@ def encode_source(
         return finish(folder, job.manifest, listing.left_out)
 
 
-def _encoded(model: SetEncoder, job: Job, batch: Batch) -> Encoded:
+def _encoded(model: SetEncoder, job: EncodingJob, batch: ReadBatch) -> EncodedItems:
     """The sets of a batch that was read, in the precision of the shards."""
     listing, manifest = job.listing, job.manifest
     skipped = [
@@ -182,7 +182,7 @@ def _encoded(model: SetEncoder, job: Job, batch: Batch) -> Encoded:
         places = [place for place, fine in zip(places, finite, strict=True) if fine]
         sets = vectors[finite].astype(manifest.dtype)
     ids = [listing.ids[place] for place in places]
-    return Encoded(places, ids, [dict(listing.metadata[place]) for place in places], sets, skipped)
+    return EncodedItems(places, ids, [dict(listing.metadata[place]) for place in places], sets, skipped)
 
 
 def _why(reason: str, listing: Listing, place: int) -> str:
@@ -191,15 +191,15 @@ def _why(reason: str, listing: Listing, place: int) -> str:
     return _BUFFER.sub("", reason.removeprefix(f"{where}: "))
 
 
-def _joined(parts: Sequence[Encoded]) -> Encoded:
+def _joined(parts: Sequence[EncodedItems]) -> EncodedItems:
     lists: dict[str, list[Any]] = {
         name: [one for part in parts for one in getattr(part, name)]
         for name in ("places", "ids", "metadata", "skipped")
     }
-    return Encoded(sets=np.concatenate([part.sets for part in parts]), **lists)
+    return EncodedItems(sets=np.concatenate([part.sets for part in parts]), **lists)
 
 
-def _reader(model: SetEncoder, job: Job) -> Reader:
+def _reader(model: SetEncoder, job: EncodingJob) -> Reader:
     """How items are read: as the tower says, or, where they are what its backbone made of pictures, as features."""
     reader: Reader = model.tower(job.listing.modality).reader
     first = job.listing.values[0]
@@ -247,7 +247,7 @@ class Worker:
         listing = list_source(task.source, manifest.modality, task.format, task.splits)
         if listing.digest() != manifest.source_digest:
             raise ValueError(f"{task.source}: another source on this machine. Put it where all machines see the same.")
-        self.job = Job(listing, folder, manifest)
+        self.job = EncodingJob(listing, folder, manifest)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Make the shards of these numbers; how many items each covered."""

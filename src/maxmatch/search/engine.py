@@ -42,7 +42,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where an engine keeps its items, and of what form they are."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Place:
     """The engine's own, as given to `SetIndex.create(settings=…)` and kept in index.json: a URI, a type of index."""
 
 
-class Rows(NamedTuple):
+class ItemRows(NamedTuple):
     """Items to store."""
 
     ids: list[str]
@@ -101,10 +101,10 @@ class Engine(Protocol):
     def approximate(self) -> bool:
         """Whether `candidates` is faster than scanning all items. If not, the index scans, and never asks for them."""
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ItemRows) -> None:
         """Store new items. None of the ids is stored yet: the index has looked."""
 
-    def upsert(self, rows: Rows) -> None:
+    def upsert(self, rows: ItemRows) -> None:
         """Store items; those whose id is stored already are replaced, vector, metadata and `added`."""
 
     def delete(self, ids: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ class Engine(Protocol):
 class EngineMaker(Protocol):
     """A module of `search.engines` has two functions: `create` and `open_engine`, with the same arguments."""
 
-    def __call__(self, place: Place) -> Engine:
+    def __call__(self, place: Location) -> Engine:
         """`create` makes an empty store (what a `create` that was killed has left there is discarded); `open_engine`
         opens one that is there, and raises FileNotFoundError or ConnectionError, saying where it looked, if it is not.
         """

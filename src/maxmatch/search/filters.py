@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn
 # compared as float64.
 
 Value = str | int | float | bool
-Kind = Literal["text", "number", "boolean"]
+ValueKind = Literal["text", "number", "boolean"]
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 
 
@@ -84,7 +84,7 @@ class Some:
 Condition = Comparison | Among | Begins | Missing | Not | Every | Some
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> ValueKind | None:
     """Text, number or boolean; None for what a filter cannot see (lists, objects, null)."""
     if isinstance(value, bool):
         return "boolean"

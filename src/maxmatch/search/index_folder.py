@@ -13,8 +13,8 @@ from pydantic import Field, JsonValue
 from maxmatch.core.array_checks import Array, check_sets, refuse_not_finite
 from maxmatch.core.files import is_draft, lock, write_whole
 from maxmatch.core.manifest import description, read_described
-from maxmatch.model.config import Count, Part, SimilarityName
-from maxmatch.search.engine import Rows
+from maxmatch.model.config import ConfigPart, Count, SimilarityName
+from maxmatch.search.engine import ItemRows
 
 # index.json: what an index is made of. Written whole or not at all.
 
@@ -29,7 +29,7 @@ class IndexFolderError(ValueError):
     """A folder that is no index, a damaged one, or one of a newer version."""
 
 
-class Tuning(Part):
+class Tuning(ConfigPart):
     """How to search, as measured against the exhaustive scan."""
 
     candidates: Count
@@ -49,7 +49,7 @@ class Tuning(Part):
     """Whether the queries were given (captions, say), or drawn from the items themselves."""
 
 
-class Manifest(Part):
+class Manifest(ConfigPart):
     """What an index is made of."""
 
     schema_version: Literal[1] = 1
@@ -151,7 +151,7 @@ def rows_of(
     sets: Array,
     metadata: Sequence[Mapping[str, Any] | None] | None,
     after: int,
-) -> Rows:
+) -> ItemRows:
     """Items as an engine stores them, numbered by the clock, above `after`."""
     names = checked_ids(ids)
     vectors = checked_sets(manifest, "sets", sets, names)
@@ -165,7 +165,7 @@ def rows_of(
     texts = ["{}"] * len(names) if metadata is None else _json_texts(names, metadata)
     added = np.arange(len(names), dtype=np.int64) + max(time.time_ns(), after + 1)
     flat = np.ascontiguousarray(vectors.reshape(len(vectors), manifest.set_size * manifest.dim), manifest.dtype)
-    return Rows(names, added, flat, texts)
+    return ItemRows(names, added, flat, texts)
 
 
 def checked_count(what: str, count: int) -> int:

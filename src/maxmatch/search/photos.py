@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from maxmatch.core.files import user_cache, write_whole
 from maxmatch.data.dataset import IMAGE, DataError, Problem
-from maxmatch.model.identity import Model, model_identity
+from maxmatch.model.identity import AnyModel, model_identity
 from maxmatch.search.engines.cached_table import keep_copy
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
 from maxmatch.search.index_folder import FILE, writing
@@ -103,9 +103,9 @@ _AT_ONCE = 8  # through the network, while the next are read
 _MAY_ALL_GO = 10  # photos; where more are gone at once, a disk that is not mounted is likelier
 _SCAN = 4_096
 
-State = tuple[int, int]
+FileState = tuple[int, int]
 """Size and time of change of a file."""
-_CLOSED: State = (-1, -1)
+_CLOSED: FileState = (-1, -1)
 
 
 class Synced(NamedTuple):
@@ -117,7 +117,7 @@ class Synced(NamedTuple):
     unreadable: list[LeftOut]
 
 
-def place_of(folder: Path, model: Model) -> Path:
+def place_of(folder: Path, model: AnyModel) -> Path:
     """Where the index of a folder is kept: in the user's cache, by the folder's path and the model."""
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -130,7 +130,7 @@ def is_indexed(place: Path) -> bool:
     return (place / "index" / FILE).is_file()
 
 
-def open_photos(place: Path, model: Model) -> SetIndex:
+def open_photos(place: Path, model: AnyModel) -> SetIndex:
     """The index at a place, made where there is none."""
     if not is_indexed(place):
         with suppress(FileExistsError):  # another process was faster
@@ -140,7 +140,7 @@ def open_photos(place: Path, model: Model) -> SetIndex:
 
 def sync(
     index: SetIndex,
-    model: Model,
+    model: AnyModel,
     folder: Path,
     *,
     begin: Callable[[int], object] = lambda total: None,
@@ -207,7 +207,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _encode(
-    index: SetIndex, model: Model, folder: Path, names: Sequence[str], states: Mapping[str, State]
+    index: SetIndex, model: AnyModel, folder: Path, names: Sequence[str], states: Mapping[str, FileState]
 ) -> list[LeftOut]:
     """Encode some photos and put them into the index; which could not be read, and why. states: of the files before
     they are read, so that a change meanwhile is seen the next time.
@@ -230,7 +230,7 @@ def _encode(
     return failed
 
 
-def _present(folder: Path) -> tuple[dict[str, State], dict[str, str]]:
+def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str]]:
     """The photos of a folder, of which one that is gone before it is looked at is left out; and what cannot be looked
     at, folders or photos, and why.
     """
@@ -256,9 +256,9 @@ def _is_below(name: str, places: Container[str]) -> bool:
     return any(place.as_posix() in places for place in (path, *path.parents))
 
 
-def _known(index: SetIndex) -> dict[str, State]:
+def _known(index: SetIndex) -> dict[str, FileState]:
     """The photos in the index, as their files were."""
-    known: dict[str, State] = {}
+    known: dict[str, FileState] = {}
     for found in index.engine.scan(_SCAN):
         for name, text in index.engine.metadata(found.ids).items():
             facts = json.loads(text)
@@ -266,12 +266,12 @@ def _known(index: SetIndex) -> dict[str, State]:
     return known
 
 
-def _write_notes(index: SetIndex, bad: Mapping[str, State]) -> None:
+def _write_notes(index: SetIndex, bad: Mapping[str, FileState]) -> None:
     with writing(index.folder):  # of two searches at once, the one that ends later is right
         write_whole(index.folder.parent / UNREADABLE, json.dumps(bad))
 
 
-def _read_notes(path: Path) -> Mapping[str, State]:
+def _read_notes(path: Path) -> Mapping[str, FileState]:
     """The photos that could not be read; none where the note is missing or broken, for then they are tried again."""
     try:
         return {name: (size, time) for name, (size, time) in json.loads(path.read_text(encoding="utf-8")).items()}

@@ -10,8 +10,8 @@ from pydantic import JsonValue, ValidationError
 
 from maxmatch.core.array_checks import Array
 from maxmatch.core.manifest import problems
-from maxmatch.model.identity import Model, check_same_model, model_identity, slot_stability
-from maxmatch.search.engine import Engine, Hit, Place
+from maxmatch.model.identity import AnyModel, check_same_model, model_identity, slot_stability
+from maxmatch.search.engine import Engine, Hit, Location
 from maxmatch.search.engines import create_engine, open_engine
 from maxmatch.search.filters import Condition, Value, condition_of
 from maxmatch.search.index_folder import (
@@ -61,7 +61,7 @@ class SetIndex:
         dim: int,
         set_size: int,
         *,
-        model: Model | str | None = None,
+        model: AnyModel | str | None = None,
         similarity: str | None = None,
         stability: float | None = None,
         dtype: str = "float32",
@@ -128,7 +128,7 @@ class SetIndex:
         sets: Array,
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
         *,
-        model: Model | str | None = None,
+        model: AnyModel | str | None = None,
         optimise: bool = True,
     ) -> None:
         """Add new items: all of them, or none where one is refused. When it returns they are on the disk.
@@ -144,7 +144,7 @@ class SetIndex:
         sets: Array,
         metadata: Sequence[Mapping[str, Any] | None] | None = None,
         *,
-        model: Model | str | None = None,
+        model: AnyModel | str | None = None,
         optimise: bool = True,
     ) -> None:
         """As `add`, but items whose id is there already are replaced, metadata included."""
@@ -169,7 +169,7 @@ class SetIndex:
         *,
         candidates: int | None = None,
         effort: float | None = None,
-        model: Model | str | None = None,
+        model: AnyModel | str | None = None,
     ) -> list[list[Hit]]:
         """For each query set the k best items, best first, among those that pass the filter (`search.where`).
 
@@ -246,7 +246,7 @@ class SetIndex:
         ids: Sequence[str],
         sets: Array,
         metadata: Sequence[Mapping[str, Any] | None] | None,
-        model: Model | str | None,
+        model: AnyModel | str | None,
         optimise: bool,
         replace: bool,
     ) -> None:
@@ -299,5 +299,5 @@ class SetIndex:
         return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
 
 
-def _place(folder: Path, manifest: Manifest) -> Place:
-    return Place(folder, manifest.set_size * manifest.dim, manifest.dtype, manifest.settings)
+def _place(folder: Path, manifest: Manifest) -> Location:
+    return Location(folder, manifest.set_size * manifest.dim, manifest.dtype, manifest.settings)

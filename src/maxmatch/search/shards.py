@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from maxmatch.core.files import draft, lock, whole, write_whole
 from maxmatch.core.manifest import description, read_described
-from maxmatch.model.config import Count, Part, SimilarityName
+from maxmatch.model.config import ConfigPart, Count, SimilarityName
 from maxmatch.search.sources import LeftOut
 
 # Encoded sets on the disk, in the order of their source, for an index to take in or another program to read.
@@ -36,7 +36,7 @@ class ShardError(ValueError):
     """A folder that holds no shards, or damaged ones."""
 
 
-class ShardManifest(Part):
+class ShardManifest(ConfigPart):
     """What a folder of shards says about itself."""
 
     model: str | None = None
@@ -71,7 +71,7 @@ class ShardManifest(Part):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedItems:
     """Items that were encoded, and those that could not be. places: in the source, ascending."""
 
     places: list[int]
@@ -87,7 +87,7 @@ def shard_file(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:06d}.safetensors"
 
 
-def read_shard(folder: Path, number: int, manifest: ShardManifest) -> Encoded:
+def read_shard(folder: Path, number: int, manifest: ShardManifest) -> EncodedItems:
     """A shard's sets with their ids and metadata."""
     path = shard_file(folder, number)
     with opened(path) as file:
@@ -101,7 +101,7 @@ def read_shard(folder: Path, number: int, manifest: ShardManifest) -> Encoded:
         )
     gone = {one.place for one in skipped}
     places = [place for place in manifest.places(number) if place not in gone]
-    return Encoded(places, [row["id"] for row in rows], [row["metadata"] for row in rows], sets, skipped)
+    return EncodedItems(places, [row["id"] for row in rows], [row["metadata"] for row in rows], sets, skipped)
 
 
 def read_manifest(folder: Path) -> ShardManifest:
@@ -192,7 +192,7 @@ def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
     return there
 
 
-def write_batch(folder: Path, number: int, batch: Encoded) -> None:
+def write_batch(folder: Path, number: int, batch: EncodedItems) -> None:
     """Keep some items of a shard that is not complete, for good."""
     rows = [{"id": name, "metadata": known} for name, known in zip(batch.ids, batch.metadata, strict=True)]
     notes = {"places": batch.places, "rows": rows, "skipped": [asdict(one) for one in batch.skipped]}
@@ -201,7 +201,7 @@ def write_batch(folder: Path, number: int, batch: Encoded) -> None:
         file.write(save({"sets": np.ascontiguousarray(batch.sets)}, {FORMAT: json.dumps(notes)}))
 
 
-def batches(folder: Path, number: int) -> list[Encoded]:
+def batches(folder: Path, number: int) -> list[EncodedItems]:
     """What is there of a shard that is not complete."""
     return [_read_batch(file) for file in _batch_files(folder, number)]
 
@@ -253,10 +253,10 @@ def _batch_files(folder: Path, number: int) -> list[Path]:
     return sorted(folder.glob(f".{shard_file(folder, number).stem}.[0-9]*[0-9]"))
 
 
-def _read_batch(path: Path) -> Encoded:
+def _read_batch(path: Path) -> EncodedItems:
     with opened(path) as file:
         notes = notes_of(file)
-        return Encoded(
+        return EncodedItems(
             notes["places"],
             [row["id"] for row in notes["rows"]],
             [row["metadata"] for row in notes["rows"]],

@@ -15,7 +15,7 @@ from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, BadCell
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, read_lines
 from maxmatch.data.formats.tables import TABLES, path_inside, tables_in, value_of
-from maxmatch.data.formats.webdataset import Member, TarItems, samples, tars_by_split
+from maxmatch.data.formats.webdataset import TarItems, TarMember, samples, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
 from maxmatch.search.index_folder import is_text
 
@@ -261,8 +261,8 @@ def list_tars(path: Path, modality: str | None = None) -> Listing:
     if chosen == TEXT:
         return _captions(path, "webdataset", rows, left_out, report)
 
-    def locate(cell: Any) -> tuple[str, Member]:
-        if not isinstance(cell, Member):
+    def locate(cell: Any) -> tuple[str, TarMember]:
+        if not isinstance(cell, TarMember):
             raise BadCell("a sample without a picture", "Add it, or leave the sample out.")
         return f"{cell.tar.name}/{cell.name}", cell
 
@@ -312,7 +312,7 @@ def _captions(path: Path, format: str, rows: Sequence[_Row], left_out: list[Left
         cells = row.cells.get(column)
         own = row.cells.get(id_column)
         others = {
-            name: plain(str(cell.name) if isinstance(cell, Member) else cell)
+            name: plain(str(cell.name) if isinstance(cell, TarMember) else cell)
             for name, cell in row.cells.items()
             if name not in (column, id_column)
         }

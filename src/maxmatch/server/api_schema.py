@@ -14,7 +14,7 @@ from maxmatch.server.batching import Busy
 
 # What the API takes and gives, as pydantic models: the source of its OpenAPI description.
 
-Key = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The key of an item, as a search gives it.")]
+ItemKey = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The key of an item, as a search gives it.")]
 Slot = Annotated[int, Field(ge=0, le=15, description="Search with this one of the query's K vectors only.")]
 Text = Annotated[str, Field(max_length=1000)]
 Sort = Literal["relevance", "date"]
@@ -45,8 +45,8 @@ class Asked(_Strict):
     """What is searched for: a text, an item, or a picture that was sent before; or nothing, for everything."""
 
     q: Annotated[Text | None, Field(description='A text; or weighted parts: "beach" + "dog" - 2 "people".')] = None
-    like: Annotated[Key | None, Field(description="An item, by its key: what is similar to it.")] = None
-    upload: Annotated[Key | None, Field(description="A picture that was sent to /search/image.")] = None
+    like: Annotated[ItemKey | None, Field(description="An item, by its key: what is similar to it.")] = None
+    upload: Annotated[ItemKey | None, Field(description="A picture that was sent to /search/image.")] = None
     slot: Slot | None = None
 
     @model_validator(mode="after")
@@ -64,8 +64,8 @@ class QueryPart(_Strict):
     """One part of a query: a text, an item or a picture that was sent before."""
 
     text: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
-    like: Key | None = None
-    upload: Key | None = None
+    like: ItemKey | None = None
+    upload: ItemKey | None = None
     slot: Slot | None = None
     weight: Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT, description="Below zero: against.")] = 1.0
 

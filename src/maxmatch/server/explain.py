@@ -15,12 +15,12 @@ from maxmatch.model.inputs import PixelReader
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut
 from maxmatch.server.gallery import Gallery, Item
 from maxmatch.server.pictures import LARGEST_SIDE, Uploads
-from maxmatch.server.querying import Part, check_slot
+from maxmatch.server.querying import QueryTerm, check_slot
 
 _DIGITS = 5
 
 
-class Seen(NamedTuple):
+class ModelView(NamedTuple):
     """A picture as the model sees it, and the part of it that it sees."""
 
     look: Look
@@ -33,7 +33,7 @@ def reads_pictures(model: SetEncoder) -> bool:
 
 
 def explain(
-    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: Item, parts: Sequence[Part]
+    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: Item, parts: Sequence[QueryTerm]
 ) -> Explained:
     """An item against each part of a query; without parts, where its slots look."""
     if not reads_pictures(model):
@@ -43,14 +43,14 @@ def explain(
     return Explained(item=ItemFacts(**facts_of(item)), slots=_slots(seen), parts=explained)
 
 
-def look_at(model: SetEncoder, source: Path | Image.Image) -> Seen:
+def look_at(model: SetEncoder, source: Path | Image.Image) -> ModelView:
     """The set of a picture, and where on it each slot looked."""
     reader = model.tower("image").reader
     assert isinstance(reader, PixelReader)
     picture = load_image(source, at_least=LARGEST_SIDE // 2)
     left, top, right, bottom = reader.transform.box(picture.width, picture.height)
     box = [left / picture.width, top / picture.height, right / picture.width, bottom / picture.height]
-    return Seen(model.look("image", picture), [round(side, _DIGITS) for side in box])
+    return ModelView(model.look("image", picture), [round(side, _DIGITS) for side in box])
 
 
 def facts_of(item: Item) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def facts_of(item: Item) -> dict[str, Any]:
 
 
 def _part(
-    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: Seen, part: Part
+    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: ModelView, part: QueryTerm
 ) -> PartExplained:
     words: list[str] | None = None
     attention: Tensor | None = None
@@ -98,7 +98,7 @@ def _part(
     )
 
 
-def _slots(seen: Seen) -> SlotsOut:
+def _slots(seen: ModelView) -> SlotsOut:
     attention = seen.look.attention
     grid = attention if attention.ndim == 3 else attention[:, None]
     return SlotsOut(attention=[_rounded(slot) for slot in grid], box=seen.box)

@@ -93,7 +93,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class State:
+class GalleryState:
     """The items as they were when the index was last looked at. Never changed, only replaced."""
 
     items: dict[str, Item]
@@ -117,7 +117,7 @@ class Gallery:
         self.name = name
         self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
         self._busy = threading.Lock()
-        self._passing: tuple[State, dict[Condition, list[Item]]] | None = None
+        self._passing: tuple[GalleryState, dict[Condition, list[Item]]] | None = None
         self.state = self._look()
 
     def find(self, key: str) -> Item | None:
@@ -155,7 +155,7 @@ class Gallery:
                 counts["/".join(parts[:depth])] += count
         return dict(sorted(counts.items()))
 
-    def _look(self) -> State:
+    def _look(self) -> GalleryState:
         version = self.index.engine.version()
         items: list[Item] = []
         sketches: dict[str, np.ndarray] = {}
@@ -167,7 +167,7 @@ class Gallery:
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.taken or "", item.id), reverse=True)
-        return State({item.key: item for item in items}, items, sketches, time.monotonic(), version)
+        return GalleryState({item.key: item for item in items}, items, sketches, time.monotonic(), version)
 
 
 def key_of(name: str) -> str:

@@ -23,7 +23,7 @@ _MARGIN = 8  # more than is shown, for near-duplicates that are folded
 _REMEMBERED = 512  # sets of texts: whoever pages on, or types the same again, waits for no model
 
 
-class Part(NamedTuple):
+class QueryTerm(NamedTuple):
     """One part of a query."""
 
     kind: str
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     slot: int | None = None
 
 
-class Result(NamedTuple):
+class SearchResult(NamedTuple):
     """An item that was found, with those that are near-duplicates of it."""
 
     item: Item
@@ -45,14 +45,14 @@ class Result(NamedTuple):
 class Page(NamedTuple):
     """Some of the results, best first."""
 
-    results: list[Result]
+    results: list[SearchResult]
     more: bool
 
 
 class Search(NamedTuple):
     """What a search needs: its parts, a text to be encoded or vectors (L, D) each, and their weights."""
 
-    parts: tuple[Part | Tensor, ...]
+    parts: tuple[QueryTerm | Tensor, ...]
     weights: tuple[float, ...]
     k: int
     where: Condition | None
@@ -91,7 +91,7 @@ class Searcher:
     async def __aexit__(self, *problem: object) -> None:
         await self._answering.__aexit__(*problem)
 
-    async def page(self, parts: Sequence[Part], paging: Paging, where: Condition | None) -> Page:
+    async def page(self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None) -> Page:
         """The results of a query; of a query without parts everything there is, the latest first."""
         end = min(paging.offset + paging.k, DEEPEST)
         given = tuple([await self._given(part) for part in parts])
@@ -117,7 +117,7 @@ class Searcher:
             results = results[paging.offset : end]
         return Page(results, len(groups) > end and end < DEEPEST)
 
-    async def _given(self, part: Part) -> Part | Tensor:
+    async def _given(self, part: QueryTerm) -> QueryTerm | Tensor:
         """A part as a search takes it: a text as it is, of an item or a picture its vectors."""
         if part.kind == "text":
             if part.slot is not None:
@@ -152,9 +152,9 @@ class Searcher:
                 answers[place] = hits[: asked[place].k]
         return answers
 
-    def _vectors(self, parts: Sequence[Part | Tensor]) -> list[Tensor]:
+    def _vectors(self, parts: Sequence[QueryTerm | Tensor]) -> list[Tensor]:
         """The vectors (L, D) of each part; texts that are not remembered are encoded together."""
-        texts = dict.fromkeys(part.value for part in parts if isinstance(part, Part))
+        texts = dict.fromkeys(part.value for part in parts if isinstance(part, QueryTerm))
         new = [text for text in texts if text not in self._known]
         if new:
             self._encoded(len(new))
@@ -165,15 +165,19 @@ class Searcher:
         return vectors
 
 
-def _slots(part: Part) -> slice:
+def _slots(part: QueryTerm) -> slice:
     return slice(None) if part.slot is None else slice(part.slot, part.slot + 1)
 
 
-def _result(group: Sequence[Hit | Item]) -> Result:
+def _result(group: Sequence[Hit | Item]) -> SearchResult:
     """A result of what was found and its near-duplicates."""
     first, *others = (item_of(one.id, one.metadata) if isinstance(one, Hit) else one for one in group)
     best = group[0]
-    return Result(first, best.score, best.matches, others) if isinstance(best, Hit) else Result(first, None, [], others)
+    return (
+        SearchResult(first, best.score, best.matches, others)
+        if isinstance(best, Hit)
+        else SearchResult(first, None, [], others)
+    )
 
 
 def check_slot(slot: int, count: int) -> None:

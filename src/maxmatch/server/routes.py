@@ -22,7 +22,7 @@ from maxmatch.server.api_schema import (
     GalleryOut,
     Health,
     ItemFacts,
-    Key,
+    ItemKey,
     Paging,
     QueryPart,
     Refusal,
@@ -35,7 +35,7 @@ from maxmatch.server.api_schema import (
 from maxmatch.server.explain import explain, facts_of, reads_pictures
 from maxmatch.server.gallery import Gallery, Item
 from maxmatch.server.pictures import Size, Thumbnails, Upload, Uploads, read_upload, webp
-from maxmatch.server.querying import Part, Searcher
+from maxmatch.server.querying import QueryTerm, Searcher
 from maxmatch.server.security import Limits, Metrics
 
 # What the routes share.
@@ -62,32 +62,32 @@ class Service:
             raise not_found("There is no such picture in the index.")
         return found
 
-    def parts(self, asked: Asked) -> list[Part]:
+    def parts(self, asked: Asked) -> list[QueryTerm]:
         """A query of GET as parts."""
         if asked.q and asked.q.strip():
             try:
-                return [Part("text", text, weight, asked.slot) for text, weight in parse_query(asked.q)]
+                return [QueryTerm("text", text, weight, asked.slot) for text, weight in parse_query(asked.q)]
             except ValueError as error:
                 raise Refusal(422, "invalid", str(error)) from None
         if asked.like:
-            return [Part("item", self.item(asked.like).id, 1.0, asked.slot)]
+            return [QueryTerm("item", self.item(asked.like).id, 1.0, asked.slot)]
         if asked.upload:
             self.uploads.get(asked.upload)
-            return [Part("upload", asked.upload, 1.0, asked.slot)]
+            return [QueryTerm("upload", asked.upload, 1.0, asked.slot)]
         return []
 
-    def given_parts(self, given: list[QueryPart]) -> list[Part]:
+    def given_parts(self, given: list[QueryPart]) -> list[QueryTerm]:
         """A query of POST as parts."""
         parts = []
         for part in given:
             if part.text is not None:
-                parts.append(Part("text", part.text, part.weight, part.slot))
+                parts.append(QueryTerm("text", part.text, part.weight, part.slot))
             elif part.like is not None:
-                parts.append(Part("item", self.item(part.like).id, part.weight, part.slot))
+                parts.append(QueryTerm("item", self.item(part.like).id, part.weight, part.slot))
             else:
                 assert part.upload is not None
                 self.uploads.get(part.upload)
-                parts.append(Part("upload", part.upload, part.weight, part.slot))
+                parts.append(QueryTerm("upload", part.upload, part.weight, part.slot))
         parts = [part for part in parts if part.weight]
         if not any(part.weight > 0 for part in parts):
             raise Refusal(422, "invalid", "parts: expected at least one with a weight above zero.")
@@ -191,7 +191,7 @@ def search_routes(service: Service) -> APIRouter:
     ) -> Response:
         """By a picture. It is kept in memory for a while; `upload` of the answer is its key, for further pages."""
         key = await receive(service, file)
-        return await answer(service, [Part("upload", key)], query, upload=key)
+        return await answer(service, [QueryTerm("upload", key)], query, upload=key)
 
     return router
 
@@ -208,7 +208,7 @@ async def receive(service: Service, file: UploadFile) -> str:
     return service.uploads.keep(Upload(picture, vectors))
 
 
-async def answer(service: Service, parts: list[Part], paging: Paging, upload: str | None = None) -> Response:
+async def answer(service: Service, parts: list[QueryTerm], paging: Paging, upload: str | None = None) -> Response:
     """A page of results as it goes out: a `SearchResult`, written as JSON without a model for each of its values, which
     would take half of the server's time.
     """
@@ -236,7 +236,7 @@ async def answer(service: Service, parts: list[Part], paging: Paging, upload: st
 
 _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}, "description": "The picture."}}
 _A_DAY = "private, max-age=86400"
-KeyPath = Annotated[Key, Path()]
+KeyPath = Annotated[ItemKey, Path()]
 
 
 def picture_routes(service: Service) -> APIRouter:

@@ -38,14 +38,14 @@ def measures(
 _WINDOW = 20  # steps that must agree before training is called stuck
 _NEAR = 0.02  # of 2 × margin
 _COLLAPSED = -9.0  # log circular variance: vectors of a set whose cosines are 0.9998 and more
-Kind = Literal["stuck", "not_finite", "collapsed", "unused"]
+DiagnosisKind = Literal["stuck", "not_finite", "collapsed", "unused"]
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Diagnosis:
     """What went wrong, in words a person can act on."""
 
-    kind: Kind
+    kind: DiagnosisKind
     what: str
     cure: str
     changes: tuple[str, ...] = ()
@@ -60,9 +60,9 @@ def watched_steps(steps_per_epoch: int) -> int:
     return max(_WINDOW, min(100, steps_per_epoch // 2))
 
 
-def not_finite(value: float, recipe: Recipe) -> Trouble:
+def not_finite(value: float, recipe: Recipe) -> Diagnosis:
     """A loss, or what was validated, that is no number any more."""
-    return Trouble(
+    return Diagnosis(
         "not_finite",
         f"The loss is {value}: the weights are no numbers any more.",
         f"Try a smaller learning rate (train.lr={recipe.train.lr / 2:g}) or train.precision=fp32.",
@@ -70,7 +70,7 @@ def not_finite(value: float, recipe: Recipe) -> Trouble:
     )
 
 
-def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: int) -> Trouble | None:
+def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: int) -> Diagnosis | None:
     """A triplet loss that stands at 2 × margin with hardest negatives: all pairs score alike."""
     goal = recipe.objective
     window = losses[-watched_steps(steps_per_epoch) :]
@@ -81,7 +81,7 @@ def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: 
         return None
     if max(window) - min(window) > 4 * _NEAR * level:
         return None
-    return Trouble(
+    return Diagnosis(
         "stuck",
         f"The triplet loss has stood at {fmean(window):.4f} for {len(window)} steps: 2 × margin = {level:g} is what it "
         "is when every caption scores alike with every image. With hardest negatives from the start, training often "
@@ -96,13 +96,13 @@ def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: 
     )
 
 
-def collapsed(recipe: Recipe, log_variance: float, set_size: int, modality: str) -> Trouble | None:
+def collapsed(recipe: Recipe, log_variance: float, set_size: int, modality: str) -> Diagnosis | None:
     """Sets whose vectors are all the same."""
     if set_size == 1 or log_variance > _COLLAPSED:
         return None
     goal = recipe.objective
     gd, isd = max(0.1, 2 * goal.gd_weight), max(0.1, 2 * goal.isd_weight)
-    return Trouble(
+    return Diagnosis(
         "collapsed",
         f"The vectors of a set have become one (log circular variance of {modality}s {log_variance:.1f}): a set then "
         "says no more than a single vector.",
@@ -111,11 +111,11 @@ def collapsed(recipe: Recipe, log_variance: float, set_size: int, modality: str)
     )
 
 
-def unused(recipe: Recipe, used: float) -> Trouble | None:
+def unused(recipe: Recipe, used: float) -> Diagnosis | None:
     """Vectors that never decide a score, and so learn nothing."""
     if used > 0.999:
         return None
-    return Trouble(
+    return Diagnosis(
         "unused",
         f"{100 * (1 - used):.0f} % of the slots never decide the score of a true pair: they learn nothing.",
         f"The similarity {recipe.model.similarity!r} allows it; model.similarity=maxmatch uses every vector.",

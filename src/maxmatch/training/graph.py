@@ -17,7 +17,7 @@ from maxmatch.model.layers import PIEHead, SetHead
 from maxmatch.recipe.schema import Train
 from maxmatch.training.distributed import several
 
-Step = Callable[[Batch, int], LossTerms]
+TrainStep = Callable[[Batch, int], LossTerms]
 _WARM_UP = 3  # steps before recording, in which kernels are compiled and buffers get their size
 
 
@@ -28,7 +28,7 @@ class RecordedSteps:
     most: records kept; batches of further shapes are done as ever.
     """
 
-    def __init__(self, step: Step, most: int = 8) -> None:
+    def __init__(self, step: TrainStep, most: int = 8) -> None:
         self.step, self.most = step, most
         self._records: dict[tuple[object, ...], _Record] = {}
         self._seen: dict[tuple[object, ...], int] = {}
@@ -64,7 +64,7 @@ class RecordedSteps:
 class _Record:
     """A recorded step, the batch it reads and the losses it writes."""
 
-    def __init__(self, step: Step, batch: Batch, seed: int, stream: torch.cuda.Stream, pool: Any) -> None:
+    def __init__(self, step: TrainStep, batch: Batch, seed: int, stream: torch.cuda.Stream, pool: Any) -> None:
         self.batch = batch.map(Tensor.clone)
         self.graph = torch.cuda.CUDAGraph()
         torch.manual_seed(seed)  # the step does so too; while recording it may only be the seed that is set already

@@ -16,9 +16,9 @@ from maxmatch.core.checks import NotFiniteError
 from maxmatch.evaluation.encoding import encode_split
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training import diagnostics
-from maxmatch.training.diagnostics import Trouble, measures
+from maxmatch.training.diagnostics import Diagnosis, measures
 from maxmatch.training.distributed import any_process, processes, same_everywhere
-from maxmatch.training.graph import RecordedSteps, Step, can_record
+from maxmatch.training.graph import RecordedSteps, TrainStep, can_record
 from maxmatch.training.log import LossWindow, epoch_line
 from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
 from maxmatch.training.run import Run, RunFolder, begin, finish, open_run, recover, save
@@ -98,18 +98,18 @@ def train(
                     found, good = _validate(run)
                     troubles += found
                     failed = any(trouble.kind == "not_finite" for trouble in found)
-                _complain(run, troubles)
+                _report(run, troubles)
                 cure = next((trouble for trouble in troubles if trouble.changes), None)
                 if auto_recover and cure is not None and len(run.progress.recoveries) < _MOST_RECOVERIES:
                     recover(run, cure)
                 elif failed:
                     raise TrainingFailed(str(troubles[-1]))
                 else:
-                    _go_on(run, good)
+                    _next_epoch(run, good)
             return finish(run) if here.first else {}
 
 
-def _train_epoch(run: Run, stop: StopFlag) -> list[Trouble]:
+def _train_epoch(run: Run, stop: StopFlag) -> list[Diagnosis]:
     """The rest of an epoch, step by step; what is wrong in the end."""
     recipe, progress, model = run.recipe, run.progress, run.parts.model
     frozen = list(freeze_for(model.train(), recipe.train, progress.epoch))
@@ -156,7 +156,7 @@ def _asked_to_stop(run: Run, stop: StopFlag) -> bool:
     return not run.progress.step % _ASK_EVERY and any_process(stop.asked, run.here.device)
 
 
-def _step(run: Run, frozen: list[str]) -> Step:
+def _step(run: Run, frozen: list[str]) -> TrainStep:
     """What a batch does to the model in this epoch; recorded and played back where that can be done and pays."""
     recipe, model = run.recipe, run.parts.model
     criterion = criterion_for(recipe, run.progress.epoch)
@@ -174,7 +174,7 @@ def _step(run: Run, frozen: list[str]) -> Step:
     return run.recorded[1]
 
 
-def _validate(run: Run) -> tuple[list[Trouble], bool]:
+def _validate(run: Run) -> tuple[list[Diagnosis], bool]:
     """Where validation is due: keep the best model. What is wrong, and whether this is a state worth going back to.
 
     Without a split to validate on, the latest model counts as the best.
@@ -215,7 +215,7 @@ def _measures(run: Run) -> dict[str, float]:
     return same_everywhere(found, run.here.device)
 
 
-def _troubles(run: Run, found: dict[str, float]) -> list[Trouble]:
+def _troubles(run: Run, found: dict[str, float]) -> list[Diagnosis]:
     """What the validation shows to be wrong."""
     sizes = run.parts.model.set_sizes
     seen = [
@@ -227,7 +227,7 @@ def _troubles(run: Run, found: dict[str, float]) -> list[Trouble]:
     return [trouble for trouble in seen if trouble is not None]
 
 
-def _complain(run: Run, troubles: list[Trouble]) -> None:
+def _report(run: Run, troubles: list[Diagnosis]) -> None:
     """Say what is wrong, once as long as it lasts."""
     for trouble in troubles:
         if trouble.kind not in run.said:
@@ -235,7 +235,7 @@ def _complain(run: Run, troubles: list[Trouble]) -> None:
     run.said = {trouble.kind for trouble in troubles}
 
 
-def _go_on(run: Run, good: bool) -> None:
+def _next_epoch(run: Run, good: bool) -> None:
     """To the next epoch; where the run stands is put down, unless that was done just now."""
     progress, train = run.progress, run.recipe.train
     progress.epoch, progress.position = progress.epoch + 1, 0

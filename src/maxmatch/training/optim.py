@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders.backbone import Freezable
 from maxmatch.recipe.schema import Cosine as CosineSchedule
-from maxmatch.recipe.schema import Schedule, Step, Train
+from maxmatch.recipe.schema import Schedule, StepSchedule, Train
 
 # AdamW with the parameter groups of the paper's recipes, and how the learning rate goes (SPEC §6).
 
@@ -78,7 +78,7 @@ def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
 
 def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, steps_per_epoch: int) -> float:
     """Put the learning rate of a step into the optimiser; returns that of a group with factor 1."""
-    rate = train.lr * course(train, step, steps_per_epoch)
+    rate = train.lr * schedule_factor(train, step, steps_per_epoch)
     for group in adam.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate * group["factor"])
@@ -87,7 +87,7 @@ def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, ste
     return rate
 
 
-def course(train: Train, step: int, steps_per_epoch: int) -> float:
+def schedule_factor(train: Train, step: int, steps_per_epoch: int) -> float:
     """What the learning rate is multiplied by at a step, counted from 0."""
     total, warmup = train.epochs * steps_per_epoch, train.warmup(steps_per_epoch)
     risen = min(1.0, (step + 1) / warmup) if warmup else 1.0
@@ -95,7 +95,7 @@ def course(train: Train, step: int, steps_per_epoch: int) -> float:
 
 
 def _decay(schedule: Schedule, step: int, steps_per_epoch: int, total: int) -> float:
-    if isinstance(schedule, Step):
+    if isinstance(schedule, StepSchedule):
         return float(schedule.factor ** (step // steps_per_epoch // schedule.every))
     if isinstance(schedule, CosineSchedule):
         return 0.5 * (1 + math.cos(math.pi * step / total))

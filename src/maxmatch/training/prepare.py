@@ -28,13 +28,13 @@ from maxmatch.model.text import (
 )
 from maxmatch.recipe.schema import Data, Recipe, Train
 from maxmatch.training.distributed import Processes, first_alone
-from maxmatch.training.optim import Group, course, parameter_groups
+from maxmatch.training.optim import Group, parameter_groups, schedule_factor
 
 # From a recipe to what the loop works with: data, tokenizer, model, feeds.
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TrainingParts:
     """All that training needs beside the recipe."""
 
     model: SetEncoder
@@ -46,7 +46,7 @@ class Prepared:
     """Whether a step goes through a backbone of which is not known that its steps can be recorded."""
 
 
-def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
+def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     """Read the data, build the model on the device, and choose how it is fed."""
     with first_alone(processes):
         dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
@@ -79,7 +79,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> Prepared:
         not isinstance(reader, FeatureReader) and _may_look(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
-    return Prepared(model, train, val, feed, val_feed, backbones)
+    return TrainingParts(model, train, val, feed, val_feed, backbones)
 
 
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
@@ -179,7 +179,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
         lines.append("The words of a Bi-GRU come with the data and are not counted.")
     lines += ["", f"{'epoch':<8}{'learning rate':>15}  of factor 1, at its first step"]
     for epoch in _telling(recipe):
-        rate = recipe.train.lr * course(recipe.train, epoch * steps, steps)
+        rate = recipe.train.lr * schedule_factor(recipe.train, epoch * steps, steps)
         notes = [f"{name} frozen" for name in backbones if recipe.train.frozen(name, epoch)]
         if recipe.objective.keywords(epoch)["negatives"] != recipe.objective.negatives:
             notes.append("mean negatives")

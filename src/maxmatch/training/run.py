@@ -17,18 +17,18 @@ from maxmatch.core.files import METRICS, write_whole
 from maxmatch.data.dataset import Split
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.encoding import EncodedSplit, encode_split
-from maxmatch.evaluation.metrics import Member, Pairing, evaluate, slot_pairing
+from maxmatch.evaluation.metrics import EvaluatedModel, Pairing, evaluate, slot_pairing
 from maxmatch.evaluation.significance import Interval, intervals
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import RecipeError, dump, dump_recipe, load_recipe
-from maxmatch.training.diagnostics import Trouble, measures
+from maxmatch.training.diagnostics import Diagnosis, measures
 from maxmatch.training.distributed import Processes
 from maxmatch.training.graph import RecordedSteps, compile_layers
 from maxmatch.training.log import RunLog
 from maxmatch.training.optim import Average, Group, optimiser, parameter_groups, with_average
-from maxmatch.training.prepare import Prepared, prepare
+from maxmatch.training.prepare import TrainingParts, prepare
 from maxmatch.training.state import Progress, States, restore
 
 # The folder of a run: its recipe, metrics, states and checkpoints.
@@ -114,7 +114,7 @@ class Run:
     recipe: Recipe
     folder: RunFolder
     here: Processes
-    parts: Prepared
+    parts: TrainingParts
     sampler: GroupSampler
     groups: list[Group]
     adam: torch.optim.AdamW
@@ -161,7 +161,7 @@ def begin(recipe: Recipe, folder: RunFolder, here: Processes, show_progress: boo
         compile_layers(parts.model)
     newest = states.newest()
     if newest is not None:
-        _take_up(run, newest)
+        _restore(run, newest)
     elif here.first:
         folder.begin(recipe)
         save(run, good=True)
@@ -186,10 +186,10 @@ def save(run: Run, good: bool = False) -> None:
     run.saved_at = time.monotonic()
 
 
-def recover(run: Run, trouble: Trouble) -> None:
+def recover(run: Run, trouble: Diagnosis) -> None:
     """Back to the last good state, with the cure applied to the recipe."""
     recoveries = [*run.progress.recoveries, list(trouble.changes)]
-    _take_up(run, run.states.good)
+    _restore(run, run.states.good)
     run.progress.recoveries, run.progress.losses = recoveries, []
     run.recipe = load_recipe(run.folder.recipe, run.progress.changes)
     run.log.back_to(run.progress.step)
@@ -197,7 +197,7 @@ def recover(run: Run, trouble: Trouble) -> None:
     save(run)
 
 
-def _take_up(run: Run, state: Path) -> None:
+def _restore(run: Run, state: Path) -> None:
     average = None if run.average is None else run.average.weights
     run.unsaved_best, run.recorded = None, None  # a recorded step would go on with the optimiser's former tensors
     run.progress = restore(state, run.parts.model, run.groups, run.adam, average)
@@ -264,7 +264,7 @@ def figure_notes(
     encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, float], split: str
 ) -> str:
     """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown."""
-    member = Member("model", encoded, with_options(similarity, dict(options)))
+    member = EvaluatedModel("model", encoded, with_options(similarity, dict(options)))
     result = evaluate([member], pair=pair, protocol="plain")
     sure = intervals(result.galleries[""], _DRAWS, np.random.default_rng(0))
     counts = " and ".join(f"{len(encoded.groups[name]):,} {name}s" for name in pair)

@@ -16,19 +16,19 @@ from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets
-from maxmatch.training.graph import Step
+from maxmatch.training.graph import TrainStep
 from maxmatch.training.optim import Average, Group, clip_gradients
 
 # What is minimised.
 
-Similarity = Callable[[Tensor, Tensor], Tensor]
+PairSimilarity = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Criterion:
     """What is minimised: the objective between each of the pairs of modalities, added up."""
 
-    similarity: Similarity
+    similarity: PairSimilarity
     pairs: Sequence[tuple[str, str]]
     options: Mapping[str, Any]
 
@@ -187,7 +187,7 @@ def updating(
     chunks: int = 1,
     clip: float | None = None,
     average: Average | None = None,
-) -> Step:
+) -> TrainStep:
     """A function that takes one step of training with a batch and a seed for dropout."""
 
     def step(batch: Batch, seed: int) -> LossTerms:

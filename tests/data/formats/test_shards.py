@@ -132,7 +132,7 @@ def test_shards_are_bounded_in_samples_and_bytes_and_always_the_same(tmp_path):
     assert max(ends) <= 5000
 
 
-def tars_members(path: Path) -> list[tars.Member]:
+def tars_members(path: Path) -> list[tars.TarMember]:
     return list(tars.members(path))
 
 

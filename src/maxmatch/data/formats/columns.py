@@ -23,7 +23,7 @@ CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "sentence", "sentence
 _SPLITS = {"training": "train", "dev": "val", "valid": "val", "validation": "val"}
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row, and where it is."""
 
     file: Path
@@ -55,7 +55,7 @@ class Columns:
         return frozenset({*self.values.values(), *self.ids.values(), self.split, self.group})
 
 
-class Found(NamedTuple):
+class RowItem(NamedTuple):
     """An item as a row has it."""
 
     key: Any
@@ -75,12 +75,12 @@ class BadCell(Exception):
         self.what = what
         self.cure = cure
 
-    def at(self, row: Row) -> Problem:
+    def at(self, row: TableRow) -> Problem:
         """The problem that this is."""
         return Problem(row.file, self.what, self.cure, line=row.line)
 
 
-Locate = Callable[[Row, str, Any], tuple[str, Any]]
+Locate = Callable[[TableRow, str, Any], tuple[str, Any]]
 """From a row, a modality other than text and its cell to what identifies the item, and the item. Raises BadCell."""
 
 
@@ -125,7 +125,7 @@ def missing_columns(names: Collection[str], modalities: Mapping[str, str] | None
     )
 
 
-def name_in(row: Row, column: str) -> str:
+def name_in(row: TableRow, column: str) -> str:
     """A cell that has to be there: a split, a group."""
     cell = row.cells.get(column)
     if cell is None or isinstance(cell, list | dict) or not str(cell).strip():
@@ -133,7 +133,7 @@ def name_in(row: Row, column: str) -> str:
     return str(cell)
 
 
-def items_in(row: Row, columns: Columns, locate: Locate, report: Report) -> dict[str, list[Found]]:
+def items_in(row: TableRow, columns: Columns, locate: Locate, report: Report) -> dict[str, list[RowItem]]:
     """The items of a row by modality, at least one each. A bad one among several is reported and left out; BadCell is
     raised where none is left.
     """
@@ -154,20 +154,20 @@ def items_in(row: Row, columns: Columns, locate: Locate, report: Report) -> dict
 
 
 def _items_in(
-    row: Row,
+    row: TableRow,
     modality: str,
     columns: Columns,
     claimed: Mapping[str, str],
     extras: Mapping[str, Any],
     locate: Locate,
     report: Report,
-) -> list[Found]:
+) -> list[RowItem]:
     column, id_column = columns.values[modality], columns.ids.get(modality, "")
     cells = row.cells.get(column)
     if not isinstance(cells, list) or modality == IMAGE:
         key, found = (None, _text(column, cells)) if modality == TEXT else locate(row, modality, cells)
         own = {name: row.cells[column] for name, column in claimed.items()}
-        return [Found(key, found, _id(row.cells.get(id_column)), own, extras)]
+        return [RowItem(key, found, _id(row.cells.get(id_column)), own, extras)]
     ids = _spread(row, id_column, len(cells))
     metadata = {name: _spread(row, column, len(cells)) for name, column in claimed.items()}
     items = []
@@ -178,13 +178,13 @@ def _items_in(
             report(bad.at(row))
             continue
         own = {name: values[number] for name, values in metadata.items() if values[number] is not None}
-        items.append(Found(key, found, _id(ids[number]), own, extras))
+        items.append(RowItem(key, found, _id(ids[number]), own, extras))
     if not items:
         raise BadCell(f"nothing usable in the column {column!r}", "Fill it in, or remove the row.")
     return items
 
 
-def _spread(row: Row, column: str, count: int) -> list[Any]:
+def _spread(row: TableRow, column: str, count: int) -> list[Any]:
     """What a column says about each of the items that the row lists."""
     values = row.cells.get(column)
     if values is None:
@@ -223,7 +223,7 @@ _CURE = "Give each its own."
 
 
 def gather(
-    rows: Iterable[Row],
+    rows: Iterable[TableRow],
     columns: Columns,
     locate: Locate,
     report: Report,
@@ -250,7 +250,7 @@ def gather(
     return {name: split for name, gathered in splits.items() if (split := gathered.split(varying, lazy)).size}
 
 
-def _settle_ids(columns: Columns, rows: Sequence[Row], locate: Locate) -> Columns:
+def _settle_ids(columns: Columns, rows: Sequence[TableRow], locate: Locate) -> Columns:
     """A column `id` is that of the image, unless it tells rows of one image apart: then it is that of the caption."""
     column = columns.ids.get(IMAGE)
     if column is None or column.strip().lower() != "id" or TEXT in columns.ids:
@@ -271,14 +271,14 @@ def _settle_ids(columns: Columns, rows: Sequence[Row], locate: Locate) -> Column
 class _Column:
     """The items of one modality, in order of appearance."""
 
-    items: list[Found] = field(default_factory=list)
+    items: list[RowItem] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TableRow] = field(default_factory=list)
     by_key: dict[Any, int] = field(default_factory=dict)
     by_id: dict[str, int] = field(default_factory=dict)
 
-    def place(self, item: Found, key: Any, name: str, group: int, row: Row) -> int:
+    def place(self, item: RowItem, key: Any, name: str, group: int, row: TableRow) -> int:
         """The number of the item, which is new or has come before in the same group. `name`: its id, if it has none."""
         name = name if item.id is None else item.id
         number = self.by_key.get(key)
@@ -305,11 +305,11 @@ class _Gathered:
 
     columns: Mapping[str, _Column]
     groups: dict[str, int] = field(default_factory=dict)
-    pairs: dict[tuple[int, int], Row] = field(default_factory=dict)
+    pairs: dict[tuple[int, int], TableRow] = field(default_factory=dict)
     captions: dict[int, int] = field(default_factory=dict)
 
     def add(
-        self, row: Row, items: Mapping[str, list[Found]], group_key: str, varying: set[str], report: Report
+        self, row: TableRow, items: Mapping[str, list[RowItem]], group_key: str, varying: set[str], report: Report
     ) -> None:
         """Take a row in, and note the columns that vary among the rows of its image."""
         group = self.groups.setdefault(group_key, len(self.groups))
@@ -328,7 +328,7 @@ class _Gathered:
                 except BadCell as bad:
                     report(bad.at(row))
 
-    def _add_caption(self, item: Found, image: int, group: int, row: Row) -> None:
+    def _add_caption(self, item: RowItem, image: int, group: int, row: TableRow) -> None:
         # Two captions of an image may read alike (some of COCO's do) if their ids say that they are two.
         key = (image, item.value) if item.id is None else item.id
         count = self.captions.get(image, 0)
@@ -367,7 +367,7 @@ class _Gathered:
         return Split(items)
 
 
-def _metadata(item: Found, modality: str, varying: set[str]) -> dict[str, Any]:
+def _metadata(item: RowItem, modality: str, varying: set[str]) -> dict[str, Any]:
     """What is known about an item: what its row says by itself, if that is about this modality, and what is its own."""
     if modality not in (IMAGE, TEXT):
         return dict(item.metadata)

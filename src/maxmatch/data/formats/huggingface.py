@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from maxmatch.core.files import whole
 from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.columns import Row, check_writable, find_columns, gather, missing_columns, split_name, unfold
+from maxmatch.data.formats.columns import (
+    TableRow,
+    check_writable,
+    find_columns,
+    gather,
+    missing_columns,
+    split_name,
+    unfold,
+)
 from maxmatch.data.formats.shared import Advance, check_files, in_order, quietly, read_item, write_folder
 from maxmatch.data.formats.tables import arrow_column, column_names, path_inside
 
@@ -100,11 +108,11 @@ def _read_table(table: "datasets.Dataset", split: str, path: Path, report: Repor
     # What has to be decoded is no metadata, and pictures wait until they are asked for.
     rest = [name for name, kind in table.features.items() if name != image and not hasattr(kind, "decode_example")]
     rows = [
-        Row(path, number + 1, {**cells, image: number if embedded else cells[image]}, split)
+        TableRow(path, number + 1, {**cells, image: number if embedded else cells[image]}, split)
         for number, cells in enumerate(_cells(table.select_columns(rest if embedded else [image, *rest])))
     ]
 
-    def locate(row: Row, modality: str, cell: Any) -> tuple[str, Any]:
+    def locate(row: TableRow, modality: str, cell: Any) -> tuple[str, Any]:
         if not embedded:
             return path_inside(path, cell)
         # Rows of one picture are known by its id; its name is only that within one of several folders.

@@ -17,7 +17,7 @@ from maxmatch.data.formats.columns import (
     IMAGE_COLUMNS,
     BadCell,
     Columns,
-    Row,
+    TableRow,
     check_writable,
     find_columns,
     gather,
@@ -207,7 +207,7 @@ def _empty(path: Path, line: int) -> Problem:
 
 # Rows into tables: CSV, TSV, JSON lines and Parquet. What is not there, and None, is an empty cell.
 
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 
 def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -215,7 +215,7 @@ def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def write_csv(file: BinaryIO, rows: Rows, delimiter: str = ",") -> None:
+def write_csv(file: BinaryIO, rows: TableRows, delimiter: str = ",") -> None:
     """Fields separated by commas (or tabs), quoted where they have to be. Metadata that is no text is JSON."""
     names = column_names(rows)
     special = re.compile(rf'[{delimiter}"\r\n]')
@@ -233,13 +233,13 @@ def write_csv(file: BinaryIO, rows: Rows, delimiter: str = ",") -> None:
         file.write((delimiter.join(field(name, row.get(name)) for name in names) + "\n").encode())
 
 
-def write_jsonl(file: BinaryIO, rows: Rows) -> None:
+def write_jsonl(file: BinaryIO, rows: TableRows) -> None:
     """One JSON object a line."""
     for row in rows:
         file.write(json.dumps(row, ensure_ascii=False, default=plain).encode() + b"\n")
 
 
-def write_parquet(file: BinaryIO, rows: Rows) -> None:
+def write_parquet(file: BinaryIO, rows: TableRows) -> None:
     """A Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -271,7 +271,7 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=plain)) if not isinstance(value, str | int | float | None) else value
 
 
-WRITERS: dict[str, Callable[[BinaryIO, Rows], None]] = {
+WRITERS: dict[str, Callable[[BinaryIO, TableRows], None]] = {
     "csv": write_csv,
     "tsv": partial(write_csv, delimiter="\t"),
     "jsonl": write_jsonl,
@@ -425,11 +425,11 @@ def _read_files(
     rows = []
     for file, part in lines.items():
         typed = partial(_typed, columns) if file.suffix.lower() in (".csv", ".tsv") else dict
-        rows += [Row(file, line, typed(cells), split) for line, cells in part]
+        rows += [TableRow(file, line, typed(cells), split) for line, cells in part]
     # An image has several rows.
     inside = {file: cache(partial(path_inside, images or file.parent)) for file in files}
 
-    def locate(row: Row, modality: str, cell: Any) -> tuple[str, Path]:
+    def locate(row: TableRow, modality: str, cell: Any) -> tuple[str, Path]:
         return inside[row.file](cell) if isinstance(cell, str) else path_inside(row.file.parent, cell)
 
     splits = gather(rows, columns, locate, report)

@@ -17,7 +17,7 @@ from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give
 from maxmatch.data.formats.columns import (
     CAPTION_COLUMNS,
     BadCell,
-    Row,
+    TableRow,
     check_writable,
     find_columns,
     gather,
@@ -42,7 +42,7 @@ _BLOCK = 512
 _OPEN_AT_ONCE = 64
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file within a tar."""
 
     tar: Path
@@ -55,7 +55,7 @@ class CutShort(DataError):
     """A tar that does not go on to its end. What was found before is whole."""
 
 
-def members(path: Path) -> Iterator[Member]:
+def members(path: Path) -> Iterator[TarMember]:
     """The files in a tar, in order, their data skipped. Raises CutShort after the last that is whole, if the tar ends
     early or is damaged.
     """
@@ -68,7 +68,7 @@ def members(path: Path) -> Iterator[Member]:
                 if end > length:
                     raise _cut(path, f"ends early, at byte {length}, within {info.name}, which goes on to byte {end}")
                 if info.isreg():
-                    yield Member(path, info.name, info.offset_data, info.size)
+                    yield TarMember(path, info.name, info.offset_data, info.size)
                 last = info.name
             _check_end(path, tar.offset, last)
     except tarfile.TarError as error:
@@ -96,7 +96,7 @@ def _cut(path: Path, what: str) -> CutShort:
 class TarItems(Sequence[bytes]):
     """The bytes of members, read when asked for, in any order, by any thread and any process it is sent to."""
 
-    def __init__(self, found: Sequence[Member]) -> None:
+    def __init__(self, found: Sequence[TarMember]) -> None:
         self._members = list(found)
         self._opened = lru_cache(_OPEN_AT_ONCE)(_Handle)
 
@@ -118,10 +118,10 @@ class TarItems(Sequence[bytes]):
         member = self._members[index]
         return member.tar / member.name
 
-    def __getstate__(self) -> list[Member]:
+    def __getstate__(self) -> list[TarMember]:
         return self._members
 
-    def __setstate__(self, state: list[Member]) -> None:
+    def __setstate__(self, state: list[TarMember]) -> None:
         self.__init__(state)  # type: ignore[misc]
 
 
@@ -162,7 +162,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     """The splits of these tars; "train" where names do not say."""
     rows = [
-        Row(tar / key, None, cells, split)
+        TableRow(tar / key, None, cells, split)
         for split, tars in tars_by_split(path).items()
         for tar in tars
         for key, cells in samples(tar, report)
@@ -196,8 +196,8 @@ def write(
     write_folder(path, "webdataset", splits, fill, advance, max_samples=max_samples, max_bytes=max_bytes)
 
 
-def _locate(row: Row, modality: str, cell: Any) -> tuple[str, Member]:
-    assert isinstance(cell, Member)
+def _locate(row: TableRow, modality: str, cell: Any) -> tuple[str, TarMember]:
+    assert isinstance(cell, TarMember)
     return row.file.relative_to(cell.tar.parent).as_posix(), cell
 
 
@@ -227,7 +227,7 @@ def samples(tar: Path, report: Report, bare: bool = False) -> Iterator[tuple[str
     if not tar.is_file():
         report(Problem(tar, "no such file", "Bring it back, or name the tars that there are.", fatal=True))
         return
-    found: list[Member] = []
+    found: list[TarMember] = []
     cut = False
     try:
         found.extend(members(tar))
@@ -248,16 +248,16 @@ def samples(tar: Path, report: Report, bare: bool = False) -> Iterator[tuple[str
                     report(Problem(tar / key, bad.what, bad.cure))
 
 
-def _key(member: Member) -> str:
+def _key(member: TarMember) -> str:
     """What the members of a sample have in common: the name up to the first dot after the last slash."""
     folder, slash, name = member.name.removeprefix("./").lstrip("/").rpartition("/")
     base = name.partition(".")[0]
     return f"{folder}{slash}{base}" if base else ""
 
 
-def _cells(parts: Sequence[Member], file: BinaryIO, bare: bool) -> dict[str, Any]:
+def _cells(parts: Sequence[TarMember], file: BinaryIO, bare: bool) -> dict[str, Any]:
     """What a row of a table would hold."""
-    by_suffix: dict[str, Member] = {}
+    by_suffix: dict[str, TarMember] = {}
     for part in parts:
         suffix = part.name.rpartition("/")[2].partition(".")[2].lower()
         if by_suffix.setdefault(suffix, part) is not part:
@@ -279,7 +279,7 @@ def _cells(parts: Sequence[Member], file: BinaryIO, bare: bool) -> dict[str, Any
     return {**{name: cell for name, cell in found.items() if cell is not None}, **others}
 
 
-def _text(part: Member, file: BinaryIO) -> str:
+def _text(part: TarMember, file: BinaryIO) -> str:
     file.seek(part.offset)
     try:
         return file.read(part.size).decode("utf-8-sig")
@@ -288,7 +288,7 @@ def _text(part: Member, file: BinaryIO) -> str:
         raise BadCell(what, "Write it as UTF-8.") from None
 
 
-def _object(part: Member, file: BinaryIO) -> dict[str, Any]:
+def _object(part: TarMember, file: BinaryIO) -> dict[str, Any]:
     try:
         cells = json.loads(_text(part, file))
     except (ValueError, RecursionError) as error:

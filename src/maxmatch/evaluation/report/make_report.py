@@ -116,7 +116,7 @@ Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReportOptions:
     """What is to be measured and shown.
 
     similarity: None is the model's own. examples: queries and failures each way, and pairs whose attention is shown.
@@ -135,7 +135,7 @@ def make_report(
     split: Split,
     visible: Split,
     folder: Path,
-    wanted: Wanted,
+    wanted: ReportOptions,
     *,
     title: str,
     facts: Mapping[str, str],
@@ -246,7 +246,7 @@ def _looks(
         return nothing
 
 
-def _projected(encoded: EncodedSplit, pair: tuple[str, str], wanted: Wanted, say: Say) -> Projection | None:
+def _projected(encoded: EncodedSplit, pair: tuple[str, str], wanted: ReportOptions, say: Say) -> Projection | None:
     """Vectors in the plane, where there are enough of them and what it takes is installed."""
     try:
         return project(encoded, pair, method=wanted.projection, seed=wanted.seed)

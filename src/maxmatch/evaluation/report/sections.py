@@ -8,7 +8,7 @@ from maxmatch.evaluation.analysis import Analysis, Failure, Failures, Specialisa
 from maxmatch.evaluation.metrics import LEVELS
 from maxmatch.evaluation.report.contents import METHODS, Contents, Shown, thumbnail
 from maxmatch.evaluation.report.html import DASH, Child, Markup, an, data_uri, document, element, joined, number, table
-from maxmatch.evaluation.slots import Answer, BySlot, SlotExample
+from maxmatch.evaluation.slots import BySlot, SlotAnswer, SlotExample
 
 # The sections of a report that are numbers: each a heading, what it says, figures and tables.
 
@@ -312,7 +312,7 @@ def words(words: Sequence[str], weights: Sequence[float]) -> Markup:
     return element("span", *spaced, class_="words")
 
 
-def _answers(items: Shown | None, answers: Sequence[Answer]) -> Markup:
+def _answers(items: Shown | None, answers: Sequence[SlotAnswer]) -> Markup:
     texts = items is not None and bool(answers) and items.text(answers[0].item) is not None
     listed = [
         element(

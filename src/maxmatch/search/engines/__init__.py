@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-from maxmatch.search.engine import Engine, EngineMaker, Place
+from maxmatch.search.engine import Engine, EngineMaker, Location
 from maxmatch.search.engines.cached_table import CopiedEngine, read_copy
 
 # name -> module. Loaded when first used: each brings a library of its own.
@@ -15,13 +15,13 @@ ENGINES = {
 _COPIED = ("lance", "exhaustive")
 
 
-def create_engine(name: str, place: Place) -> Engine:
+def create_engine(name: str, place: Location) -> Engine:
     """An empty store."""
     create: EngineMaker = _module(name).create
     return create(place)
 
 
-def open_engine(name: str, place: Place) -> Engine:
+def open_engine(name: str, place: Location) -> Engine:
     """The store that is there; where a copy of it can be read, the copy, and the store once it is needed."""
     copy = read_copy(place.folder, place.width) if name in _COPIED else None
     if copy is not None:
@@ -29,7 +29,7 @@ def open_engine(name: str, place: Place) -> Engine:
     return open_engine_itself(name, place)
 
 
-def open_engine_itself(name: str, place: Place) -> Engine:
+def open_engine_itself(name: str, place: Location) -> Engine:
     """The store, without a look for a copy."""
     open_it: EngineMaker = _module(name).open_engine
     return open_it(place)

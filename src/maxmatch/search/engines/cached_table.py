@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from maxmatch.core.files import whole
-from maxmatch.search.engine import Choose, Engine, Found, Place, Rows
+from maxmatch.search.engine import Choose, Engine, Found, ItemRows, Location
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.index_folder import TABLE
 
@@ -109,7 +109,7 @@ class CopiedEngine:
     state. Whatever it cannot answer opens the engine itself, which answers from then on.
     """
 
-    def __init__(self, place: Place, copy: Copy, opens: Callable[[Place], Engine]) -> None:
+    def __init__(self, place: Location, copy: Copy, opens: Callable[[Location], Engine]) -> None:
         self.place = place
         self._copy = copy
         self._opens = opens
@@ -140,11 +140,11 @@ class CopiedEngine:
         """Only what the engine holds itself."""
         return self._opened and self.inner.held
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ItemRows) -> None:
         """By the engine."""
         self.inner.add(rows)
 
-    def upsert(self, rows: Rows) -> None:
+    def upsert(self, rows: ItemRows) -> None:
         """By the engine."""
         self.inner.upsert(rows)
 

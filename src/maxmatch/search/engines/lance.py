@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from pydantic import JsonValue
 
-from maxmatch.search.engine import Choose, Found, Place, Rows
+from maxmatch.search.engine import Choose, Found, ItemRows, Location
 from maxmatch.search.engines.cached_table import versions_of
 from maxmatch.search.engines.lance_files import (
     MOST_COLUMNS,
@@ -88,7 +88,7 @@ class Coverage(NamedTuple):
 class VectorIndex:
     """The index of one table."""
 
-    def __init__(self, table: Any, place: Place) -> None:
+    def __init__(self, table: Any, place: Location) -> None:
         self.table = table
         self.kind = str(place.settings.get("index", KINDS[0]))
         self.train_from = int(str(place.settings.get("train_from", TRAIN_FROM)))
@@ -270,7 +270,7 @@ class Held:
     call of LanceDB goes through other threads, which wait for a server's Python, several times as long as it takes.
     """
 
-    def __init__(self, place: Place, table: Any, index: VectorIndex | None) -> None:
+    def __init__(self, place: Location, table: Any, index: VectorIndex | None) -> None:
         self._place = place
         self._table = table
         self._index = index
@@ -326,7 +326,7 @@ _FORMAT = (
 _CACHE_BYTES = 512 * 2**20  # at least
 
 
-def create(place: Place, trained: bool = True) -> "LanceEngine":
+def create(place: Location, trained: bool = True) -> "LanceEngine":
     """An empty table in the folder."""
     session, database = _connect(place)
     vectors = pa.list_(pa.float32() if place.dtype == "float32" else pa.float16(), place.width)
@@ -343,7 +343,7 @@ def create(place: Place, trained: bool = True) -> "LanceEngine":
     return LanceEngine(place, table, session, trained)
 
 
-def open_engine(place: Place, trained: bool = True) -> "LanceEngine":
+def open_engine(place: Location, trained: bool = True) -> "LanceEngine":
     """The table of the folder."""
     path = place.folder / TABLE
     if not path.is_dir():
@@ -360,7 +360,7 @@ def open_engine(place: Place, trained: bool = True) -> "LanceEngine":
     return LanceEngine(place, table, session, trained)
 
 
-def _connect(place: Place) -> tuple[Any, Any]:
+def _connect(place: Location) -> tuple[Any, Any]:
     """What is kept in memory, and the folder as a database."""
     lancedb = lancedb_library()
     session = lancedb.Session(index_cache_size_bytes=cache_bytes(place), metadata_cache_size_bytes=_CACHE_BYTES // 4)
@@ -371,7 +371,7 @@ def _connect(place: Place) -> tuple[Any, Any]:
     )
 
 
-def cache_bytes(place: Place) -> int:
+def cache_bytes(place: Location) -> int:
     """How much of the index over the vectors is kept in memory: all of it, since a search looks at other parts each
     time, and one that is a little larger than its cache is read from the files again and again.
     """
@@ -383,7 +383,7 @@ class LanceEngine:
     there are enough of them.
     """
 
-    def __init__(self, place: Place, table: Any, session: Any, trained: bool) -> None:
+    def __init__(self, place: Location, table: Any, session: Any, trained: bool) -> None:
         self.place = place
         self.path = place.folder / TABLE
         self.table = table
@@ -404,12 +404,12 @@ class LanceEngine:
         with reading(self.path):
             return self._hold and self._items.known().fits
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ItemRows) -> None:
         """Store new items."""
         with self._writing():
             self.table.add(self._batch(rows))
 
-    def upsert(self, rows: Rows) -> None:
+    def upsert(self, rows: ItemRows) -> None:
         """Store items, replacing those of the same ids."""
         with self._writing():
             merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
@@ -541,7 +541,7 @@ class LanceEngine:
             yield
             put_on_disk(self.path)
 
-    def _batch(self, rows: Rows) -> pa.Table:
+    def _batch(self, rows: ItemRows) -> pa.Table:
         """The rows as the table has them, once it has a column for each key of their metadata."""
         columns = metadata_columns(rows.metadata)
         schema = self.table.schema

@@ -18,11 +18,11 @@ from maxmatch.search.filters import (
     Comparison,
     Condition,
     Every,
-    Kind,
     Missing,
     Not,
     Some,
     Value,
+    ValueKind,
     kind_of,
 )
 from maxmatch.search.index_folder import IndexFolderError
@@ -164,19 +164,19 @@ def _short(error: Exception) -> str:
 # What a filter can see is stored twice: in the JSON text that is given back, and in a column `text_…`, `number_…` or
 # `boolean_…` of the key, null where the item has no such value. One key may so hold texts and numbers.
 
-_TYPES: dict[Kind, pa.DataType] = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
+_TYPES: dict[ValueKind, pa.DataType] = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
 _PLAIN = re.compile("[a-z][a-z0-9_]*")
 MOST_COLUMNS = 256
 
 
-def column_of(kind: Kind, key: str) -> str:
+def column_of(kind: ValueKind, key: str) -> str:
     """The column's name. A key that SQL would not take as it is, is written in hexadecimal; none begins with 0."""
     return f"{kind}_{key if _PLAIN.fullmatch(key) else '0x' + key.encode().hex()}"
 
 
 def metadata_columns(texts: Sequence[str]) -> dict[str, Any]:
     """The columns of some items, from their JSON texts: of each key and kind that any of them has."""
-    values: dict[tuple[Kind, str], list[Value | None]] = {}
+    values: dict[tuple[ValueKind, str], list[Value | None]] = {}
     for row, text in enumerate(texts):
         for key, value in json.loads(text).items() if text != "{}" else ():
             kind = kind_of(value)

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from maxmatch.core.files import write_whole
-from maxmatch.search.engine import Choose, Found, Place, Rows
+from maxmatch.search.engine import Choose, Found, ItemRows, Location
 from maxmatch.search.filters import (
     Among,
     Begins,
@@ -95,7 +95,7 @@ class Server:
             return MilvusClient(uri=self.uri, token=os.environ.get(TOKEN, ""), timeout=min(self.seconds, 10.0))
 
 
-def server_of(place: Place) -> Server:
+def server_of(place: Location) -> Server:
     """The server that the settings name."""
     unknown = sorted(set(place.settings) - SETTINGS)
     if unknown:
@@ -118,7 +118,7 @@ def server_of(place: Place) -> Server:
     return Server(uri, float(seconds), str(consistency))
 
 
-def chosen_collection(place: Place) -> str | None:
+def chosen_collection(place: Location) -> str | None:
     """The name of the collection, where the settings give one."""
     name = place.settings.get("collection")
     if name is None or (isinstance(name, str) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,254}", name)):
@@ -126,7 +126,7 @@ def chosen_collection(place: Place) -> str | None:
     raise ValueError(f"collection: expected letters, digits and _, not a digit first, got {name!r}.")
 
 
-def noted_collection(place: Place) -> str:
+def noted_collection(place: Location) -> str:
     """The name of the collection, as the folder has it."""
     path = place.folder / FILE
     if not path.is_file():
@@ -267,7 +267,7 @@ def kind_of_index(settings: Mapping[str, JsonValue]) -> str:
     return kind
 
 
-def make_collection(place: Place, server: Server, client: "MilvusClient") -> str:
+def make_collection(place: Location, server: Server, client: "MilvusClient") -> str:
     """A new, empty collection, noted in the folder; what a process that was killed meanwhile has left is dropped."""
     if place.width > WIDEST:
         raise ValueError(
@@ -296,7 +296,7 @@ def make_collection(place: Place, server: Server, client: "MilvusClient") -> str
     return name
 
 
-def check_collection(place: Place, server: Server, client: "MilvusClient", name: str) -> None:
+def check_collection(place: Location, server: Server, client: "MilvusClient", name: str) -> None:
     """Refuse a collection that is not there, or not of the index's form."""
     with server.talking(name):
         if not client.has_collection(name, timeout=server.seconds):
@@ -322,13 +322,13 @@ def check_collection(place: Place, server: Server, client: "MilvusClient", name:
         )
 
 
-def keeps_half(place: Place, client: "MilvusClient") -> bool:
+def keeps_half(place: Location, client: "MilvusClient") -> bool:
     """Whether vectors are kept in half precision: Milvus can from 2.4 on. Before, float16 is kept as float32."""
     major, minor = (int(part) for part in re.findall(r"\d+", client.get_server_version())[:2])
     return place.dtype == "float16" and (major, minor) >= (2, 4)
 
 
-def _schema(place: Place, client: "MilvusClient") -> Any:
+def _schema(place: Location, client: "MilvusClient") -> Any:
     from pymilvus import DataType
 
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -362,14 +362,14 @@ _SETTLING = 24 * 3600.0  # seconds
 _SCORED = ["id", "added", "vector"]
 
 
-def create(place: Place) -> "Milvus":
+def create(place: Location) -> "Milvus":
     """An empty collection."""
     server = server_of(place)
     client = server.connect()
     return Milvus(place, server, client, make_collection(place, server, client))
 
 
-def open_engine(place: Place) -> "Milvus":
+def open_engine(place: Location) -> "Milvus":
     """The collection that the folder names."""
     server, name = server_of(place), noted_collection(place)
     client = server.connect()
@@ -384,7 +384,7 @@ class Milvus:
 
     approximate, held = True, False
 
-    def __init__(self, place: Place, server: Server, client: "MilvusClient", collection: str) -> None:
+    def __init__(self, place: Location, server: Server, client: "MilvusClient", collection: str) -> None:
         self.place = place
         self.server = server
         self.client = client
@@ -401,11 +401,11 @@ class Milvus:
         with self.server.talking(self.collection):
             yield
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ItemRows) -> None:
         """Store new items."""
         self.upsert(rows)  # for an answer may be lost, and the call repeated: adding would then store them twice
 
-    def upsert(self, rows: Rows) -> None:
+    def upsert(self, rows: ItemRows) -> None:
         """Store items; those whose id is stored already are replaced."""
         for name, text in zip(rows.ids, rows.metadata, strict=True):
             if len(text.encode()) > LONGEST:
@@ -429,7 +429,7 @@ class Milvus:
                 ]
                 self.client.upsert(self.collection, items, timeout=self.server.seconds)
 
-    def _parts(self, rows: Rows) -> Iterator[range]:
+    def _parts(self, rows: ItemRows) -> Iterator[range]:
         """The places of as many rows as go into a message, metadata counted twice as it is stored."""
         start, size = 0, 0
         for place, text in enumerate(rows.metadata):
