@@ -1,6 +1,6 @@
 """What an earlier version wrote still works: a run, an interrupted run, a checkpoint, an index and a feature store.
 
-`tests/stored` was written by 0.1.0.dev0 before the package got its present layout (commit 25ebf7c). Never write it anew:
+`tests/stored` was written by 0.1.0.dev0, before the package got its present layout (25ebf7c). Never write it anew:
 what users have on their disks does not change either.
 """
 
