@@ -29,7 +29,24 @@ def maximal_assignment(
         π = argmax over one-to-one matchings of Σ_k c_k,π(k)
 
     The smaller side is matched completely; masked rows and columns (False) take no part. Among matchings of equal
-    total the lexicographically first is given, an unmatched row counting as later than any column.
+    total the lexicographically first is given, an unmatched row counting as later than any column. Indices carry no
+    gradient: gather the cosines with them.
+
+    Args:
+        cosines: any number of problems, each a block of K rows and L columns: a tensor or an array.
+        row_mask: which rows are real (True) and which are padding; None: all are real.
+        col_mask: the same for the columns.
+
+    Returns:
+        The column of each row.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import maximal_assignment
+        >>> maximal_assignment(torch.tensor([[0.9, 0.8], [0.8, 0.1]]))  # 0.8 + 0.8 is more than 0.9 + 0.1
+        tensor([1, 0])
+        >>> maximal_assignment(torch.tensor([[0.9], [0.8]]))  # two rows, one column: the second row has none
+        tensor([ 0, -1])
     """
     cosines = as_tensor(cosines)
     row_mask, col_mask = (None if mask is None else as_tensor(mask) for mask in (row_mask, col_mask))

@@ -353,15 +353,6 @@ def _name(sets: Array) -> str:
     return str(sets.dtype).removeprefix("torch.")
 
 
-# All pairs of two collections of sets, tile by tile under a bound on memory: all scores, or the best of them.
-#
-# Inputs are tensors on any device or NumPy arrays, memory maps among them: only the tiles at work are read.
-# `max_memory`
-# bounds what is allocated beside the inputs and the result: 1 GiB unless given, on a large GPU a sixteenth of its
-# memory.
-# A similarity of your own must not write to what it is given.
-
-
 def score_matrix(
     a: Float[Array, "B K D"],
     b: Float[Array, "C L D"],
@@ -373,7 +364,37 @@ def score_matrix(
     normalise: bool = False,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "B C"]:
-    """The scores of all pairs. `device` says where to compute (default: where the tensors are; arrays: the CPU)."""
+    """The scores of all pairs, computed tile by tile, so that any two collections whose scores fit will do.
+
+    No gradient is kept; in training call a similarity itself, such as `maxmatch.similarity.maxmatch`.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
+            work is read.
+        b: C sets of L unit vectors.
+        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
+            `a_mask` and `b_mask` where you give them, and does not write to its input.
+        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
+            sixteenth of its memory.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
+        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+
+    Returns:
+        The score of every set of `a` with every set of `b`: float32, float64 where an input is.
+
+    Examples:
+        >>> import torch
+        >>> from torch.nn.functional import normalize
+        >>> from maxmatch import score_matrix
+        >>> images = normalize(torch.randn(100, 4, 256), dim=-1)
+        >>> captions = normalize(torch.randn(500, 4, 256), dim=-1)
+        >>> score_matrix(images, captions).shape
+        torch.Size([100, 500])
+        >>> score_matrix(images, captions, "chamfer", max_memory=2**20).shape
+        torch.Size([100, 500])
+    """
     job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     scores = torch.empty(len(a), len(b), dtype=job.dtype, device=job.device)
     with torch.no_grad():
@@ -394,7 +415,37 @@ def top_hits(
     normalise: bool = False,
     device: torch.device | str | None = None,
 ) -> TopHits:
-    """The k best of b for each of a, best first; never holds the matrix. Equal scores: the lower index first."""
+    """The k best of `b` for each of `a`, best first. Never holds all scores at once.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
+            work is read.
+        b: C sets of L unit vectors.
+        k: how many to keep; all of `b` where it has fewer.
+        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
+            `a_mask` and `b_mask` where you give them, and does not write to its input.
+        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
+            sixteenth of its memory.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
+        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+
+    Returns:
+        Scores and indices into `b`, both (B, k). Of equal scores the lower index comes first.
+
+    Examples:
+        >>> import torch
+        >>> from torch.nn.functional import normalize
+        >>> from maxmatch import top_hits
+        >>> images = normalize(torch.randn(100, 4, 256), dim=-1)
+        >>> captions = normalize(torch.randn(500, 4, 256), dim=-1)
+        >>> hits = top_hits(captions, images, k=10)
+        >>> hits.indices.shape  # ten images for each caption
+        torch.Size([500, 10])
+        >>> bool((hits.scores[:, 0] >= hits.scores[:, 1]).all())
+        True
+    """
     job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     best = _Best(len(a), _checked_k(k, len(b)), job)
     with torch.no_grad():
@@ -415,7 +466,35 @@ def top_hits_both(
     normalise: bool = False,
     device: torch.device | str | None = None,
 ) -> tuple[TopHits, TopHits]:
-    """`top_hits` of a in b and of b in a, in one pass: both directions of retrieval at the price of one product."""
+    """`top_hits` of `a` in `b` and of `b` in `a`, in one pass: both directions of retrieval for one product.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
+            work is read.
+        b: C sets of L unit vectors.
+        k: how many to keep; all where there are fewer.
+        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
+            `a_mask` and `b_mask` where you give them, and does not write to its input.
+        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
+            sixteenth of its memory.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
+        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+
+    Returns:
+        The hits of `a` in `b` and those of `b` in `a`.
+
+    Examples:
+        >>> import torch
+        >>> from torch.nn.functional import normalize
+        >>> from maxmatch import top_hits_both
+        >>> images = normalize(torch.randn(100, 4, 256), dim=-1)
+        >>> captions = normalize(torch.randn(500, 4, 256), dim=-1)
+        >>> captions_of_images, images_of_captions = top_hits_both(images, captions, k=5)
+        >>> captions_of_images.indices.shape, images_of_captions.indices.shape
+        (torch.Size([100, 5]), torch.Size([500, 5]))
+    """
     job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     forth, back = _Best(len(a), _checked_k(k, len(b)), job), _Best(len(b), _checked_k(k, len(a)), job)
     with torch.no_grad():

@@ -153,12 +153,30 @@ def maxmatch(
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
-    """Maximal Pair Assignment Similarity (eqn:hungarian-similarity).
+    """Maximal Pair Assignment Similarity (eqn:hungarian-similarity): the best one-to-one matching of two sets.
 
         s(X, Y) = mean_k [exp(c_k,π(k)) − 1],   π = argmax over one-to-one matchings of Σ_k c_k,π(k)
 
     Symmetric; the order within a set does not matter; between −0.632 and e − 1 = 1.718. The smaller set is matched
     completely.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.maxmatch(image, captions)
+        tensor([[1.7183, 0.8591]])
     """
     planes = _compare(a, b, a_mask, b_mask)
     if planes.masked:
@@ -197,7 +215,25 @@ def top_k(
 ) -> Float[Tensor, "B C"]:
     """The paper's fast inference: mean of exp(c) − 1 over the k largest cosines of a pair, without matching.
 
-    k is the size of the smaller set unless it is given; where a pair has fewer cosines, all of them count.
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+        k: how many cosines of each pair to average; None: the size of the smaller set. A pair with fewer cosines
+            averages all of them.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.top_k(image, captions, k=1)
+        tensor([[1.7183, 1.7183]])
     """
     if k is not None and k < 1:
         raise ValueError(f"k: expected at least 1, got {k}.")
@@ -221,7 +257,26 @@ def smooth_chamfer(
 ) -> Float[Tensor, "B C"]:
     """SetDiv's similarity (eqn:sdsdds): the Chamfer similarity with a soft maximum. Identical sets score > 1.
 
-    s(X, Y) = 1/2α · [mean_x log Σ_y exp(αc) + mean_y log Σ_x exp(αc)]
+        s(X, Y) = 1/2α · [mean_x log Σ_y exp(αc) + mean_y log Σ_x exp(αc)]
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+        alpha: how sharp the maximum is; as it grows the score approaches `chamfer`.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.smooth_chamfer(image, captions)
+        tensor([[1.0000, 0.5217]])
     """
     if not alpha > 0:
         raise ValueError(f"alpha: expected a positive number, got {alpha}.")
@@ -235,7 +290,26 @@ def chamfer(
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
-    """Each vector with its best partner, averaged over both sets: ½ · [mean_x max_y c + mean_y max_x c]."""
+    """Each vector with its best partner, averaged over both sets: ½ · [mean_x max_y c + mean_y max_x c].
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.chamfer(image, captions)
+        tensor([[1.0000, 0.5000]])
+    """
     planes = _compare(a, b, a_mask, b_mask)
     return _both_ways(planes, _maximum)
 
@@ -264,7 +338,26 @@ def mil(
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
-    """Multiple-instance similarity (PVSE): the largest cosine of a pair. Its gradient reaches one vector of a set."""
+    """Multiple-instance similarity (PVSE): the largest cosine of a pair. Its gradient reaches one vector of a set.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.mil(image, captions)
+        tensor([[1., 1.]])
+    """
     planes = _compare(a, b, a_mask, b_mask)
     return _maximum(planes.fill(-torch.inf).flatten(0, 1), 0)
 
@@ -275,7 +368,26 @@ def mean(
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
-    """The average cosine of a pair."""
+    """The average cosine of a pair.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.mean(image, captions)
+        tensor([[0.5000, 0.2500]])
+    """
     planes = _compare(a, b, a_mask, b_mask)
     if not planes.masked:
         return planes.cosines.mean((0, 1))
@@ -288,7 +400,26 @@ def maxsim(
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
-    """ColBERT's similarity: each vector of a (the query) with its best in b, added up: Σ_x max_y c. Not symmetric."""
+    """ColBERT's similarity: each vector of a (the query) with its best in b, added up: Σ_x max_y c. Not symmetric.
+
+    Args:
+        a: B sets of K unit vectors of width D: a tensor or an array.
+        b: C sets of L unit vectors.
+        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
+        b_mask: the same for `b`.
+
+    Returns:
+        The score of every set of `a` with every set of `b`, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
+        >>> similarity.maxsim(image, captions)
+        tensor([[2., 1.]])
+    """
     planes = _compare(a, b, a_mask, b_mask)
     if not planes.masked:
         return _maximum(planes.cosines, 1).sum(0)

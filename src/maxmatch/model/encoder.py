@@ -107,8 +107,19 @@ class Explanation:
 class SetEncoder(nn.Module):
     """Images, texts and whatever else has a tower -> sets of K unit vectors in one space of width D.
 
-    `build_model` makes one from a ModelConfig, `SetEncoder.from_pretrained` reads one from a folder. One
-    put together by hand from towers works as well, but cannot be saved without its config.
+    `SetEncoder.from_pretrained` reads one from a folder, `build_model` makes one from a ModelConfig. One put together
+    from towers works as well, but cannot be saved without its config.
+
+    Args:
+        towers: one tower per modality, by the modality's name; all of one width.
+        similarity: how its sets are compared: a name of `maxmatch.similarity.SIMILARITIES`.
+        config: what the towers were built from; None where they were not built from one.
+
+    Examples:
+        >>> from maxmatch import SetEncoder
+        >>> model = SetEncoder.from_pretrained("maxmatch-small")
+        >>> model.set_sizes, model.dim, model.similarity_name
+        ({'image': 4, 'text': 4}, 384, 'maxmatch')
     """
 
     def __init__(
@@ -138,7 +149,20 @@ class SetEncoder(nn.Module):
         return next(self.parameters()).device
 
     def tower(self, modality: str) -> Tower:
-        """The tower of a modality."""
+        """The tower of a modality.
+
+        Args:
+            modality: its name, such as "image" or "text".
+
+        Returns:
+            The tower itself, not a copy.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.tower("text").head.set_size
+            4
+        """
         if modality not in self.towers:
             raise ValueError(f"modality: this model has {', '.join(self.towers)}, got {modality!r}.")
         tower = self.towers[modality]
@@ -146,7 +170,23 @@ class SetEncoder(nn.Module):
         return tower
 
     def forward(self, modality: str, inputs: Tensor, mask: Tensor | None = None) -> Sets:
-        """The sets of a batch that was read already: pixels, features or token ids, and which of them are real."""
+        """The sets of one batch that was read already, with gradient: what training calls.
+
+        Args:
+            modality: the tower's name.
+            inputs: pixels (B, 3, H, W), features (B, count, width) or token ids (B, length), on the model's device.
+            mask: which features or tokens are real (True) and which are padding; None: all are real.
+
+        Returns:
+            The vectors (B, K, D), and what each was taken from where the head reports it.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> inputs = model.tower("text").reader.collate(["a dog", "two dogs in the snow"])
+            >>> model("text", inputs.values, inputs.mask).vectors.shape
+            torch.Size([2, 4, 384])
+        """
         sets: Sets = self.tower(modality)(inputs, mask)
         return sets
 
@@ -179,11 +219,28 @@ class SetEncoder(nn.Module):
         show_progress: bool | None = None,
         errors: Literal["raise", "skip"] = "raise",
     ) -> Float[Tensor, "n K D"] | Encoded:
-        """The sets of any number of raw items, in their order: float32 on the CPU, unit vectors.
+        """The sets of any number of raw items, in their order.
 
-        An item's set does not depend on the others, on the batch size or on the mode the model is in. Items of like
-        length share a batch. show_progress: None shows a bar from 1,000 items on, in a terminal. errors: "raise" stops
-        at an item that cannot be read, naming it; "skip" leaves it out, and an `Encoded` says which and why.
+        An item's set does not depend on the other items or on whether the model is in training mode. Items of similar
+        length share a batch.
+
+        Args:
+            modality: the name of a tower.
+            items: what that tower reads: pictures, features or texts.
+            batch_size: how many items go through the model at once. It does not change an item's set.
+            show_progress: whether to show a progress bar; None: from 1,000 items on, in a terminal.
+            errors: "raise" stops at an item that cannot be read and names it; "skip" leaves it out.
+
+        Returns:
+            The sets (n, K, D): unit vectors, float32, on the CPU. With errors="skip" an `Encoded`, which also lists the
+            items that were left out, and why.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> encoded = model.encode("text", ["a dog", "two dogs in the snow"], errors="skip")
+            >>> encoded.sets.shape, encoded.kept, encoded.skipped
+            (torch.Size([2, 4, 384]), [0, 1], [])
         """
         items = checked_items(items, batch_size, errors)
         tower = self.tower(modality)
@@ -223,9 +280,23 @@ class SetEncoder(nn.Module):
         show_progress: bool | None = None,
         errors: Literal["raise", "skip"] = "raise",
     ) -> Float[Tensor, "n K D"] | Encoded:
-        """The sets of pictures (paths, bytes, PIL images, arrays), or of region features where the model reads those.
+        """The sets of pictures: `encode` for the tower "image".
 
-        As `encode("image", …)`.
+        Args:
+            items: paths, bytes, PIL images or arrays (H, W, 3); region features where the model reads those.
+            batch_size: how many items go through the model at once. It does not change an item's set.
+            show_progress: whether to show a progress bar; None: from 1,000 items on, in a terminal.
+            errors: "raise" stops at an item that cannot be read and names it; "skip" leaves it out.
+
+        Returns:
+            As `encode`: the sets (n, K, D), or an `Encoded` with errors="skip".
+
+        Examples:
+            >>> from PIL import Image
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.encode_images([Image.new("RGB", (64, 48), "red")]).shape
+            torch.Size([1, 4, 384])
         """
         if errors == "skip":
             return self.encode("image", items, batch_size, show_progress, errors="skip")
@@ -234,19 +305,83 @@ class SetEncoder(nn.Module):
     def encode_texts(
         self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None
     ) -> Float[Tensor, "n K D"]:
-        """The sets of texts. As `encode("text", …)`."""
+        """The sets of texts: `encode` for the tower "text".
+
+        Args:
+            texts: the texts; an empty one is a text too.
+            batch_size: how many items go through the model at once. It does not change an item's set.
+            show_progress: whether to show a progress bar; None: from 1,000 items on, in a terminal.
+
+        Returns:
+            The sets (n, K, D): unit vectors, float32, on the CPU.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.encode_texts(["a dog runs in the snow"]).shape
+            torch.Size([1, 4, 384])
+        """
         return self.encode("text", texts, batch_size, show_progress)
 
     def similarity(self, a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Float[Tensor, "n m"]:
-        """The score of every set of `a` with every set of `b`, by the model's similarity."""
+        """The score of every set of `a` with every set of `b`, by the similarity the model was trained with.
+
+        For more sets than fit into memory at once: `maxmatch.score_matrix` and `maxmatch.top_hits`.
+
+        Args:
+            a: n sets, as `encode` returns them.
+            b: m sets.
+
+        Returns:
+            The scores (n, m).
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> texts = model.encode_texts(["a dog", "a dog runs", "a car on a road"])
+            >>> int(model.similarity(texts[:1], texts[1:]).argmax())
+            0
+        """
         return SIMILARITIES[self.similarity_name](as_tensor(a), as_tensor(b), **self.similarity_options)
 
     def similarity_like(self, name: str) -> str | Similarity:
-        """A similarity by its name: with the options that this model was trained with, if it was trained with it."""
+        """A similarity by its name, with the options of this model where it is the model's own.
+
+        Args:
+            name: one of `maxmatch.similarity.SIMILARITIES`.
+
+        Returns:
+            What `maxmatch.score_matrix` takes: the name where there are no options, otherwise a function.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.similarity_like("chamfer")
+            'chamfer'
+        """
         return with_options(name, self.similarity_options if name == self.similarity_name else {})
 
     def explain(self, image: Any, text: str) -> Explanation:
-        """Which slots of an image and a text were matched, how well, and what each of them looked at."""
+        """Which slots of an image and a text were matched, how well, and what each of them attended to.
+
+        Args:
+            image: what `encode_images` takes, one of it.
+            text: a text.
+
+        Returns:
+            The score, the matched slots, all cosines, and each slot's attention to the parts of the image and the
+            words.
+
+        Examples:
+            >>> from PIL import Image
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> explained = model.explain(Image.new("RGB", (64, 48), "red"), "a red wall")
+            >>> [pair.image_slot for pair in explained.pairs]
+            [0, 1, 2, 3]
+            >>> len(explained.words) == explained.text_attention.shape[1]
+            True
+        """
         reader = self.tower("text").reader
         if not isinstance(reader, TextReader):
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
@@ -258,7 +393,22 @@ class SetEncoder(nn.Module):
         return Explanation(float(score), pairs, cosines, seen.attention, read.attention, read.words or [])
 
     def look(self, modality: str, item: Any) -> Look:
-        """One item's set, and what each of its vectors was taken from."""
+        """One item's set, and what each of its vectors was taken from.
+
+        Args:
+            modality: the name of a tower.
+            item: what that tower reads, one of it.
+
+        Returns:
+            The set (K, D), each slot's attention, and the words of a text.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> seen = model.look("text", "two dogs")
+            >>> seen.vectors.shape, seen.attention.shape == (4, len(seen.words))
+            (torch.Size([4, 384]), True)
+        """
         tower = self.tower(modality)
         with self._evaluating():
             inputs = self._moved(tower.reader.collate([tower.reader.read(item)]))
@@ -274,7 +424,19 @@ class SetEncoder(nn.Module):
         return Look(sets.vectors[0].float().cpu(), attention, words)
 
     def record_pairing(self, pairing: Sequence[int], stability: float) -> None:
-        """Note in the config which slots meet, as measured after training, so that the checkpoint says it."""
+        """Record in the config which slots meet, as measured after training, so that a checkpoint has it.
+
+        Args:
+            pairing: for each image slot the text slot that it meets most often.
+            stability: the share of true pairs in which they meet, 0 to 1.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.record_pairing([0, 1, 2, 3], stability=0.99)
+            >>> model.config.pairing_stability
+            0.99
+        """
         if self.config is None:
             raise ValueError("pairing: this model was put together without a config to note it in.")
         known = self.config.model_dump()
@@ -283,20 +445,64 @@ class SetEncoder(nn.Module):
         )
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = "") -> Path:
-        """Write the model into a folder that describes itself; see `maxmatch.model.checkpoint.save`."""
+        """Write the model into a folder: weights, config, tokenizers and a model card.
+
+        Args:
+            folder: a new or empty folder, or one that holds a model, which is replaced, whole or not at all.
+            dtype: "float16" halves the file and rounds the weights, which makes it another model; None: "float32".
+            notes: Markdown for the model card: what the model was trained on, how well it does.
+
+        Returns:
+            The folder.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> folder = model.save_pretrained("my-model", dtype="float16")
+            >>> SetEncoder.from_pretrained(folder).dim
+            384
+        """
         from maxmatch.model.checkpoint import save
 
         return save(self, folder, dtype, notes)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> "SetEncoder":
-        """A model by its folder, one that ships ("maxmatch-small"), or "organisation/name" on the hub."""
+        """Load a model.
+
+        Args:
+            folder: a folder that `save_pretrained` wrote, the name of a model that ships ("maxmatch-small"), or
+                "organisation/name" on the Hugging Face Hub.
+            device: where to put it; None: the CPU.
+
+        Returns:
+            The model, in evaluation mode.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.training
+            False
+        """
         from maxmatch.model.checkpoint import load
 
         return load(folder, device)
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
-        """Upload the model to the Hugging Face Hub as "organisation/name"."""
+        """Upload the model to the Hugging Face Hub.
+
+        Args:
+            name: "organisation/name".
+            private: whether only you and your organisation may see it, where the repository is new.
+
+        Returns:
+            The address of the upload.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.push_to_hub("organisation/name")  # doctest: +SKIP
+        """
         from maxmatch.model.checkpoint import push
 
         return push(self, name, private)

@@ -43,8 +43,26 @@ _log = logging.getLogger("maxmatch")
 class SetIndex:
     """Sets of `set_size` unit vectors of width `dim`, with string ids and metadata, in a folder.
 
-    Several processes may read while one writes; two that write wait for each other. Equal scores come in the order in
-    which the items were added; an item that was replaced counts as added anew.
+    `SetIndex.create` makes one and `SetIndex.open` opens one. Several processes may read while one writes; two that
+    write wait for each other. Equal scores come in the order in which the items were added; an item that was replaced
+    counts as added anew.
+
+    Args:
+        folder: where it is.
+        manifest: what its index.json holds.
+        engine: what stores its items.
+
+    Examples:
+        >>> import torch
+        >>> from torch.nn.functional import normalize
+        >>> from maxmatch import SetIndex
+        >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)  # three items, each four unit vectors
+        >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+        >>> index.add(["a.jpg", "b.jpg", "c.jpg"], sets, [{"year": 2023}, {"year": 2024}, {"year": 2025}])
+        >>> [hits] = index.search(sets[1:2], k=2, where="year >= 2024")
+        >>> hits[0].id, round(hits[0].score, 3), hits[0].metadata
+        ('b.jpg', 1.718, {'year': 2024})
+        >>> index.close()
     """
 
     def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
@@ -70,11 +88,27 @@ class SetIndex:
     ) -> "SetIndex":
         """A new, empty index in a new or empty folder.
 
-        model: what makes the sets, so that no other model's come in: a SetEncoder, or a text that names it. From a
-        SetEncoder the similarity (else "maxmatch") and the stability of the slots' pairing are taken too. stability:
-        how often slot i of a query meets slot i of its item; from 0.9 on a search need not scan. dtype: float32, or
-        float16 for half the room. engine: "lance" (files, fast), "exhaustive" (files, every search scans) or "milvus"
-        (a server); settings: the engine's own.
+        Args:
+            folder: a new or empty folder.
+            dim: the width D of the vectors.
+            set_size: the number K of vectors per item.
+            model: what makes the sets, so that those of another model are refused: a SetEncoder, or a name for it. A
+                SetEncoder also gives `similarity` and `stability`.
+            similarity: a name of `maxmatch.similarity.SIMILARITIES`; None: the model's, or "maxmatch".
+            stability: how often slot i of a query meets slot i of its item, 0 to 1; from 0.9 on a search need not scan
+                all items. None: the model's, or unknown.
+            dtype: "float32", or "float16" for half the space.
+            engine: "lance" (files, fast), "exhaustive" (files, every search scans) or "milvus" (a server).
+            settings: the engine's own settings.
+
+        Returns:
+            The index, open.
+
+        Examples:
+            >>> from maxmatch import SetIndex
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4, dtype="float16")
+            >>> len(index)
+            0
         """
         folder = Path(folder).expanduser().resolve()
         if model is not None and not isinstance(model, str):
@@ -104,7 +138,21 @@ class SetIndex:
 
     @classmethod
     def open(cls, folder: str | Path) -> "SetIndex":
-        """The index of a folder."""
+        """Open the index in a folder.
+
+        Args:
+            folder: where `create` made it.
+
+        Returns:
+            The index; a context manager that closes it.
+
+        Examples:
+            >>> from maxmatch import SetIndex
+            >>> SetIndex.create("photos.index", dim=64, set_size=4).close()
+            >>> with SetIndex.open("photos.index") as index:
+            ...     len(index)
+            0
+        """
         folder = Path(folder).expanduser().resolve()
         manifest = read_manifest(folder)
         return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)))
@@ -119,7 +167,13 @@ class SetIndex:
         self.close()
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections.
+
+        Examples:
+            >>> from maxmatch import SetIndex
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.close()
+        """
         self.engine.close()
 
     def add(
@@ -133,8 +187,23 @@ class SetIndex:
     ) -> None:
         """Add new items: all of them, or none where one is refused. When it returns they are on the disk.
 
-        metadata: a mapping or None for each, of what JSON knows. A known id is refused; `upsert` replaces it.
-        optimise: False puts off work on the engine's index, when many calls follow each other; `compact` does it then.
+        Args:
+            ids: one string per item; one that the index has already is refused (`upsert` replaces it).
+            sets: the items' sets (n, K, D), unit vectors: a tensor or an array.
+            metadata: a mapping or None per item, of values that JSON has; None: no metadata.
+            model: what made the sets; refused if it is not the index's model. None: not checked.
+            optimise: False puts off maintenance of the engine's index while many calls follow each other; `compact`
+                then does it.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets, [{"year": 2024}, {"year": 2025}, None])
+            >>> len(index)
+            3
         """
         self._store(ids, sets, metadata, model, optimise, replace=False)
 
@@ -147,11 +216,46 @@ class SetIndex:
         model: AnyModel | str | None = None,
         optimise: bool = True,
     ) -> None:
-        """As `add`, but items whose id is there already are replaced, metadata included."""
+        """As `add`, but items whose id the index has already are replaced, metadata included.
+
+        Args:
+            ids: one string per item.
+            sets: the items' sets (n, K, D), unit vectors: a tensor or an array.
+            metadata: a mapping or None per item, of values that JSON has; None: no metadata.
+            model: what made the sets; refused if it is not the index's model. None: not checked.
+            optimise: False puts off maintenance of the engine's index while many calls follow each other; `compact`
+                then does it.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> index.upsert(["c", "d"], sets[:2])
+            >>> len(index)
+            4
+        """
         self._store(ids, sets, metadata, model, optimise, replace=True)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Remove items: all of them, or none where one is not there."""
+        """Remove items: all of them, or none where the index lacks one.
+
+        Args:
+            ids: the items' ids.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> index.remove(["a", "c"])
+            >>> len(index)
+            1
+        """
         names = checked_ids(ids)
         if not names:
             return
@@ -171,10 +275,33 @@ class SetIndex:
         effort: float | None = None,
         model: AnyModel | str | None = None,
     ) -> list[list[Hit]]:
-        """For each query set the k best items, best first, among those that pass the filter (`search.where`).
+        """The best items for each query, best first.
 
-        exact: score every item, as `maxmatch.top_hits` does. Otherwise the engine proposes candidates, which are then
-        scored exactly; how many, and with what effort, is as measured last (`verify`), unless it is given.
+        Unless every item is scored, the engine proposes candidates, which are then scored exactly.
+
+        Args:
+            sets: the queries' sets (n, K, D), unit vectors: a tensor or an array.
+            k: how many items per query.
+            where: only items that pass this filter over their metadata: an expression such as "year >= 2024", a
+                mapping of names to values, or a condition of `maxmatch.search.filters`.
+            exact: score every item, as `maxmatch.top_hits` does.
+            candidates: how many items the engine proposes per query; None: as last measured by `verify`.
+            effort: how thoroughly the engine looks for them; None: as last measured.
+            model: what made the queries' sets; refused if it is not the index's model. None: not checked.
+
+        Returns:
+            For each query its hits: id, score, matched slots and metadata.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> [hits] = index.search(sets[:1], k=2, exact=True)
+            >>> hits[0].id, [match.item_slot for match in hits[0].matches]
+            ('a', [0, 1, 2, 3])
         """
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
@@ -192,7 +319,24 @@ class SetIndex:
         return hits_of(best, self.engine)
 
     def fetch(self, ids: Sequence[str]) -> "dict[str, Tensor]":
-        """The sets (K, D) of items by their ids, float32; an id that is not there is left out."""
+        """The sets of items by their ids.
+
+        Args:
+            ids: the items' ids.
+
+        Returns:
+            Each id with its set (K, D), float32; without the ids that the index lacks.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> {id: tuple(vectors.shape) for id, vectors in index.fetch(["b", "unknown"]).items()}
+            {'b': (4, 64)}
+        """
         import torch
 
         found = self.engine.fetch(checked_ids(ids))
@@ -211,8 +355,26 @@ class SetIndex:
         """Check the files, measure the recall of a search against the exhaustive scan, and keep the least costly
         settings that reach the target for the searches to come.
 
-        sets: queries such as will come (captions of pictures that are not in the index). Without them items are drawn
-        from the index itself, which are easier to find than real queries are.
+        Args:
+            sets: queries like those to come (captions of pictures that are not in the index). None: items of the index
+                itself, which are easier to find than real queries.
+            k: how many items per query.
+            sample: how many items to draw from the index where no queries are given.
+            target: the recall to reach, 0 to 1.
+            seed: of that draw.
+
+        Returns:
+            The recall with its interval, the settings that were kept, and what else was tried.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> index.verify(k=1).advice
+            'Every search scans all items: recall is 1.'
         """
         self.engine.check()
         real = sets is not None
@@ -229,14 +391,39 @@ class SetIndex:
         return result
 
     def compact(self) -> None:
-        """Merge small files, bring the engine's index up to date and measure it, free the room of what was replaced or
-        removed (what was within the last ten minutes, next time: someone may be reading it).
+        """Merge small files, bring the engine's index up to date and measure it, and free the space of items that were
+        replaced or removed more than ten minutes ago (others may still be reading newer ones).
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> for id, one in zip("abc", sets):
+            ...     index.add([id], one[None], optimise=False)
+            >>> index.compact()
         """
         with writing(self.folder):
             self._tune(self.engine.optimise(thorough=True))
 
     def info(self) -> dict[str, JsonValue]:
-        """What the index holds, how it is kept, and how well it was last measured to find."""
+        """What the index holds, how it is stored, and the recall that was last measured.
+
+        Returns:
+            Facts that JSON can hold.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> facts = index.info()
+            >>> facts["items"], facts["set_size"], facts["dim"], facts["similarity"]
+            (3, 4, 64, 'maxmatch')
+        """
         facts, reason = self.manifest.model_dump(mode="json"), reason_to_scan(self.manifest, self.manifest.set_size)
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
         return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
