@@ -143,7 +143,7 @@ def measure(args: argparse.Namespace, folder: Path, device: str) -> tuple[Feed, 
     """The table; and (c), its plans and its milliseconds a batch."""
     array = np.load(write_data(folder, args.images, args.regions, args.width, args.files or args.images), mmap_mode="r")
     split, readers = split_of(array)
-    plans = list(GroupSampler(args.images, args.batch, seed=0, drop_last=True).plans(0))[: args.batches]
+    plans = list(GroupSampler(args.images // args.batch * args.batch, args.batch, seed=0).plans(0))[: args.batches]
     reader = readers[TEXT]
     assert isinstance(reader, TextReader)
     encodings = reader.tokenizer.encode_batch(list(split[TEXT].values))
@@ -200,7 +200,7 @@ def training_step(feed: Feed, plans: list[BatchPlan], feeding: float, width: int
         optimiser.zero_grad()
         with torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext():
             images, texts = (model(name, *batch.inputs[name]).vectors for name in (IMAGE, TEXT))
-        loss = triplet(maxmatch(images.float(), texts.float()), batch.positive(IMAGE, TEXT))
+        loss = triplet(maxmatch(images.float(), texts.float()), batch.groups[IMAGE][:, None] == batch.groups[TEXT])
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 

@@ -90,7 +90,8 @@ def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> It
     if recipe.model.resolved().towers["image"].encoder.name == "conv":
         size = model.tower("image").reader.transform.size  # type: ignore[attr-defined]
         pixels = torch.randn(recipe.train.batch_size, 3, size, size, device=device)
-    sampler = GroupSampler(split.size, recipe.train.batch_size, 0, drop_last=True)
+    batch_size = recipe.train.batch_size
+    sampler = GroupSampler(split.size // batch_size * batch_size, batch_size, 0)  # full batches only
     for epoch in range(1_000_000):
         for batch in feed.batches(sampler.plans(epoch)):
             if pixels is not None:

@@ -127,11 +127,11 @@ def test_similarities_are_those_there_are():
 
 
 def test_pixels_of_efficientnet_lite_are_as_its_weights_want_them():
-    from maxmatch.model.encoders.cnn import MEAN, STD
-
     encoder = PRESETS["efficientnet_lite0_bigru"]().towers["image"].encoder
     assert isinstance(encoder, Conv)
-    assert (encoder.pixels.mean, encoder.pixels.std) == (MEAN, STD)
+    for value in (0, 100, 255):  # its weights expect (x − 127)/128 of pixels from 0 to 255
+        normalised = (value / 255 - encoder.pixels.mean[0]) / encoder.pixels.std[0]
+        assert normalised == pytest.approx((value - 127) / 128)
 
 
 def test_configs_need_no_torch():

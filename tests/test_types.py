@@ -10,13 +10,6 @@ def batch():
     return Batch({"image": image, "text": text}, groups)
 
 
-def test_items_of_one_group_are_true_pairs_and_no_others():
-    expected = [[True, True, False, False, False], [False, False, True, True, True]]
-    assert batch().positive("image", "text").tolist() == expected
-    assert torch.equal(batch().positive("text", "image"), torch.tensor(expected).T)
-    assert batch().positive("image", "image").tolist() == [[True, False], [False, True]]
-
-
 def test_a_batch_goes_elsewhere_whole():
     there = batch().to("meta")
     tensors = [*there.inputs["image"][:1], *there.inputs["text"], *there.groups.values()]

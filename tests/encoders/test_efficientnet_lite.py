@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from maxmatch.model.encoders import ConvEncoder, EfficientNetLite
-from maxmatch.model.encoders.cnn import MEAN, STD, ConvNorm
+from maxmatch.model.encoders.cnn import ConvNorm
 
 
 @pytest.mark.parametrize(("variant", "parameters"), [(0, 3_371_008), (1, 4_135_680), (2, 4_811_072)])
@@ -41,11 +41,6 @@ def test_padding_is_as_in_tensorflow(kernel, stride, size):
     ]
     out = layer(x).detach()[0, 0, :, 0] * (1 + 1e-3) ** 0.5
     torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_pixels_from_zero_to_one_are_normalised_as_from_zero_to_255():
-    for value in (0, 100, 255):
-        assert (value / 255 - MEAN[0]) / STD[0] == pytest.approx((value - 127) / 128)
 
 
 @pytest.fixture

@@ -146,7 +146,6 @@ def test_verify_measures_what_a_search_finds_and_keeps_it(index, data):
     kept = [trial for trial in result.trials if trial.settings == (result.chosen.candidates, result.chosen.effort)]
     assert [trial.recall for trial in kept] == [result.chosen.recall]
     assert result.chosen.recall >= 0.9
-    assert f"{result.chosen.candidates} candidates" in result.advice
     again = SetIndex.open(index.folder)
     assert again.manifest.tuning == result.chosen
     again.close()
@@ -218,7 +217,6 @@ def test_real_queries_decide_whether_a_search_need_not_scan(data, tmp_path, monk
     lost = index.verify(data[1].flip(1), k=10)  # slot i of these meets slot 3 − i
     assert lost.chosen.recall < 0.5
     assert not lost.reached
-    assert "Search with exact=True" in lost.advice
     assert str(index.info()["search"]).startswith("scans all items: too little was found")
 
 
@@ -264,4 +262,4 @@ def test_verify_of_an_empty_index_or_with_wrong_wishes_is_refused(tmp_path, data
     for arguments, message in (({"k": 0}, "k: expected"), ({"target": 1.5}, "target: expected")):
         with pytest.raises(ValueError, match=message):
             index.verify(**arguments)
-    assert index.verify().advice == "Every search scans all items: recall is 1."
+    assert index.verify().trials == []  # every search scans

@@ -82,7 +82,8 @@ def test_the_gradient_is_that_of_the_loss_written_out():
     found = grads(model)
     model.zero_grad()
     image, text = (model(name, *batch.inputs[name]) for name in ("image", "text"))
-    loss = objective(maxmatch(image.vectors, text.vectors), batch.positive("image", "text"), image, text, **EVERY_TERM)
+    positive = batch.groups["image"][:, None] == batch.groups["text"]
+    loss = objective(maxmatch(image.vectors, text.vectors), positive, image, text, **EVERY_TERM)
     loss.total.backward()
     assert float(terms.total) == pytest.approx(loss.total.item())
     assert not terms.total.requires_grad  # who keeps the losses of many steps does not keep their graphs

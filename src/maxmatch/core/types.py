@@ -36,10 +36,6 @@ class Batch:
     inputs: dict[str, Inputs]
     groups: dict[str, Int[Tensor, "_"]]
 
-    def positive(self, rows: str, columns: str) -> Bool[Tensor, "B C"]:
-        """Which items of one modality are true pairs with which of another: those of the same group."""
-        return self.groups[rows][:, None] == self.groups[columns]
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))

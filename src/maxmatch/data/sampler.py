@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,15 +25,11 @@ class GroupSampler:
 
     With several ranks a batch of `batch_size` groups is cut into as many slices, whose sizes differ by at most one: all
     ranks together see the very batches that one would see alone. What is left at the end of an epoch is a smaller
-    batch, unless drop_last says otherwise. It is left out in any case when it has fewer groups than there are ranks, or
-    a single group, which would have no negatives.
-
-    epoch, position: how far training is. Plans may be drawn ahead of it; `advance` says that a batch was used.
+    batch, which is left out when it has fewer groups than there are ranks, or a single group, which would have no
+    negatives.
     """
 
-    def __init__(
-        self, size: int, batch_size: int, seed: int, drop_last: bool = False, rank: int = 0, world: int = 1
-    ) -> None:
+    def __init__(self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1) -> None:
         if not 0 <= rank < world:
             raise ValueError(f"rank: expected 0 to {world - 1}, one of {world} ranks; got {rank}.")
         if seed < 0:
@@ -45,16 +40,14 @@ class GroupSampler:
                 f"batch_size: expected at least {least} groups, two to compare and one for each of {world} ranks; "
                 f"got {batch_size}."
             )
-        if size < (batch_size if drop_last else least):
+        if size < least:
             raise ValueError(
-                f"size: {size} groups do not make one batch of {batch_size}. "
-                "Take a smaller batch_size, keep the last batch, or take more data."
+                f"size: {size} groups do not make one batch of {batch_size}. Use a smaller batch_size or more data."
             )
-        self.size, self.batch_size, self.seed, self.drop_last = size, batch_size, seed, drop_last
+        self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world = rank, world
-        self.epoch = self.position = 0
         full, rest = divmod(size, batch_size)
-        self._count = full + (rest >= least and not drop_last)
+        self._count = full + (rest >= least)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -67,33 +60,6 @@ class GroupSampler:
             groups = order[step * self.batch_size : (step + 1) * self.batch_size]
             seed = int(random_words(1, self.seed, epoch, step, self.rank)[0] >> 1)  # torch's seeds have 63 bits
             yield BatchPlan(np.array_split(groups, self.world)[self.rank].copy(), seed)
-
-    def advance(self) -> None:
-        """A batch was used: on to the next, and after the last one to the next epoch."""
-        self.position += 1
-        if self.position >= len(self):
-            self.epoch, self.position = self.epoch + 1, 0
-
-    def state_dict(self) -> dict[str, int | bool]:
-        """Where training stands, and what the batches depend on."""
-        return {"epoch": self.epoch, "position": self.position, **self._identity()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved. The number of ranks may be another one; the batches are the same."""
-        for name, mine in self._identity().items():
-            if state.get(name) != mine:
-                raise ValueError(
-                    f"{name}: the saved state is of a run with {name}={state.get(name)}, this one has {mine} and so "
-                    f"other batches. Resume with the saved {name}, or start anew."
-                )
-        epoch, position = state.get("epoch"), state.get("position")
-        if not (isinstance(epoch, int) and isinstance(position, int) and epoch >= 0 and position >= 0):
-            raise ValueError(f"state: expected an epoch and a position from 0 on, got {epoch!r} and {position!r}.")
-        # With more ranks than before, a small last batch may be one that is now left out.
-        self.epoch, self.position = (epoch, position) if position < len(self) else (epoch + 1, 0)
-
-    def _identity(self) -> dict[str, int | bool]:
-        return {"size": self.size, "batch_size": self.batch_size, "seed": self.seed, "drop_last": self.drop_last}
 
 
 def random_words(count: int, *seed: int) -> np.ndarray:

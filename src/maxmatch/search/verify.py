@@ -43,18 +43,6 @@ class Verification:
     scan_milliseconds: float
     """The exhaustive scan, for one query."""
 
-    @property
-    def advice(self) -> str:
-        """In words."""
-        found = f"recall@{self.chosen.k} {self.chosen.recall:.3f} ({self.chosen.low:.3f} to {self.chosen.high:.3f})"
-        how = f"with {self.chosen.candidates} candidates and effort {self.chosen.effort:g}"
-        if not self.trials:
-            return "Every search scans all items: recall is 1."
-        if not self.reached:
-            return f"Only {found} {how}; the target is {self.target:g}. Search with exact=True where it matters."
-        easy = "" if self.chosen.real_queries else " Queries were items of the index; give real ones to be sure."
-        return f"{found} {how}.{easy}"
-
 
 @contextmanager
 def _not_held(engine: Engine) -> Iterator[None]:

