@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from maxmatch import SetIndex
 from maxmatch.cli import main as command
-from maxmatch.cli.serve import encoded_folder, listening_place, picture_in
+from maxmatch.cli.serve import encoded_folder, listen, picture_in
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -24,23 +24,23 @@ def test_others_are_not_listened_to_without_a_token(tmp_path, capsys, more):
     assert "--token" in capsys.readouterr().err
 
 
-def test_an_address_that_cannot_be_had_is_said_before_any_picture_is_read(tmp_path, capsys):
+def test_an_unusable_address_is_reported_before_any_picture_is_read(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for more, said in (
-            (["--port", str(port)], f"cannot listen at 127.0.0.1, port {port}: address already in use. Name another"),
-            (["--host", "no.such.host.invalid", "--token", "0123456789abcdef"], "--host no.such.host.invalid: no addr"),
+        for more, named in (
+            (["--port", str(port)], f"127.0.0.1, port {port}: address already in use"),
+            (["--host", "no.such.host.invalid", "--token", "0123456789abcdef"], "--host no.such.host.invalid"),
         ):
             with pytest.raises(SystemExit) as end:
                 command.main(["serve", str(tmp_path), *more])
             assert end.value.code == 1
             [line] = capsys.readouterr().err.splitlines()
-            assert line.startswith(f"maxmatch: {said}")
+            assert named in line
 
 
-def test_of_two_servers_at_one_address_the_second_is_refused_though_the_first_still_reads():
-    with listening_place("127.0.0.1", 0) as first, pytest.raises(OSError, match="address already in use"):
-        listening_place("127.0.0.1", first.getsockname()[1])
+def test_the_second_server_on_one_address_is_refused_at_once():
+    with listen("127.0.0.1", 0) as first, pytest.raises(OSError, match="address already in use"):
+        listen("127.0.0.1", first.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_no_id_leads_out_of_the_folder(tmp_path):
             picture(name)
 
 
-def test_the_address_is_printed_once_the_server_answers_and_control_c_ends_it(tmp_path):
+def test_the_address_is_printed_once_ready_and_control_c_stops_it(tmp_path):
     gallery = make_gallery(tmp_path)
     gallery.model.save_pretrained(tmp_path / "model")
     given = [tmp_path / "index", "--model", tmp_path / "model", "--pictures", gallery.root, "--port", "0"]

@@ -14,7 +14,7 @@ def unit_sets(count):
 
 
 def test_what_is_added_and_removed_meanwhile_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(module, "_REFRESH_AFTER", 0.0)
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
     index.add(["a", "b"], unit_sets(2), [{"taken": "2020"}, {"taken": "2021"}])
     gallery = Gallery(index, Path)
@@ -37,11 +37,11 @@ def test_what_is_added_and_removed_meanwhile_is_seen(tmp_path, monkeypatch):
 
 
 def test_an_index_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(module, "_REFRESH_AFTER", 0.0)
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
     index.add(["a", "b"], unit_sets(2))
     gallery = Gallery(index, Path)
-    monkeypatch.setattr(Gallery, "_look", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr(Gallery, "_read", lambda self: pytest.fail("read again"))
     gallery.refresh()
     assert len(gallery.passing(None)) == 2
 

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from maxmatch.server.batching import Batcher, Busy
+from maxmatch.server.api_schema import Refusal
+from maxmatch.server.searcher import Batcher
 
 
 def answered(batcher, asks):
@@ -16,7 +17,7 @@ def answered(batcher, asks):
 
 def test_those_that_come_together_are_answered_together_each_with_its_own():
     sizes = []
-    batcher = Batcher(lambda asks: [ask * 10 for ask in asks], most=8, window=0.05, seen=sizes.append)
+    batcher = Batcher(lambda asks: [ask * 10 for ask in asks], most=8, window=0.05, observe=sizes.append)
     assert answered(batcher, range(20)) == [ask * 10 for ask in range(20)]
     assert sizes == [8, 8, 4]
 
@@ -29,7 +30,7 @@ def test_while_one_batch_is_answered_the_next_gathers():
         return asks
 
     async def run():
-        async with Batcher(answer, window=0.0, seen=sizes.append) as batcher:
+        async with Batcher(answer, window=0.0, observe=sizes.append) as batcher:
             first = asyncio.create_task(batcher(0))
             await asyncio.sleep(0.05)
             others = [asyncio.create_task(batcher(ask)) for ask in range(1, 6)]
@@ -71,7 +72,7 @@ def test_who_has_gone_away_is_not_answered():
 def test_more_than_can_wait_are_sent_away():
     given = answered(Batcher(lambda asks: asks, window=0.05, waiting=4), range(6))
     assert given[:4] == [0, 1, 2, 3]
-    assert all(isinstance(one, Busy) for one in given[4:])
+    assert all(isinstance(one, Refusal) for one in given[4:])
 
 
 def test_what_waits_at_the_end_is_let_go():

@@ -16,27 +16,30 @@ if TYPE_CHECKING:
 
 def serve(
     index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
-    model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
-    pictures: Annotated[
-        Path | None, typer.Option(help="The folder that the items' ids are paths in. Default: where it was encoded.")
+    model: Annotated[
+        str | None, typer.Option(help="Default: the index's own; for a folder of photos, the one that ships.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")] = (
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="The folder that item ids are relative to. Default: the folder that was encoded."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on. Any but this machine's own needs a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8765,
     token: Annotated[
-        str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="What whoever asks must show; 16 characters at least.")
+        str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="What clients must show; at least 16 characters.")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
 ) -> None:
-    """Search pictures in the browser: type, drop a picture, ask why.
+    """Search pictures in the browser: by text, by picture, with an explanation of each result.
 
-    A folder of photos is indexed first, in the user's cache; what is there already is not read again.
+    A folder of photos is indexed first, in the user's cache; photos indexed before are not read again.
 
-    The address is printed once the server answers. Only indexed pictures are served, and to this machine alone; for
-    others give --host and a token, which becomes part of the address. The API is under /api/v1 (its description:
-    /api/v1/openapi.json), numbers for Prometheus are at /metrics. Ctrl-C ends it.
+    The address is printed once the server is ready. Only indexed pictures are served, and only to this machine; for
+    others, give --host and a token, which becomes part of the address. The API is under /api/v1 (described at
+    /api/v1/openapi.json), metrics for Prometheus are at /metrics. Ctrl-C stops it.
 
     Examples:
 
@@ -60,7 +63,7 @@ def serve(
     from maxmatch.search.set_index import SetIndex
 
     is_photos = is_folder_of_photos(index)
-    with listening_place(host, port) as place:  # before any picture is read: an address that is in use is said at once
+    with listen(host, port) as listener:  # first: an address in use is reported before any picture is read
         if is_photos:
             opened, encoder = open_folder(index, model, device, load_model)
             pictures = index
@@ -75,12 +78,12 @@ def serve(
                 app, host=host, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
             )
             say(f"{len(opened):,} pictures")
-            _run(uvicorn.Server(config), place, host, token, open_page)
+            _run(uvicorn.Server(config), listener, host, token, open_page)
 
 
 def encoded_folder(index: "SetIndex") -> Path | None:
-    """The folder that ids are paths in, by the whole path that `maxmatch encode` notes beside an id, of one item. None
-    where nothing is noted: then ids are whole paths.
+    """The folder that ids are relative to, from the full path that `maxmatch encode` records with each item. None if
+    there is no such path: then ids are full paths.
     """
     for name, noted in index.engine.metadata(index.engine.sample(1, seed=0).ids).items():
         path = json.loads(noted).get("path")
@@ -89,29 +92,31 @@ def encoded_folder(index: "SetIndex") -> Path | None:
     return None
 
 
-def listening_place(host: str, port: int) -> socket.socket:
-    """A socket that listens at the address. OSError where it cannot be had."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address. OSError if that is not possible."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise OSError(f"--host {host}: no address of this machine ({error.strerror}). 127.0.0.1 always is.") from error
-    place = socket.socket(family, kind, protocol)
+        raise OSError(
+            f"--host {host}: not an address of this machine ({error.strerror}). 127.0.0.1 always is."
+        ) from error
+    listener = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # as asyncio does: a server that ended a moment ago does not hold its port
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(address)
-        place.listen()  # from now on nobody else can; who asks before all is read waits
+        if os.name == "posix":  # as asyncio does: the port of a server that just stopped is free
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # from here on the port is ours; early clients wait
     except OSError as error:
-        place.close()
+        listener.close()
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
         raise OSError(
-            f"cannot listen at {host}, port {port}: {reason}. Name another with --port (0 takes a free one), or --host."
+            f"cannot listen on {host}, port {port}: {reason}. Choose another --port (0: any free one) or --host."
         ) from error
-    return place
+    return listener
 
 
 def check_installed() -> None:
-    """Say what is to be installed before there is a page, if something is."""
+    """Name the packages that are missing, if any."""
     try:
         import uvicorn  # noqa: F401
 
@@ -124,7 +129,7 @@ def check_installed() -> None:
 
 
 def picture_in(folder: Path | None) -> Callable[[str], Path]:
-    """The file of an id: a path in the folder, and nothing outside it; without a folder the id itself."""
+    """The file of an id: a path in the folder, never outside it; without a folder, the id itself."""
     if folder is None:
         return Path
     root = folder.expanduser().resolve()
@@ -138,8 +143,8 @@ def picture_in(folder: Path | None) -> Callable[[str], Path]:
     return picture
 
 
-def _run(server: object, place: socket.socket, host: str, token: str | None, open_page: bool) -> None:
-    """Serve until Ctrl-C; print the address when it answers."""
+def _run(server: object, listener: socket.socket, host: str, token: str | None, open_page: bool) -> None:
+    """Serve until Ctrl-C; print the address once the server is ready."""
     import asyncio
     import webbrowser
 
@@ -148,11 +153,11 @@ def _run(server: object, place: socket.socket, host: str, token: str | None, ope
     assert isinstance(server, uvicorn.Server)
 
     async def announced() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[place]))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)
         if server.started:
-            port = place.getsockname()[1]
+            port = listener.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
             print(address, flush=True)

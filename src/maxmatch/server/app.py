@@ -1,4 +1,4 @@
-"""The application: `create_app(index)` answers /api/v1 and gives the page."""
+"""The application: `create_app(index)` serves the API under /api/v1, and the page."""
 
 import asyncio
 import gc
@@ -16,15 +16,15 @@ from maxmatch.model.names import SHIPPED, shipped_model
 from maxmatch.search.encode_files import read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import add_handlers
-from maxmatch.server.gallery import THRESHOLD, Gallery, PictureOf
+from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf
 from maxmatch.server.pictures import Thumbnails, Uploads
-from maxmatch.server.querying import Searcher
 from maxmatch.server.routes import IMAGE_SEARCH, Service, page_routes, picture_routes, search_routes
+from maxmatch.server.searcher import Searcher
 from maxmatch.server.security import Guard, Limits, Metrics
 
 API = "/api/v1"
 _log = logging.getLogger("maxmatch")
-_LOOK_AGAIN = 5.0  # seconds
+_REFRESH_EVERY = 5.0  # seconds
 
 
 def create_app(
@@ -37,34 +37,46 @@ def create_app(
     limits: Limits | None = None,
     batch: int = 32,
     window: float = 0.002,
-    near_duplicate: float = THRESHOLD,
+    near_duplicate: float = NEAR_DUPLICATE,
 ) -> FastAPI:
-    """A server over an index whose sets `model` has made.
+    """A server for an index whose sets were made by `model`.
 
-    model: where none is given, the one that is noted with the index, else the one that ships. picture: the file of an
-    item's picture, by the item's id; without it ids are paths. token: whoever asks must show it; without one only this
-    machine is answered. batch: how many queries are encoded and searched together at most; window: how many seconds the
-    first of them waits for others. near_duplicate: from this mean cosine on pictures are shown as one.
+    Args:
+        index: what is searched. The caller closes it.
+        model: default: the model recorded with the index, else the one that ships.
+        picture: the file of an item's picture, by the item's id. By default ids are paths.
+        name: what the page calls the collection.
+        token: what clients must show; without one, only this machine is answered.
+        limits: the largest uploads and requests.
+        batch: how many queries are encoded and searched together at most.
+        window: how many seconds the first of them waits for others.
+        near_duplicate: the mean cosine from which pictures are shown as one.
+
+    Returns:
+        An ASGI application, to be run by uvicorn or another server.
+
+    Raises:
+        ValueError: the index was made by another model.
     """
-    model = _noted_model(index) if model is None else model
+    model = _recorded_model(index) if model is None else model
     known = index.manifest.model
     if index.manifest.dim != model.dim or (known is not None and known != model_identity(model)):
         raise ValueError(
-            f"{index.folder}: its sets were made by another model ({(known or 'unknown')[:16]}, width "
-            f"{index.manifest.dim}). Take that model, or make another index with this one."
+            f"{index.folder}: made by another model ({(known or 'unknown')[:16]}, width {index.manifest.dim}). "
+            "Use that model, or build another index with this one."
         )
     model.eval()
     limits = limits or Limits()
     metrics, uploads = Metrics(), Uploads()
     gallery = Gallery(index, picture, name)
-    searcher = Searcher(gallery, model, uploads, metrics, batch, window, near_duplicate)
+    searcher = Searcher(gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate)
     service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        looking = asyncio.create_task(_keep_looking(gallery))
-        # What is there now stays: Python need not look for garbage in it. A look through all modules takes 200 ms, in
-        # which no request is answered, and would come after every few hundred of them.
+        refreshing = asyncio.create_task(_keep_refreshing(gallery))
+        # What exists now stays, so garbage collection can skip it: going through all modules takes 200 ms, in which no
+        # request is answered, and would happen every few hundred requests.
         gc.collect()
         gc.freeze()
         try:
@@ -72,14 +84,14 @@ def create_app(
                 yield
         finally:
             gc.unfreeze()
-            looking.cancel()
+            refreshing.cancel()
 
     app = FastAPI(
         title="MaxMatch",
         summary="Photo search by sets of vectors.",
         version=__version__,
         openapi_url=f"{API}/openapi.json",
-        docs_url=None,  # these pages come from elsewhere
+        docs_url=None,  # these pages would load scripts from other hosts
         redoc_url=None,
         lifespan=running,
     )
@@ -91,17 +103,17 @@ def create_app(
     return app
 
 
-def _noted_model(index: SetIndex) -> SetEncoder:
+def _recorded_model(index: SetIndex) -> SetEncoder:
     origin = read_origin(index.folder)
     name = SHIPPED if origin is None else origin.model
     return SetEncoder.from_pretrained(shipped_model(name) or name)
 
 
-async def _keep_looking(gallery: Gallery) -> None:
-    """See what is added to the index and removed from it while the server runs."""
+async def _keep_refreshing(gallery: Gallery) -> None:
+    """Notice changes to the index while the server runs."""
     while True:
-        await asyncio.sleep(_LOOK_AGAIN)
+        await asyncio.sleep(_REFRESH_EVERY)
         try:
             await asyncio.to_thread(gallery.refresh)
-        except Exception as error:  # the next look may succeed; what was seen last is served until then
-            _log.warning("the index could not be looked at again: %s", error)
+        except Exception as error:  # the next attempt may succeed; until then the last state is served
+            _log.warning("the index could not be read again: %s", error)

@@ -1,4 +1,4 @@
-"""What the server shows of an index: its items under opaque keys, near-duplicates folded into one."""
+"""What the server shows of an index: its items under opaque keys, near-duplicates shown as one."""
 
 import hashlib
 import json
@@ -15,15 +15,14 @@ import numpy as np
 from maxmatch.search import photos
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.set_index import SetIndex
+from maxmatch.server.api_schema import ItemFacts
 
-# Near-duplicates: pictures whose sets are almost the same, shown as one.
-#
-# How near two sets are is the mean cosine of slot i with slot i. Items of one modality have their slots in one order,
-# so
-# for near-duplicates this is their best matching. It is estimated from sketches: a random projection keeps squared
-# distances within √(2/width), here an eighth, of themselves, so an estimate is precise where it matters, near 1.
+# Near-duplicates are pictures whose sets are almost equal. How near two sets are is the mean cosine of slot i with slot
+# i: items of one modality have their slots in one order, so for near-duplicates this is their best matching. It is
+# estimated from sketches: a random projection keeps squared distances to within √(2/width), here an eighth, so the
+# estimate is precise where it matters, near 1.
 
-THRESHOLD = 0.99
+NEAR_DUPLICATE = 0.99
 _WIDTH = 128
 
 
@@ -41,10 +40,13 @@ class Sketcher:
         return np.asarray(sketches / np.maximum(norms, 1e-12), dtype=np.float16)
 
 
-def fold(ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = THRESHOLD) -> list[list[int]]:
-    """Groups of places in `ids`, best first: each begins with its leader, the first that is near no earlier leader.
+def group_near_duplicates(
+    ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = NEAR_DUPLICATE
+) -> list[list[int]]:
+    """Groups of positions in `ids`, best first. Each begins with its leader, the first that is near no earlier leader.
 
-    A longer list begins with the same leaders, so pages of results fit together. What has no sketch stays alone.
+    A longer list begins with the same leaders, so that pages of results fit together. An id without a sketch stays
+    alone.
     """
     known = [place for place, name in enumerate(ids) if name in sketches]
     if not known:
@@ -67,48 +69,30 @@ def fold(ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: floa
     return groups
 
 
-# What the server shows of an index: its items under opaque keys, with the facts of their pictures.
-
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
 _SCAN_BLOCK = 1024
-_LOOK_AGAIN = 10.0  # seconds
-_FILTERS = 32  # whose items are remembered
-
-
-@dataclass(frozen=True)
-class Item:
-    """An indexed picture. A fact that the index does not know is None."""
-
-    key: str
-    id: str
-    name: str
-    folder: str
-    taken: str | None = None
-    width: int | None = None
-    height: int | None = None
-    orientation: str | None = None
-    bytes: int | None = None
-    modified: int | None = None
+_REFRESH_AFTER = 10.0  # seconds
+_CACHED_FILTERS = 32
 
 
 @dataclass(frozen=True)
 class GalleryState:
-    """The items as they were when the index was last looked at. Never changed, only replaced."""
+    """The items as they were when the index was last read. Never changed, only replaced."""
 
-    items: dict[str, Item]
+    items: dict[str, ItemFacts]
     """By key."""
-    newest: list[Item]
-    """The latest taken first; those without a date last."""
+    newest: list[ItemFacts]
+    """Newest first; those without a date last."""
     sketches: dict[str, np.ndarray]
     """By id."""
     at: float
     version: Hashable
-    """The index's, before the look."""
+    """The index's, taken before reading it."""
 
 
 class Gallery:
-    """The items of an index. What is added to it, replaced or removed meanwhile is seen within seconds."""
+    """The items of an index. Changes to the index are seen within seconds."""
 
     def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
         self.index = index
@@ -117,37 +101,37 @@ class Gallery:
         self.name = name
         self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
         self._busy = threading.Lock()
-        self._passing: tuple[GalleryState, dict[Condition, list[Item]]] | None = None
-        self.state = self._look()
+        self._passing: tuple[GalleryState, dict[Condition, list[ItemFacts]]] | None = None
+        self.state = self._read()
 
-    def find(self, key: str) -> Item | None:
-        """The item of a key; None for any other text."""
+    def find(self, key: str) -> ItemFacts | None:
+        """The item with this key, or None."""
         return self.state.items.get(key)
 
     def refresh(self) -> None:
-        """Look at the index again if the last look is some seconds old and the index was written to meanwhile."""
-        if time.monotonic() - self.state.at < _LOOK_AGAIN or not self._busy.acquire(blocking=False):
+        """Read the index again if it was last read some seconds ago and has been written to since."""
+        if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
             return
         try:
             changed = self.index.engine.version() != self.state.version
-            self.state = self._look() if changed else replace(self.state, at=time.monotonic())
+            self.state = self._read() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
 
-    def passing(self, condition: Condition | None) -> list[Item]:
-        """The items that pass a filter on their facts, latest first."""
+    def passing(self, condition: Condition | None) -> list[ItemFacts]:
+        """The items that pass a filter on their facts, newest first."""
         state = self.state
         if condition is None:
             return state.newest
         known = self._passing
-        if known is None or known[0] is not state or len(known[1]) >= _FILTERS:
+        if known is None or known[0] is not state or len(known[1]) >= _CACHED_FILTERS:
             self._passing = known = (state, {})
         if condition not in known[1]:
             known[1][condition] = [item for item in state.newest if passes(condition, _facts(item))]
         return known[1][condition]
 
     def folders(self) -> dict[str, int]:
-        """Every folder, and those above it, with the number of items in and under it."""
+        """Every folder and its parents, with the number of items in and below it."""
         counts: Counter[str] = Counter()
         for folder, count in Counter(item.folder for item in self.state.items.values()).items():
             parts = folder.split("/") if folder else []
@@ -155,9 +139,9 @@ class Gallery:
                 counts["/".join(parts[:depth])] += count
         return dict(sorted(counts.items()))
 
-    def _look(self) -> GalleryState:
+    def _read(self) -> GalleryState:
         version = self.index.engine.version()
-        items: list[Item] = []
+        items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK):
             texts = found.metadata
@@ -171,14 +155,14 @@ class Gallery:
 
 
 def key_of(name: str) -> str:
-    """The key under which an item is known outside. A request names it so, never by its id, which may be a path."""
+    """The key of an item. Requests name items by it, never by their ids, which may be paths."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def item_of(name: str, metadata: Mapping[str, Any]) -> Item:
-    """An item from its id and the metadata that `search.facts` describes, as far as it is there."""
+def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
+    """An item from its id and what is known of `search.photos.photo_facts`."""
     known = metadata.get
-    return Item(
+    return ItemFacts(
         key=key_of(name),
         id=name,
         name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
@@ -188,7 +172,7 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> Item:
         height=_number(known(photos.HEIGHT)),
         orientation=_text(known(photos.ORIENTATION)),
         bytes=_number(known(photos.BYTES)),
-        modified=_number(known(photos.MODIFIED)),
+        version=f"{_number(known(photos.MODIFIED)) or 0:x}",
     )
 
 
@@ -197,9 +181,9 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> int | None:
-    """A whole number above zero; what JSON calls true is none."""
+    """A whole number above zero; JSON's `true` is none."""
     return int(value) if type(value) in (int, float) and value > 0 else None
 
 
-def _facts(item: Item) -> dict[str, Any]:
+def _facts(item: ItemFacts) -> dict[str, Any]:
     return {photos.FOLDER: item.folder, photos.TAKEN: item.taken, photos.ORIENTATION: item.orientation}

@@ -1,39 +1,49 @@
-"""Thumbnails of indexed pictures, and pictures that come with a request: limited before they are decoded."""
+"""Single pictures: thumbnails of indexed ones, uploads (limited before they are decoded), and why one was found."""
 
 import io
 import secrets
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from PIL import Image
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.model.encoder import Look, SetEncoder
 from maxmatch.model.images import ImageError, load_image
-from maxmatch.server.api_schema import Refusal, not_found
+from maxmatch.model.inputs import PixelReader
+from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
+from maxmatch.server.gallery import Gallery
+from maxmatch.server.searcher import QueryTerm, check_slot
 
-# Small pictures of the indexed ones, made when first asked for and kept in memory up to a bound.
-
-# A parameter of an address comes as text.
-Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]
-"""The longest side."""
-_KEPT_BYTES = 96 * 2**20
-_AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded
+Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]  # a parameter of an address arrives as text
+"""The longest side of a thumbnail."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
+"""What may be uploaded: what browsers show. Pillow reads more, some of it by starting programs."""
+LARGEST_SIDE = 768
+"""Of an upload as it is kept: no model looks more closely."""
+_THUMBNAIL_BYTES = 96 * 2**20
+_DECODED_AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded
+_UPLOADS = 24
+_DIGITS = 5
 
 
 class Thumbnails:
-    """WebP pictures, upright, without the notes of the original (place, camera)."""
+    """WebP thumbnails, upright, without EXIF data (place, camera), cached in memory up to a bound."""
 
-    def __init__(self, kept_bytes: int = _KEPT_BYTES) -> None:
-        self._kept_bytes = kept_bytes
+    def __init__(self, cached_bytes: int = _THUMBNAIL_BYTES) -> None:
+        self._cached_bytes = cached_bytes
         self._known: OrderedDict[tuple[str, int, int, int], bytes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._decoding = threading.Semaphore(_AT_ONCE)
+        self._decoding = threading.Semaphore(_DECODED_AT_ONCE)
 
     def make(self, path: Path, size: int) -> bytes:
         """The thumbnail of a file as it is now. FileNotFoundError, ImageError."""
@@ -41,25 +51,25 @@ class Thumbnails:
             state = path.stat()
         except OSError as error:
             raise FileNotFoundError(f"{path}: no such file.") from error
-        name = (str(path), state.st_mtime_ns, state.st_size, size)
+        key = (str(path), state.st_mtime_ns, state.st_size, size)
         with self._lock:
-            known = self._known.get(name)
+            known = self._known.get(key)
             if known is not None:
-                self._known.move_to_end(name)
+                self._known.move_to_end(key)
                 return known
         with self._decoding:
             made = webp(load_image(path, at_least=size), size)
         with self._lock:
-            if name not in self._known:
-                self._known[name] = made
+            if key not in self._known:
+                self._known[key] = made
                 self._bytes += len(made)
-            while self._bytes > self._kept_bytes and self._known:
+            while self._bytes > self._cached_bytes and self._known:
                 self._bytes -= len(self._known.popitem(last=False)[1])
         return made
 
 
 def webp(picture: Image.Image, size: int) -> bytes:
-    """A picture with this longest side, or its own if that is smaller."""
+    """A picture with this longest side; never enlarged."""
     small = picture.copy()
     small.thumbnail((size, size), Image.Resampling.LANCZOS)
     file = io.BytesIO()
@@ -67,18 +77,9 @@ def webp(picture: Image.Image, size: int) -> bytes:
     return file.getvalue()
 
 
-# Pictures that come with a request: limited before they are decoded, and kept in memory for a while.
-
-# What a browser shows. Pillow knows more formats, some of which start programs or are rarely looked after.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
-LARGEST_SIDE = 768
-"""Of what is kept of a picture: no model looks more closely."""
-_KEPT = 24
-
-
 @dataclass(frozen=True)
 class Upload:
-    """A picture that was sent: made smaller, upright, and its set."""
+    """An uploaded picture, scaled down and upright, and its set."""
 
     picture: Image.Image
     vectors: Tensor
@@ -86,7 +87,7 @@ class Upload:
 
 
 def read_upload(data: bytes, max_pixels: int) -> Image.Image:
-    """The picture upright, in RGB, no larger than is needed. Refused: what is no picture, damaged, or too large."""
+    """The picture upright, in RGB, no larger than needed. Refused: other files, damaged or too large pictures."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
@@ -102,20 +103,20 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
         except ImageError:
             raise _no_picture("The picture is damaged or cut short.") from None
         except Exception:  # what a damaged file makes Pillow raise has no common class
-            raise _no_picture("This is no picture that can be read.") from None
+            raise _no_picture("This file cannot be read as a picture.") from None
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     return picture
 
 
 class Uploads:
-    """The last pictures that were sent, in memory only, under keys that cannot be guessed."""
+    """The last uploaded pictures, in memory only, under keys that cannot be guessed."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
+    def __init__(self, kept: int = _UPLOADS) -> None:
         self._kept = kept
         self._known: OrderedDict[str, Upload] = OrderedDict()
 
     def keep(self, upload: Upload) -> str:
-        """Its key. The one that was not used for longest is forgotten."""
+        """Its key. The least recently used upload is dropped."""
         key = secrets.token_hex(16)
         self._known[key] = upload
         while len(self._known) > self._kept:
@@ -123,10 +124,10 @@ class Uploads:
         return key
 
     def get(self, key: str) -> Upload:
-        """The picture of a key, while it is kept."""
+        """The upload with this key, while it is kept."""
         found = self._known.get(key)
         if found is None:
-            raise not_found("The server no longer has the picture that was searched with. Send it again.")
+            raise not_found("The server no longer has this picture. Upload it again.")
         self._known.move_to_end(key)
         return found
 
@@ -137,3 +138,84 @@ def _too_many_pixels(limit: int) -> Refusal:
 
 def _no_picture(what: str) -> Refusal:
     return Refusal(415, "no_picture", f"{what} Send a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file.")
+
+
+class ModelView(NamedTuple):
+    """What the model sees of a picture, and on which part of it."""
+
+    look: Look
+    box: list[float]
+
+
+def reads_pictures(model: SetEncoder) -> bool:
+    """Whether the model reads pictures, rather than features extracted beforehand."""
+    return "image" in model.towers and isinstance(model.tower("image").reader, PixelReader)
+
+
+def explain(
+    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: ItemFacts, parts: Sequence[QueryTerm]
+) -> Explained:
+    """Compare an item with each part of a query; without parts, only where its slots look."""
+    if not reads_pictures(model):
+        raise Refusal(422, "no_pictures", "This model reads features, not pictures.")
+    seen = look_at(model, gallery.picture(item.id))
+    explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
+    return Explained(item=item, slots=_slots(seen), parts=explained)
+
+
+def look_at(model: SetEncoder, source: Path | Image.Image) -> ModelView:
+    """The set of a picture, and where on it each slot looks."""
+    reader = model.tower("image").reader
+    assert isinstance(reader, PixelReader)
+    picture = load_image(source, at_least=LARGEST_SIDE // 2)
+    left, top, right, bottom = reader.transform.box(picture.width, picture.height)
+    box = [left / picture.width, top / picture.height, right / picture.width, bottom / picture.height]
+    return ModelView(model.look("image", picture), [round(side, _DIGITS) for side in box])
+
+
+def _part(
+    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: ModelView, part: QueryTerm
+) -> PartExplained:
+    words: list[str] | None = None
+    attention: Tensor | None = None
+    picture: SlotsOut | None = None
+    if part.kind == "text":
+        look = model.look("text", part.value)
+        label, words, attention = part.value, look.words or [], look.attention
+    else:
+        source = gallery.picture(part.value) if part.kind == "item" else uploads.get(part.value).picture
+        seen = look_at(model, source)
+        look, picture, label = seen.look, _slots(seen), "your picture" if part.kind == "upload" else "that picture"
+    slots = list(range(len(look.vectors)))
+    if part.slot is not None:
+        check_slot(part.slot, len(slots))
+        slots = [part.slot]
+    vectors = look.vectors[slots]
+    cosines = vectors @ item.look.vectors.T
+    chosen = maximal_assignment(cosines).tolist()
+    pairs = [
+        PairOut(query_slot=slot, item_slot=partner, cosine=round(float(cosines[row, partner]), _DIGITS))
+        for row, (slot, partner) in enumerate(zip(slots, chosen, strict=True))
+        if partner >= 0
+    ]
+    return PartExplained(
+        label=label,
+        weight=part.weight,
+        score=float(SIMILARITIES[similarity](vectors[None], item.look.vectors[None])),
+        query_slots=slots,
+        cosines=_rounded(cosines),
+        pairs=pairs,
+        words=words,
+        word_attention=None if attention is None else _rounded(attention[slots]),
+        picture=picture,
+    )
+
+
+def _slots(seen: ModelView) -> SlotsOut:
+    attention = seen.look.attention
+    grid = attention if attention.ndim == 3 else attention[:, None]
+    return SlotsOut(attention=[_rounded(slot) for slot in grid], box=seen.box)
+
+
+def _rounded(table: Tensor) -> list[list[float]]:
+    return [[round(value, _DIGITS) for value in row] for row in table.tolist()]

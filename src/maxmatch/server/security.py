@@ -1,4 +1,4 @@
-"""What every request passes: who may ask, how much may come, the headers of every answer; and metrics."""
+"""What every request passes: who is answered, how much is accepted, the headers of every response; and metrics."""
 
 import hmac
 import ipaddress
@@ -14,10 +14,25 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from maxmatch.server.api_schema import body
+from maxmatch.server.api_schema import error_body
 
-# What Prometheus asks for.
-
+_log = logging.getLogger("maxmatch")
+COOKIE = "maxmatch_token"
+SHORTEST_TOKEN = 16
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+OPEN_PATHS = ("/api/v1/health",)
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -39,34 +54,13 @@ class Metrics:
         self.items = Gauge("maxmatch_items", "Items in the index.", registry=self.registry)
 
     def text(self) -> bytes:
-        """All of them, in the format of Prometheus."""
+        """All metrics, in the format of Prometheus."""
         return generate_latest(self.registry)
-
-
-# What every request passes: who may ask, how much may come, and the headers that every answer bears.
-
-_log = logging.getLogger("maxmatch")
-COOKIE = "maxmatch_token"
-SHORTEST_TOKEN = 16
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-OPEN_PATHS = ("/api/v1/health",)
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may come."""
+    """How much a request may send."""
 
     upload_bytes: int = 20 * 2**20
     upload_pixels: int = 50_000_000
@@ -75,7 +69,7 @@ class Limits:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is this machine's own, reached by nobody else."""
+    """Whether an address or name can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -85,20 +79,20 @@ def is_loopback(host: str) -> bool:
 
 
 def check_token(host: str, token: str | None) -> None:
-    """Refuse to listen to others without a token, or with one that can be guessed."""
+    """Refuse an address that others can reach without a token, and a token that can be guessed."""
     if token is None and not is_loopback(host):
         raise ValueError(
-            f"--host {host}: anybody who reaches this address would see the pictures. "
+            f"--host {host}: anyone who can reach this address would see the pictures. "
             'Give a token: --token "$(openssl rand -hex 16)"'
         )
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise ValueError("--token: expected letters, digits and signs of ASCII alone.")
+        raise ValueError("--token: expected printable ASCII characters only.")
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ValueError(f"--token: expected at least {SHORTEST_TOKEN} characters, got {len(token)}.")
 
 
 class Guard:
-    """Around the application. Without a token only this machine may ask, under its own names."""
+    """Wraps the application. Without a token only this machine is answered, under its own names."""
 
     def __init__(
         self, app: ASGIApp, limits: Limits, token: str | None, upload_paths: Collection[str], metrics: Metrics
@@ -115,22 +109,22 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        watch = _Watch(send, self.metrics, scope)
+        response = _Response(send, self.metrics, scope)
         headers = Headers(scope=scope)
         limit = self.limits.upload_bytes if scope["path"] in self.upload_paths else self.limits.body_bytes
         refusal = self._refusal(scope, headers) or _too_long(headers, limit)
         if refusal is not None:
-            await refusal(scope, receive, watch)
+            await refusal(scope, receive, response)
             return
         meter = _Meter(receive, limit)
-        watch.meter = meter
+        response.meter = meter
         try:
-            await self.app(scope, meter, watch)
+            await self.app(scope, meter, response)
         except Exception:
             _log.exception("%s %s failed", scope["method"], scope["path"])
-            if not watch.begun:
-                failure = _refuse(500, "failed", "The server failed at this request. Its log says where.")
-                await failure(scope, receive, watch)
+            if not response.begun:
+                failure = _refuse(500, "failed", "The server failed to answer this request. See its log.")
+                await failure(scope, receive, response)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Why this request is not answered, or None."""
@@ -139,8 +133,8 @@ class Guard:
             client = scope.get("client")
             if client is None or not is_loopback(client[0]):
                 return _refuse(403, "forbidden", "Without a token only this machine is answered.")
-            if _name(host) not in LOOPBACK_NAMES:  # a page elsewhere whose name was pointed at this machine
-                return _refuse(421, "forbidden", "This server is known as localhost or 127.0.0.1 only.")
+            if _name(host) not in LOOPBACK_NAMES:  # DNS rebinding: another site's name, pointed at this machine
+                return _refuse(421, "forbidden", "This server answers as localhost or 127.0.0.1 only.")
         if scope["method"] not in ("GET", "HEAD") and not _same_origin(headers, host):
             return _refuse(403, "forbidden", "A page of another site may not use this server.")
         if self.token is not None and scope["path"] not in OPEN_PATHS:
@@ -148,7 +142,7 @@ class Guard:
         return None
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
-        """Nothing for whoever shows the token, in a header or a cookie; who has it in the address gets the cookie."""
+        """None for a request with the token in a header or cookie; `/?token=…` is redirected, with the cookie."""
         assert self.token is not None
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _equal(given.strip(), self.token):
@@ -162,37 +156,37 @@ class Guard:
             response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", path="/")
             return response
         return JSONResponse(
-            body("unauthorised", "A token is needed: open the address that `maxmatch serve` printed."),
+            error_body("unauthorised", "A token is needed: open the address printed by `maxmatch serve`."),
             401,
             {"WWW-Authenticate": "Bearer"},
         )
 
 
 class _Meter:
-    """What comes, counted. Past the limit the application is told that the client has gone."""
+    """The request's body, counted. Past the limit the application is told that the client has left."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self.receive = receive
         self.limit = limit
-        self.came = 0
+        self.received = 0
 
     @property
     def exceeded(self) -> bool:
-        return self.came > self.limit
+        return self.received > self.limit
 
     async def __call__(self) -> Message:
         if self.exceeded:
             return {"type": "http.disconnect"}
         message = await self.receive()
         if message["type"] == "http.request":
-            self.came += len(message.get("body", b""))
+            self.received += len(message.get("body", b""))
             if self.exceeded:
                 return {"type": "http.request", "body": b"", "more_body": False}
         return message
 
 
-class _Watch:
-    """What goes out: with the headers, counted, and replaced where too much came in."""
+class _Response:
+    """The response: with the security headers, counted, and replaced if the request was too large."""
 
     def __init__(self, send: Send, metrics: Metrics, scope: Scope) -> None:
         self.send = send
@@ -220,23 +214,22 @@ class _Watch:
         await self.send(message)
 
     async def _too_large(self, limit: int) -> None:
-        response = _too_large_response(limit)
-        watch = _Watch(self.send, self.metrics, self.scope)
+        counted = _Response(self.send, self.metrics, self.scope)
 
         async def nothing() -> Message:
             return {"type": "http.disconnect"}
 
-        await response(self.scope, nothing, watch)
+        await _too_large_response(limit)(self.scope, nothing, counted)
 
     def _count(self, status: int) -> None:
-        # The pattern of the route, never the path: that would be a new series for every item.
+        # The route's pattern, not the path, which would make a new series for every item.
         route = getattr(self.scope.get("route"), "path", "none")
         self.metrics.requests.labels(route, str(status)).inc()
         self.metrics.seconds.labels(route).observe(time.perf_counter() - self.started)
 
 
 def _too_long(headers: Headers, limit: int) -> Response | None:
-    """A refusal by the length that the request says it has, before any of it is read."""
+    """Refuse by the declared length, before any of the body is read."""
     length = headers.get("content-length", "")
     short = length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= limit
     return None if short or not length else _too_large_response(limit)
@@ -244,11 +237,11 @@ def _too_long(headers: Headers, limit: int) -> Response | None:
 
 def _too_large_response(limit: int) -> Response:
     size = f"{limit / 2**20:.0f} MB" if limit >= 2**20 else f"{limit / 2**10:.0f} kB"
-    return _refuse(413, "too_large", f"More than the {size} that may be sent.", {"Connection": "close"})
+    return _refuse(413, "too_large", f"The request is larger than {size}.", {"Connection": "close"})
 
 
 def _refuse(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(body(code, message), status, headers)
+    return JSONResponse(error_body(code, message), status, headers)
 
 
 def _name(host: str) -> str:
@@ -257,7 +250,7 @@ def _name(host: str) -> str:
 
 
 def _same_origin(headers: Headers, host: str) -> bool:
-    """Whether a request was made by the page, or by no page at all."""
+    """Whether a request comes from the server's own page, or from no page at all."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
@@ -265,10 +258,10 @@ def _same_origin(headers: Headers, host: str) -> bool:
 
 
 def _cookie(text: str) -> str:
-    # Not Python's SimpleCookie, which drops all where one of another program is not to its liking.
+    # Not SimpleCookie, which drops all cookies if it cannot parse one of another program.
     return cookie_parser(text).get(COOKIE, "")
 
 
 def _equal(given: str, token: str) -> bool:
-    """In a time that says nothing of how much of it was right."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maxmatch.server.gallery import Sketcher, fold
+from maxmatch.server.gallery import Sketcher, group_near_duplicates
 
 K, D = 4, 64
 
@@ -32,9 +32,9 @@ def test_groups_are_those_of_the_leaders_that_come_first():
     all_sets = np.concatenate([base, near(base[:2], 0.999, 1), near(base[:1], 0.998, 2)])
     ids = [str(place) for place in range(8)]
     sketches = dict(zip(ids, Sketcher(K * D)(all_sets.reshape(8, -1)), strict=True))
-    assert fold(ids, sketches, 0.99) == [[0, 5, 7], [1, 6], [2], [3], [4]]
-    assert fold(ids, sketches, 1.1) == [[place] for place in range(8)]
-    assert fold([], sketches) == []
+    assert group_near_duplicates(ids, sketches, 0.99) == [[0, 5, 7], [1, 6], [2], [3], [4]]
+    assert group_near_duplicates(ids, sketches, 1.1) == [[place] for place in range(8)]
+    assert group_near_duplicates([], sketches) == []
 
 
 def test_a_longer_list_begins_with_the_same_leaders():
@@ -43,11 +43,11 @@ def test_a_longer_list_begins_with_the_same_leaders():
     order = np.random.default_rng(0).permutation(60)
     ids = [str(place) for place in order]
     sketches = dict(zip(ids, Sketcher(K * D)(all_sets[order].reshape(60, -1)), strict=True))
-    whole = [group[0] for group in fold(ids, sketches, 0.99)]
+    whole = [group[0] for group in group_near_duplicates(ids, sketches, 0.99)]
     for length in (1, 7, 30, 59):
-        leaders = [group[0] for group in fold(ids[:length], sketches, 0.99)]
+        leaders = [group[0] for group in group_near_duplicates(ids[:length], sketches, 0.99)]
         assert leaders == whole[: len(leaders)]
 
 
 def test_what_has_no_sketch_stays_alone():
-    assert fold(["a", "b", "a"], {}) == [[0], [1], [2]]
+    assert group_near_duplicates(["a", "b", "a"], {}) == [[0], [1], [2]]
