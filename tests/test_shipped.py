@@ -11,11 +11,11 @@ from PIL import Image
 from tiny_models import saved_model, tiny_model
 
 from maxmatch import SetEncoder, SetIndex
-from maxmatch.cli.common import located, model_of
+from maxmatch.cli.common import model_of
 from maxmatch.cli.main import main
 from maxmatch.model import names
 from maxmatch.model.identity import model_identity
-from maxmatch.model.names import SHIPPED, shipped_model, shipped_names
+from maxmatch.model.names import SHIPPED, name_to_record, shipped_model, shipped_names
 from maxmatch.search.encode_files import read_origin
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def test_a_note_of_the_shipped_model_does_not_mean_a_folder_of_its_name(installe
     tiny_model("resnet152_bigru", seed=2).save_pretrained(tmp_path / SHIPPED)
     code, _, err = command(capsys, "search", "a dog", "new.index")
     assert code == 0, err
-    assert located(SHIPPED) == str(tmp_path / SHIPPED)
+    assert name_to_record(SHIPPED) == str(tmp_path / SHIPPED)
 
 
 def test_an_index_that_names_no_model_is_searched_with_the_shipped_one_if_it_made_its_sets(installed, tmp_path):

@@ -6,7 +6,8 @@ from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.cli import common
-from maxmatch.cli.common import load_for_search, load_model, located, open_folder
+from maxmatch.cli.common import load_for_search, load_model, open_folder
+from maxmatch.model.names import CheckpointError, name_to_record
 from maxmatch.model.onnx_runtime import FILE
 
 
@@ -17,9 +18,17 @@ def test_a_run_stands_for_its_best_epoch(tmp_path):
     (tmp_path / "run" / "recipe.yaml").write_text("name: x\n")
     found = load_model(str(tmp_path / "run"), "cpu")
     assert torch.equal(found.encode_texts(["a dog"]), best.encode_texts(["a dog"]))
-    assert located(str(tmp_path / "run")) == str((tmp_path / "run" / "best").resolve())
+    assert name_to_record(str(tmp_path / "run")) == str((tmp_path / "run" / "best").resolve())
     with pytest.raises(ValueError, match="reads image, text, not audio"):
         load_model(str(tmp_path / "run" / "last"), "cpu", "audio")
+
+
+def test_a_run_without_a_finished_epoch_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("name: x\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="run: a run without best/"):
+        load_model("run", "cpu")
 
 
 @pytest.fixture

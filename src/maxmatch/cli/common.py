@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from maxmatch.model.names import SHIPPED, shipped_model
+from maxmatch.model.names import SHIPPED, model_folder, recorded_model, shipped_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,20 +115,19 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", ma
 
     from maxmatch.model.onnx_runtime import FILE
 
-    folder = Path(_checkpoint(name)).expanduser()
-    folder = folder if folder.is_dir() else shipped_model(name) or folder
+    folder = model_folder(name)
     if runtime == "auto":
         there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
         if not there and device in (None, "cpu"):
             from maxmatch.model.numpy_text import quick_encoder
 
-            return quick_encoder(folder, lambda: load_model(name, device)) or load_model(name, device)
+            return quick_encoder(folder, lambda: load_model(str(folder), device)) or load_model(str(folder), device)
         if not there:
-            return load_model(name, device)
+            return load_model(str(folder), device)
         if many and device is None and _has_gpu():
-            return load_model(name, device)
+            return load_model(str(folder), device)
     elif runtime == "torch":
-        return load_model(name, device)
+        return load_model(str(folder), device)
     if device not in (None, "cpu"):
         raise typer.BadParameter(f"--runtime onnx works on the CPU, not on {device}: leave one of the two out")
     from maxmatch.model.onnx_runtime import OnnxEncoder
@@ -154,13 +153,13 @@ def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> 
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
-    """A model, on a GPU where there is one unless told otherwise. name: a checkpoint's folder, a run's, whose best
-    epoch is taken, a model that ships, or a name on the hub. modality: one that it has to have a tower for.
+    """A model by its name (`maxmatch.model.names`), on a GPU where there is one unless the user names a device.
+    modality: one that it has to have a tower for.
     """
     from maxmatch.core.devices import chosen_device
     from maxmatch.model.encoder import SetEncoder
 
-    model = SetEncoder.from_pretrained(_checkpoint(name), device=chosen_device(device))
+    model = SetEncoder.from_pretrained(name, device=chosen_device(device))
     check_modality(name, model.towers, modality)
     return model
 
@@ -174,26 +173,6 @@ def default_model(named_by: str = "--model") -> str:
             f"Name another one ({named_by}), or install MaxMatch again."
         )
     return str(folder)
-
-
-def located(name: str) -> str:
-    """Where a model is, for a note that others read: the whole path of a folder, or the name of a shipped one, which
-    may lie elsewhere tomorrow, or on the hub.
-    """
-    folder = Path(_checkpoint(name)).expanduser()
-    if not folder.is_dir():
-        return name
-    return folder.name if folder.resolve() == shipped_model(folder.name) else str(folder.resolve())
-
-
-def _checkpoint(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder / "best") if (folder / "recipe.yaml").is_file() else name
-
-
-def _noted(name: str) -> str:
-    """What `located` has noted: a shipped model is meant even where a folder of its name lies here."""
-    return str(shipped_model(name) or name)
 
 
 def model_of(
@@ -217,7 +196,7 @@ def model_of(
         if found is None or model_identity(found) != noted:
             raise ValueError(f"{folder}: the index does not say which model made its sets. Name it with --model.")
         return found
-    wanted = name or (_noted(origin.model) if origin else "")
+    wanted = name or (recorded_model(origin.model) if origin else "")
     try:
         model = load(wanted, device)
     except (OSError, ValueError) as error:

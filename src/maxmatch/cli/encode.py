@@ -69,7 +69,8 @@ def encode(
 
       maxmatch index build photos --from sets
     """
-    from maxmatch.cli.common import bar, cores, default_model, load_model, located, say
+    from maxmatch.cli.common import bar, cores, default_model, load_model, say
+    from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import describe, encode_shards, started
     from maxmatch.search.shards import SKIPPED, finish
     from maxmatch.search.sources import list_source
@@ -84,7 +85,9 @@ def encode(
     size = batch_size or (16 if encoder.device.type == "cpu" else 64)
     precision: Literal["float16", "float32"] = "float16" if dtype == "fp16" else "float32"
     report = first_reasons(out / SKIPPED)
-    with started(listing, out.expanduser(), describe(encoder, listing, precision, shard_size, located(model))) as job:
+    with started(
+        listing, out.expanduser(), describe(encoder, listing, precision, shard_size, name_to_record(model))
+    ) as job:
         numbers = job.unfinished()
         left = sum(len(job.left(number)) for number in numbers)
         if left < len(listing):
@@ -93,7 +96,7 @@ def encode(
             if ray:
                 from maxmatch.search.encode_files import Task, encode_on_ray
 
-                places = (located(model), str(listing.path), str(job.folder.resolve()))
+                places = (name_to_record(model), str(listing.path), str(job.folder.resolve()))
                 task = Task(*places, listing.format, split, encoder.device.type, size, workers or 1)
                 encode_on_ray(task, numbers, advance)
             else:

@@ -65,7 +65,8 @@ def build(
 
       maxmatch index build photos --from sets --engine milvus --uri http://localhost:19530
     """
-    from maxmatch.cli.common import bar, default_model, load_model, located
+    from maxmatch.cli.common import bar, default_model, load_model
+    from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import Origin, write_origin
     from maxmatch.search.ingest import build as fill
     from maxmatch.search.ingest import refuse_index
@@ -100,7 +101,7 @@ def build(
 
     with going_on(index), bar("items", cargo.items) as advance:
         opened = fill(folder, cargo, create, advance)
-    name = located(model) if model is not None else made_by.model if made_by else None
+    name = name_to_record(model) if model is not None else made_by.model if made_by else None
     if name is not None:
         write_origin(folder, Origin(name, made_by.modality if made_by else modality))
     _finish(opened, index, cargo, source, as_json)
@@ -197,8 +198,9 @@ def _encoded(
     keep: "SetIndex | None",
 ) -> "Cargo":
     """The items of a source, encoded beside the index. keep: an index whose items are not encoded again."""
-    from maxmatch.cli.common import bar, cores, located, say
+    from maxmatch.cli.common import bar, cores, say
     from maxmatch.cli.encode import first_reasons
+    from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import encode_for, waiting_shards
     from maxmatch.search.ingest import is_begun, shards_cargo, unfinished
     from maxmatch.search.shards import SKIPPED, read_manifest
@@ -217,7 +219,7 @@ def _encoded(
     batch = 16 if encoder.device.type == "cpu" else 64
     with going_on(source), bar(listing.modality, len(listing)) as advance:
         manifest = encode_for(
-            folder, encoder, listing, precision, located(name), batch, cores(), advance,
+            folder, encoder, listing, precision, name_to_record(name), batch, cores(), advance,
             first_reasons(folder / SKIPPED),
         )  # fmt: skip
     if not manifest.encoded and keep is None:

@@ -10,7 +10,6 @@ two renames the old folder is called `.<name>.previous`, where `load` finds it, 
 """
 
 import glob
-import logging
 import os
 import re
 import shutil
@@ -31,11 +30,20 @@ from maxmatch.model.build import build_model
 from maxmatch.model.config import FORMAT, SCHEMA_VERSION, ModelConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import TextReader
-from maxmatch.model.names import SHIPPED, shipped_model, shipped_names
+from maxmatch.model.names import (
+    CARD,
+    CONFIG,
+    WEIGHTS,
+    CheckpointError,
+    is_checkpoint,
+    is_hub_name,
+    model_folder,
+    previous_of,
+)
 from maxmatch.model.onnx_runtime import FILE as ONNX
 from maxmatch.model.text import load_tokenizer
 
-# The model card that a checkpoint carries as README.md.
+__all__ = ["CONFIG", "WEIGHTS", "CheckpointError", "load", "model_card", "notes_of", "push", "read_config", "save"]
 
 _CARD = """---
 library_name: maxmatch
@@ -101,14 +109,7 @@ def model_card(model: SetEncoder, notes: str = "") -> str:
     )
 
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
-_log = logging.getLogger("maxmatch")
-
-
-class CheckpointError(ValueError):
-    """A folder that is no checkpoint of ours, or a damaged one."""
 
 
 def save(
@@ -128,7 +129,7 @@ def save(
             "Build it from a ModelConfig with maxmatch.model.build.build_model."
         )
     folder = Path(folder).expanduser().resolve()
-    previous, draft = _previous(folder), folder.with_name(f".{folder.name}.saving-{os.getpid()}")
+    previous, draft = previous_of(folder), folder.with_name(f".{folder.name}.saving-{os.getpid()}")
     if folder.exists() and not _replaceable(folder):
         raise FileExistsError(f"{folder}: holds files, but no checkpoint. Choose an empty or a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -157,13 +158,8 @@ def save(
 
 
 def load(folder: str | Path, device: str | torch.device | None = None) -> SetEncoder:
-    """The model of a folder, one that ships with the package by its name, or of a repository on the Hugging Face Hub
-    ("organisation/name"), ready to encode.
-
-    A folder comes before a shipped model of the same name. Only a name of the hub's form which is no folder here is
-    looked up there, and that is said; with HF_HUB_OFFLINE set, only what was fetched before is used.
-    """
-    folder = _located(folder)
+    """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode."""
+    folder = model_folder(folder)
     config = read_config(folder)
     names = _tokenizer_names(config)
     tokenizers = {tower: load_tokenizer(_existing(folder, name)) for tower, name in names.items()}
@@ -180,7 +176,7 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
     """Upload the model to the Hugging Face Hub as "organisation/name", and say where it then is."""
     from huggingface_hub import HfApi
 
-    if not _HUB_NAME.fullmatch(name):
+    if not is_hub_name(name):
         raise ValueError(f"name: expected 'organisation/name', got {name!r}.")
     hub = HfApi()
     with TemporaryDirectory() as place:
@@ -239,22 +235,9 @@ def _halved(value: Tensor) -> Tensor:
     return half if bool(half.isfinite().all()) else value
 
 
-def _previous(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.previous")
-
-
 def _replaceable(folder: Path) -> bool:
     """Whether a save may take the folder's place: it is empty or a checkpoint."""
-    return folder.is_dir() and (
-        not any(folder.iterdir()) or ((folder / CONFIG).is_file() and _is_ours(folder / CONFIG))
-    )
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return f'"{FORMAT}"' in path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False
+    return folder.is_dir() and (not any(folder.iterdir()) or is_checkpoint(folder))
 
 
 def _discard(previous: Path, folder: Path) -> None:
@@ -271,46 +254,8 @@ def _discard(previous: Path, folder: Path) -> None:
 
 def _tokenizer_names(config: ModelConfig) -> dict[str, str]:
     """The file of each tower of text."""
-    towers = [name for name, tower in config.towers.items() if tower.encoder.name in ("gru", "transformer")]
+    towers = [name for name, tower in config.towers.items() if tower.reads == "text"]
     return {name: "tokenizer.json" if len(towers) == 1 else f"tokenizer.{name}.json" for name in towers}
-
-
-def _located(name: str | Path) -> Path:
-    """The folder of a checkpoint; from the hub only where the name can be meant so."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    previous = _previous(folder.resolve())
-    if previous.is_dir():
-        _log.warning("%s: a save was interrupted while replacing it; loading the previous one.", folder)
-        return previous
-    if folder.exists():
-        raise CheckpointError(f"{folder}: a file. Give the checkpoint's folder; a pickle (.pt, .pth) is never read.")
-    shipped = shipped_model(str(name))
-    if shipped is not None:
-        return shipped
-    if isinstance(name, Path) or not _HUB_NAME.fullmatch(name):
-        known = ", ".join(shipped_names()) or f"none: this installation lacks {SHIPPED}"
-        raise FileNotFoundError(
-            f"{name}: no such folder. Give a checkpoint's folder, a model that ships ({known}), "
-            "or 'organisation/name' on the hub."
-        )
-    return _fetched(name)
-
-
-def _fetched(name: str) -> Path:
-    from huggingface_hub import constants, snapshot_download
-
-    offline = bool(constants.HF_HUB_OFFLINE)
-    _log.warning("%s: no such folder here; %s", name, "looking among what was fetched" if offline else "asking the hub")
-    try:
-        files = [CONFIG, WEIGHTS, CARD, "tokenizer*.json"]
-        return Path(snapshot_download(name, allow_patterns=files, local_files_only=offline))
-    except Exception as error:  # the hub's client raises its own, and those of what it is built on
-        advice = "HF_HUB_OFFLINE is set: unset it to fetch" if offline else "Check the name and the connection"
-        raise FileNotFoundError(
-            f"{name}: no such folder here, and not to be had from the hub ({type(error).__name__}). {advice}."
-        ) from error
 
 
 def _existing(folder: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.model.b
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,6 +20,8 @@ SCHEMA_VERSION = 1
 SimilarityName = Literal["maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim"]
 SIMILARITY_OPTIONS: dict[str, tuple[str, ...]] = {"smooth_chamfer": ("alpha",), "top_k": ("k",)}
 """What a similarity takes beside the sets; those that are not here take nothing."""
+InputKind = Literal["pixels", "features", "text"]
+"""What a tower reads."""
 Channels = tuple[float, float, float]
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
@@ -121,6 +123,7 @@ Backbone = Annotated[
 class Conv(ConfigPart):
     """Pixels through a vision backbone."""
 
+    reads: ClassVar[InputKind] = "pixels"
     name: Literal["conv"] = "conv"
     backbone: Backbone
     pooling: Literal["mean", "max"] = "mean"
@@ -131,6 +134,7 @@ class Conv(ConfigPart):
 class Region(ConfigPart):
     """Features extracted beforehand, of regions or (ordered) of a sequence."""
 
+    reads: ClassVar[InputKind] = "features"
     name: Literal["region"] = "region"
     feature_width: Count = 2048
     dropout: Share = 0.1
@@ -145,6 +149,7 @@ class GRU(ConfigPart):
     own_words: so many of the first words have a learned vector beside, of word_width.
     """
 
+    reads: ClassVar[InputKind] = "text"
     name: Literal["gru"] = "gru"
     word_width: Count = 300
     vector_width: Count | None = None
@@ -158,6 +163,7 @@ class GRU(ConfigPart):
 class Transformer(ConfigPart):
     """Text through a Hugging Face text encoder."""
 
+    reads: ClassVar[InputKind] = "text"
     name: Literal["transformer"] = "transformer"
     backbone: HuggingFaceBackbone
     pooling: Literal["max", "mean", "first"] = "max"
@@ -186,6 +192,11 @@ class TowerConfig(ConfigPart):
     encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
     head: Annotated[SetPrediction | PIE, Field(discriminator="name")] = SetPrediction()
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
+
+    @property
+    def reads(self) -> InputKind:
+        """What its encoder reads."""
+        return self.encoder.reads
 
 
 class ModelConfig(ConfigPart):

@@ -15,12 +15,10 @@ from maxmatch.core.checks import as_tensor
 from maxmatch.core.types import Features, Inputs, Sets
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES, Similarity, with_options
-from maxmatch.model.config import ModelConfig
+from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.inputs import Reader, TextReader
 from maxmatch.model.read_ahead import Skipped, checked_items, in_batches
-
-# One modality of a model: how its items are read, what they become, and the set made of it.
 
 
 @runtime_checkable
@@ -48,12 +46,14 @@ class Tower(nn.Module):
         self.head = head
         self.reader = reader
 
+    @property
+    def reads(self) -> InputKind | None:
+        """What its reader reads: "pixels", "features" or "text"; None where that is something else."""
+        return getattr(self.reader, "reads", None)
+
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
         """The sets of B items."""
         return self.head(self.encoder(inputs, mask))
-
-
-# SetEncoder: the object a user holds. Towers by name, one per modality; each makes a set of K vectors of an item.
 
 
 @dataclass(frozen=True)
@@ -382,8 +382,7 @@ class SetEncoder(nn.Module):
             >>> len(explained.words) == explained.text_attention.shape[1]
             True
         """
-        reader = self.tower("text").reader
-        if not isinstance(reader, TextReader):
+        if self.tower("text").reads != "text":
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
         seen, read = self.look("image", image), self.look("text", text)
         cosines = seen.vectors @ read.vectors.T

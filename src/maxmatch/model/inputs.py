@@ -1,7 +1,7 @@
 """From what a user holds to what an encoder takes: pictures, arrays of features and texts, in batches."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from maxmatch.core.types import Inputs
+from maxmatch.model.config import InputKind
 from maxmatch.model.images import ImageTransform, describe
 from maxmatch.model.text import as_text, encode, text_length
 
@@ -33,6 +34,8 @@ class Reader(Protocol):
 class PixelReader:
     """Pictures: see `maxmatch.model.images`."""
 
+    reads: ClassVar[InputKind] = "pixels"
+
     def __init__(self, transform: ImageTransform) -> None:
         self.transform = transform
 
@@ -53,7 +56,9 @@ class PixelReader:
 
 
 class FeatureReader:
-    """Features extracted beforehand: an array or tensor (count, width) an item."""
+    """Features extracted beforehand: an array or tensor (count, width) per item."""
+
+    reads: ClassVar[InputKind] = "features"
 
     def __init__(self, feature_width: int) -> None:
         self.feature_width = feature_width
@@ -88,6 +93,8 @@ class FeatureReader:
 
 class TextReader:
     """Texts, through a tokenizer."""
+
+    reads: ClassVar[InputKind] = "text"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

@@ -15,7 +15,7 @@ from maxmatch.core.files import whole
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import GRUEncoder
 from maxmatch.model.identity import model_identity
-from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
+from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.onnx_runtime import Exported, Graph, digest, write_exported
 
 OPSET = 18
@@ -31,7 +31,7 @@ def export_onnx(folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     model = SetEncoder.from_pretrained(folder, device="cpu")
     assert model.config is not None
-    texts = [name for name in model.towers if isinstance(model.tower(name).reader, TextReader)]
+    texts = [name for name in model.towers if model.tower(name).reads == "text"]
     towers = {}
     for name in model.towers:
         path = folder / f"{name}.onnx"

@@ -373,8 +373,8 @@ class SetIndex:
             >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
             >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
             >>> index.add(["a", "b", "c"], sets)
-            >>> index.verify(k=1).advice
-            'Every search scans all items: recall is 1.'
+            >>> index.verify(k=1).chosen.recall
+            1.0
         """
         self.engine.check()
         real = sets is not None

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from maxmatch import __version__
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.identity import model_identity
-from maxmatch.model.names import SHIPPED, shipped_model
+from maxmatch.model.names import SHIPPED, recorded_model
 from maxmatch.search.encode_files import read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import add_handlers
@@ -106,7 +106,7 @@ def create_app(
 def _recorded_model(index: SetIndex) -> SetEncoder:
     origin = read_origin(index.folder)
     name = SHIPPED if origin is None else origin.model
-    return SetEncoder.from_pretrained(shipped_model(name) or name)
+    return SetEncoder.from_pretrained(recorded_model(name))
 
 
 async def _keep_refreshing(gallery: Gallery) -> None:
