@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.timing import Row, describe_machine, print_rows, time_each
+from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
 from maxmatch.data.device_feed import ResidentFeed
@@ -65,7 +66,7 @@ class FileFeed:
     """(a), with the face of a feed."""
 
     def __init__(self, dataset: OneFilePerImage, plans: Sequence[BatchPlan], device: str, workers: int) -> None:
-        self.unreadable: dict[tuple[str, str], str] = {}
+        self.skipped: dict[str, Skipped] = {}
         self.device = device
         self.loader = DataLoader(
             dataset,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from maxmatch.core.progress import Skipped
 from maxmatch.search.shards import EncodedItems, ShardManifest, begin, complete, finish, write_batch
-from maxmatch.search.sources import LeftOut
 
 K, D = 3, 8
 
@@ -32,7 +32,7 @@ def write_shards(folder, count, shard_size=8, seed=0, prefix="item", **more):
     sets = random_sets(count, seed)
     for number in range(manifest.shards):
         places = [place for place in manifest.places(number) if place % 10 != 9]
-        lost = [LeftOut(f"{prefix}{n}", "cut short.", n) for n in manifest.places(number) if n % 10 == 9]
+        lost = [Skipped(f"{prefix}{n}", "cut short.", n) for n in manifest.places(number) if n % 10 == 9]
         metadata = [{"year": 2000 + place, "path": f"/photos/{prefix}{place}.jpg"} for place in places]
         batch = EncodedItems(
             places, [f"{prefix}{n}" for n in places], metadata, sets[places].astype(manifest.dtype), lost

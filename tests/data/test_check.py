@@ -206,12 +206,12 @@ def test_progress_counts_every_picture(tmp_path):
     seen = []
 
     @contextmanager
-    def progress(what, total):
+    def bar(what, total):
         counted = []
         yield counted.append
         seen.append((what, total, sum(counted)))
 
     imagefolder.write(sample_splits(), tmp_path / "data")
-    check(tmp_path / "data", progress=progress)
-    check(BAD["zeros"].make(tmp_path), progress=progress)
+    check(tmp_path / "data", bar=bar)
+    check(BAD["zeros"].make(tmp_path), bar=bar)
     assert seen == [("pictures", 7, 7), ("features", 3, 3)]

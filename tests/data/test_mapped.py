@@ -107,7 +107,7 @@ def test_an_unreadable_picture_leaves_its_group_out_and_is_said_once(photos, rea
     assert sorted(item.id for item in said) == ["photo3", "photo8"]
     assert any("3.png: not a readable picture" in str(item) for item in said)
     assert any("8.png: no such file" in str(item) for item in said)
-    assert set(feed.unreadable) == {("image", "photo3"), ("image", "photo8")}
+    assert set(feed.skipped) == {"image photo3", "image photo8"}
 
 
 def test_what_cannot_be_read_is_logged(photos, readers, caplog):

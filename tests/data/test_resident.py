@@ -12,9 +12,9 @@ from maxmatch.data.device_feed import ResidentFeed
 def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
     monkeypatch.setattr("maxmatch.data.device_feed._CHUNK_BYTES", 3 * 7 * WIDTH * 4)
     split, told = feature_split("store"), []
-    pieces = ResidentFeed(split, feature_readers(), "cpu", progress=lambda done, all: told.append((done, all)))
+    pieces = ResidentFeed(split, feature_readers(), "cpu", advance=told.append)
     assert split["image"].values.asked == [3, 3, 3, 3]
-    assert told == [(3, 12), (6, 12), (9, 12), (12, 12)]
+    assert told == [3, 3, 3, 3]
     whole = ResidentFeed(feature_split("store"), feature_readers(), "cpu", drop={})
     assert_all_same(pieces.batches(plans(split)), whole.batches(plans(split)))
 

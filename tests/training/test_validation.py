@@ -18,7 +18,7 @@ class OneByOne:
     """A feed of two groups a batch."""
 
     def __init__(self, model, count):
-        self.unreadable = {}
+        self.skipped = {}
         reader, self.pictures = model.tower("image").reader, images_for(model, count)
         self.words = texts(2 * count)
         self.model, self.reader = model, reader

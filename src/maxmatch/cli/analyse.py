@@ -50,9 +50,10 @@ def analyse(
 
       maxmatch analyse runs/demo/scenes-0 --split val --examples 10 --umap
     """
-    from maxmatch.cli.common import bar, say
+    from maxmatch.cli.common import say
     from maxmatch.cli.models_and_data import choose_split, data_of, divide
     from maxmatch.core.devices import chosen_device
+    from maxmatch.core.progress import bar
     from maxmatch.data.load import load_data
     from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
     from maxmatch.matching.similarity import SIMILARITIES

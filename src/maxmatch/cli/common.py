@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 # What is said on stderr while work goes on.
 
 
-@contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """What to call with the number of things done. Nothing is shown where stderr is no terminal."""
-    from tqdm import tqdm
-
-    big = what == "bytes"
-    with tqdm(total=total, desc=what, unit="B" if big else "", unit_scale=big, disable=None, leave=False) as shown:
-        yield shown.update
-
-
 def cores() -> int:
     """How many threads or processes to use: one for each core that there is, and no more than eight."""
     return min(8, os.cpu_count() or 1)
@@ -241,8 +231,7 @@ def open_folder(
     """The index of a folder of photos, up to date, and its model. load: `load_model` or `load_for_search`. load_many:
     what loads it where all photos are still to be read.
     """
-    from tqdm import tqdm
-
+    from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
     from maxmatch.search.photos import UNREADABLE, is_indexed, open_photos, place_of, sync
 
@@ -253,8 +242,8 @@ def open_folder(
     if load_many is not None and not is_indexed(place):
         encoder = load_many(named, device)
     index = open_photos(place, encoder)
-    with going_on(folder), tqdm(total=0, desc="photos", disable=None, leave=False) as shown:
-        done = sync(index, encoder, folder, begin=shown.reset, advance=shown.update)
+    with going_on(folder):
+        done = sync(index, encoder, folder, bar=bar)
     for one in done.unreadable[:_SHOWN]:
         say(f"left out: {plain(one.reason)}")  # which names the file
     if len(done.unreadable) > _SHOWN:

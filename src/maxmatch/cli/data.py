@@ -47,10 +47,11 @@ def check(
 
       maxmatch data check photos --json > report.json
     """
-    from maxmatch.cli.common import bar, cores
+    from maxmatch.cli.common import cores
+    from maxmatch.core.progress import bar
     from maxmatch.data import check as looking
 
-    report = looking.check(path, format, images=images, pictures=pictures, quick=quick, workers=cores(), progress=bar)
+    report = looking.check(path, format, images=images, pictures=pictures, quick=quick, workers=cores(), bar=bar)
     print(json.dumps(report.as_json(), indent=2, ensure_ascii=False) if as_json else describe(report, show_all))
     if not report.usable:
         raise typer.Exit(1)
@@ -194,7 +195,8 @@ def convert(
 
       maxmatch data convert dataset_coco.json coco_precomp --to precomp --features regions --captions 5
     """
-    from maxmatch.cli.common import bar, cores, say
+    from maxmatch.cli.common import cores, say
+    from maxmatch.core.progress import bar
     from maxmatch.data.convert import convert as run
     from maxmatch.data.dataset import saying_the_first
 
@@ -202,7 +204,7 @@ def convert(
         done = run(
             source, target, to, format=format, images=images, features=features, splits=split, captions=captions,
             limit=limit, skip_missing=skip_missing, dtype=dtype, workers=workers or cores(), report=report, say=say,
-            progress=bar,
+            bar=bar,
         )  # fmt: skip
     if as_json:
         about = {"path": str(done.path), "format": done.format, "images": done.images, "captions": done.captions}
@@ -247,8 +249,9 @@ def features(
 
       maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
     """
-    from maxmatch.cli.common import bar, say
+    from maxmatch.cli.common import say
     from maxmatch.core.devices import chosen_device
+    from maxmatch.core.progress import bar
     from maxmatch.data.dataset import saying_the_first
     from maxmatch.data.extraction import describe_store, extract, load_backbone
     from maxmatch.data.features import FeatureWriter
@@ -328,7 +331,7 @@ def scenes(
 
       maxmatch data scenes scenes --images 6000 --size 128 --seed 1
     """
-    from maxmatch.cli.common import bar
+    from maxmatch.core.progress import bar
     from maxmatch.data.scenes import generate, split_sizes
 
     with bar("scenes", images) as advance:

@@ -11,7 +11,7 @@ import typer
 from maxmatch.cli.common import going_on
 
 if TYPE_CHECKING:
-    from maxmatch.search.sources import LeftOut
+    from maxmatch.core.progress import Skipped
 
 
 def _something(first: str | None) -> str:
@@ -69,7 +69,8 @@ def encode(
 
       maxmatch index build photos --from sets
     """
-    from maxmatch.cli.common import bar, cores, default_model, load_model, say
+    from maxmatch.cli.common import cores, default_model, load_model, say
+    from maxmatch.core.progress import bar
     from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import describe, encode_shards, started
     from maxmatch.search.shards import SKIPPED, finish
@@ -115,17 +116,17 @@ def encode(
         raise ValueError(f"{source}: nothing could be encoded. {out / SKIPPED} says why.")
 
 
-def first_reasons(full: Path) -> "Callable[[LeftOut], None]":
+def first_reasons(full: Path) -> "Callable[[Skipped], None]":
     """What says the first items that are left out, and where all of them will be listed."""
     from maxmatch.cli.common import say
 
     shown = 0
 
-    def report(one: "LeftOut") -> None:
+    def report(one: "Skipped") -> None:
         nonlocal shown
         shown += 1
         if shown <= 5:
-            say(f"left out: {one.id}: {one.reason}")
+            say(f"left out: {one}")
         elif shown == 6:
             say(f"more was left out; {full} will have all of it, with reasons")
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.common import bar, say
+from maxmatch.cli.common import say
 from maxmatch.cli.models_and_data import ModelSource, choose_split, data_of
+from maxmatch.core.progress import bar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,20 +85,13 @@ def _encode(source: ModelSource, split: "Split", about: dict[str, Any], wanted: 
         raise ValueError(f"{source.name}: has the tower {', '.join(model.towers)} alone; retrieval is between two.")
     try:
         with bar(f"{source.name}: images", split.size) as advance:
-            before = 0
-
-            def progress(done: int, total: int) -> None:
-                nonlocal before
-                advance(done - before)
-                before = done
-
             found = encode_items(
                 model,
                 split,
                 batch_size=wanted.batch_size,
                 workers=wanted.workers,
-                report=lambda item: say(f"{item.modality} {item.id}: {item.reason} Left out, with what belongs to it."),
-                progress=progress,
+                report=lambda item: say(f"{item} Left out, with what belongs to it."),
+                advance=advance,
             )
     except ValueError as error:
         raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error

@@ -65,7 +65,8 @@ def build(
 
       maxmatch index build photos --from sets --engine milvus --uri http://localhost:19530
     """
-    from maxmatch.cli.common import bar, default_model, load_model
+    from maxmatch.cli.common import default_model, load_model
+    from maxmatch.core.progress import bar
     from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import Origin, write_origin
     from maxmatch.search.ingest import build as fill
@@ -132,7 +133,8 @@ def add(
 
       maxmatch index add mine --sets more.npy --ids more.txt --existing replace
     """
-    from maxmatch.cli.common import bar, load_model, model_of
+    from maxmatch.cli.common import load_model, model_of
+    from maxmatch.core.progress import bar
     from maxmatch.search.encode_files import read_origin
     from maxmatch.search.ingest import add as fill
     from maxmatch.search.set_index import SetIndex
@@ -198,8 +200,9 @@ def _encoded(
     keep: "SetIndex | None",
 ) -> "Cargo":
     """The items of a source, encoded beside the index. keep: an index whose items are not encoded again."""
-    from maxmatch.cli.common import bar, cores, say
+    from maxmatch.cli.common import cores, say
     from maxmatch.cli.encode import first_reasons
+    from maxmatch.core.progress import bar
     from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import encode_for, waiting_shards
     from maxmatch.search.ingest import is_begun, shards_cargo, unfinished

@@ -148,7 +148,8 @@ def _show(plans: "Sequence[TablePlan]", outcomes: "dict[Path, Outcome]", device:
 
 
 def _swept(plans: "Sequence[TablePlan]", at_once: int, device: str) -> "dict[Path, Outcome]":
-    from maxmatch.cli.common import bar, say
+    from maxmatch.cli.common import say
+    from maxmatch.core.progress import bar
     from maxmatch.reproduce.compare import make_data, one_line
     from maxmatch.reproduce.jobs import jobs_of
     from maxmatch.reproduce.sweep import sweep

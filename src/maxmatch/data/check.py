@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from maxmatch.core.progress import Advance, Bar, no_bar
 from maxmatch.data.dataset import (
     IMAGE,
     TEXT,
@@ -19,12 +20,10 @@ from maxmatch.data.dataset import (
     DataError,
     Dataset,
     Problem,
-    Progress,
     RaggedRows,
     Rows,
     Split,
     bad_rows,
-    no_progress,
 )
 from maxmatch.data.formats import butd
 from maxmatch.data.formats.shared import in_order
@@ -158,7 +157,6 @@ class CheckReport:
 # Looking at every picture of a data set, or at all of its features.
 
 Say = Callable[[Level, Problem], None]
-Advance = Callable[[int], object]
 _AGAIN = "Fetch it again, or take its captions out."
 _SAME = "Leave one of the two out, with its captions, unless both are meant."
 _LEAK = "Leave one of the two out: what is trained on cannot be tested on."
@@ -349,7 +347,7 @@ def check(
     pictures: bool = True,
     quick: bool = False,
     workers: int = 4,
-    progress: Progress = no_progress,
+    bar: Bar = no_bar,
 ) -> CheckReport:
     """Look at a data set in any format, at a store of features, or at files of BUTD.
 
@@ -360,14 +358,14 @@ def check(
     report = CheckReport(path)
     try:
         if format == "butd" or (format is None and butd.recognises(path)):
-            report = _look_at_butd(replace(report, format="butd"), collector, workers, progress)
+            report = _look_at_butd(replace(report, format="butd"), collector, workers, bar)
         else:
             report = replace(report, format=format or recognise(path))
             # All captions that there are: how many are trained on is the recipe's choice.
             options: dict[str, Any] = {"captions_per_image": None} if report.format == "karpathy" else {}
             options |= {} if images is None else {"images": images.expanduser()}
             dataset = read_dataset(path, report.format, collector, **options)
-            report = _look(report, dataset, collector, pictures, quick, workers, progress)
+            report = _look(report, dataset, collector, pictures, quick, workers, bar)
     except DataError as error:
         collector(replace(error.problem, fatal=True))
     return replace(report, findings=collector.findings)
@@ -380,7 +378,7 @@ def _look(
     pictures: bool,
     quick: bool,
     workers: int,
-    progress: Progress,
+    bar: Bar,
 ) -> CheckReport:
     """All that there is to see once the data is read."""
     splits = {name: split for name, split in dataset.splits.items() if split.size}
@@ -390,11 +388,11 @@ def _look(
     seen: Pictures | None = None
     total = sum(len(split[IMAGE]) for split in splits.values())
     if any(isinstance(split[IMAGE].values, Rows | RaggedRows) for split in splits.values()):
-        with progress("features", 0 if quick else total) as advance:
+        with bar("features", 0 if quick else total) as advance:
             for name in splits:
                 features[name] = look_at_features(dataset, name, collector.say, not quick, advance)
     elif pictures and splits:
-        with progress("pictures", total) as advance:
+        with bar("pictures", total) as advance:
             seen = look_at_pictures(dataset, collector.say, not quick, workers, advance)
     _find_leaks(dataset, splits, collector)
     return replace(
@@ -474,10 +472,10 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _look_at_butd(report: CheckReport, collector: Collector, workers: int, progress: Progress) -> CheckReport:
+def _look_at_butd(report: CheckReport, collector: Collector, workers: int, bar: Bar) -> CheckReport:
     """Decode every line of the files."""
     total = sum(file.stat().st_size for file in butd.files_at(report.path))
-    with progress("bytes", total) as advance:
+    with bar("bytes", total) as advance:
         found = butd.scan(report.path, collector, advance, workers if total > butd.MUCH else 1)
     images = len(found.boxes)
     return replace(

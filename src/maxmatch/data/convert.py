@@ -7,17 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import (
     IMAGE,
     TEXT,
     DataError,
     Dataset,
     Problem,
-    Progress,
     Report,
     Split,
     first_of_each,
-    no_progress,
     refuse,
     without_groups,
 )
@@ -59,7 +58,7 @@ def convert(
     workers: int = 1,
     report: Report = refuse,
     say: Callable[[str], object] = lambda line: None,
-    progress: Progress = no_progress,
+    bar: Bar = no_bar,
 ) -> Converted:
     """Write the data at `source` to a new folder `target`, in the format `to` (one of `TARGETS`).
 
@@ -77,7 +76,7 @@ def convert(
         refuse(problem) if problem.fatal else report(problem)
 
     if format == "butd" or (format is None and butd.recognises(source)):
-        return _convert_butd(source, target, to, dtype or "float32", workers, strictly, progress)
+        return _convert_butd(source, target, to, dtype or "float32", workers, strictly, bar)
     dataset = _read(source, format, images, features, strictly)
     if splits:
         dataset = replace(dataset, splits={name: dataset.split(name) for name in splits})
@@ -92,13 +91,13 @@ def convert(
         options = {"dtype": dtype, "source": f"{dataset.format}: {dataset.path.resolve().name}"}
     elif dtype is not None:
         raise ValueError(f"dtype: only a store of features has one, not the format {to!r}. Leave it out.")
-    with progress("images", sum(len(split[IMAGE]) for split in dataset.splits.values())) as advance:
+    with bar("images", sum(len(split[IMAGE]) for split in dataset.splits.values())) as advance:
         FORMATS[name].write(dataset.splits, target, advance, workers, **options)
     return Converted(target, name, _counts(dataset, IMAGE), _counts(dataset, TEXT))
 
 
 def _convert_butd(
-    source: Path, target: Path, to: str, dtype: Dtype, workers: int, report: Report, progress: Progress
+    source: Path, target: Path, to: str, dtype: Dtype, workers: int, report: Report, bar: Bar
 ) -> Converted:
     if to != "features":
         raise ValueError(
@@ -106,7 +105,7 @@ def _convert_butd(
             "'features', and then the captions' own data with --features STORE."
         )
     total = sum(file.stat().st_size for file in butd.files_at(source))
-    with progress("bytes", total) as advance:
+    with bar("bytes", total) as advance:
         store = butd.convert(source, target, report, advance, workers if total > butd.MUCH else 1, dtype=dtype)
     return Converted(target, to, {"all": len(store)}, {})
 

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import numpy as np
+
+from maxmatch.core.progress import Advance, quiet
 
 # What is wrong with data: where, what, and what to do about it.
 
@@ -80,18 +82,6 @@ def saying_the_first(say: Callable[[str], object]) -> Iterator[Report]:
         say(str(problem))
     if count > _SHOWN:
         say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")
-
-
-# How long work says how far it is.
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""From what is being done and how much of it there is to what to call with each piece that is done."""
-
-
-@contextmanager
-def no_progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    """No sign of it."""
-    yield lambda count: None
 
 
 # Features that stay in their file until they are asked for, one item or a whole batch at a time.
@@ -217,9 +207,7 @@ def pick(values: Sequence[Any], positions: np.ndarray) -> Sequence[Any]:
     return Picked(values, positions)
 
 
-def bad_rows(
-    rows: Rows | RaggedRows, chunk: int = _CHUNK_BYTES, advance: Callable[[int], object] = lambda count: None
-) -> Iterator[tuple[int, str]]:
+def bad_rows(rows: Rows | RaggedRows, chunk: int = _CHUNK_BYTES, advance: Advance = quiet) -> Iterator[tuple[int, str]]:
     """The items that hold NaN or infinite values, or nothing but zeros: the number in the file, counted from 0, and
     what is wrong. Reads the file once, in its order, and holds no more than a few times `chunk` bytes. advance is
     called with the number of rows that were looked at.

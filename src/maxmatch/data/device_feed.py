@@ -10,10 +10,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
+from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror, SizeAugmentation, crop_box
 from maxmatch.data.dataset import Items, Split
-from maxmatch.data.modality import FeatureSide, TextSide, Unreadable, log_unreadable, on_device, side_for
+from maxmatch.data.modality import FeatureSide, TextSide, log_skipped, on_device, side_for
 from maxmatch.data.sampler import BatchPlan, Selection
 from maxmatch.model.images import Source
 from maxmatch.model.inputs import PixelReader, Reader
@@ -34,7 +35,7 @@ class ResidentPictures:
 
     def __init__(
         self, items: Items, reader: PixelReader, augmentation: Augmentation | None, device: torch.device, threads: int,
-        progress: Callable[[int, int], object] | None = None,
+        advance: Advance = quiet,
     ) -> None:  # fmt: skip
         self.augmentation, self.transform = augmentation, reader.transform
         self.failed: dict[int, str] = {}
@@ -51,8 +52,7 @@ class ResidentPictures:
                         self.failed[place] = picture
                 good = [np.zeros((side, side, 3), np.uint8) if isinstance(one, str) else one for one in read]
                 self.pixels[first : places.stop] = torch.from_numpy(np.stack(good)).to(device)
-                if progress is not None:
-                    progress(places.stop, len(items))
+                advance(len(places))
         self._mean = torch.tensor(self.transform.mean, device=device)[:, None, None]
         self._std = torch.tensor(self.transform.std, device=device)[:, None, None]
 
@@ -116,14 +116,11 @@ def _bytes(look: Callable[[Source], Image.Image], source: Source) -> UInt8[np.nd
 
 _CHUNK_BYTES = 2**28  # bytes that are on their way to the device at once
 
-Progress = Callable[[int, int], object]
-"""Told how many items are on the device, and how many there are."""
-
 
 class ResidentFeed:
     """All features and captions on the device, copied there piece by piece; no work per item and no waiting afterwards.
 
-    readers, captions, drop, crops, report, unreadable: as for `MappedFeed`, and the batches are the same, but for the
+    readers, captions, drop, crops, report, skipped: as for `MappedFeed`, and the batches are the same, but for the
     random parts of pictures (see `ResidentPictures`). dtype: what the features are kept in (None: as they are stored,
     torch.float16 or torch.bfloat16 to halve float32); batches have them in float32. threads: decode the pictures, once.
     What cannot be read is reported while copying.
@@ -140,11 +137,11 @@ class ResidentFeed:
         crops: Mapping[str, Augmentation] | None = None,
         dtype: torch.dtype | None = None,
         threads: int = 1,
-        report: Callable[[Unreadable], None] = log_unreadable,
-        progress: Progress | None = None,
+        report: Callable[[Skipped], None] = log_skipped,
+        advance: Advance = quiet,
     ) -> None:
         self.device = torch.device(device)
-        self.unreadable: dict[tuple[str, str], str] = {}
+        self.skipped: dict[str, Skipped] = {}
         self._augment = SizeAugmentation(drop or {}, readers, self.device)
         self._selection = Selection(split, readers, captions)
         self._readable = np.ones(split.size, dtype=bool)
@@ -156,15 +153,15 @@ class ResidentFeed:
                 continue
             if isinstance(reader, PixelReader):
                 crop = (crops or {}).get(modality)
-                pictures = ResidentPictures(split[modality], reader, crop, self.device, max(threads, 1), progress)
+                pictures = ResidentPictures(split[modality], reader, crop, self.device, max(threads, 1), advance)
                 self._sides[modality], failed = pictures, pictures.failed
             else:
                 assert isinstance(side, FeatureSide)
-                self._sides[modality], failed = _copied(side, self.device, dtype, progress)
+                self._sides[modality], failed = _copied(side, self.device, dtype, advance)
             self._readable[split[modality].groups[list(failed)]] = False
             for place, reason in failed.items():
-                item = Unreadable(modality, str(split[modality].ids[place]), reason)
-                self.unreadable[item.modality, item.id] = reason
+                item = Skipped(f"{modality} {split[modality].ids[place]}", reason, place)
+                self.skipped[item.id] = item
                 report(item)
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
@@ -178,10 +175,8 @@ class ResidentFeed:
             of = self._selection.groups[modality][places]
             keep = self._readable[of]
             if not keep.any():
-                first = next(iter(self.unreadable.items()))
-                raise ValueError(
-                    f"no group of a batch could be read. The first reason: {Unreadable(*first[0], first[1])}"
-                )
+                first = next(iter(self.skipped.values()))
+                raise ValueError(f"no group of a batch could be read. The first reason: {first}")
             inputs[modality], _ = self._sides[modality].read(places[keep], plan.seed)
             groups[modality] = on_device(of[keep], self.device)
         return Batch(inputs, groups)
@@ -208,7 +203,7 @@ class _Features:
 
 
 def _copied(
-    side: FeatureSide, device: torch.device, dtype: torch.dtype | None, progress: Progress | None
+    side: FeatureSide, device: torch.device, dtype: torch.dtype | None, advance: Advance
 ) -> tuple[_Features, dict[int, str]]:
     """All features on the device, and what could not be read. The host never holds more than a piece of them."""
     counts = side.counts()
@@ -239,8 +234,7 @@ def _copied(
                     f"dtype: features of {side.items.ids[min(overflown)]} are too large for {dtype}. "
                     "Take torch.bfloat16, or None to keep them as they are."
                 )
-        if progress is not None:
-            progress(int(places[-1]) + 1, len(counts))
+        advance(len(places))
     if rows is None:
         rows = torch.zeros(0, width, dtype=dtype or torch.float32, device=device)
     return _Features(rows, counts), failed

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Dataset, Problem, Report, refuse
 from maxmatch.data.features import FeatureWriter, StoreInfo
 from maxmatch.model import checkpoint
@@ -77,7 +78,7 @@ def extract(
     writer: FeatureWriter,
     batch_size: int = 64,
     report: Report = refuse,
-    advance: Callable[[int], object] = lambda count: None,
+    advance: Advance = quiet,
 ) -> None:
     """Append the backbone's grid for every picture of a data set that the writer does not hold yet.
 

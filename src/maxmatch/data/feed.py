@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.core import machine
+from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Augmentation, SizeAugmentation
 from maxmatch.data.dataset import Items, Split
-from maxmatch.data.device_feed import Progress, ResidentFeed
-from maxmatch.data.modality import ModalityLoader, Unreadable, log_unreadable, side_for
+from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.modality import ModalityLoader, log_skipped, side_for
 from maxmatch.data.sampler import BatchPlan, Selection
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
 
@@ -31,8 +32,8 @@ class MappedFeed:
     by modality; the others are read as for evaluation.
 
     A batch is a function of its plan alone; how many workers there are changes nothing. A group with an item that
-    cannot be read is left out of its batch, and the item is reported the first time; `unreadable` keeps all of them.
-    Only a batch of which nothing is left stops the feed.
+    cannot be read is left out of its batch, and the item is reported the first time; `skipped` keeps all such items, by
+    name. Only a batch of which nothing is left stops the feed.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class MappedFeed:
         captions: int | None = None,
         drop: Mapping[str, float] | None = None,
         crops: Mapping[str, Augmentation] | None = None,
-        report: Callable[[Unreadable], None] = log_unreadable,
+        report: Callable[[Skipped], None] = log_skipped,
         ahead: int = 2,
     ) -> None:
         self.device = torch.device(device)
-        self.unreadable: dict[tuple[str, str], str] = {}
+        self.skipped: dict[str, Skipped] = {}
         self._report = report
         self._augment = SizeAugmentation(drop or {}, readers, self.device)
         selection = Selection(split, readers, captions)
@@ -71,15 +72,15 @@ class MappedFeed:
         """The batches, on the device, in the order of their plans. One such iterator at a time."""
         self._plans.current = plans
         for made in self._loader:
-            for item in made.unreadable:
-                if (item.modality, item.id) not in self.unreadable:
-                    self.unreadable[item.modality, item.id] = item.reason
+            for item in made.skipped:
+                if item.id not in self.skipped:
+                    self.skipped[item.id] = item
                     self._report(item)
             if made.fault:
                 raise RuntimeError(made.fault)
             if made.batch is None:
                 raise ValueError(
-                    f"no group of a batch could be read. The first reason: {made.unreadable[0]} "
+                    f"no group of a batch could be read. The first reason: {made.skipped[0]} "
                     "Check the data with `maxmatch data check`."
                 )
             yield self._augment(_single(made.batch.to(self.device, non_blocking=True)), made.seed)
@@ -90,7 +91,7 @@ class _Made(NamedTuple):
 
     batch: Batch | None
     seed: int | None
-    unreadable: list[Unreadable]
+    skipped: list[Skipped]
     fault: str = ""
     """Why the program cannot go on."""
 
@@ -120,21 +121,21 @@ class _Maker(Dataset[_Made]):
 
     def _make(self, plan: BatchPlan) -> _Made:
         places = self.selection(plan)
-        inputs, unreadable, lost = {}, [], np.zeros(0, np.int64)
+        inputs, skipped, lost = {}, [], np.zeros(0, np.int64)
         for modality, side in self.sides.items():
             items = self.items[modality]
             inputs[modality], failed = side.read(places[modality], plan.seed)
-            unreadable += [Unreadable(modality, str(items.ids[place]), why) for place, why in failed.items()]
+            skipped += [Skipped(f"{modality} {items.ids[place]}", why, place) for place, why in failed.items()]
             lost = np.union1d(lost, items.groups[list(failed)])
         groups = {modality: self.selection.groups[modality][places[modality]] for modality in inputs}
         if len(lost):
             kept = {modality: ~np.isin(groups[modality], lost) for modality in inputs}
             if not all(keep.any() for keep in kept.values()):
-                return _Made(None, plan.seed, unreadable)
+                return _Made(None, plan.seed, skipped)
             inputs = {modality: _rows(inputs[modality], keep) for modality, keep in kept.items()}
             groups = {modality: groups[modality][keep] for modality, keep in kept.items()}
         tensors = {modality: torch.from_numpy(of) for modality, of in groups.items()}
-        return _Made(Batch(inputs, tensors), plan.seed, unreadable)
+        return _Made(Batch(inputs, tensors), plan.seed, skipped)
 
 
 def _rows(inputs: Inputs, keep: np.ndarray) -> Inputs:
@@ -174,8 +175,8 @@ _MOST_WORKERS = 8
 class Feed(Protocol):
     """Batches from plans."""
 
-    unreadable: dict[tuple[str, str], str]
-    """Modality and id of every item that could not be read so far, and the reason."""
+    skipped: dict[str, Skipped]
+    """The items that could not be read so far, by name: their modality and id."""
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans."""
@@ -194,8 +195,8 @@ def choose_feed(
     crops: Mapping[str, Augmentation] | None = None,
     dtype: torch.dtype | None = None,
     fraction: float = 0.5,
-    report: Callable[[Unreadable], None] = log_unreadable,
-    progress: Progress | None = None,
+    report: Callable[[Skipped], None] = log_skipped,
+    advance: Advance = quiet,
     say: Callable[[str], object] = _log.info,
 ) -> Feed:
     """A `ResidentFeed` where there are no pictures to decode and the data takes no more than `fraction` of the memory
@@ -211,7 +212,7 @@ def choose_feed(
     if resident:
         return ResidentFeed(
             split, readers, device, captions=captions, drop=drop, crops=crops, dtype=dtype, threads=workers,
-            report=report, progress=progress,
+            report=report, advance=advance,
         )  # fmt: skip
     return MappedFeed(split, readers, device, workers=workers, captions=captions, drop=drop, crops=crops, report=report)
 

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from maxmatch.core.checks import as_tensor
+from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Inputs
 from maxmatch.data.augment import Augmentation
 from maxmatch.data.dataset import Items, Split
@@ -19,21 +20,9 @@ _TEXTS_AT_ONCE = 10_000
 _log = logging.getLogger(__name__)
 
 
-class Unreadable(NamedTuple):
-    """An item that could not be read, and why. Its group is left out of the batches that it would be in."""
-
-    modality: str
-    id: str
-    reason: str
-
-    def __str__(self) -> str:
-        """For a log."""
-        return f"{self.modality} {self.id}: {self.reason} Its group is left out of training."
-
-
-def log_unreadable(item: Unreadable) -> None:
+def log_skipped(item: Skipped) -> None:
     """The usual report: a warning in the log."""
-    _log.warning("%s", item)
+    _log.warning("%s Its group is left out of training.", item)
 
 
 @runtime_checkable

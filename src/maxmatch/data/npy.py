@@ -1,13 +1,14 @@
 """Arrays appended to .npy files row by row, over several runs if one is interrupted."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maxmatch.core.files import draft, sync
+from maxmatch.core.progress import Advance
 from maxmatch.data.dataset import Items, RaggedRows, Rows
 
 _HEADER = 128  # bytes in front of an array: room for any shape, so that it can be filled in when all rows are there
@@ -72,9 +73,7 @@ class GrowingArray:
         sync(self.path.parent)
 
 
-def write_rows(
-    values: Sequence[Any], ids: Sequence[str], positions: np.ndarray, file: Path, advance: Callable[[int], object]
-) -> None:
+def write_rows(values: Sequence[Any], ids: Sequence[str], positions: np.ndarray, file: Path, advance: Advance) -> None:
     """Write the values at some positions, arrays of one shape, as the rows of a .npy file. A file that is there is what
     it is to be; what an interrupted call has written is kept, as far as it got to the disk. advance is called with
     the number of values written.

@@ -15,16 +15,14 @@ from torch import Tensor
 
 from maxmatch.core.checks import check_pair, refuse_not_finite
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.data.dataset import Split
 from maxmatch.data.feed import Feed, choose_feed
-from maxmatch.data.modality import Unreadable, log_unreadable
+from maxmatch.data.modality import log_skipped
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
-
-Progress = Callable[[int, int], object]
-"""Told how many groups are done, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def encode_split(
     size: int,
     batch_size: int,
     precision: torch.dtype | None = None,
-    progress: Progress = lambda done, total: None,
+    advance: Advance = quiet,
 ) -> EncodedSplit:
     """The sets of `size` groups, in evaluation mode, on the model's device."""
     sets: dict[str, list[Tensor]] = {name: [] for name in model.towers}
@@ -68,11 +66,12 @@ def encode_split(
     mixed = torch.autocast(model.device.type, precision) if precision is not None else nullcontext()
     try:
         with torch.inference_mode(), mixed:
-            for number, batch in enumerate(feed.batches(in_order(size, batch_size)), start=1):
+            plans = in_order(size, batch_size)
+            for plan, batch in zip(plans, feed.batches(plans), strict=False):
                 for name, inputs in batch.inputs.items():
                     sets[name].append(model(name, *inputs).vectors.float())
                     groups[name].append(batch.groups[name])
-                progress(min(number * batch_size, size), size)
+                advance(len(plan.groups))
     finally:
         model.train(mode)
     if not any(groups.values()):
@@ -90,8 +89,8 @@ def encode_items(
     batch_size: int = 64,
     workers: int | None = None,
     precision: torch.dtype | None = None,
-    report: Callable[[Unreadable], None] = log_unreadable,
-    progress: Progress = lambda done, total: None,
+    report: Callable[[Skipped], None] = log_skipped,
+    advance: Advance = quiet,
 ) -> EncodedSplit:
     """The sets of all items of a split and their names. A group with an item that cannot be read is reported and left
     out; the groups keep their numbers.
@@ -100,7 +99,7 @@ def encode_items(
         raise ValueError("the split is empty: there is nothing to measure. Choose another with --split.")
     readers = readers_for(model, split)
     feed = choose_feed(split, readers, model.device, workers=workers, report=report)
-    encoded = encode_split(model, feed, split.size, batch_size, precision, progress)
+    encoded = encode_split(model, feed, split.size, batch_size, precision, advance)
     kept = {name: np.isin(split[name].groups, groups.cpu().numpy()) for name, groups in encoded.groups.items()}
     ids = {
         name: [str(split[name].ids[place]) for place in np.flatnonzero(keep).tolist()] for name, keep in kept.items()

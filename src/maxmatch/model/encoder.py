@@ -12,13 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from maxmatch.core.checks import as_tensor
+from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Features, Inputs, Sets
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import SIMILARITIES, Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.inputs import Reader, TextReader
-from maxmatch.model.read_ahead import Skipped, checked_items, in_batches
+from maxmatch.model.read_ahead import checked_items, in_batches
 
 
 @runtime_checkable

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from maxmatch.core.files import write_whole
 from maxmatch.core.manifest import description, read_described
+from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Conv, ModelConfig
 from maxmatch.model.images import ImageTransform
-from maxmatch.model.read_ahead import Skipped, checked_items, in_batches
+from maxmatch.model.read_ahead import checked_items, in_batches
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer, text_length
 
 # onnx.json: what an exported model consists of. Written last, so that a folder with it is whole.

@@ -1,15 +1,13 @@
 """Reading many items: the next batches are read in threads while the model works, and a bar shows how far it is."""
 
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from maxmatch.core.progress import Skipped, bar
 from maxmatch.model.images import ImageError
 
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
@@ -39,14 +37,6 @@ class MeasuredReads(Reads, Protocol):
         ...
 
 
-@dataclass(frozen=True, order=True)
-class Skipped:
-    """An item that could not be read."""
-
-    index: int
-    reason: str
-
-
 class ReadBatch(NamedTuple):
     """What was read of some items: where they stand in the input, the encoder's inputs, and what could not be read."""
 
@@ -66,7 +56,7 @@ def _read(reader: Reads, items: Sequence[Any], places: Sequence[int], skip: bool
             if not skip:
                 kind = type(error) if type(error) in _PLAIN else ValueError
                 raise kind(f"item {place}: {error}") from error
-            skipped.append(Skipped(place, str(error)))
+            skipped.append(Skipped(f"item {place}", str(error), place))
     return ReadBatch(list(good), reader.collate(list(good.values())) if good else None, skipped)
 
 
@@ -89,18 +79,6 @@ def read_ahead(
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def progress(total: int, modality: str, show: bool | None) -> Iterator[Callable[[int], object]]:
-    """What to call with the number of items done."""
-    if not (total > _LONG_WORK and sys.stderr.isatty() if show is None else show):
-        yield lambda count: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=modality, unit="item") as bar:
-        yield bar.update
 
 
 def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
@@ -127,11 +105,14 @@ def in_batches(
     order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
     places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     skipped: list[Skipped] = []
-    with progress(len(items), modality, show) as advance:
+    shown = False if show is None and len(items) <= _LONG_WORK else show
+    with bar(modality, len(items), shown) as advance:
         for batch in read_ahead(reader, items, places, skip):
             if batch.inputs is not None:
                 work(batch.places, batch.inputs)
             skipped += batch.skipped
             advance(len(batch.places) + len(batch.skipped))
     lost = {item.index for item in skipped}
-    return [place for place in range(len(items)) if place not in lost], sorted(skipped)
+    return [place for place in range(len(items)) if place not in lost], sorted(
+        skipped, key=lambda item: item.index or 0
+    )

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from maxmatch.core.files import write_whole
+from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.identity import model_identity, slot_stability
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
@@ -33,11 +34,10 @@ from maxmatch.search.shards import (
     shard_file,
     write_batch,
 )
-from maxmatch.search.sources import LeftOut, Listing, list_source
+from maxmatch.search.sources import Listing, list_source
 
 # Encoding a source to shards: reads ahead, keeps every batch, and goes on where an earlier run was stopped.
 
-Advance = Callable[[int], object]
 Dtype = Literal["float16", "float32"]
 SHARD_SIZE = 10_000
 _COMMIT_SECONDS = 0.25  # of work at most are lost when the process is killed, beside the batch in hand
@@ -82,9 +82,9 @@ class EncodingJob:
 
     def left(self, number: int) -> list[int]:
         """The places of a shard that no batch of an earlier run covers. Texts of like length come together."""
-        done: set[int | None] = set()
+        done: set[int] = set()
         for batch in batches(self.folder, number):
-            done.update(batch.places, (one.place for one in batch.skipped))
+            done.update(batch.places, (one.index for one in batch.skipped))
         places = [place for place in self.manifest.places(number) if place not in done]
         if isinstance(self.listing.values[0], str):
             places.sort(key=lambda place: -len(self.listing.values[place]))
@@ -104,8 +104,8 @@ def encode_shards(
     numbers: Iterable[int],
     batch_size: int = 64,
     workers: int | None = None,
-    advance: Advance = lambda count: None,
-    report: Callable[[LeftOut], object] = lambda one: None,
+    advance: Advance = quiet,
+    report: Callable[[Skipped], object] = lambda one: None,
 ) -> None:
     """Make some shards of a job. An item that cannot be read is reported and left out.
 
@@ -149,8 +149,8 @@ def encode_source(
     batch_size: int = 64,
     workers: int | None = None,
     name: str | None = None,
-    advance: Advance = lambda count: None,
-    report: Callable[[LeftOut], object] = lambda one: None,
+    advance: Advance = quiet,
+    report: Callable[[Skipped], object] = lambda one: None,
 ) -> ShardManifest:
     """Encode all items of a source to shards in a folder; those that are there already are not encoded again."""
     folder = Path(folder).expanduser()
@@ -163,7 +163,7 @@ def _encoded(model: SetEncoder, job: EncodingJob, batch: ReadBatch) -> EncodedIt
     """The sets of a batch that was read, in the precision of the shards."""
     listing, manifest = job.listing, job.manifest
     skipped = [
-        LeftOut(listing.ids[one.index], _why(one.reason, listing, one.index), one.index) for one in batch.skipped
+        Skipped(listing.ids[one.index], _why(one.reason, listing, one.index), one.index) for one in batch.skipped
     ]
     sets = np.zeros((0, manifest.set_size, manifest.dim), manifest.dtype)
     places = batch.places
@@ -175,7 +175,7 @@ def _encoded(model: SetEncoder, job: EncodingJob, batch: ReadBatch) -> EncodedIt
         vectors = model(listing.modality, values, mask).vectors.float().cpu().numpy()
         finite = np.isfinite(vectors).all(axis=(1, 2))
         skipped += [
-            LeftOut(listing.ids[place], _NOT_FINITE, place)
+            Skipped(listing.ids[place], _NOT_FINITE, place)
             for place, fine in zip(places, finite, strict=True)
             if not fine
         ]
@@ -257,7 +257,7 @@ class Worker:
         return {"items": np.array(left)}
 
 
-def encode_on_ray(task: Task, numbers: Sequence[int], advance: Callable[[int], object]) -> None:
+def encode_on_ray(task: Task, numbers: Sequence[int], advance: Advance) -> None:
     """Make some shards on the cluster that RAY_ADDRESS names, or on this machine's cores where it is not set."""
     try:
         import ray
@@ -326,8 +326,8 @@ def encode_for(
     name: str,
     batch_size: int,
     workers: int,
-    advance: Callable[[int], object],
-    report: Callable[[LeftOut], object],
+    advance: Advance,
+    report: Callable[[Skipped], object],
 ) -> ShardManifest:
     """Encode a source to shards beside an index. What a killed process has encoded is kept, unless the source or the
     model is another by now.

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from maxmatch.core.files import write_whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import DataError, Problem
 from maxmatch.data.formats.shared import read_lines
 from maxmatch.data.formats.tables import TABLES
@@ -199,14 +200,13 @@ def _mark(parts: Any) -> str:
 # first parcel after those may be in the index already, its acknowledgement lost: it is put there again, in place.
 
 Existing = Literal["refuse", "skip", "replace"]
-Advance = Callable[[int], object]
 
 
 def build(
     folder: Path,
     cargo: Cargo,
     create: Callable[[], SetIndex],
-    advance: Advance = lambda count: None,
+    advance: Advance = quiet,
 ) -> SetIndex:
     """Make an index of a cargo; or go on with one that a killed process has begun. create: makes the empty index."""
     refuse_index(folder)
@@ -231,9 +231,7 @@ def refuse_index(folder: Path) -> None:
         )
 
 
-def add(
-    index: SetIndex, cargo: Cargo, existing: Existing = "refuse", advance: Advance = lambda count: None
-) -> SetIndex:
+def add(index: SetIndex, cargo: Cargo, existing: Existing = "refuse", advance: Advance = quiet) -> SetIndex:
     """Add a cargo to an index; or go on where a killed process was. existing: what to do with ids that are there:
     refuse them all before anything is added, keep what the index has, or replace it.
     """

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -13,13 +13,14 @@ from PIL import Image
 from pydantic import JsonValue
 
 from maxmatch.core.files import user_cache, write_whole
+from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.model.identity import AnyModel, model_identity
 from maxmatch.search.engines.cached_table import keep_copy
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
 from maxmatch.search.index_folder import FILE, writing
 from maxmatch.search.set_index import SetIndex
-from maxmatch.search.sources import LeftOut, no_pictures, walk
+from maxmatch.search.sources import no_pictures, walk
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
 
@@ -114,7 +115,7 @@ class Synced(NamedTuple):
     added: int
     changed: int
     removed: int
-    unreadable: list[LeftOut]
+    unreadable: list[Skipped]
 
 
 def place_of(folder: Path, model: AnyModel) -> Path:
@@ -143,10 +144,9 @@ def sync(
     model: AnyModel,
     folder: Path,
     *,
-    begin: Callable[[int], object] = lambda total: None,
-    advance: Callable[[int], object] = lambda count: None,
+    bar: Bar = no_bar,
 ) -> Synced:
-    """Bring an index up to date with a folder. begin: told how many photos are to be read; advance: how many more are.
+    """Bring an index up to date with a folder. bar: shows how many photos are read.
 
     A photo that cannot be read is not tried again before its file changes; those of a folder that cannot be listed stay
     as they are. Both are told once. Ids are the photos' paths in the folder.
@@ -170,24 +170,24 @@ def sync(
         _write_notes(index, bad)
     todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
     changed = [name for name in todo if name in known]
-    begin(len(todo))
-    failed: list[LeftOut] = []
-    for start in range(0, len(todo), _BATCH):
-        names = todo[start : start + _BATCH]
-        more = _encode(index, model, folder, names, present)
-        # Its old set is of a picture that is not there any more. Before the note, which says that all is done.
-        _forget(index, [one.id for one in more if one.id in known])
-        failed += more
-        # What only could not be reached is tried again the next time.
-        bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
-        _write_notes(index, bad)
-        advance(len(names))
+    failed: list[Skipped] = []
+    with bar("photos", len(todo)) as advance:
+        for start in range(0, len(todo), _BATCH):
+            names = todo[start : start + _BATCH]
+            more = _encode(index, model, folder, names, present)
+            # Its old set is of a picture that is not there any more. Before the note, which says that all is done.
+            _forget(index, [one.id for one in more if one.id in known])
+            failed += more
+            # What only could not be reached is tried again the next time.
+            bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
+            _write_notes(index, bad)
+            advance(len(names))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         keep_copy(index.engine, index.folder)
     lost = {one.id for one in failed}
     stale = [name for name in changed if name in lost]
     failed += [
-        LeftOut(place, f"{folder / place}: cannot be read ({why}); what is known of it stays as it was. Permit it.")
+        Skipped(place, f"{folder / place}: cannot be read ({why}); what is known of it stays as it was. Permit it.")
         for place, why in closed.items()
         if noted.get(place) != _CLOSED
     ]
@@ -208,19 +208,19 @@ def _is_file(path: Path) -> bool:
 
 def _encode(
     index: SetIndex, model: AnyModel, folder: Path, names: Sequence[str], states: Mapping[str, FileState]
-) -> list[LeftOut]:
+) -> list[Skipped]:
     """Encode some photos and put them into the index; which could not be read, and why. states: of the files before
     they are read, so that a change meanwhile is seen the next time.
     """
     sources = [folder / name for name in names]
     encoded = model.encode_images(sources, batch_size=_AT_ONCE, errors="skip", show_progress=False)
-    failed = [LeftOut(names[one.index], one.reason) for one in encoded.skipped]
+    failed = [Skipped(names[one.index], one.reason) for one in encoded.skipped]
     kept, facts = [], []
     for place, of in enumerate(encoded.kept):
         try:
             known = photo_facts(folder / names[of], folder)
         except (OSError, ValueError, SyntaxError) as error:  # it was readable a moment ago
-            failed.append(LeftOut(names[of], str(error)))
+            failed.append(Skipped(names[of], str(error)))
             continue
         size, time = states[names[of]]
         kept.append(place)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +14,8 @@ from safetensors.numpy import save
 
 from maxmatch.core.files import draft, lock, whole, write_whole
 from maxmatch.core.manifest import description, read_described
+from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Count, SimilarityName
-from maxmatch.search.sources import LeftOut
 
 # Encoded sets on the disk, in the order of their source, for an index to take in or another program to read.
 #
@@ -79,7 +79,7 @@ class EncodedItems:
     metadata: list[dict[str, Any]]
     sets: np.ndarray
     """(n, K, D)"""
-    skipped: list[LeftOut]
+    skipped: list[Skipped]
 
 
 def shard_file(folder: Path, number: int) -> Path:
@@ -99,7 +99,7 @@ def read_shard(folder: Path, number: int, manifest: ShardManifest) -> EncodedIte
             f"{path}: expected sets {expected}, as many as lines in {path.stem}.jsonl, found {sets.shape}. "
             "The two are of different runs: remove both, and encode again."
         )
-    gone = {one.place for one in skipped}
+    gone = {one.index for one in skipped}
     places = [place for place in manifest.places(number) if place not in gone]
     return EncodedItems(places, [row["id"] for row in rows], [row["metadata"] for row in rows], sets, skipped)
 
@@ -115,9 +115,13 @@ def read_manifest(folder: Path) -> ShardManifest:
     )
 
 
-def left_out_in(notes: Mapping[str, Any]) -> list[LeftOut]:
+def left_out_in(notes: Mapping[str, Any]) -> list[Skipped]:
     """Which items a file's notes say could not be encoded."""
-    return [LeftOut(**one) for one in notes["skipped"]]
+    return [Skipped(one["id"], one["reason"], one["place"]) for one in notes["skipped"]]
+
+
+def _notes_on(skipped: Sequence[Skipped]) -> list[dict[str, Any]]:
+    return [{"id": one.id, "reason": one.reason, "place": one.index} for one in skipped]
 
 
 def notes_of(file: Any) -> dict[str, Any]:
@@ -195,8 +199,8 @@ def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
 def write_batch(folder: Path, number: int, batch: EncodedItems) -> None:
     """Keep some items of a shard that is not complete, for good."""
     rows = [{"id": name, "metadata": known} for name, known in zip(batch.ids, batch.metadata, strict=True)]
-    notes = {"places": batch.places, "rows": rows, "skipped": [asdict(one) for one in batch.skipped]}
-    places = [*batch.places, *(one.place for one in batch.skipped if one.place is not None)]
+    notes = {"places": batch.places, "rows": rows, "skipped": _notes_on(batch.skipped)}
+    places = [*batch.places, *(one.index for one in batch.skipped)]
     with whole(folder / f".{shard_file(folder, number).stem}.{min(places):09d}") as file:
         file.write(save({"sets": np.ascontiguousarray(batch.sets)}, {FORMAT: json.dumps(notes)}))
 
@@ -209,25 +213,25 @@ def batches(folder: Path, number: int) -> list[EncodedItems]:
 def complete(folder: Path, number: int, manifest: ShardManifest) -> None:
     """Put the batches of a shard together, in the order of the source."""
     parts = batches(folder, number)
-    covered = sorted(place for part in parts for place in (*part.places, *(one.place or 0 for one in part.skipped)))
+    covered = sorted(place for part in parts for place in (*part.places, *(one.index for one in part.skipped)))
     assert covered == list(manifest.places(number)), "a place of the shard is missing, or was encoded twice"
     places = np.array([place for part in parts for place in part.places], np.int64)
     order = np.argsort(places, kind="stable")
     rows = [(name, known) for part in parts for name, known in zip(part.ids, part.metadata, strict=True)]
     sets = np.concatenate([part.sets for part in parts])
-    skipped = sorted((one for part in parts for one in part.skipped), key=lambda one: one.place or 0)
+    skipped = sorted((one for part in parts for one in part.skipped), key=lambda one: one.index)
     file = shard_file(folder, number)
     lines = (json.dumps({"id": rows[at][0], "metadata": rows[at][1]}, ensure_ascii=False) for at in order)
     with whole(file.with_suffix(".jsonl")) as out:
         out.writelines(f"{line}\n".encode() for line in lines)
-    notes = {"skipped": [asdict(one) for one in skipped]}  # under one name: safetensors keeps no order among several
+    notes = {"skipped": _notes_on(skipped)}  # under one name: safetensors keeps no order among several
     with whole(file) as out:
         out.write(save({"sets": np.ascontiguousarray(sets[order])}, {FORMAT: json.dumps(notes)}))
     for used in _batch_files(folder, number):
         used.unlink()
 
 
-def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[LeftOut]) -> ShardManifest:
+def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[Skipped]) -> ShardManifest:
     """Say that all shards are there, once they are. left_out: what of the source was never listed."""
     encoded, skipped = 0, list(left_out)
     for number in range(manifest.shards):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maxmatch.core.progress import Skipped
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, pick
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, BadCell
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, read_lines
@@ -20,15 +21,6 @@ from maxmatch.data.load import FORMATS, read_dataset, recognise
 from maxmatch.search.index_folder import is_text
 
 # What is to be encoded: the items of a source in a fixed order, each with its id and what is known about it.
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """An item that could not be used, and why. place: its number in the source, None where it is not listed at all."""
-
-    id: str
-    reason: str
-    place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Listing:
     values: Sequence[Any]
     ids: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
-    left_out: Sequence[LeftOut] = field(default_factory=list)
+    left_out: Sequence[Skipped] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         assert len(self.values) == len(self.ids) == len(self.metadata)
@@ -67,12 +59,12 @@ class Listing:
         return known.hexdigest()
 
 
-def noting(left_out: list[LeftOut]) -> Report:
+def noting(left_out: list[Skipped]) -> Report:
     """A report of problems that notes what is left out; what is fatal is raised by the reader itself."""
 
     def report(problem: Problem) -> None:
         where = str(problem.file) if problem.line is None else f"{problem.file}:{problem.line}"
-        left_out.append(LeftOut(where, f"{problem.what}. {problem.cure}"))
+        left_out.append(Skipped(where, f"{problem.what}. {problem.cure}"))
 
     return report
 
@@ -102,7 +94,7 @@ class Walked(NamedTuple):
     """
 
     pictures: dict[str, os.DirEntry[str]]
-    left_out: list[LeftOut]
+    left_out: list[Skipped]
     closed: dict[Path, str]
 
 
@@ -112,7 +104,7 @@ def list_pictures(folder: Path) -> Listing:
     """
     found, left_out, closed = walk(folder)
     for place, why in closed.items():
-        left_out.append(LeftOut(ascii(str(place)), f"a folder that cannot be read ({why}). Permit it."))
+        left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Permit it."))
     if not found:
         raise no_pictures(folder, {str(place): why for place, why in closed.items()})
     names = sorted(found)
@@ -138,11 +130,11 @@ def walk(folder: Path) -> Walked:
         name = Path(entry.path).relative_to(folder).as_posix()
         suffix = Path(name).suffix.lower()
         if not is_text(name):
-            left_out.append(LeftOut(ascii(name), "its name is not UTF-8. Rename the file."))
+            left_out.append(Skipped(ascii(name), "its name is not UTF-8. Rename the file."))
         elif len(name) > _LONGEST:
-            left_out.append(LeftOut(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
+            left_out.append(Skipped(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
         elif suffix not in SUFFIXES:
-            left_out.append(LeftOut(name, f"no picture by its name, which ends in {suffix or 'nothing'}."))
+            left_out.append(Skipped(name, f"no picture by its name, which ends in {suffix or 'nothing'}."))
         else:
             found[name] = entry
     return walked
@@ -211,7 +203,7 @@ class _Row(NamedTuple):
 
 def list_lines(path: Path) -> Listing:
     """A caption a line, known by the number of the line. Metadata: `text`."""
-    left_out: list[LeftOut] = []
+    left_out: list[Skipped] = []
     report = noting(left_out)
     texts: dict[str, str] = {}
     for number, line in read_lines(path, report):
@@ -229,7 +221,7 @@ def list_table(path: Path, modality: str | None = None) -> Listing:
     """The pictures of a table, or its captions. A picture that several rows name is taken once, with what the first of
     them says; its path counts from the table's folder. Captions keep `text` among their metadata.
     """
-    left_out: list[LeftOut] = []
+    left_out: list[Skipped] = []
     report = noting(left_out)
     suffix = path.suffix.lower()
     rows = [_Row(str(line), path, line, cells) for line, cells in TABLES[suffix](path, report)]
@@ -249,7 +241,7 @@ def list_table(path: Path, modality: str | None = None) -> Listing:
 
 def list_tars(path: Path, modality: str | None = None) -> Listing:
     """The pictures in tars, or their captions. A sample may have either alone."""
-    left_out: list[LeftOut] = []
+    left_out: list[Skipped] = []
     report = noting(left_out)
     rows = []
     for tars in tars_by_split(path).values():
@@ -275,7 +267,7 @@ def _pictures(
     rows: Sequence[_Row],
     locate: Callable[[Any], tuple[str, Any]],
     lazy: Callable[[list[Any]], Sequence[Any]],
-    left_out: list[LeftOut],
+    left_out: list[Skipped],
     report: Report,
 ) -> Listing:
     column, id_column = _columns_of(rows, IMAGE)
@@ -304,7 +296,7 @@ def _pictures(
     return Listing(path, format, IMAGE, lazy(list(values.values())), list(ids), metadata, left_out)
 
 
-def _captions(path: Path, format: str, rows: Sequence[_Row], left_out: list[LeftOut], report: Report) -> Listing:
+def _captions(path: Path, format: str, rows: Sequence[_Row], left_out: list[Skipped], report: Report) -> Listing:
     column, id_column = _columns_of(rows, TEXT)
     values: dict[str, str] = {}
     metadata = []
@@ -464,7 +456,7 @@ def _listed(path: Path, kind: str, modality: str | None, splits: Sequence[str] |
 
 def _of_dataset(path: Path, kind: str, modality: str | None, names: Sequence[str] | None) -> Listing:
     """The items of the splits of a data set, one split after the other."""
-    left_out: list[LeftOut] = []
+    left_out: list[Skipped] = []
     dataset = read_dataset(path, kind, noting(left_out))
     chosen = {name: dataset.split(name) for name in names or dataset.splits}
     modality = modality or (IMAGE if all(IMAGE in split.items for split in chosen.values()) else TEXT)

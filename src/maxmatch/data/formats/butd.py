@@ -8,7 +8,7 @@ import binascii
 import codecs
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import count, islice
@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import Problem, Report, give_up, refuse
 from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo
 
@@ -61,7 +62,7 @@ def convert(
     source: Path | Sequence[Path],
     folder: Path,
     report: Report = refuse,
-    advance: Callable[[int], object] = lambda count: None,
+    advance: Advance = quiet,
     workers: int = 1,
     width: int | None = None,
     dtype: Literal["float16", "float32"] = "float32",
@@ -84,9 +85,7 @@ def convert(
         return writer.finish()
 
 
-def scan(
-    source: Path, report: Report = refuse, advance: Callable[[int], object] = lambda count: None, workers: int = 1
-) -> Scan:
+def scan(source: Path, report: Report = refuse, advance: Advance = quiet, workers: int = 1) -> Scan:
     """Decode all lines and keep nothing: what is wrong with them is reported, NaN and infinite values too."""
     files = _files(source, report)
     found: dict[str, int] = {}
@@ -139,7 +138,7 @@ def _new_items(
     width: int,
     dtype: str,
     workers: int,
-    advance: Callable[[int], object],
+    advance: Advance,
     report: Report,
 ) -> Iterator[dict[str, tuple[_Line, _Item]]]:
     """Block by block, the images that are not done yet. `done` may grow meanwhile."""
@@ -159,9 +158,7 @@ def _new_items(
                 yield new
 
 
-def _lines(
-    files: Sequence[Path], done: frozenset[str], advance: Callable[[int], object], report: Report
-) -> Iterator[_Line]:
+def _lines(files: Sequence[Path], done: frozenset[str], advance: Advance, report: Report) -> Iterator[_Line]:
     """The lines whose images are not done yet. The wrong ones are reported, as far as that shows before decoding."""
     met: set[str] = set()
     for file in files:

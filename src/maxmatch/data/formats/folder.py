@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Items, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, Advance, check_files, copy_all, quietly, write_folder
+from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, check_files, copy_all, write_folder
 
 NAME = "all"
 
@@ -26,7 +27,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     return {NAME: Split({IMAGE: Items(pictures, np.arange(len(pictures)), ids)})}
 
 
-def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Copy the pictures of all splits into a folder. Only pictures: captions would be lost, and are refused."""
     for name, split in splits.items():
         if set(split.items) != {IMAGE}:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     TableRow,
@@ -21,7 +22,7 @@ from maxmatch.data.formats.columns import (
     split_name,
     unfold,
 )
-from maxmatch.data.formats.shared import Advance, check_files, in_order, quietly, read_item, write_folder
+from maxmatch.data.formats.shared import check_files, in_order, read_item, write_folder
 from maxmatch.data.formats.tables import arrow_column, column_names, path_inside
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def from_loaded(
     return splits
 
 
-def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Write what `datasets.load_from_disk` reads: a row for each image, with its bytes and all its captions."""
     package = _package()
     check_writable(splits, "huggingface")

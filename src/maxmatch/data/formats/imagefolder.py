@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import check_writable, split_name, unfold
-from maxmatch.data.formats.shared import Advance, check_files, copy_all, quietly, write_folder
+from maxmatch.data.formats.shared import check_files, copy_all, write_folder
 from maxmatch.data.formats.tables import read_tables, tables_in, write_jsonl
 
 
@@ -30,7 +31,7 @@ def read(path: Path, report: Report = refuse, modalities: Mapping[str, str] | No
     return read_tables({split: [files] for split, files in tables.items()}, report, modalities=modalities)
 
 
-def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Write a folder for each split, with copies of its pictures and a line of metadata for each of them."""
     check_writable(splits, "imagefolder")
     check_files(splits)

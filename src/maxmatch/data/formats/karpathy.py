@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.shared import Advance, check_files, check_pairs, copy_all, one_line, quietly, write_folder
+from maxmatch.data.formats.shared import check_files, check_pairs, copy_all, one_line, write_folder
 
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _OTHERS = {"dataset_info.json", "dataset_dict.json"}  # Hugging Face's, which share the beginning of the name
@@ -80,7 +81,7 @@ def read(
     }
 
 
-def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Write the pictures to `images/` in a folder, and then the rest to `dataset_<name of the folder>.json`.
 
     Only what the format knows: metadata stay behind, and space around a caption does.

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Rows, Split, give_up, refuse, repeated
-from maxmatch.data.formats.shared import Advance, check_pairs, one_line, quietly, read_lines, write_folder
+from maxmatch.data.formats.shared import check_pairs, one_line, read_lines, write_folder
 from maxmatch.data.npy import check_features, write_rows
 
 _PREFIXES = {"train": "train", "dev": "val", "val": "val", "test": "test", "testall": "testall"}
@@ -49,7 +50,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     return {_PREFIXES[prefix]: _split(folder, prefix, report) for prefix in prefixes}
 
 
-def write(splits: Mapping[str, Split], path: Path, advance: Advance = quietly, workers: int = 1) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Write a precomp folder. The images' values are arrays (regions, width), all of one shape in a split.
 
     Where images have different numbers of captions, rows are repeated for each. Only what the format knows: metadata

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from maxmatch.core.files import is_draft, lock, sync, whole, write_whole
+from maxmatch.core.progress import Advance
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Split, give_up, refuse
 
 # The lines of a text file, with their numbers.
@@ -94,12 +95,7 @@ def check_pairs(splits: Mapping[str, Split], names: Collection[str], what: str) 
 
 MANIFEST = "maxmatch.json"
 PARTIAL = ".partial"
-Advance = Callable[[int], object]
 _SAMPLE = 16  # items by which is judged whether two data sets are the same, where all would take too long
-
-
-def quietly(count: int) -> None:
-    """No sign of progress."""
 
 
 def write_folder(

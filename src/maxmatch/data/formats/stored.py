@@ -13,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data import features
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Report, Split, give_up, refuse
 from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo, with_features
 from maxmatch.data.formats import tables
 from maxmatch.data.formats.columns import check_writable, unfold
-from maxmatch.data.formats.shared import Advance, quietly, write_folder
+from maxmatch.data.formats.shared import write_folder
 from maxmatch.data.formats.tables import write_jsonl
 from maxmatch.data.npy import check_features
 
@@ -46,7 +47,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
 def write(
     splits: Mapping[str, Split],
     path: Path,
-    advance: Advance = quietly,
+    advance: Advance = quiet,
     workers: int = 1,
     dtype: Literal["float16", "float32"] | None = None,
     source: str = "converted",

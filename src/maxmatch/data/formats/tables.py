@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     IMAGE_COLUMNS,
@@ -26,12 +27,10 @@ from maxmatch.data.formats.columns import (
     unfold,
 )
 from maxmatch.data.formats.shared import (
-    Advance,
     check_files,
     copy_all,
     not_utf8,
     plain,
-    quietly,
     raw_lines,
     write_folder,
 )
@@ -349,7 +348,7 @@ def read_tables(
 def write(
     splits: Mapping[str, Split],
     path: Path,
-    advance: Advance = quietly,
+    advance: Advance = quiet,
     workers: int = 1,
     kind: Literal["csv", "tsv", "jsonl", "parquet"] = "csv",
 ) -> None:
@@ -368,7 +367,7 @@ def write(
                 if modality != TEXT:
                     place = "images" if modality == IMAGE else modality
                     others = taken.setdefault(place, set())
-                    count = advance if modality == IMAGE else quietly
+                    count = advance if modality == IMAGE else quiet
                     copies = copy_all(items, folder / place, others, workers, count, modality)
                     names[modality] = [f"{place}/{copy}" for copy in copies]
             rows += ({"split": name, **cells} for cells in unfold(split, names, listed=False))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from maxmatch.core.files import whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     CAPTION_COLUMNS,
@@ -26,11 +27,9 @@ from maxmatch.data.formats.columns import (
 )
 from maxmatch.data.formats.shared import (
     SUFFIXES,
-    Advance,
     check_files,
     in_order,
     plain,
-    quietly,
     read_item,
     write_folder,
 )
@@ -178,7 +177,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
 def write(
     splits: Mapping[str, Split],
     path: Path,
-    advance: Advance = quietly,
+    advance: Advance = quiet,
     workers: int = 1,
     max_samples: int = 10_000,
     max_bytes: int = 1 << 30,

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from maxmatch.core.files import whole, write_whole
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import DataError, Problem
 from maxmatch.data.scenes.captions import choose_facets, say
 from maxmatch.data.scenes.drawing import draw
@@ -35,7 +36,7 @@ def generate(
     size: int = 96,
     splits: Mapping[str, float] = SPLITS,
     workers: int | None = None,
-    advance: Callable[[int], object] | None = None,
+    advance: Advance = quiet,
 ) -> None:
     """Write the first `images` scenes of a seed to a folder: pictures of `size` pixels, five captions each.
 
@@ -58,8 +59,7 @@ def generate(
     with rows as made, whole(folder / METADATA) as file:
         for row, split in zip(made, _assigned(splits), strict=False):
             file.write(f"{json.dumps({**row, 'split': split}, ensure_ascii=False)}\n".encode())
-            if advance is not None:
-                advance(1)
+            advance(1)
 
 
 def describe(scene: Scene, seed: int, index: int) -> dict[str, Any]:

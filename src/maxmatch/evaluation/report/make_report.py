@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from maxmatch.core.files import read_metrics, sync, write_whole
+from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, Split
-from maxmatch.data.modality import Unreadable
 from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
 from maxmatch.evaluation.encoding import EncodedSplit, encode_items
 from maxmatch.evaluation.report.contents import METHODS, Contents, Shown, shown_items
@@ -141,7 +141,7 @@ def make_report(
     facts: Mapping[str, str],
     run: Path | None = None,
     say: Say = lambda line: None,
-    advance: Callable[[int], object] = lambda count: None,
+    advance: Advance = quiet,
 ) -> tuple[Analysis, Path]:
     """Analyse a model on a split and write the report; what was found, and where the page is.
 
@@ -150,14 +150,7 @@ def make_report(
     groups more are encoded.
     """
     pair = pair_of(model)
-    done = 0
-
-    def progress(now: int, _: int) -> None:
-        nonlocal done
-        advance(now - done)
-        done = now
-
-    encoded = encode_items(model, split, batch_size=wanted.batch_size, progress=progress, report=_left_out(say))
+    encoded = encode_items(model, split, batch_size=wanted.batch_size, advance=advance, report=_left_out(say))
     say("measuring")
     similarity = wanted.similarity or model.similarity_name
     found = analyse(
@@ -207,9 +200,9 @@ def check_installed(projection: str) -> None:
         )
 
 
-def _left_out(say: Say) -> Callable[[Unreadable], None]:
-    def report(item: Unreadable) -> None:
-        say(f"{item.modality} {item.id}: {item.reason} Left out, with what belongs to it.")
+def _left_out(say: Say) -> Callable[[Skipped], None]:
+    def report(item: Skipped) -> None:
+        say(f"{item} Left out, with what belongs to it.")
 
     return report
 
