@@ -1,8 +1,16 @@
-"""Long work: the callback that reports progress, the bar that shows it, and items that had to be skipped."""
+"""Long work: a function of many items computed ahead, progress and its bar, and items that had to be skipped."""
 
-from collections.abc import Callable, Iterator
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Advance = Callable[[int], object]
 """Called with the number of items done since the last call."""
@@ -45,3 +53,35 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.id}: {self.reason}"
+
+
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int, *, ahead: int = 4, processes: bool = False
+) -> Iterator[Result]:
+    """The function of each item, in order, computed by threads or processes while the caller uses the results.
+
+    ahead: how many items per worker are begun before the first of their results is asked for. processes: they are
+    started afresh, so that a script that asks for them needs `if __name__ == "__main__":`; one is as good as none.
+    """
+    if processes and workers < 2:
+        yield from map(function, items)
+        return
+    with _pool(workers, processes) as pool:
+        begun: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                begun.append(pool.submit(function, item))
+                if len(begun) > ahead * workers:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool(workers: int, processes: bool) -> Executor:
+    if not processes:
+        return ThreadPoolExecutor(workers)
+    # Ctrl-C is for the parent alone: a worker would only add its own traceback.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    return ProcessPoolExecutor(workers, get_context("spawn"), initializer=signal.signal, initargs=ignore)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from maxmatch.core.progress import Advance, Bar, no_bar
+from maxmatch.core.progress import Advance, Bar, map_ahead, no_bar
 from maxmatch.data.dataset import (
     IMAGE,
     TEXT,
@@ -26,7 +26,6 @@ from maxmatch.data.dataset import (
     bad_rows,
 )
 from maxmatch.data.formats import butd
-from maxmatch.data.formats.shared import in_order
 from maxmatch.data.formats.stored import ALL
 from maxmatch.data.formats.webdataset import TarItems
 from maxmatch.data.load import read_dataset, recognise
@@ -201,7 +200,7 @@ def look_at_pictures(dataset: Dataset, say: Say, decode: bool, workers: int, adv
     """Open every picture, decode all of it or its beginning, and find those that are there twice."""
     places = places_of(dataset.splits)
     seen = []
-    for one in in_order(lambda place: look(place, decode), places, workers):
+    for one in map_ahead(lambda place: look(place, decode), places, workers):
         seen.append(one)
         advance(1)
     missing = [place for place, one in zip(places, seen, strict=True) if one.missing]
@@ -260,7 +259,7 @@ def twins(
         by_size[one.bytes].append(place)
     suspects = [place for places in by_size.values() if len(places) > 1 for place in places]
     firsts: dict[bytes, PictureLocation] = {}
-    for place, digest in zip(suspects, in_order(_digest, suspects, workers), strict=True):
+    for place, digest in zip(suspects, map_ahead(_digest, suspects, workers), strict=True):
         if digest is not None and firsts.setdefault(digest, place) is not place:
             yield firsts[digest], place
 

@@ -1,7 +1,7 @@
 """Feeding from the device: features, pictures and tokenised captions lie there, and batches are made by indexing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from maxmatch.core.progress import Advance, Skipped, quiet
+from maxmatch.core.progress import Advance, Skipped, map_ahead, quiet
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror, SizeAugmentation, crop_box
 from maxmatch.data.dataset import Items, Split
@@ -43,16 +43,13 @@ class ResidentPictures:
         side = self.transform.kept_side if cut else self.transform.size
         self.pixels = torch.zeros(len(items), side, side, 3, dtype=torch.uint8, device=device)
         look = self.transform.square if cut else self.transform.seen
-        with ThreadPoolExecutor(threads) as pool:
-            for first in range(0, len(items), _CHUNK):
-                places = range(first, min(first + _CHUNK, len(items)))
-                read = list(pool.map(lambda place: _bytes(look, items.values[place]), places))
-                for place, picture in zip(places, read, strict=True):
-                    if isinstance(picture, str):
-                        self.failed[place] = picture
-                good = [np.zeros((side, side, 3), np.uint8) if isinstance(one, str) else one for one in read]
-                self.pixels[first : places.stop] = torch.from_numpy(np.stack(good)).to(device)
-                advance(len(places))
+        decoded = map_ahead(lambda place: _bytes(look, items.values[place]), range(len(items)), threads)
+        for first in range(0, len(items), _CHUNK):
+            read = list(islice(decoded, _CHUNK))
+            self.failed |= {first + place: why for place, why in enumerate(read) if isinstance(why, str)}
+            good = [np.zeros((side, side, 3), np.uint8) if isinstance(one, str) else one for one in read]
+            self.pixels[first : first + len(read)] = torch.from_numpy(np.stack(good)).to(device)
+            advance(len(read))
         self._mean = torch.tensor(self.transform.mean, device=device)[:, None, None]
         self._std = torch.tensor(self.transform.std, device=device)[:, None, None]
 

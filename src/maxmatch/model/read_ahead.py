@@ -1,13 +1,11 @@
 """Reading many items: the next batches are read in threads while the model works, and a bar shows how far it is."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from maxmatch.core.progress import Skipped, bar
+from maxmatch.core.progress import Skipped, bar, map_ahead
 from maxmatch.model.images import ImageError
 
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
@@ -68,17 +66,7 @@ def read_ahead(
         yield from (_read(reader, items, places, skip) for places in batches)
         return
     workers = workers or min(_READERS, os.cpu_count() or 1)
-    pool = ThreadPoolExecutor(workers)
-    try:
-        ahead: deque[Future[ReadBatch]] = deque()
-        for places in batches:
-            ahead.append(pool.submit(_read, reader, items, places, skip))
-            if len(ahead) > workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    yield from map_ahead(lambda places: _read(reader, items, places, skip), batches, workers, ahead=1)
 
 
 def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:

@@ -7,18 +7,16 @@ base64. The files hold no captions: `with_features` joins the store to data that
 import binascii
 import codecs
 import re
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import nullcontext, suppress
-from itertools import count, islice
-from multiprocessing import get_context
+from contextlib import suppress
+from functools import partial
+from itertools import count, islice, tee
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from maxmatch.core.progress import Advance, quiet
+from maxmatch.core.progress import Advance, map_ahead, quiet
 from maxmatch.data.dataset import Problem, Report, give_up, refuse
 from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo
 
@@ -142,20 +140,20 @@ def _new_items(
     report: Report,
 ) -> Iterator[dict[str, tuple[_Line, _Item]]]:
     """Block by block, the images that are not done yet. `done` may grow meanwhile."""
-    pool = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else None
-    with pool or nullcontext():
-        lines = _lines(files, frozenset(done), advance, report)
-        for block, items in _decoded(lines, width, dtype, pool, workers):
-            new: dict[str, tuple[_Line, _Item]] = {}
-            for line, item in zip(block, items, strict=True):
-                if isinstance(item, str):
-                    report(Problem(line.file, f"image {line.image}: {item}", _AGAIN, line.number))
-                elif line.image in done or line.image in new:
-                    _report_again(line, report)
-                else:
-                    new[line.image] = (line, item)
-            if new:
-                yield new
+    lines = _lines(files, frozenset(done), advance, report)
+    blocks, sent = tee(iter(lambda: list(islice(lines, _BLOCK)), []))
+    decoded = map_ahead(partial(_decode, width, dtype), sent, workers, ahead=2, processes=True)
+    for block, items in zip(blocks, decoded, strict=True):
+        new: dict[str, tuple[_Line, _Item]] = {}
+        for line, item in zip(block, items, strict=True):
+            if isinstance(item, str):
+                report(Problem(line.file, f"image {line.image}: {item}", _AGAIN, line.number))
+            elif line.image in done or line.image in new:
+                _report_again(line, report)
+            else:
+                new[line.image] = (line, item)
+        if new:
+            yield new
 
 
 def _lines(files: Sequence[Path], done: frozenset[str], advance: Advance, report: Report) -> Iterator[_Line]:
@@ -197,26 +195,7 @@ def _line(file: Path, number: int, offset: int, data: bytes, report: Report) -> 
     return _Line(file, number, image, offset, len(data))
 
 
-def _decoded(
-    lines: Iterator[_Line], width: int, dtype: str, pool: ProcessPoolExecutor | None, workers: int
-) -> Iterator[tuple[list[_Line], list[_Item | str]]]:
-    """Blocks of lines with what they hold, in order."""
-    blocks = iter(lambda: list(islice(lines, _BLOCK)), [])
-    if pool is None:
-        for block in blocks:
-            yield block, _decode(block, width, dtype)
-        return
-    ahead: deque[tuple[list[_Line], Future[list[_Item | str]]]] = deque()
-    for block in blocks:
-        ahead.append((block, pool.submit(_decode, block, width, dtype)))
-        if len(ahead) > 2 * workers:
-            block, future = ahead.popleft()
-            yield block, future.result()
-    for block, future in ahead:
-        yield block, future.result()
-
-
-def _decode(lines: Sequence[_Line], width: int, dtype: str) -> list[_Item | str]:
+def _decode(width: int, dtype: str, lines: Sequence[_Line]) -> list[_Item | str]:
     """Boxes and features of some lines, or what is wrong with them.
 
     The lines are read again, from the system's memory: to send a place to another process costs less than a line.

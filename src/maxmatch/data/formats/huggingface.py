@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxmatch.core.files import whole
-from maxmatch.core.progress import Advance, quiet
+from maxmatch.core.progress import Advance, map_ahead, quiet
 from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     TableRow,
@@ -22,7 +22,7 @@ from maxmatch.data.formats.columns import (
     split_name,
     unfold,
 )
-from maxmatch.data.formats.shared import check_files, in_order, read_item, write_folder
+from maxmatch.data.formats.shared import check_files, read_item, write_folder
 from maxmatch.data.formats.tables import arrow_column, column_names, path_inside
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _written(split: Split, folder: Path, advance: Advance, workers: int) -> "dat
             advance(len(numbers))
             continue
         cells = []
-        for data, _ in in_order(lambda number: read_item(values[number]), numbers, workers):
+        for data, _ in map_ahead(lambda number: read_item(values[number]), numbers, workers):
             cells.append({"bytes": data, "path": None})
             advance(1)
         chunk = {name: column.slice(first, len(cells)) for name, column in columns.items()}

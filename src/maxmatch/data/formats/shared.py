@@ -6,16 +6,14 @@ import json
 import os
 import re
 import shutil
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from maxmatch.core.files import is_draft, lock, sync, whole, write_whole
-from maxmatch.core.progress import Advance
+from maxmatch.core.progress import Advance, map_ahead
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Split, give_up, refuse
 
 # The lines of a text file, with their numbers.
@@ -213,9 +211,6 @@ _TIFF = (b"II*\x00", b"MM\x00*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _LONGEST_NAME = 80
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 
 def read_item(value: Any, modality: str = IMAGE) -> tuple[bytes, str]:
     """The bytes of a picture (or of another file), and the suffix of a file that holds them."""
@@ -277,26 +272,10 @@ def copy_all(
         return path.name
 
     names = []
-    for name in in_order(copy, range(len(items)), workers):
+    for name in map_ahead(copy, range(len(items)), workers):
         names.append(name)
         advance(1)
     return names
-
-
-def in_order(function: Callable[[T], U], items: Iterable[T], workers: int) -> Iterator[U]:
-    """The function of each item, in order, computed in threads that run no more than a few items ahead."""
-    waiting: deque[Future[U]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) >= 4 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _suffix(data: bytes, modality: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from maxmatch.core.files import whole
-from maxmatch.core.progress import Advance, quiet
+from maxmatch.core.progress import Advance, map_ahead, quiet
 from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     CAPTION_COLUMNS,
@@ -28,7 +28,6 @@ from maxmatch.data.formats.columns import (
 from maxmatch.data.formats.shared import (
     SUFFIXES,
     check_files,
-    in_order,
     plain,
     read_item,
     write_folder,
@@ -306,7 +305,7 @@ def _write_split(split: Split, folder: Path, advance: Advance, workers: int, max
         shard += 1
     if done:
         advance(done)
-    pictures = in_order(lambda number: read_item(values[number]), range(done, len(values)), workers)
+    pictures = map_ahead(lambda number: read_item(values[number]), range(done, len(values)), workers)
     rows = islice(unfold(split, {IMAGE: range(len(values))}, listed=True), done, None)
     samples = (_sample(cells, *picture) for cells, picture in zip(rows, pictures, strict=True))
     sample = next(samples, None)

@@ -2,18 +2,15 @@
 
 import json
 import os
-import signal
 from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NoReturn
 
 from maxmatch.core.files import whole, write_whole
-from maxmatch.core.progress import Advance, quiet
+from maxmatch.core.progress import Advance, map_ahead, quiet
 from maxmatch.data.dataset import DataError, Problem
 from maxmatch.data.scenes.captions import choose_facets, say
 from maxmatch.data.scenes.drawing import draw
@@ -26,7 +23,7 @@ SPLITS: Mapping[str, float] = {"train": 0.8, "val": 0.1, "test": 0.1}
 _FORMAT = "maxmatch.scenes"
 _SIZES = range(32, 1025)
 _START, _END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
-_TOGETHER = 16  # pictures handed to a process at once
+_BLOCK = 16  # pictures handed to a process at once
 
 
 def generate(
@@ -80,29 +77,25 @@ def _rows(
 ) -> Generator[dict[str, Any], None, None]:
     """All rows in order, each after its picture is there."""
     make = partial(_make, folder, seed, size)
-    if workers is None or workers < 2:
-        yield from map(make, range(images))
-        return
-    # A worker that heard Ctrl-C, too, would only add its own traceback.
-    deaf = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=signal.signal, initargs=deaf) as pool:
-        try:
-            yield from pool.map(make, range(images), chunksize=_TOGETHER)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    blocks = (range(first, min(first + _BLOCK, images)) for first in range(0, images, _BLOCK))
+    for rows in map_ahead(make, blocks, workers or 1, processes=True):
+        yield from rows
 
 
-def _make(folder: Path, seed: int, size: int, index: int) -> dict[str, Any]:
-    scene = make_scene(seed, index)
-    row = describe(scene, seed, index)
-    path = folder / row["file_name"]
-    if not _is_whole(path):
-        picture = draw(scene, size, generator(seed, index, PAINT))
-        # Not waited for until it is on the disk, which can take longer than drawing it: a picture that a power cut
-        # leaves cut short is seen at its end, and made again.
-        with whole(path, synced=False) as file:
-            picture.save(file, format="PNG", compress_level=3)
-    return row
+def _make(folder: Path, seed: int, size: int, indices: range) -> list[dict[str, Any]]:
+    rows = []
+    for index in indices:
+        scene = make_scene(seed, index)
+        row = describe(scene, seed, index)
+        path = folder / row["file_name"]
+        if not _is_whole(path):
+            picture = draw(scene, size, generator(seed, index, PAINT))
+            # Not synced, which can take longer than drawing: a picture that a power cut leaves cut short is recognised
+            # by its end, and made again.
+            with whole(path, synced=False) as file:
+                picture.save(file, format="PNG", compress_level=3)
+        rows.append(row)
+    return rows
 
 
 def _is_whole(path: Path) -> bool:
