@@ -104,7 +104,7 @@ def test_an_unreadable_picture_leaves_its_group_out_and_is_said_once(photos, rea
                 assert torch.equal(batch.groups[name], before.groups[name][good])
                 assert torch.equal(values, before.inputs[name].values[good][:, : values.shape[1]])
             assert batch.inputs["text"].mask.any(0).all()  # no wider than its longest text
-    assert sorted(item.id for item in said) == ["photo3", "photo8"]
+    assert sorted(item.id for item in said) == ["image photo3", "image photo8"]
     assert any("3.png: not a readable picture" in str(item) for item in said)
     assert any("8.png: no such file" in str(item) for item in said)
     assert set(feed.skipped) == {"image photo3", "image photo8"}

@@ -28,7 +28,7 @@ from maxmatch.data.dataset import (
 from maxmatch.data.formats import butd
 from maxmatch.data.formats.stored import ALL
 from maxmatch.data.formats.webdataset import TarItems
-from maxmatch.data.load import read_dataset, recognise
+from maxmatch.data.load import read_all, recognise
 
 # What `maxmatch data check` finds: counts, and problems by kind.
 
@@ -360,10 +360,7 @@ def check(
             report = _look_at_butd(replace(report, format="butd"), collector, workers, bar)
         else:
             report = replace(report, format=format or recognise(path))
-            # All captions that there are: how many are trained on is the recipe's choice.
-            options: dict[str, Any] = {"captions_per_image": None} if report.format == "karpathy" else {}
-            options |= {} if images is None else {"images": images.expanduser()}
-            dataset = read_dataset(path, report.format, collector, **options)
+            dataset = read_all(path, report.format, images, collector)
             report = _look(report, dataset, collector, pictures, quick, workers, bar)
     except DataError as error:
         collector(replace(error.problem, fatal=True))

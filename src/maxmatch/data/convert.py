@@ -23,11 +23,10 @@ from maxmatch.data.dataset import (
 from maxmatch.data.features import FeatureStore, with_features
 from maxmatch.data.formats import butd
 from maxmatch.data.formats.tables import WRITERS
-from maxmatch.data.load import FORMATS, read_dataset, recognise
+from maxmatch.data.load import FORMATS, read_all
 
 Dtype = Literal["float16", "float32"]
 TARGETS = (*FORMATS, *WRITERS)
-_WITHOUT_METADATA = ("karpathy", "precomp", "folder")
 _KARPATHY_READS = 5  # captions an image, unless told otherwise
 
 
@@ -111,10 +110,7 @@ def _convert_butd(
 
 
 def _read(source: Path, format: str | None, images: Path | None, features: Path | None, report: Report) -> Dataset:
-    format = format or recognise(source)
-    options: dict[str, Any] = {"captions_per_image": None} if format == "karpathy" else {}
-    options |= {} if images is None else {"images": images.expanduser()}
-    dataset = read_dataset(source, format, report, **options)
+    dataset = read_all(source, format, images, report)
     if features is None:
         return dataset
     return with_features(dataset, FeatureStore.open(features.expanduser()), report)
@@ -157,9 +153,9 @@ def _left_behind(dataset: Dataset, to: str) -> Iterator[str]:
         for known in items.metadata or ()
         for key in known
     }
-    if keys and to in _WITHOUT_METADATA:
+    if keys and to in FORMATS and not FORMATS[to].KEEPS_METADATA:
         shown = ", ".join(list(keys)[:5]) + (" …" if len(keys) > 5 else "")
-        yield f"metadata ({shown}) stay behind: the format {to!r} has no place for them"
+        yield f"metadata ({shown}) are not written: the format {to!r} has no place for them"
     if to == "karpathy":
         counts = (np.diff(split[TEXT].starts) for split in dataset.splits.values() if TEXT in split.items)
         most = max((int(count.max(initial=0)) for count in counts), default=0)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 
@@ -31,28 +31,40 @@ from maxmatch.recipe.schema import Data
 # Every format that data sets are read from and written to, and which of them a folder is in.
 
 
-class Format(NamedTuple):
-    """How a format is recognised, read and written: every module of one has these three."""
+@runtime_checkable
+class Format(Protocol):
+    """What a module of `maxmatch.data.formats` has."""
 
-    recognises: Callable[[Path], bool]
-    read: Callable[..., dict[str, Split]]
-    write: Callable[..., None]
-    looks_like: str
-    """What is looked for, in words."""
+    LOOKS_LIKE: str
+    """The files by which the format is recognised, in words."""
+    KEEPS_METADATA: bool
+    """Whether it can hold the metadata of items."""
+
+    def recognises(self, path: Path, /) -> bool:
+        """Whether the file or folder is in this format."""
+        ...
+
+    @property
+    def read(self) -> Callable[..., dict[str, Split]]:
+        """`read(path, report, …)`: the splits. Further options differ between formats."""
+        ...
+
+    @property
+    def write(self) -> Callable[..., None]:
+        """`write(splits, path, advance, workers, …)`: writes a new folder."""
+        ...
 
 
 # In the order of recognition: what has a name of its own before what any table or picture could be.
 FORMATS: dict[str, Format] = {
-    "features": Format(stored.recognises, stored.read, stored.write, "store.json, a store of features of ours"),
-    "huggingface": Format(
-        huggingface.recognises, huggingface.read, huggingface.write, "dataset_dict.json, as save_to_disk writes it"
-    ),
-    "karpathy": Format(karpathy.recognises, karpathy.read, karpathy.write, "dataset_NAME.json, Karpathy's"),
-    "precomp": Format(precomp.recognises, precomp.read, precomp.write, "train_ims.npy with train_caps.txt"),
-    "webdataset": Format(webdataset.recognises, webdataset.read, webdataset.write, "tars like train-000000.tar"),
-    "imagefolder": Format(imagefolder.recognises, imagefolder.read, imagefolder.write, "[train/]metadata.jsonl"),
-    "table": Format(tables.recognises, tables.read, tables.write, "captions.csv, .tsv, .jsonl or .parquet"),
-    "folder": Format(folder.recognises, folder.read, folder.write, "pictures"),
+    "features": stored,
+    "huggingface": huggingface,
+    "karpathy": karpathy,
+    "precomp": precomp,
+    "webdataset": webdataset,
+    "imagefolder": imagefolder,
+    "table": tables,
+    "folder": folder,
 }
 
 
@@ -72,6 +84,18 @@ def read_dataset(path: str | Path, format: str | None = None, report: Report = r
     return Dataset(path, format, FORMATS[format].read(path, report, **options))
 
 
+def read_all(path: Path, format: str | None, images: Path | None, report: Report) -> Dataset:
+    """Read a data set with every caption, also where a format has a usual number of them per image.
+
+    images: the folder of the pictures, where the data does not say.
+    """
+    format = format or recognise(path)
+    options: dict[str, Any] = {} if images is None else {"images": images.expanduser()}
+    if format in FORMATS and "captions_per_image" in signature(FORMATS[format].read).parameters:
+        options["captions_per_image"] = None
+    return read_dataset(path, format, report, **options)
+
+
 def recognise(path: Path) -> str:
     """The name of the format that a file or folder is in."""
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
@@ -82,7 +106,7 @@ def recognise(path: Path) -> str:
             return name
     if not path.exists():
         raise DataError(Problem(path, "no such file or folder", "Check the path.", fatal=True))
-    looked_for = "; ".join(f"{name}: {format.looks_like}" for name, format in FORMATS.items())
+    looked_for = "; ".join(f"{name}: {format.LOOKS_LIKE}" for name, format in FORMATS.items())
     what = f"no data set that is known here. Looked for {looked_for}. Found {_found(path)}"
     raise DataError(
         Problem(path, what, "Name the format with 'format', or convert the data to one of these.", fatal=True)

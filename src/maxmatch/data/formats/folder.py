@@ -11,6 +11,7 @@ from maxmatch.data.dataset import IMAGE, Items, Problem, Report, Split, give_up,
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, check_files, copy_all, write_folder
 
 NAME = "all"
+LOOKS_LIKE, KEEPS_METADATA = "pictures", False
 
 
 def recognises(path: Path) -> bool:

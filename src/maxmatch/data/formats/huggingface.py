@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import datasets
 
 _CHUNK = 256
+LOOKS_LIKE, KEEPS_METADATA = "dataset_dict.json, as save_to_disk writes it", True
 
 
 def recognises(path: Path) -> bool:

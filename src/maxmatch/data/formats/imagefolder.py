@@ -16,6 +16,8 @@ from maxmatch.data.formats.columns import check_writable, split_name, unfold
 from maxmatch.data.formats.shared import check_files, copy_all, write_folder
 from maxmatch.data.formats.tables import read_tables, tables_in, write_jsonl
 
+LOOKS_LIKE, KEEPS_METADATA = "[train/]metadata.jsonl", True
+
 
 def recognises(path: Path) -> bool:
     """Whether there is a table `metadata` in the folder or in one of its folders."""

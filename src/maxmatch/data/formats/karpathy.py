@@ -48,6 +48,9 @@ class _Image(NamedTuple):
     captions: list[_Caption]
 
 
+LOOKS_LIKE, KEEPS_METADATA = "dataset_NAME.json, Karpathy's", False
+
+
 def recognises(path: Path) -> bool:
     """Whether the path is a JSON file, or a folder with a `dataset_*.json`."""
     if path.is_dir():

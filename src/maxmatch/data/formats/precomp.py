@@ -22,6 +22,7 @@ from maxmatch.data.npy import check_features, write_rows
 _PREFIXES = {"train": "train", "dev": "val", "val": "val", "test": "test", "testall": "testall"}
 _PLACES = ("", "*precomp*", "*/precomp", "data/*precomp*", "data/*/precomp")  # where the folder may lie in another
 _IDS_CURE = "Mend the file, or remove it: ids are then made from the numbers of rows and lines."
+LOOKS_LIKE, KEEPS_METADATA = "train_ims.npy with train_caps.txt", False
 
 
 def recognises(path: Path) -> bool:

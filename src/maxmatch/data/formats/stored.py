@@ -25,6 +25,7 @@ from maxmatch.data.npy import check_features
 
 CAPTIONS, ALL = "captions.jsonl", "all"
 _BLOCK = 256  # items written at once
+LOOKS_LIKE, KEEPS_METADATA = "store.json, a feature store of MaxMatch", True
 
 
 def recognises(path: Path) -> bool:

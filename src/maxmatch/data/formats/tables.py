@@ -292,6 +292,7 @@ _SPLIT_FILE = re.compile(r"(train|training|val|valid|validation|dev|test|testall
 
 Tables = Mapping[str, Sequence[Sequence[Path]]]
 """By split: the parts of its table. Of each part there may be several files that say the same."""
+LOOKS_LIKE, KEEPS_METADATA = "captions.csv, .tsv, .jsonl or .parquet", True
 
 
 def recognises(path: Path) -> bool:

@@ -150,6 +150,7 @@ class _Handle:
 
 _SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testall|test)(?![a-z])", re.IGNORECASE)
 _BRACES = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*\.tar)")
+LOOKS_LIKE, KEEPS_METADATA = "tars like train-000000.tar", True
 
 
 def recognises(path: Path) -> bool:
