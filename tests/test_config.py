@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +13,6 @@ from maxmatch.model.config import (
     ModelConfig,
     Region,
     SetPrediction,
-    SimilarityName,
     TowerConfig,
 )
 from maxmatch.model.presets import PRESETS
@@ -118,12 +116,6 @@ def test_unequal_set_sizes_and_a_partial_pairing_are_allowed():
 def test_a_config_cannot_be_changed():
     with pytest.raises(ValidationError, match="frozen"):
         Region().dropout = 0.5
-
-
-def test_similarities_are_those_there_are():
-    from maxmatch.matching.similarity import SIMILARITIES
-
-    assert set(get_args(SimilarityName)) == set(SIMILARITIES)
 
 
 def test_pixels_of_efficientnet_lite_are_as_its_weights_want_them():

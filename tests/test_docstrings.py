@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import maxmatch
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES
 
 # Of a class also its public methods; a class of data lists its fields under Args.
 PUBLIC = [
@@ -19,7 +19,7 @@ PUBLIC = [
     maxmatch.top_hits,
     maxmatch.top_hits_both,
     maxmatch.maximal_assignment,
-    *SIMILARITIES.values(),
+    *(entry.torch for entry in SIMILARITIES.values()),
 ]
 
 

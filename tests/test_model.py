@@ -8,7 +8,7 @@ from test_images import encoded, noise, png_header
 from tiny_models import FEATURES, SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for, with_audio
 from tiny_models import with_statistics as trained
 
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError

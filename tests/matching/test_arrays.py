@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_sets import unit_sets
 
+from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.numpy_backend import LARGEST, SCORES, assign, cosine_planes, matched
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched
 
 sizes = st.integers(1, LARGEST)
 
@@ -27,12 +27,19 @@ def test_the_matching_is_that_of_torch_ties_included(rows, columns, seed, levels
 @given(rows=sizes, columns=sizes, seed=st.integers(0, 1000))
 def test_scores_are_those_of_torch(name, rows, columns, seed):
     a, b = unit_sets(3, rows, 12, seed=seed), unit_sets(5, columns, 12, seed=seed + 1)
-    scores = SCORES[name](cosine_planes(a.numpy(), b.numpy())).reshape(3, 5)
+    scores = SIMILARITIES[name].of_planes(cosine_planes(a.numpy(), b.numpy())).reshape(3, 5)
     np.testing.assert_allclose(scores, SIMILARITIES[name](a, b).numpy(), atol=1e-6, rtol=0)
 
 
-def test_there_is_a_score_for_every_similarity():
-    assert SCORES.keys() == SIMILARITIES.keys()
+@pytest.mark.parametrize(
+    ("name", "options"), [("smooth_chamfer", {"alpha": 3.0}), ("top_k", {"k": 2}), ("top_k", {"k": 99})]
+)
+def test_options_count_in_numpy_as_in_torch(name, options):
+    a, b = unit_sets(3, 4, 12, seed=0), unit_sets(5, 3, 12, seed=1)
+    similarity = SIMILARITIES[name].with_options(options)
+    scores = similarity.of_planes(cosine_planes(a.numpy(), b.numpy())).reshape(3, 5)
+    np.testing.assert_allclose(scores, similarity(a, b).numpy(), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(scores, SIMILARITIES[name].torch(a, b, **options).numpy(), atol=1e-6, rtol=0)
 
 
 def test_a_row_without_a_partner_has_the_cosine_zero():

@@ -1,4 +1,3 @@
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from maxmatch.matching import backends
+from maxmatch.matching import similarity
 from maxmatch.matching.numba_backend import matched_cosines
 
 
@@ -58,21 +57,17 @@ def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_said(mo
     def refuse(name: str) -> None:
         raise RuntimeError("cannot cache function '_match_rows': no locator available")
 
-    monkeypatch.setattr(backends, "import_module", refuse)
+    monkeypatch.setattr(similarity, "import_module", refuse)
     with pytest.warns(RuntimeWarning, match=r"no locator available\. Set NUMBA_CACHE_DIR"):
-        assert backends._module.__wrapped__("maxmatch.matching.numba_backend") is None
+        assert similarity._module.__wrapped__("maxmatch.matching.numba_backend") is None
 
 
-def test_a_job_of_few_pairs_uses_compiled_code_only_where_an_earlier_one_has_loaded_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(backends, "_module", lambda name: name)
+def test_large_jobs_of_single_precision_on_the_cpu_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "_module", lambda name: name)
     single = torch.zeros(1)
-    assert backends.compiled_for(single, pairs=1) == "maxmatch.matching.numba_backend"  # loaded by this file
-    monkeypatch.delitem(sys.modules, "maxmatch.matching.numba_backend")
-    assert backends.compiled_for(single, pairs=999_999) is None
-    assert backends.compiled_for(single, pairs=1_000_000) == "maxmatch.matching.numba_backend"
-    assert backends.compiled_for(single.half(), pairs=1_000_000) == "maxmatch.matching.numba_backend"
-    assert backends.compiled_for(single.double(), pairs=1_000_000) is None
-    assert backends.compiled_for(single.to("meta"), pairs=1_000_000) is None
-    assert backends.kernels_for(single) is None
+    assert similarity.compiled_for(single, pairs=99_999) is None
+    assert similarity.compiled_for(single, pairs=100_000) == "maxmatch.matching.numba_backend"
+    assert similarity.compiled_for(single.half(), pairs=100_000) == "maxmatch.matching.numba_backend"
+    assert similarity.compiled_for(single.double(), pairs=100_000) is None
+    assert similarity.compiled_for(single.to("meta"), pairs=100_000) is None
+    assert similarity.kernels_for(single) is None

@@ -14,8 +14,7 @@ from torch.testing import assert_close
 from maxmatch import score_matrix, top_hits, top_hits_both
 from maxmatch.core.checks import NotFiniteError
 from maxmatch.core.types import TopHits
-from maxmatch.matching import numba_backend, similarity
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES, numba_backend, similarity
 
 
 def assert_hits(hits: TopHits, matrix: Tensor, k: int) -> None:

@@ -10,20 +10,19 @@ from torch import Tensor
 
 from maxmatch import score_matrix, top_hits_both
 from maxmatch.matching import scoring, similarity
-from maxmatch.matching.similarity import SIMILARITIES
 
 
 @pytest.fixture
 def tile_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The shapes of the tiles that are scored by plain torch."""
-    shapes = []
+    shapes, maxmatch = [], similarity.maxmatch
 
     def recorded(a: Tensor, b: Tensor, *masks: Tensor | None, **options: Tensor | None) -> Tensor:
         shapes.append((len(a), len(b)))
-        return similarity.maxmatch(a, b, *masks, **options)
+        return maxmatch(a, b, *masks, **options)
 
     monkeypatch.setattr(scoring, "compiled_for", lambda *_, **__: None)
-    monkeypatch.setitem(SIMILARITIES, "maxmatch", recorded)
+    monkeypatch.setattr(similarity, "maxmatch", recorded)
     return shapes
 
 

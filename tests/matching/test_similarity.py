@@ -1,3 +1,4 @@
+import inspect
 import itertools
 import math
 
@@ -11,9 +12,8 @@ from similarity_cases import SHAPES, every_similarity, seeds, sizes, two_batches
 from torch import Tensor
 from torch.testing import assert_close
 
-from maxmatch.matching import similarity
+from maxmatch.matching import SIMILARITIES, similarity
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.similarity import SIMILARITIES
 
 
 @st.composite
@@ -34,10 +34,12 @@ def two_coarse_batches(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return batch(rows), batch(columns)
 
 
-def test_the_seven_similarities_have_names() -> None:
+def test_the_table_has_every_similarity_and_the_options_of_its_function() -> None:
     assert set(SIMILARITIES) == set(reference.NAMES)
-    for name, function in SIMILARITIES.items():
-        assert function is getattr(similarity, name)
+    for name, entry in SIMILARITIES.items():
+        assert entry.torch is getattr(similarity, name)
+        theirs = list(inspect.signature(entry.torch).parameters.values())[4:]
+        assert entry.options == {option.name: option.default for option in theirs}
 
 
 @every_similarity

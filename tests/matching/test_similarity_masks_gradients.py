@@ -11,8 +11,8 @@ from similarity_cases import every_similarity, seeds, two_batches
 from torch import Tensor
 from torch.testing import assert_close
 
-from maxmatch.matching import similarity
-from maxmatch.matching.similarity import SIMILARITIES, Similarity
+from maxmatch.matching import SIMILARITIES, similarity
+from maxmatch.matching.similarity import Similarity
 
 
 @every_similarity

@@ -9,8 +9,7 @@ from reference import random_mask, random_sets
 from similarity_cases import every_similarity
 
 from maxmatch.core.checks import NotFiniteError, NotUnitLength
-from maxmatch.matching import similarity
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES, similarity
 
 
 @every_similarity

@@ -5,11 +5,15 @@ import pytest
 import torch
 from made_sets import axis_sets, unit_sets
 from scipy.optimize import linear_sum_assignment
-from tiny_models import tiny_model
+from tiny_models import tiny_config, tiny_model, tokenizer_for
 
 from maxmatch import SetIndex, top_hits
+from maxmatch.matching.similarity import with_options
+from maxmatch.model.build import build_model
+from maxmatch.model.config import ModelConfig
 from maxmatch.model.identity import model_identity
 from maxmatch.search.engine import Match
+from maxmatch.search.query import search_parts
 
 
 def _ids(count):
@@ -268,3 +272,29 @@ def test_info_says_what_there_is(make, engine):
     info = index.info()
     assert (info["items"], info["dim"], info["set_size"], info["model"], info["engine"]) == (2, 8, 2, "m", engine)
     assert str(info["search"]).startswith("scans all items")
+
+
+def test_a_search_scores_with_the_options_of_the_similarity(tmp_path):
+    items, queries = unit_sets(40), unit_sets(3, seed=1)
+    for similarity, options in (("smooth_chamfer", {"alpha": 2.0}), ("top_k", {"k": 1})):
+        expected = top_hits(queries, items, 5, with_options(similarity, options))
+        assert not torch.allclose(expected.scores, top_hits(queries, items, 5, similarity).scores, atol=1e-3)
+        created = {"dim": 8, "set_size": 2, "similarity": similarity, "similarity_options": options}
+        SetIndex.create(tmp_path / similarity, **created, engine="exhaustive").add(_ids(40), items)
+        index = SetIndex.open(tmp_path / similarity)
+        assert index.info()["similarity_options"] == options
+        for hits, scores in zip(index.search(queries, k=5), expected.scores.numpy(), strict=True):
+            assert [hit.score for hit in hits] == pytest.approx(scores, abs=1e-6)
+        parts = search_parts(index, list(queries[:1]), [1.0], 5)
+        assert [hit.score for hit in parts] == pytest.approx(expected.scores[0].numpy(), abs=1e-6)
+
+
+def test_an_index_of_a_model_keeps_the_options_it_was_trained_with(tmp_path):
+    tiny = tiny_config("region_bigru")
+    config = {**tiny.model_dump(), "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4.0}}
+    model = build_model(ModelConfig.model_validate(config), {"text": tokenizer_for(tiny)})
+    made = {"dim": model.dim, "set_size": 2, "model": model, "engine": "exhaustive"}
+    assert SetIndex.create(tmp_path / "own", **made).manifest.similarity_options == {"alpha": 4.0}
+    assert SetIndex.create(tmp_path / "other", **made, similarity="mil").manifest.similarity_options == {}
+    with pytest.raises(ValueError, match="alpha"):
+        SetIndex.create(tmp_path / "wrong", 8, 2, similarity="mil", similarity_options={"alpha": 4.0})

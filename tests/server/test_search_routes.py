@@ -6,7 +6,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from maxmatch import SetIndex
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES
 from maxmatch.search.encode_files import Origin, write_origin
 from maxmatch.server.api_schema import DEEPEST, SearchResult
 from maxmatch.server.app import create_app

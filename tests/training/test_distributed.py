@@ -14,7 +14,7 @@ from tiny_models import CAPTIONS, FEATURES, tokenizer_for
 from torch import distributed
 
 from maxmatch.core.types import Batch
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
 from maxmatch.recipe.yaml_files import dump_recipe
 from maxmatch.training import distributed as ours

@@ -7,7 +7,8 @@ from torch import nn
 
 from maxmatch.core.types import Batch
 from maxmatch.losses.objective import objective
-from maxmatch.matching.similarity import SIMILARITIES, maxmatch
+from maxmatch.matching import SIMILARITIES
+from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.build import build_model
 from maxmatch.model.config import PIE
 from maxmatch.model.encoders.vision import MaskedBatchNorm

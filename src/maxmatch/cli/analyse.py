@@ -56,7 +56,7 @@ def analyse(
     from maxmatch.core.progress import bar
     from maxmatch.data.load import load_data
     from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
-    from maxmatch.matching.similarity import SIMILARITIES
+    from maxmatch.matching import SIMILARITIES
     from maxmatch.model.encoder import SetEncoder
 
     projection = "umap" if umap else "tsne"

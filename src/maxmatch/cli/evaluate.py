@@ -275,7 +275,7 @@ def _check_label(label: str | None) -> None:
 
 def _similarities(asked: list[str]) -> list[str]:
     """The names, each once; all for "all"."""
-    from maxmatch.matching.similarity import SIMILARITIES
+    from maxmatch.matching import SIMILARITIES
 
     names = []
     for name in asked:

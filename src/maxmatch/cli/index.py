@@ -87,6 +87,8 @@ def build(
     settings: dict[str, Any] = {} if uri is None else {"uri": uri}
     precision = {"fp16": "float16", "fp32": "float32"}.get(dtype or "", made_by.dtype if made_by else "float32")
 
+    trained_with = made_by.similarity_options if made_by and similarity in (None, made_by.similarity) else None
+
     def create() -> SetIndex:
         return SetIndex.create(
             folder,
@@ -94,6 +96,7 @@ def build(
             cargo.set_size,
             model=encoder if encoder is not None else made_by.identity if made_by else None,
             similarity=similarity or (made_by.similarity if made_by else None),
+            similarity_options=trained_with,
             stability=stability if stability is not None else made_by.stability if made_by else None,
             dtype=precision,
             engine=engine,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maxmatch.core.checks import NotFiniteError
 from maxmatch.core.types import Ranks
-from maxmatch.matching.backends import kernels_for
+from maxmatch.matching.similarity import kernels_for
 
 
 class Fold(NamedTuple):

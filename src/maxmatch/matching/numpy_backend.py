@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 LARGEST = 8
 """Vectors in a set up to which `assign` works: beyond, its table of subsets would be too large."""
 _TABLE_UP_TO = 4
-_ALPHA = 16.0  # as `similarity.smooth_chamfer` has it
 
 
 def cosine_planes(queries: Float[np.ndarray, "B K D"], items: Float[np.ndarray, "C L D"]) -> Float[np.ndarray, "K L P"]:
@@ -71,24 +70,43 @@ def matched(cosines: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return np.where(chosen < 0, np.zeros_like(taken), taken)
 
 
-def _maxmatch(cosines: np.ndarray) -> np.ndarray:
+# The similarities, each under the name it has in `maxmatch.matching.SIMILARITIES`: planes (K, L, P) -> scores (P,).
+
+
+def maxmatch(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
+    """The mean of exp(c) − 1 over the matched cosines."""
     if len(cosines) > cosines.shape[1]:  # then it is the columns that are matched completely
         cosines = cosines.transpose(1, 0, 2)
-    scores: np.ndarray = np.exp(matched(cosines, assign(cosines))).mean(0) - 1
+    return mean_exp(matched(cosines, assign(cosines)))
+
+
+def mean_exp(cosines: Float[np.ndarray, "K P"]) -> Float[np.ndarray, "P"]:
+    """The mean of exp(c) − 1 over matched cosines."""
+    scores: np.ndarray = np.exp(cosines).mean(0) - 1
     return scores
 
 
-def _top_k(cosines: np.ndarray) -> np.ndarray:
-    smaller = min(cosines.shape[:2])
-    largest = -np.sort(-cosines.reshape(-1, cosines.shape[2]), axis=0)[:smaller]
+def top_k(cosines: Float[np.ndarray, "K L P"], k: int | None) -> Float[np.ndarray, "P"]:
+    """The mean of exp(c) − 1 over the k largest cosines."""
+    largest = -np.sort(-cosines.reshape(-1, cosines.shape[2]), axis=0)[: k or min(cosines.shape[:2])]
     scores: np.ndarray = np.expm1(largest).mean(0)
     return scores
 
 
-def _soft_maximum(cosines: np.ndarray, axis: int) -> np.ndarray:
-    highest = cosines.max(axis, keepdims=True)
-    scores: np.ndarray = np.log(np.exp(_ALPHA * (cosines - highest)).sum(axis)) / _ALPHA + highest.squeeze(axis)
-    return scores
+def smooth_chamfer(cosines: Float[np.ndarray, "K L P"], alpha: float) -> Float[np.ndarray, "P"]:
+    """The Chamfer similarity with a soft maximum."""
+
+    def soft_maximum(cosines: np.ndarray, axis: int) -> np.ndarray:
+        highest = cosines.max(axis, keepdims=True)
+        soft: np.ndarray = np.log(np.exp(alpha * (cosines - highest)).sum(axis)) / alpha + highest.squeeze(axis)
+        return soft
+
+    return _both_ways(cosines, soft_maximum)
+
+
+def chamfer(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
+    """Each vector with its best partner, averaged over both sets."""
+    return _both_ways(cosines, np.max)
 
 
 def _both_ways(cosines: np.ndarray, best: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
@@ -96,13 +114,19 @@ def _both_ways(cosines: np.ndarray, best: Callable[[np.ndarray, int], np.ndarray
     return scores
 
 
-SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "maxmatch": _maxmatch,
-    "top_k": _top_k,
-    "smooth_chamfer": lambda cosines: _both_ways(cosines, _soft_maximum),
-    "chamfer": lambda cosines: _both_ways(cosines, np.max),
-    "mil": lambda cosines: cosines.max((0, 1)),
-    "mean": lambda cosines: cosines.mean((0, 1)),
-    "maxsim": lambda cosines: cosines.max(1).sum(0),
-}
-"""The scores (P,) of planes, by the name of the similarity."""
+def mil(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
+    """The largest cosine."""
+    scores: np.ndarray = cosines.max((0, 1))
+    return scores
+
+
+def mean(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
+    """The average cosine."""
+    scores: np.ndarray = cosines.mean((0, 1))
+    return scores
+
+
+def maxsim(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
+    """Each vector of the query with its best, added up."""
+    scores: np.ndarray = cosines.max(1).sum(0)
+    return scores

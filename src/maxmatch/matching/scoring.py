@@ -26,10 +26,8 @@ from maxmatch.core.checks import (
     warn_unless_unit,
 )
 from maxmatch.core.types import TopHits
-from maxmatch.matching.backends import compiled_for, kernels_for
-from maxmatch.matching.similarity import SIMILARITIES, Similarity, few_products, multiply
-
-# How the scores of a tile are made: compiled code on the CPU, kernels on the GPU.
+from maxmatch.matching import SetSimilarity, similarity_named
+from maxmatch.matching.similarity import Similarity, compiled_for, few_products, kernels_for, multiply
 
 Watch = Callable[[Tensor], None]
 """Takes a sum over what went into a tile: if it is not finite, something in there is not."""
@@ -167,7 +165,7 @@ class PairwiseJob:
 
     a: Array
     b: Array
-    similarity: str | Similarity
+    similarity: SetSimilarity | Similarity
     max_memory: int
     a_mask: Tensor | None
     b_mask: Tensor | None
@@ -189,8 +187,8 @@ class PairwiseJob:
     ) -> "PairwiseJob":
         """Check everything at the border."""
         check_pair(a, b)
-        if isinstance(similarity, str) and similarity not in SIMILARITIES:
-            raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        if isinstance(similarity, str):
+            similarity = similarity_named(similarity)
         masks = [None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask)]
         check_mask("a_mask", masks[0], (a.shape[0], a.shape[1]))
         check_mask("b_mask", masks[1], (b.shape[0], b.shape[1]))
@@ -262,7 +260,7 @@ class PairwiseJob:
 
     def _cast(self) -> bool:
         """Whether tiles of two precisions are made one; a few rows on a CPU are multiplied with what there is."""
-        named = isinstance(self.similarity, str)  # a function gets one precision, however many rows there are
+        named = isinstance(self.similarity, SetSimilarity)  # a function gets one precision, however many rows there are
         few = named and self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
         return _name(self.a) != _name(self.b) and not few
 
@@ -282,7 +280,7 @@ class PairwiseJob:
         else:
             resident = self.device.type == "cpu" and not self.normalise and sets.flags.c_contiguous
         if resident and self.device.type == "cuda":  # the kernels take every precision as it is
-            few = self._few_rows() and self._plain_maxmatch()
+            few = self._few_rows() and self._has_fast_path()
             return 1 if few else math.prod(sets.shape[1:]) * sets.dtype.itemsize
         masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
         as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
@@ -297,7 +295,7 @@ class PairwiseJob:
         """The fastest way there is. What a scorer gives to `watch` must be finite."""
         size = self.a.shape[1]
         probe = self._load(self.a, slice(0, 1))
-        if self._plain_maxmatch():
+        if self._has_fast_path():
             kernels = kernels_for(probe)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
                 return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
@@ -312,10 +310,11 @@ class PairwiseJob:
                 return compiled_scorer(compiled, pool, watch)
         return self._plain_scorer()
 
-    def _plain_maxmatch(self) -> bool:
-        """Sets of one size, all of whose vectors are real."""
+    def _has_fast_path(self) -> bool:
+        """Where the table gives one: for sets of one size, all of whose vectors are real."""
         unmasked = self.a_mask is None and self.b_mask is None
-        return self.similarity == "maxmatch" and unmasked and self.a.shape[1] == self.b.shape[1]
+        fast = isinstance(self.similarity, SetSimilarity) and self.similarity.fast
+        return fast and unmasked and self.a.shape[1] == self.b.shape[1]
 
     def _few_rows(self) -> bool:
         """Whether a packed copy of the columns would cost more than it saves. On a GPU: twice the columns' bytes, or
@@ -327,8 +326,6 @@ class PairwiseJob:
         return vectors < self.b.shape[2]
 
     def _plain_scorer(self) -> Scorer:
-        similarity = SIMILARITIES[self.similarity] if isinstance(self.similarity, str) else self.similarity
-
         def score(a: Tensor, b: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
             masks = {}
             if self.a_mask is not None:
@@ -337,8 +334,9 @@ class PairwiseJob:
                 masks["b_mask"] = self.b_mask[columns].to(self.device)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotUnitLength)  # said once already, with the cure that fits here
-                out.copy_(similarity(a, b, **masks))
-            if not isinstance(self.similarity, str) and bool(out.isnan().any()):  # a function may not have looked
+                out.copy_(self.similarity(a, b, **masks))
+            own = not isinstance(self.similarity, SetSimilarity)  # a function of one's own may not check its input
+            if own and bool(out.isnan().any()):
                 raise NotFiniteError("NaN among the scores.")
 
         # Measured: up to ten tensors of the size of the (squared) blocks are alive at once, with masks twenty.

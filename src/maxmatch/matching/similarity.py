@@ -5,9 +5,13 @@ image with vector l of each caption. What is chosen (a matching, a maximum) is c
 flows through the chosen cosines. Half-precision input gives float32 scores; NumPy arrays are taken as tensors.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,13 +27,35 @@ from maxmatch.core.checks import (
     refuse_not_finite,
     warn_unless_unit,
 )
+from maxmatch.matching import SIMILARITIES as SIMILARITIES
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
-from maxmatch.matching.backends import kernels_for
-
-# The inner products of the vectors of two collections of sets, in at least float32, in planes.
 
 _BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared out among cores
 _CAST_BLOCK = 2**20  # where they are cast first: more leave the cache
+_WORTH_COMPILING = 100_000  # pairs: loading the compiled code takes as long as plain torch takes for some millions
+
+
+def kernels_for(cosines: Tensor) -> Any | None:
+    """The GPU kernels, where the tensor is at most float32 on a CUDA device and Triton is installed."""
+    return _module("maxmatch.matching.triton_backend") if cosines.is_cuda and cosines.element_size() <= 4 else None
+
+
+def compiled_for(sets: Tensor, pairs: int) -> Any | None:
+    """The compiled CPU code, for so many pairs in at most float32 on the CPU that it pays, where Numba is installed."""
+    fits = sets.device.type == "cpu" and sets.element_size() <= 4 and pairs >= _WORTH_COMPILING
+    return _module("maxmatch.matching.numba_backend") if fits else None
+
+
+@cache
+def _module(name: str) -> ModuleType | None:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+    except RuntimeError as error:  # Numba's, where it may write to no cache
+        cure = "Set NUMBA_CACHE_DIR to a folder that can be written to."
+        warnings.warn(f"large jobs run slower than they could: {error}. {cure}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "K L B C"]:
@@ -427,17 +453,6 @@ def maxsim(
     return torch.where(planes.a_real[:, 0], best, 0.0).sum(0)
 
 
-SIMILARITIES: dict[str, Similarity] = {
-    "maxmatch": maxmatch,
-    "top_k": top_k,
-    "smooth_chamfer": smooth_chamfer,
-    "chamfer": chamfer,
-    "mil": mil,
-    "mean": mean,
-    "maxsim": maxsim,
-}
-
-
 def with_options(name: str, options: Mapping[str, int | float]) -> str | Similarity:
     """A similarity with its options; without any the name itself, for which `score_matrix` knows faster ways."""
-    return partial(SIMILARITIES[name], **options) if options else name
+    return partial(SIMILARITIES[name].torch, **options) if options else name

@@ -8,18 +8,21 @@ Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.model.b
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
+
+from maxmatch.matching import SIMILARITIES
 
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
 SCHEMA_VERSION = 1
 """The version of what is written to config.json. A reader refuses a higher one."""
 
-SimilarityName = Literal["maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim"]
-SIMILARITY_OPTIONS: dict[str, tuple[str, ...]] = {"smooth_chamfer": ("alpha",), "top_k": ("k",)}
-"""What a similarity takes beside the sets; those that are not here take nothing."""
+if TYPE_CHECKING:
+    SimilarityName = str
+else:
+    SimilarityName = Literal[tuple(SIMILARITIES)]
 InputKind = Literal["pixels", "features", "text"]
 """What a tower reads."""
 Channels = tuple[float, float, float]
@@ -242,7 +245,7 @@ class ModelConfig(ConfigPart):
 
 def check_similarity_options(similarity: str, options: Iterable[str]) -> None:
     """Refuse an option that the similarity does not take."""
-    takes = SIMILARITY_OPTIONS.get(similarity, ())
+    takes = SIMILARITIES[similarity].options
     for option in options:
         if option not in takes:
             raise refusal(f"{similarity} takes {', '.join(takes) or 'no options'}", "similarity_options", option)

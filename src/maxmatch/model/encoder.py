@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from maxmatch.core.checks import as_tensor
 from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Features, Inputs, Sets
+from maxmatch.matching import SIMILARITIES, similarity_named
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.similarity import SIMILARITIES, Similarity, with_options
+from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.inputs import Reader, TextReader
@@ -130,8 +131,7 @@ class SetEncoder(nn.Module):
         widths = {name: tower.head.width for name, tower in towers.items()}
         if len(set(widths.values())) != 1:
             raise ValueError(f"towers: expected at least one, and one width for all; got {widths}.")
-        if similarity not in SIMILARITIES:
-            raise ValueError(f"similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
+        similarity_named(similarity)
         self.towers = nn.ModuleDict(dict(towers))
         self.dim: int = next(iter(widths.values()))
         self.similarity_name: str = similarity

@@ -193,7 +193,7 @@ def _ablation() -> Target:
     for number, row in enumerate(tables()["table_abl"].rows, start=1):
         losses = row.losses or ()
         title = (row.method, *("✓" if loss in losses else "" for loss in LOSSES))
-        variant = Variant(similarities[row.method], losses)  # type: ignore[arg-type]
+        variant = Variant(similarities[row.method], losses)
         lines.append(TableLine(title, row.figures, f"ablation/{number:02}", variant, reference=variant == MAXMATCH))
     about = tables()["table_abl"].caption
     return Target("ablation", "table_abl", about, "coco", tuple(lines), ("similarity", *LOSSES), ("coco_5k_rsum",))

@@ -54,6 +54,7 @@ def describe(
             "model": name,
             "identity": model_identity(model),
             "similarity": model.similarity_name,
+            "similarity_options": model.similarity_options,
             "stability": slot_stability(model),
             "modality": listing.modality,
             "set_size": model.tower(listing.modality).head.set_size,

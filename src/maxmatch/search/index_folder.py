@@ -5,15 +5,16 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from maxmatch.core.array_checks import Array, check_sets, refuse_not_finite
 from maxmatch.core.files import is_draft, lock, write_whole
 from maxmatch.core.manifest import description, read_described
-from maxmatch.model.config import ConfigPart, Count, SimilarityName
+from maxmatch.matching import SIMILARITIES, SetSimilarity
+from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options
 from maxmatch.search.engine import ItemRows
 
 # index.json: what an index is made of. Written whole or not at all.
@@ -57,6 +58,8 @@ class Manifest(ConfigPart):
     dim: Count
     dtype: Literal["float32", "float16"] = "float32"
     similarity: SimilarityName = "maxmatch"
+    similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
+    """What the model was trained with, as the alpha of smooth_chamfer; where not given, the similarity's own."""
     model: str | None = None
     """The identity of the model that made the sets; see `maxmatch.model.identity`."""
     stability: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -64,6 +67,16 @@ class Manifest(ConfigPart):
     engine: str = "lance"
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     tuning: Tuning | None = None
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        check_similarity_options(self.similarity, self.similarity_options)
+        return self
+
+    @property
+    def scoring(self) -> SetSimilarity:
+        """The similarity with its options."""
+        return SIMILARITIES[self.similarity].with_options(self.similarity_options)
 
 
 def is_index(folder: Path) -> bool:

@@ -76,7 +76,7 @@ def search_parts(
     items = vectors.reshape(len(names), index.manifest.set_size, index.manifest.dim)
     total = np.zeros(len(names), np.float32)
     for part, weight in zip(sets, weights, strict=True):
-        total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, index.manifest.similarity)
+        total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, index.manifest.scoring)
     places = np.argsort(-total, kind="stable")[:k]
     return [
         Hit(names[place], value, metadata=found[names[place]].metadata)

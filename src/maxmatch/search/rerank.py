@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -10,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maxmatch.matching.numpy_backend import LARGEST, SCORES, assign, cosine_planes, matched
+from maxmatch.matching import SetSimilarity
+from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched, mean_exp
 from maxmatch.search.engine import Engine, Found, Hit, Match
 from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 
-# The best items of each query: scored by the index's similarity, with the matching that each score is made of.
-
 _ROUNDING = 1e-6  # of a score: how much two ways to compute it differ, but for matchings that are as good
-_FEW = 2**14  # pairs that NumPy has scored long before torch would be loaded, and matched as fast as torch does
+_FEW = 2**14  # pairs that NumPy scores as fast as torch does, which takes seconds to load
+_ONE_THREAD = 2**18  # multiplications: OpenBLAS shares out more among threads, which wait by spinning
 
 
 class Best(NamedTuple):
@@ -34,7 +33,7 @@ class Best(NamedTuple):
     """JSON texts, where the engine gave them along."""
 
 
-def best_of_all(queries: np.ndarray, blocks: Iterable[Found], k: int, similarity: str) -> list[Best]:
+def best_of_all(queries: np.ndarray, blocks: Iterable[Found], k: int, similarity: SetSimilarity) -> list[Best]:
     """The k best of each query (n, L, D) among all items, block after block."""
     count, slots, _ = queries.shape
     best = _Running(
@@ -70,14 +69,14 @@ def _merged(first: _Running, second: _Running, k: int) -> _Running:
     return _Running(*flat, *deep)
 
 
-def _scored(queries: np.ndarray, found: Found, k: int, similarity: str) -> _Running:
+def _scored(queries: np.ndarray, found: Found, k: int, similarity: SetSimilarity) -> _Running:
     """The k best of each query among the same items."""
     order = np.argsort(found.added, kind="stable")  # so that equal scores come in this order
     in_order = bool((order[1:] > order[:-1]).all())
     vectors = np.asarray(found.vectors if in_order else found.vectors[order], dtype=np.float32)
     sets = vectors.reshape(len(order), -1, queries.shape[2])
-    alone = _without_torch(len(queries) * len(sets), queries.shape[1], sets.shape[1])
-    scores, chosen = (_few_hits if alone else _many_hits)(queries, sets, k, similarity)
+    few = len(queries) * len(sets) <= _FEW and max(queries.shape[1], sets.shape[1]) <= LARGEST
+    scores, chosen = (_few_hits if few else _many_hits)(queries, sets, k, similarity)
     products = queries[:, None] @ sets[chosen].transpose(0, 1, 3, 2)
     planes = products.transpose(2, 3, 0, 1).reshape(queries.shape[1], sets.shape[1], -1)
     partners = _assigned(planes)
@@ -88,32 +87,18 @@ def _scored(queries: np.ndarray, found: Found, k: int, similarity: str) -> _Runn
     return _Running(scores, found.added[places], ids, partners.T.reshape(by_hit), cosines.T.reshape(by_hit))
 
 
-def scores_of(query: np.ndarray, sets: np.ndarray, similarity: str) -> np.ndarray:
-    """The scores (n,) of one query (L, D) with sets (n, K, D)."""
-    if _without_torch(len(sets), query.shape[0], sets.shape[1]):
-        return SCORES[similarity](cosine_planes(query[None], sets))
-    import torch
-
-    from maxmatch.matching.similarity import SIMILARITIES
-
-    return SIMILARITIES[similarity](torch.tensor(query)[None], torch.tensor(sets))[0].numpy()
-
-
-def _without_torch(pairs: int, *sizes: int) -> bool:
-    """Whether NumPy scores: a few pairs are not worth loading torch for, which takes seconds. Once it is loaded, torch
-    scores them, too, so that scores are those of `maxmatch.top_hits` to the last bit.
-    """
-    return "torch" not in sys.modules and pairs <= _FEW and max(sizes) <= LARGEST
-
-
-def _few_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -> tuple[np.ndarray, np.ndarray]:
+def _few_hits(
+    queries: np.ndarray, sets: np.ndarray, k: int, similarity: SetSimilarity
+) -> tuple[np.ndarray, np.ndarray]:
     """As `maxmatch.top_hits`: scores and places."""
-    scores = SCORES[similarity](cosine_planes(queries, sets)).reshape(len(queries), len(sets))
+    scores = similarity.of_planes(cosine_planes(queries, sets)).reshape(len(queries), len(sets))
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, chosen, 1), chosen
 
 
-def _many_hits(queries: np.ndarray, sets: np.ndarray, k: int, similarity: str) -> tuple[np.ndarray, np.ndarray]:
+def _many_hits(
+    queries: np.ndarray, sets: np.ndarray, k: int, similarity: SetSimilarity
+) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
     from maxmatch.core.checks import as_tensor
@@ -134,27 +119,12 @@ def _assigned(planes: np.ndarray) -> np.ndarray:
     return assign_planes(torch.from_numpy(planes)).numpy()
 
 
-def _product(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """The cosines of a query's vectors with many; by torch where it is loaded already, since NumPy's threads wait by
-    spinning, and products as small as these then take ten times as long beside other work.
-    """
-    if "torch" not in sys.modules:
-        product: np.ndarray = query @ vectors.T
-        return product
-    from maxmatch.core.checks import as_tensor
-
-    return (as_tensor(query) @ as_tensor(vectors).T).numpy()
-
-
-def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: str) -> list[Best]:
+def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: SetSimilarity) -> list[Best]:
     """The k best of each query (n, K, D) among its own candidates."""
-    if similarity != "maxmatch":
-        alone = [
-            best_of_all(query[None], [found], k, similarity)[0]
-            for query, found in zip(queries, candidates, strict=True)
-        ]
-        return [_with_metadata(best, found) for best, found in zip(alone, candidates, strict=True)]
-    ends, partners, cosines, scores = _matched(queries, [found.vectors for found in candidates])
+    ends, planes = _planes(queries, [found.vectors for found in candidates])
+    partners = _assigned(planes)
+    cosines = matched(planes, partners)
+    scores = mean_exp(cosines) if similarity.fast else similarity.of_planes(planes)
     best = []
     for found, (begin, end) in zip(candidates, pairwise(ends), strict=True):
         order = np.lexsort((found.added, -scores[begin:end]))[:k]
@@ -165,19 +135,28 @@ def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, simil
     return best
 
 
-def places_of_best(queries: np.ndarray, vectors: list[np.ndarray], k: int, similarity: str) -> list[np.ndarray]:
+def places_of_best(
+    queries: np.ndarray, vectors: list[np.ndarray], k: int, similarity: SetSimilarity
+) -> list[np.ndarray]:
     """The places of the k best of each query (n, K, D) among its own candidates (m, K·D), and of those with a score as
     high as the last of them.
     """
-    if similarity == "maxmatch":
-        ends, _, _, scores = _matched(queries, vectors)
-        each = [scores[begin:end] for begin, end in pairwise(ends)]
-    else:
-        each = [
-            scores_of(query, found.reshape(len(found), *query.shape).astype(np.float32, copy=False), similarity)
-            for query, found in zip(queries, vectors, strict=True)
-        ]
-    return [_highest(scores, k) for scores in each]
+    ends, planes = _planes(queries, vectors)
+    scores = _scores(planes, similarity)
+    return [_highest(scores[begin:end], k) for begin, end in pairwise(ends)]
+
+
+def scores_of(query: np.ndarray, sets: np.ndarray, similarity: SetSimilarity) -> np.ndarray:
+    """The scores (n,) of one query (L, D) with sets (n, K, D)."""
+    return _scores(cosine_planes(query[None], sets), similarity)
+
+
+def _scores(planes: np.ndarray, similarity: SetSimilarity) -> np.ndarray:
+    if not similarity.fast:
+        return similarity.of_planes(planes)
+    rows, columns = planes.shape[:2]
+    planes = planes if rows <= columns else planes.transpose(1, 0, 2)  # the smaller set is matched completely
+    return mean_exp(matched(planes, _assigned(planes)))
 
 
 def _highest(scores: np.ndarray, k: int) -> np.ndarray:
@@ -187,28 +166,18 @@ def _highest(scores: np.ndarray, k: int) -> np.ndarray:
     return np.flatnonzero(scores >= last - _ROUNDING * max(1, abs(last)))
 
 
-def _matched(
-    queries: np.ndarray, vectors: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """One matching for all pairs of a query with a candidate of its own: where each query's pairs begin and end, and of
-    each pair the partners (K, pairs), their cosines, and the score.
-    """
-    size = queries.shape[1]
+def _planes(queries: np.ndarray, vectors: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines (K, K, pairs) of every query with its own candidates, and where each query's pairs begin and end."""
+    size, width = queries.shape[1:]
     ends = np.cumsum([0, *map(len, vectors)])
     planes = np.empty((size, size, ends[-1]), np.float32)
+    step = max(1, _ONE_THREAD // (size * size * width))
     for query, found, (begin, end) in zip(queries, vectors, pairwise(ends), strict=True):
-        single = found.reshape(-1, query.shape[1]).astype(np.float32, copy=False)
-        planes[:, :, begin:end] = _product(query, single).reshape(size, end - begin, size).transpose(0, 2, 1)
-    partners = _assigned(planes)
-    cosines = matched(planes, partners)
-    return ends, partners, cosines, np.exp(cosines).mean(0) - 1
-
-
-def _with_metadata(best: Best, found: Found) -> Best:
-    if found.metadata is None:
-        return best
-    texts = dict(zip(found.ids, found.metadata, strict=True))
-    return best._replace(metadata=[texts[name] for name in best.ids])
+        for start in range(begin, end, step):
+            part = found[start - begin : min(start + step, end) - begin]
+            product = query @ part.reshape(-1, width).astype(np.float32, copy=False).T
+            planes[:, :, start : start + len(part)] = product.reshape(size, len(part), size).transpose(0, 2, 1)
+    return ends, planes
 
 
 # Two ways to the best items: score all of them, or those that the engine proposes.
@@ -222,7 +191,6 @@ _TIMES_K_HELD = 4  # twice k has all that is to be found, where slots meet in th
 
 STABLE = 0.9
 """From this share of true pairs on whose slots meet in their order, a flattened set is searched as one vector."""
-_ALIGNED = ("maxmatch", "top_k", "chamfer", "smooth_chamfer", "maxsim")  # large where slot i is near slot i
 _WORTH_IT = 0.5
 
 
@@ -237,7 +205,7 @@ def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
     """Why candidates by one flattened vector would not do for queries of that size; None where they do."""
     if set_size != manifest.set_size:
         return f"the query's sets have {set_size} vectors, those of the index {manifest.set_size}."
-    if manifest.similarity not in _ALIGNED:
+    if not manifest.scoring.one_vector:
         return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
     if manifest.tuning is not None and manifest.tuning.real_queries:
         return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
@@ -274,7 +242,7 @@ def settings_for(
 def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
     """The k best among all items that pass."""
     block = max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim))
-    return best_of_all(queries, engine.scan(block, where), k, manifest.similarity)
+    return best_of_all(queries, engine.scan(block, where), k, manifest.scoring)
 
 
 def by_candidates(
@@ -285,9 +253,9 @@ def by_candidates(
     at_once = max(1, _BATCH_BYTES // (4 * manifest.set_size * manifest.dim * settings.candidates))
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once]
-        choose = partial(places_of_best, part, k=k, similarity=manifest.similarity)
+        choose = partial(places_of_best, part, k=k, similarity=manifest.scoring)
         found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort, choose)
-        best += best_of_each(part, [_unique(each) for each in found], k, manifest.similarity)
+        best += best_of_each(part, [_unique(each) for each in found], k, manifest.scoring)
     short = [place for place, each in enumerate(best) if len(each.ids) < k]
     if short and engine.count(where) > min(len(best[place].ids) for place in short):
         for place, whole in zip(short, scan(engine, queries[short], k, where, manifest), strict=True):

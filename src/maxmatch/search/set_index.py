@@ -81,6 +81,7 @@ class SetIndex:
         *,
         model: AnyModel | str | None = None,
         similarity: str | None = None,
+        similarity_options: Mapping[str, int | float] | None = None,
         stability: float | None = None,
         dtype: str = "float32",
         engine: str = "lance",
@@ -93,8 +94,9 @@ class SetIndex:
             dim: the width D of the vectors.
             set_size: the number K of vectors per item.
             model: what makes the sets, so that those of another model are refused: a SetEncoder, or a name for it. A
-                SetEncoder also gives `similarity` and `stability`.
+                SetEncoder also gives `similarity` with its options, and `stability`.
             similarity: a name of `maxmatch.similarity.SIMILARITIES`; None: the model's, or "maxmatch".
+            similarity_options: the similarity's options, as {"alpha": 8}; None: the model's, or the defaults.
             stability: how often slot i of a query meets slot i of its item, 0 to 1; from 0.9 on a search need not scan
                 all items. None: the model's, or unknown.
             dtype: "float32", or "float16" for half the space.
@@ -113,6 +115,8 @@ class SetIndex:
         folder = Path(folder).expanduser().resolve()
         if model is not None and not isinstance(model, str):
             similarity = model.similarity_name if similarity is None else similarity
+            if similarity_options is None and model.config is not None and similarity == model.config.similarity:
+                similarity_options = model.config.similarity_options
             stability = slot_stability(model) if stability is None else stability
         try:
             manifest = Manifest.model_validate(
@@ -121,6 +125,7 @@ class SetIndex:
                     "dim": dim,
                     "dtype": dtype,
                     "similarity": similarity or "maxmatch",
+                    "similarity_options": dict(similarity_options or {}),
                     "model": None if model is None else model_identity(model),
                     "stability": stability,
                     "engine": engine,

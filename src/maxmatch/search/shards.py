@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from maxmatch.core.files import draft, lock, whole, write_whole
 from maxmatch.core.manifest import description, read_described
 from maxmatch.core.progress import Skipped
-from maxmatch.model.config import ConfigPart, Count, SimilarityName
+from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
 
 # Encoded sets on the disk, in the order of their source, for an index to take in or another program to read.
 #
@@ -44,6 +44,7 @@ class ShardManifest(ConfigPart):
     identity: str
     """Of the model: see `maxmatch.model.identity`."""
     similarity: SimilarityName = "maxmatch"
+    similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     stability: Annotated[float, Field(ge=0, le=1)] | None = None
     """How often slot i meets slot i in true pairs of this model; None where that was not measured."""
     modality: str

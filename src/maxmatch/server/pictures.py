@@ -14,8 +14,8 @@ from PIL import Image
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.matching.similarity import SIMILARITIES
 from maxmatch.model.encoder import Look, SetEncoder
 from maxmatch.model.images import ImageError, load_image
 from maxmatch.model.inputs import PixelReader
@@ -153,7 +153,12 @@ def reads_pictures(model: SetEncoder) -> bool:
 
 
 def explain(
-    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: ItemFacts, parts: Sequence[QueryTerm]
+    model: SetEncoder,
+    gallery: Gallery,
+    uploads: Uploads,
+    similarity: SetSimilarity,
+    item: ItemFacts,
+    parts: Sequence[QueryTerm],
 ) -> Explained:
     """Compare an item with each part of a query; without parts, only where its slots look."""
     if not reads_pictures(model):
@@ -174,7 +179,7 @@ def look_at(model: SetEncoder, source: Path | Image.Image) -> ModelView:
 
 
 def _part(
-    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: str, item: ModelView, part: QueryTerm
+    model: SetEncoder, gallery: Gallery, uploads: Uploads, similarity: SetSimilarity, item: ModelView, part: QueryTerm
 ) -> PartExplained:
     words: list[str] | None = None
     attention: Tensor | None = None
@@ -201,7 +206,7 @@ def _part(
     return PartExplained(
         label=label,
         weight=part.weight,
-        score=float(SIMILARITIES[similarity](vectors[None], item.look.vectors[None])),
+        score=float(similarity(vectors[None], item.look.vectors[None])),
         query_slots=slots,
         cosines=_rounded(cosines),
         pairs=pairs,

@@ -222,7 +222,7 @@ def picture_routes(service: Service) -> APIRouter:
     async def why(key: KeyPath, query: Annotated[Asked, Query()]) -> Explained:
         """Why it was found: where its slots and those of the query look, and which slots match."""
         found, terms = service.item(key), service.terms(query)
-        similarity = service.gallery.index.manifest.similarity
+        similarity = service.gallery.index.manifest.scoring
         try:
             return await asyncio.to_thread(
                 explain, service.model, service.gallery, service.uploads, similarity, found, terms

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from maxmatch.core.types import Batch, Inputs, LossTerms, Sets
 from maxmatch.losses.objective import objective
-from maxmatch.matching.similarity import SIMILARITIES
+from maxmatch.matching import SIMILARITIES
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets
