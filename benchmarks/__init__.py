@@ -1,1 +1,1 @@
-"""Speed, measured: `make bench`. Every row is first checked for equality with a reference, then timed."""
+"""Benchmarks: `make bench`. Every row is first checked for equality with a reference, then timed."""

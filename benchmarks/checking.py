@@ -1,6 +1,6 @@
-"""How long `maxmatch data check` takes: `python -m benchmarks.checking`. 150,000 generated captions in each format.
+"""Time `maxmatch data check` on 150,000 generated captions in each format: `python -m benchmarks.checking`.
 
-The goal is 60 seconds, without the pictures, whose decoding depends on their size.
+The goal is 60 seconds without images, whose decoding time depends on their size.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def write_jsonl(folder: Path, images: int) -> Path:
 
 
 def write_precomp(folder: Path, images: int) -> Path:
-    """With features of 36 regions, 64 wide: 276 MB at full size."""
+    """Features of 36 regions with width 64: 276 MB at full size."""
     features = np.random.default_rng(0).normal(size=(images, 36, 64)).astype(np.float32)
     (folder / "precomp").mkdir()
     np.save(folder / "precomp" / "train_ims.npy", features)
@@ -87,7 +87,7 @@ def main() -> None:
         assert report.splits["train"].items == {"image": images, "text": images * _CAPTIONS}
         goal = "met" if seconds <= _GOAL else "NOT MET"
         rows.append(Row(name, seconds * 1e3, note=f"goal {_GOAL:.0f} s {goal}"))
-    print_rows(f"data check, {images * _CAPTIONS:,} captions, no pictures", rows)
+    print_rows(f"data check, {images * _CAPTIONS:,} captions, no images", rows)
 
 
 if __name__ == "__main__":

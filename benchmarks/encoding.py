@@ -1,9 +1,10 @@
-"""How fast the models of the paper encode, and what part of it is the backbone: `python -m benchmarks.encoding`.
+"""Measure how fast the paper's models encode, and the backbone's share of the time: `python -m benchmarks.encoding`.
 
-`--model FOLDER --photos FOLDER`: how fast a checkpoint encodes real files, decoding included, and real sentences.
+With `--model FOLDER --photos FOLDER`, measure how fast a checkpoint encodes real files, decoding included, and real
+sentences.
 
-Random weights: the speed is the same. The *floor* of a training step is the operations of its matrix products over the
-rate this machine reaches on a large one.
+Weights are random, which does not change the speed. The *lower bound* of a training step is the operations of its
+matrix products divided by the rate that this machine reaches on a large one.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def _model(name: str) -> SetEncoder:
 
 
 def _batches(name: str, images: int, device: str) -> dict[str, Tensor]:
-    """A batch of each modality: random pixels or regions, five captions an image."""
+    """A batch of each modality: random pixels or regions, five captions per image."""
     if name.startswith("region"):
         pictures = torch.rand(images, 36, 2048, device=device)
     else:
@@ -54,7 +55,7 @@ def _precision(device: str) -> AbstractContextManager[object]:
 
 
 def matmul_rate(device: str) -> float:
-    """Operations a millisecond of a large matrix product."""
+    """Operations per millisecond of a large matrix product."""
     size, dtype = (8192, torch.bfloat16) if device == "cuda" else (2048, torch.float32)
     x = torch.randn(size, size, device=device, dtype=dtype)
     (times,) = time_each([lambda: x @ x], 5)
@@ -62,7 +63,7 @@ def matmul_rate(device: str) -> float:
 
 
 def encode(names: list[str]) -> None:
-    """Items a second, the backbone's share, and a training step against its floor."""
+    """Items per second, the backbone's share, and a training step compared with its lower bound."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = 128 if device == "cuda" else 4
     rate = matmul_rate(device)
@@ -95,7 +96,7 @@ def encode(names: list[str]) -> None:
 
 
 def keys_once() -> None:
-    """The set head as it is, against one that makes keys and values anew in each of its four blocks."""
+    """Compare the set head with one that recomputes keys and values in each of its four blocks."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = 200 if device == "cuda" else 16
     head = SetHead(1024).to(device).eval()
@@ -114,15 +115,15 @@ def keys_once() -> None:
         once, each = time_each([lambda: head(features), per_block], 7)
     ratio = statistics.median(e / o for e, o in zip(each, once, strict=True))
     print(f"\n{device.upper()}, set head on {images} × 36 regions: {statistics.median(once):.2f} ms, "
-          f"{ratio:.2f} × that with keys and values made in every block")  # fmt: skip
+          f"{ratio:.2f} × that with keys and values recomputed in every block")  # fmt: skip
 
 
 def checkpoint(folder: str, photos: Path, most: int) -> None:
-    """Photos and captions a second of a checkpoint on this machine's CPU, and where the time of a photo goes."""
+    """Photos and captions per second of a checkpoint on this CPU, and how the time per photo is spent."""
     model = SetEncoder.from_pretrained(folder)
     files = sorted(path for path in photos.rglob("*") if path.suffix.lower() in _PICTURES)[:most]
     if len(files) < 16:
-        raise SystemExit(f"{photos}: expected at least 16 pictures, found {len(files)}.")
+        raise SystemExit(f"{photos}: expected at least 16 images, found {len(files)}.")
     texts = [" ".join(words) for words in itertools.islice(itertools.permutations(_SENTENCE.split()), 1280)]
     one_by_one, together = (model.encode_images(files[:8], batch_size=size) for size in (1, 8))
     torch.testing.assert_close(one_by_one, together, rtol=0, atol=1e-5)
@@ -134,38 +135,38 @@ def checkpoint(folder: str, photos: Path, most: int) -> None:
             tower(pixels)
 
     def both(work: Callable[[], object], items: int) -> str:
-        """Items a second, the best of three; and what one takes of a core, which other work hardly changes."""
+        """Items per second, best of three, and CPU time per item, which other load hardly changes."""
         times = []
         for _ in range(3):
             wall, core = time.perf_counter(), time.process_time()
             work()
             times.append((time.perf_counter() - wall, time.process_time() - core))
         wall, core = (min(column) for column in zip(*times, strict=True))
-        return f"{items / wall:9,.1f} a second, {1e3 * core / items:7.2f} ms of a core each"
+        return f"{items / wall:9,.1f} per second, {1e3 * core / items:7.2f} ms CPU time each"
 
     print(f"\n{folder}: {len(files)} photos of {photos}, {torch.get_num_threads()} threads")
     print(f"  photos, from files     {both(lambda: model.encode_images(files), len(files))}", flush=True)
-    print(f"    reading them alone   {both(lambda: [reader.read(file) for file in files[:64]], len(files[:64]))}")
-    print(f"    the network alone    {both(network, len(pixels))}")
+    print(f"    only reading them    {both(lambda: [reader.read(file) for file in files[:64]], len(files[:64]))}")
+    print(f"    only the network     {both(network, len(pixels))}")
     print(f"  captions of {len(texts[0].split())} words    {both(lambda: model.encode_texts(texts), len(texts))}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", metavar="PRESET", help=", ".join(PRESETS))
-    parser.add_argument("--model", help="a checkpoint to measure in place of presets")
-    parser.add_argument("--photos", type=Path, help="the folder of pictures for it")
-    parser.add_argument("--most", type=int, default=256, help="how many of them")
-    parser.add_argument("--threads", type=int, default=2, help="that a checkpoint is measured with")
+    parser.add_argument("--model", help="a checkpoint to measure instead of presets")
+    parser.add_argument("--photos", type=Path, help="a folder of images for the checkpoint")
+    parser.add_argument("--most", type=int, default=256, help="the maximum number of images")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads for the checkpoint")
     asked = parser.parse_args()
     print(describe_machine())
     if (asked.model is None) != (asked.photos is None):
-        parser.error("--model and --photos belong together.")
+        parser.error("--model and --photos must be given together.")
     if asked.model is not None:
         torch.set_num_threads(asked.threads)
         checkpoint(asked.model, asked.photos, asked.most)
     else:
-        # ResNeXt at 512 pixels takes minutes a step on a CPU: name it to have it there.
+        # ResNeXt at 512 pixels takes minutes per step on a CPU, so there it runs only if named.
         usual = [name for name in PRESETS if torch.cuda.is_available() or not name.startswith("resnext")]
         encode(asked.presets or usual)
         keys_once()

@@ -1,8 +1,11 @@
-"""`maxmatch encode` on 10,000 files, some bad, killed again and again: `python -m benchmarks.encoding_files`.
+"""Run `maxmatch encode` on 10,000 files, some of them bad, and kill it repeatedly.
 
-Of every 50 files one each is empty, cut short, no picture, 30,000 × 30,000 pixels by its header, a broken link, and a
-text. First the command runs undisturbed; then, to another folder, it is killed (SIGKILL) at random moments and started
-again until it is done. Asserted: the same files in the end, every bad file listed, and nothing encoded twice.
+    python -m benchmarks.encoding_files
+
+Of every 50 files, one each is empty, truncated, not an image, 30,000 × 30,000 pixels by its header, a broken link, and
+a text file. The command first runs without interruption. Then, with another output folder, it is killed (SIGKILL) at
+random moments and restarted until it finishes. The benchmark asserts that the resulting files are the same, that every
+bad file is listed, and that nothing is encoded twice.
 """
 
 import argparse
@@ -31,7 +34,7 @@ _THERE = re.compile(r"([\d,]+) of [\d,]+ are there already")
 
 
 def write_files(folder: Path, count: int, size: int) -> set[str]:
-    """The files; the names of those that cannot be encoded."""
+    """Write the files. Returns the names of those that cannot be encoded."""
     generator = np.random.default_rng(0)
     bad = set()
     for number in range(count):
@@ -63,7 +66,7 @@ def _huge() -> bytes:
 
 
 def make_model(folder: Path) -> None:
-    """A small network with random weights: what is measured is all but the network."""
+    """Save a small network with random weights, so that everything but the network is measured."""
     options = {"width": 64, "image_size": 64, "word_width": 16, "pretrained": False}
     backbone = {"depths": [1, 1], "hidden_sizes": [16, 24], "embedding_size": 8}
     config = PRESETS["resnet152_bigru"](**options, backbone=backbone, heads=2, head_width=16)
@@ -76,7 +79,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def _batches(folder: Path) -> int:
-    """How many batches of the shard in hand are kept."""
+    """The number of batches of the current shard that are on disk."""
     return len(list(folder.glob(".shard-*")))
 
 
@@ -84,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=224, help="pixels on a side")
-    parser.add_argument("--model", help="a model's folder; default: a small random one")
+    parser.add_argument("--model", help="the folder of a model; default: a small random one")
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
     print(describe_machine())
@@ -104,7 +107,7 @@ def main() -> None:
         listed = {json.loads(line)["id"] for line in (root / "straight" / "skipped.jsonl").read_text().splitlines()}
         assert listed == bad, "not exactly the bad files are listed"
         assert facts["encoded"] == options.files - len(bad)
-        print(f"undisturbed: {straight:.0f} s with its start, {facts['encoded'] / straight:.0f} pictures/s")
+        print(f"uninterrupted: {straight:.0f} s with start-up, {facts['encoded'] / straight:.0f} images/s")
         moments = random.Random(0)
         kept: list[int] = []
         begin = time.monotonic()

@@ -1,7 +1,8 @@
-"""Evaluation of a set of COCO 5K's size: `python -m benchmarks.evaluation`, with cpu or cuda and --images for fewer.
+"""Evaluate a dataset of COCO 5K's size: `python -m benchmarks.evaluation [cpu] [cuda] [--images N]`.
 
-Generated sets of 5,000 images with five captions each, K = 4, D = 1024: scores, ranks both ways, the five folds of 1K
-and 5K, collapse, against the bare matrix product in the same run. Goals: 1.3 × the product on the CPU; 3 s on a GPU.
+Generated sets of 5,000 images with five captions each, K = 4, D = 1024: scores, ranks in both directions, the five
+folds of 1K and 5K, and collapse, compared with the bare matrix product in the same run. Goals: 1.3 × the product on
+the CPU; 3 s on a GPU.
 """
 
 import argparse
@@ -24,10 +25,10 @@ _DRAWS = 1000
 
 
 def made_split(images: int, device: str) -> EncodedSplit:
-    """Captions that are near their image, so that ranks are neither all first nor all by chance."""
+    """Captions near their image, so that ranks are neither all first nor at chance level."""
     pictures = random_sets(images, _SIZE, _WIDTH, 1, device)
     texts = random_sets(images * _CAPTIONS, _SIZE, _WIDTH, 2, device)
-    for start in range(0, images, 1000):  # in place: twice the captions would not fit beside the product
+    for start in range(0, images, 1000):  # in place: two copies of the captions would not fit next to the product
         part = slice(start * _CAPTIONS, (start + 1000) * _CAPTIONS)
         texts[part] += 0.05 * pictures[start : start + 1000].repeat_interleave(_CAPTIONS, 0)
         texts[part] = torch.nn.functional.normalize(texts[part], dim=-1)
@@ -38,13 +39,13 @@ def made_split(images: int, device: str) -> EncodedSplit:
 
 
 def measured(split: EncodedSplit, max_memory: int = 2**31) -> Result:
-    """What `maxmatch evaluate` does after encoding, but for the intervals."""
+    """What `maxmatch evaluate` does after encoding, except for the intervals."""
     images = len(split.groups["image"])
     return evaluate([EvaluatedModel("made", split)], protocol="coco", max_memory=max_memory, fold_size=images // FOLDS)
 
 
 def naive_recalls(scores: Tensor) -> list[float]:
-    """R@1, 5, 10 both ways by sorting each row and each column."""
+    """R@1, 5, 10 in both directions by sorting each row and each column."""
     true = np.arange(scores.shape[0])[:, None] == np.arange(scores.shape[1]) // _CAPTIONS
     found = []
     for side, right in ((scores, true), (scores.T, true.T)):
@@ -56,7 +57,7 @@ def naive_recalls(scores: Tensor) -> list[float]:
 
 
 def check(device: str) -> None:
-    """A small set against SciPy's matching and sorted lists, in one matrix and in blocks."""
+    """Compare a small dataset with SciPy's matching and sorted lists, in one matrix and in blocks."""
     split = made_split(100, device)
     images, texts = split.sets["image"], split.sets["text"]
     scores = scores_of([EvaluatedModel("small", split)]).rows(slice(0, 100))
@@ -71,7 +72,7 @@ def check(device: str) -> None:
 
 
 def timed(device: str, images: int) -> None:
-    """The whole evaluation against the bare product of all vectors, of which a slab is held at a time."""
+    """Compare the whole evaluation with the bare product of all vectors, computed slab by slab."""
     split = made_split(images, device)
     memory = Memory(device)
     result = measured(split)
@@ -101,18 +102,18 @@ def timed(device: str, images: int) -> None:
     if device == "cuda":
         took = rows[1].ms / 1e3
         print(f"  {took:.2f} s, goal ≤ {_SECONDS:g} s {'met' if took <= _SECONDS else 'NOT MET'}")
-    print(f"  memory beside the sets: {peak:,.0f} MiB at most, of them {images**2 * _CAPTIONS * 4 / 2**20:,.0f} scores")
+    print(f"  peak memory besides the sets: {peak:,.0f} MiB, of which {images**2 * _CAPTIONS * 4 / 2**20:,.0f} scores")
     print(f"  RSUM 1K {result.figures['coco_1k_rsum']:.1f}, 5K {result.figures['coco_5k_rsum']:.1f}")
 
 
 def drawn(result: Result) -> None:
-    """The intervals of all figures."""
+    """The intervals of all metrics."""
     for galleries in result.galleries.values():
         intervals(galleries, _DRAWS, np.random.default_rng(0))
 
 
 class Memory:
-    """How much more memory is in use at most from here on than is here, in MiB."""
+    """The peak memory from here on, minus the memory in use now, in MiB."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -120,11 +121,11 @@ class Memory:
             torch.cuda.reset_peak_memory_stats()
             self.before = torch.cuda.memory_allocated() / 2**20
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: the highest so far is what is in use now
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak to the current use
             self.before = self._highest()
 
     def peak(self) -> float:
-        """Since this object was made."""
+        """The peak since this object was created."""
         now = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else self._highest()
         return now - self.before
 
@@ -135,7 +136,7 @@ class Memory:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("devices", nargs="*", choices=["cpu", "cuda"], help="default: both, where there is a GPU")
+    parser.add_argument("devices", nargs="*", choices=["cpu", "cuda"], help="default: cpu, and cuda if there is a GPU")
     parser.add_argument("--images", type=int, default=5000, help="a multiple of 5; 5000 as in COCO")
     arguments = parser.parse_args()
     print(describe_machine())

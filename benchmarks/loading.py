@@ -1,12 +1,12 @@
-"""How fast batches reach the device: `python -m benchmarks.loading`. Generated data of Flickr30k's size.
+"""Measure how fast batches reach the device, on generated data of Flickr30k's size: `python -m benchmarks.loading`.
 
-(a) one .npy file an image, read by a DataLoader, as other implementations of this field do; its captions are tokenised
-    beforehand and its workers stay from epoch to epoch, which is kinder than what is usual
+(a) one .npy file per image, read by a DataLoader, as in other implementations of this field; captions are tokenised
+    in advance and workers persist between epochs, which is faster than usual
 (b) MappedFeed over one memory-mapped array
 (c) ResidentFeed: everything on the device
 
-The data was just written, so that the files come from the page cache wherever memory holds them: the disk is not
-measured. Needs 17 GB of disk at full size; --images, --regions and --width make it smaller.
+The data has just been written, so files come from the page cache if they fit into memory; the disk is not measured.
+Needs 17 GB of disk at full size; --images, --regions and --width reduce it.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _GOAL = 1 / 20
 
 
 class OneFilePerImage(Dataset[tuple[Tensor, list[list[int]], int]]):
-    """An image and its captions, as other implementations have it."""
+    """An image and its captions per item, as in other implementations."""
 
     def __init__(self, folder: Path, captions: list[list[int]]) -> None:
         self.folder, self.captions = folder, captions
@@ -63,7 +63,7 @@ def collate(items: list[tuple[Tensor, list[list[int]], int]]) -> Batch:
 
 
 class FileFeed:
-    """(a), with the face of a feed."""
+    """(a), with the interface of a feed."""
 
     def __init__(self, dataset: OneFilePerImage, plans: Sequence[BatchPlan], device: str, workers: int) -> None:
         self.skipped: dict[str, Skipped] = {}
@@ -83,7 +83,7 @@ class FileFeed:
 
 
 def write_data(folder: Path, images: int, regions: int, width: int, files: int) -> Path:
-    """One array, and one file an image. With fewer files than images, images share files: rows repeat."""
+    """Write one array, and one file per image. With fewer files than images, images share files and rows repeat."""
     path = folder / "train_ims.npy"
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(images, regions, width))
     random = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def write_data(folder: Path, images: int, regions: int, width: int, files: int) 
 
 
 def split_of(array: np.ndarray) -> tuple[Split, dict[str, Reader]]:
-    """The images with five captions of 14 words each, on average, and the readers of both."""
+    """The images with five captions of 14 words on average, and the readers of both."""
     random, images = np.random.default_rng(1), np.arange(len(array))
     lengths = random.integers(9, 20, _CAPTIONS * len(images))
     captions = [" ".join(_WORDS[word] for word in random.integers(0, len(_WORDS), n)) for n in lengths]
@@ -116,14 +116,14 @@ def split_of(array: np.ndarray) -> tuple[Split, dict[str, Reader]]:
 
 
 def same(batch: Batch, other: Batch) -> bool:
-    """Whether two batches hold the same, bit by bit."""
+    """Whether two batches are equal to the bit."""
     tensors = [[*b.inputs[IMAGE], *b.inputs[TEXT], *b.groups.values()] for b in (batch, other)]
     return all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(*tensors, strict=True))
 
 
 @contextmanager
 def no_waiting(device: str) -> Iterator[None]:
-    """Where making a batch would wait for the GPU, an error."""
+    """Raise an error if making a batch would wait for the GPU."""
     if device == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     yield
@@ -141,7 +141,7 @@ def resident(split: Split, readers: dict[str, Reader], device: str, drop: dict[s
 
 
 def measure(args: argparse.Namespace, folder: Path, device: str) -> tuple[Feed, list[BatchPlan], float]:
-    """The table; and (c), its plans and its milliseconds a batch."""
+    """Print the table. Returns (c), its plans and its milliseconds per batch."""
     array = np.load(write_data(folder, args.images, args.regions, args.width, args.files or args.images), mmap_mode="r")
     split, readers = split_of(array)
     plans = list(GroupSampler(args.images // args.batch * args.batch, args.batch, seed=0).plans(0))[: args.batches]
@@ -186,7 +186,7 @@ def _consume(feed: Feed, plans: list[BatchPlan]) -> None:
 
 
 def training_step(feed: Feed, plans: list[BatchPlan], feeding: float, width: int, device: str) -> None:
-    """What part of a step of region_bigru feeding is: forward, backward and AdamW, on a GPU in bfloat16."""
+    """Loading as a share of a region_bigru step: forward, backward and AdamW, on a GPU in bfloat16."""
     from maxmatch.losses import triplet
     from maxmatch.matching.similarity import maxmatch
     from maxmatch.model.build import build_model
@@ -216,13 +216,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=29_000)
     parser.add_argument("--regions", type=int, default=36)
     parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--files", type=int, default=None, help="how many different files (a) has; the rest are links")
+    parser.add_argument("--files", type=int, default=None, help="number of different files in (a); the rest are links")
     parser.add_argument("--batch", type=int, default=200)
-    parser.add_argument("--batches", type=int, default=100, help="how many batches a run makes")
+    parser.add_argument("--batches", type=int, default=100, help="batches per run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({min(4, cores), cores}))
     parser.add_argument(
-        "--folder", type=Path, default=None, help="where to write, the system's temporary folder if not"
+        "--folder", type=Path, default=None, help="where to write; default: the system's temporary folder"
     )
     parser.add_argument("--step", action="store_true", help="time a training step on the CPU too")
     args = parser.parse_args()

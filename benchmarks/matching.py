@@ -1,4 +1,4 @@
-"""Set similarities against a bare matrix product: `make bench`, or name parts (cpu, equality, gpu, growth)."""
+"""Compare set similarities with a bare matrix product: `make bench`, or name parts (cpu, equality, gpu, growth)."""
 
 import resource
 import statistics
@@ -47,7 +47,7 @@ def cpu() -> None:
 
 
 def _slow_ways(a: Tensor, b: Tensor, product_ms_per_pair: float) -> list[Row]:
-    """What others do, on fewer pairs: the paper's listing, and SciPy pair by pair."""
+    """Alternatives, on fewer pairs: the paper's listing, and SciPy pair by pair."""
     rows = []
     for what, work, rows_, columns in (
         ("the paper's listing", paper_listing, 100, 500),
@@ -107,7 +107,7 @@ def gpu() -> None:
 
 
 def equality() -> None:
-    """Odd sizes and every precision on the GPU against SciPy: what the tests can only show interpreted."""
+    """Compare odd sizes and every precision on the GPU with SciPy; tests can do this only in the interpreter."""
     for size in (1, 2, 3, 4, 8):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for images, captions, width in ((1, 1, 64), (67, 131, 72), (130, 33, 1000)):
@@ -163,19 +163,19 @@ def _training_step() -> None:
         extra = (torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in (a, b))) / 2**20
         cosine_tensor = images * size * captions * size * 4 / 2**20
         note = (
-            f"{extra:.0f} MiB beside the gradients, {extra / cosine_tensor:.1f} cosine tensors (goals: 1 ms, 3 tensors)"
+            f"{extra:.0f} MiB besides the gradients, {extra / cosine_tensor:.1f} cosine tensors (goals: 1 ms, 3 tensors)"
         )
         rows.append(Row(what, min(times), note=note))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     (times,) = time_each([graph.replay], 30)
-    rows.append(Row("maxmatch, the same as a CUDA graph", min(times), note="without the host's launches"))
+    rows.append(Row("maxmatch, the same as a CUDA graph", min(times), note="without launches by the host"))
     print_rows(f"GPU, training: {images} × {captions} sets, K={size}, D={width}, float32", rows)
 
 
 def growth() -> None:
-    """How time grows with K and with the number of pairs; and what memory it takes."""
+    """How time and memory grow with K and with the number of pairs."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images, captions, width = (1000, 5000, 1024) if device == "cuda" else (100, 500, 256)
     rows = []
@@ -190,7 +190,7 @@ def growth() -> None:
         base, ours = time_each([lambda a=a, b=b, out=out: _product(a, b, out), lambda a=a, b=b: score_matrix(a, b)], 5)  # type: ignore[misc]
         pairs = len(a) * len(b)
         each = statistics.median(ours) / pairs * 1e6
-        note = f"{each:10.2f} ns a pair, product {statistics.median(base) / pairs * 1e6:9.2f}"
+        note = f"{each:10.2f} ns per pair, product {statistics.median(base) / pairs * 1e6:9.2f}"
         rows.append(
             Row(f"K = {size}", statistics.median(ours), statistics.median(ours) / statistics.median(base), note=note)
         )
@@ -205,13 +205,13 @@ def growth() -> None:
             before = torch.cuda.memory_allocated()
         (times,) = time_each([lambda a=a, b=b: top_hits(a, b, 10)], 5)  # type: ignore[misc]
         peak = (
-            f"{(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB beside the inputs"
+            f"{(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB besides the inputs"
             if device == "cuda"
-            else f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB of the process, highest so far"
+            else f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB peak of the process so far"
         )
         pairs = len(a) * len(b)
         ms = statistics.median(times)
-        rows.append(Row(f"top_hits, {pairs:,} pairs, K = 4", ms, note=f"{ms / pairs * 1e6:6.2f} ns a pair, {peak}"))
+        rows.append(Row(f"top_hits, {pairs:,} pairs, K = 4", ms, note=f"{ms / pairs * 1e6:6.2f} ns per pair, {peak}"))
     print_rows(f"{device.upper()}, growth with the number of pairs, D={width}", rows)
 
 

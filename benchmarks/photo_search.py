@@ -1,10 +1,10 @@
-"""What one person waits for: `maxmatch search` in a folder of new photos, then again, and the same folder served.
+"""Measure what one user waits for: the first `maxmatch search` in a folder of photos, later ones, and a server.
 
     python -m benchmarks.photo_search [--model FOLDER] [--photos 1000]
 
-Photos are JPEGs of twelve million pixels, as a telephone makes them: twenty different ones under many names (links, so
-that a thousand take the room of twenty); the server has a folder of as many small ones that all differ. All commands
-run as a user runs them, start-up included.
+Photos are JPEGs of twelve million pixels, as from a phone: twenty different ones under many names (hard links, so that
+a thousand take the space of twenty). The server gets a folder of as many small images that all differ. All commands run
+as a user runs them, start-up included.
 """
 
 import argparse
@@ -30,7 +30,7 @@ AGAIN, ASKED = 5, 50
 
 
 def write_photos(folder: Path, count: int) -> None:
-    """Soft shapes with some grain: about as many bytes a pixel as a photo has."""
+    """Soft shapes with some grain: about as many bytes per pixel as a photo."""
     folder.mkdir()
     for number in range(count):
         path = folder / f"IMG_{number:05d}.jpg"
@@ -46,7 +46,7 @@ def write_photos(folder: Path, count: int) -> None:
 
 
 def write_small(folder: Path, count: int) -> None:
-    """Pictures that all differ."""
+    """Images that all differ."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for number in range(count):
@@ -55,10 +55,10 @@ def write_small(folder: Path, count: int) -> None:
 
 
 def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
-    """Seconds of the first search and of those after it; milliseconds of a search with the server running."""
+    """Seconds of the first and later searches; milliseconds of a search with the server running."""
     write_photos(folder, count)
     size = sum(path.stat().st_size for path in folder.iterdir()) / count / 2**20
-    print(f"{count} photos of {size:.1f} MB are written", file=sys.stderr, flush=True)
+    print(f"{count} photos of {size:.1f} MB written", file=sys.stderr, flush=True)
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder.with_name("cache")), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "maxmatch.cli.main"]
     named = ["--model", model]
@@ -80,7 +80,7 @@ def photo_search(folder: Path, model: str, count: int) -> dict[str, Any]:
 
     first = search("two dogs in the snow")
     again = [search(f"a man on a beach {number}") for number in range(AGAIN)]
-    # What is almost the same is folded, and links are: a server of them would look at all to find ten that differ.
+    # Near-duplicates are shown as one, so with links the server would search all photos to find ten that differ.
     different = folder.with_name("different")
     write_small(different, count)
     server = subprocess.Popen(
@@ -113,7 +113,7 @@ def _ask(address: str, text: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=SHIPPED, help="a checkpoint's folder")
+    parser.add_argument("--model", default=SHIPPED, help="the folder of a checkpoint")
     parser.add_argument("--photos", type=int, default=1000)
     given = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

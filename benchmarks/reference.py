@@ -1,4 +1,4 @@
-"""What the table is checked against and compared with."""
+"""References that the benchmarks check against and compare with."""
 
 from itertools import permutations
 
@@ -10,14 +10,14 @@ from torch.nn.functional import avg_pool2d, normalize
 
 
 def random_sets(count: int, size: int, width: int, seed: int, device: str = "cpu") -> Tensor:
-    """Sets whose slots have directions of their own, as trained ones do, so that the cosines are not all near 0."""
+    """Sets whose slots have their own directions, as in trained models, so that not all cosines are near 0."""
     generator = torch.Generator(device).manual_seed(seed)
     slots = torch.randn(size, width, generator=torch.Generator().manual_seed(7)).to(device)
     return normalize(torch.randn(count, size, width, generator=generator, device=device) + 0.5 * slots, dim=-1)
 
 
 def scipy_scores(a: Tensor, b: Tensor) -> Tensor:
-    """maxmatch by SciPy's solver, one pair after the other, in float64."""
+    """maxmatch with SciPy's solver, pair by pair, in float64."""
     x, y = a.double().cpu().numpy(), b.double().cpu().numpy()
     scores = np.empty((len(x), len(y)))
     for i, first in enumerate(x):
@@ -28,7 +28,7 @@ def scipy_scores(a: Tensor, b: Tensor) -> Tensor:
 
 
 def paper_listing(a: Tensor, b: Tensor) -> Tensor:
-    """lst:assignment_similarity, made runnable (the choice is of the permutation with the largest sum of cosines)."""
+    """lst:assignment_similarity, made runnable (it chooses the permutation with the largest sum of cosines)."""
     (n_a, size, width), n_b = a.shape, len(b)
     distances = a.reshape(-1, width) @ b.reshape(-1, width).T
     blocks = distances.detach().view(n_a, size, n_b, size).transpose(1, 2)
@@ -41,10 +41,10 @@ def paper_listing(a: Tensor, b: Tensor) -> Tensor:
 
 
 def assert_equal(scores: Tensor, reference: Tensor, tolerance: float, what: str) -> None:
-    """Stop unless the scores agree.
+    """Exit unless the scores agree.
 
-    One pair in a thousand may differ: where two matchings tie to the last bit, rounding decides between them, and the
-    mean of exp(c) is not the same for both.
+    One pair in a thousand may differ: if two matchings tie to the last bit, rounding decides between them, and their
+    means of exp(c) differ.
     """
     error = (scores.double().cpu() - reference.double().cpu()).abs()
     beyond = (~(error <= tolerance)).float().mean().item()

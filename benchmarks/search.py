@@ -1,19 +1,21 @@
-"""Finding the ten best of many sets: build time, disk, memory, latency, throughput and recall of each way, in one run.
+"""Compare ways to find the ten best of many sets: build time, disk, memory, latency, throughput and recall.
 
     python -m benchmarks.search --sets images.npy --queries captions.npy --work FOLDER
 
-Real sets (n, 4, D), of images and of captions, in .npy files or folders of `maxmatch encode`, are tiled and perturbed
-to each size (benchmarks/search_sources.py says how); several files for several widths. Without them sets are made up.
+Real sets (n, 4, D) of images and captions, in .npy files or folders written by `maxmatch encode`, are tiled and
+perturbed to each size (see benchmarks/search_sources.py); give several files for several widths. Without them,
+synthetic sets are used.
 
-Every contender is built in a process of its own and searched in another, which opens what was built. Settings (how
-many candidates, what effort) are chosen with other queries than those that are measured. First of all the exact
-answers are compared with a search of all permutations, and the exact search of each index with the answers. A row is a
-JSON file in the folder, written when it is made: the same command goes on where it was stopped or killed, and prints
-the whole table as Markdown (`python -m benchmarks.search_table FOLDER`: what there is so far).
+Every contender is built in one process and searched in another, which opens what was built. Settings (candidates and
+effort) are chosen with other queries than those measured. First the exact answers are compared with a search of all
+permutations, and the exact search of each index with the answers. Each row is written to a JSON file in the folder when
+it is done. After a stop or a kill, the same command resumes. At the end it prints the whole table as Markdown
+(`python -m benchmarks.search_table FOLDER` prints the rows so far).
 
-The contenders that matter most come first, each at all sizes. The whole ends after --most-minutes, a row after
---row-minutes; what was stopped, or would take longer by what it took at the size before, says so. With --half items are
-rounded to float16, so that the file that all are built from, and that is scanned, takes half the room.
+The most important contenders come first, each at all sizes. The benchmark stops after --most-minutes, a row after
+--row-minutes. A row that was stopped, or that would take longer judging by the size before, is reported as such. With
+--half, items are rounded to float16, so that the file that everything is built from, and that is scanned, is half as
+large.
 """
 
 import argparse
@@ -37,14 +39,15 @@ from benchmarks.search_table import table
 from maxmatch.core.files import write_whole
 
 _SIZE = 4
-_ROOM_MB = 2048  # left free on the disk and in memory
-_LEAST_SECONDS = 20.0  # for less no row is begun
+_ROOM_MB = 2048  # to leave free on disk and in memory
+_LEAST_SECONDS = 20.0  # with less time left, no row is started
 
 
 def _left_out(contender: Contender, items: int, before: list[dict[str, Any]], seconds: float, work: Path) -> str | None:
-    """Why a row is not run: what it would take, by the rows of smaller sizes, the next smaller one first. Building, and
-    scans and batches of queries, are taken to grow with the items; starting, and queries alone, which have a bound of
-    their own, are not.
+    """Why a row is not run: what it would take, estimated from the rows of smaller sizes, the next smaller one first.
+
+    Building, scans and batches of queries are assumed to grow with the items. Start-up and single queries, which have
+    their own time limit, are not.
     """
     if contender.most is not None and items > contender.most:
         return f"compared up to {contender.most:,} items"
@@ -73,7 +76,7 @@ def _left_out(contender: Contender, items: int, before: list[dict[str, Any]], se
 
 
 def _memory_for(items: int, before: list[dict[str, Any]]) -> float:
-    """By a line through what two smaller sizes took, since a server takes much without any; by one, in proportion."""
+    """Extrapolate linearly from two smaller sizes, since even an empty server takes much; from one, in proportion."""
     took = [(row["items"], max(row["anon_mb"], row["build_anon_mb"])) for row in before[:2] if row["rows"]]
     (size, memory), (less, base) = took if len(took) == 2 else (took[0], (0, 0.0))
     return float(memory + (items - size) * (memory - base) / (size - less))
@@ -85,7 +88,7 @@ def _memory_mb() -> float:
 
 
 def _source(options: argparse.Namespace, width: int) -> Callable[[int], Source]:
-    """Where the items of the width at that place come from, for a number of them."""
+    """The source of items for the width at that position and a number of items."""
     if options.sets is None:
         return lambda items: Made(_SIZE, options.dim[width], items)
     if options.queries and len(options.queries) != len(options.sets):
@@ -95,7 +98,7 @@ def _source(options: argparse.Namespace, width: int) -> Callable[[int], Source]:
 
 
 def _run_width(options: argparse.Namespace, source: Callable[[int], Source], end: float) -> None:
-    """All rows of one width that are not there yet, until the end: a contender at all sizes, then the next one."""
+    """Run all missing rows of one width until the deadline: one contender at all sizes, then the next."""
     names = [name for name in CONTENDERS if not options.only or any(part in name for part in options.only)]
     dtype = np.dtype(np.float16 if options.half else np.float32)
     titles: dict[int, str] = {}
@@ -115,7 +118,7 @@ def _run_width(options: argparse.Namespace, source: Callable[[int], Source], end
 
 
 def _run_one(options: argparse.Namespace, name: str, items: int, width: int, title: str, seconds: float) -> None:
-    """One row, or why it was left out, in a file."""
+    """Write one row, or the reason why it was skipped, to a file."""
     path = _path(options, width, items, name)
     reason = _left_out(CONTENDERS[name], items, _before(options, width, items, name), seconds, options.work)
     rows: dict[str, Any] = {}
@@ -125,27 +128,27 @@ def _run_one(options: argparse.Namespace, name: str, items: int, width: int, tit
         except TooLong:
             reason = f"not done within {seconds / 60:.1f} minutes"
         except (RuntimeError, AssertionError) as error:
-            reason, seconds = f"FAILED ({error})", 0.0  # so that it is tried again
+            reason, seconds = f"FAILED ({error})", 0.0  # 0 seconds: it will be tried again
     facts = {"name": name, "items": items, "width": width, "title": title, "rows": rows}
-    missing = CONTENDERS[name].gpu and not rows  # a GPU may be there next time
+    missing = CONTENDERS[name].gpu and not rows  # there may be a GPU next time
     facts |= {"left_out": reason, "bound": 0.0 if missing else seconds / 60}
     write_whole(path, json.dumps(facts, indent=1) + "\n")
     for variant, row in rows.items():
         short = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
         print(f"  {name} {variant}, {items:,}: {short} {row['settings']}", file=sys.stderr, flush=True)
     if reason:
-        print(f"  {name}, {items:,}: left out, {reason}", file=sys.stderr, flush=True)
+        print(f"  {name}, {items:,}: skipped, {reason}", file=sys.stderr, flush=True)
 
 
 def _done(options: argparse.Namespace, width: int, items: int, name: str) -> bool:
-    """Whether a row is there, or was left out within a bound as wide as now."""
+    """Whether a row exists, or was skipped under a time limit at least as long as now."""
     path = _path(options, width, items, name)
     facts = json.loads(path.read_text()) if path.exists() else {"rows": {}, "bound": 0}
     return bool(facts["rows"]) or facts["bound"] >= options.row_minutes
 
 
 def _before(options: argparse.Namespace, width: int, items: int, name: str) -> list[dict[str, Any]]:
-    """What the smaller sizes took, the largest of them first, as far as they are there."""
+    """The existing rows of the smaller sizes, the largest first."""
     rows = []
     for other in sorted((size for size in options.items if size < items), reverse=True):
         path = _path(options, width, other, name)
@@ -165,18 +168,18 @@ def _path(options: argparse.Namespace, width: int, items: int, name: str) -> Pat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", type=Path, nargs="+", help="sets of images, a file or folder for each width")
+    parser.add_argument("--sets", type=Path, nargs="+", help="sets of images, one file or folder per width")
     parser.add_argument("--queries", type=Path, nargs="+", help="sets of captions, likewise")
-    parser.add_argument("--work", type=Path, required=True, help="a folder for the rows, and for what is being built")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for the rows and temporary files")
     parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--dim", type=int, nargs="+", default=[256, 1024], help="widths of sets that are made up")
-    parser.add_argument("--asked", type=int, default=300, help="queries that are measured")
-    parser.add_argument("--tuning", type=int, default=200, help="other queries, to choose settings with")
-    parser.add_argument("--most-minutes", type=float, default=180, help="for the whole")
-    parser.add_argument("--row-minutes", type=float, default=45, help="for a row; what would take longer is left out")
+    parser.add_argument("--dim", type=int, nargs="+", default=[256, 1024], help="widths of synthetic sets")
+    parser.add_argument("--asked", type=int, default=300, help="queries to measure")
+    parser.add_argument("--tuning", type=int, default=200, help="other queries, used to choose settings")
+    parser.add_argument("--most-minutes", type=float, default=180, help="time limit in total")
+    parser.add_argument("--row-minutes", type=float, default=45, help="time limit per row; longer ones are skipped")
     parser.add_argument("--half", action="store_true", help="round items to float16")
     parser.add_argument("--only", nargs="+", help="parts of contenders' names")
-    parser.add_argument("--keep-items", action="store_true", help="leave the file of items when a size is done")
+    parser.add_argument("--keep-items", action="store_true", help="keep the file of items when a size is done")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.most_minutes

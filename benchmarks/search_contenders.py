@@ -1,4 +1,4 @@
-"""What the search benchmark compares: each is built in one process, and opened and searched in another."""
+"""The contenders of the search benchmark: each is built in one process, and opened and searched in another."""
 
 import json
 import time
@@ -13,28 +13,28 @@ from benchmarks.search_data import K_BEST, Data, recall_of
 from benchmarks.search_ours import Search, build_index, open_index
 from maxmatch import similarity, top_hits
 
-_ENOUGH = 0.99  # of the ten best of the queries for choosing settings
+_ENOUGH = 0.99  # recall@10 required when choosing settings
 _LADDER = 9
 _TUNED_WITH = 100
 
 Find = Callable[[np.ndarray, int, int], list[np.ndarray]]
-"""Queries, how many candidates, effort -> the places of each query's candidates."""
+"""Queries, number of candidates, effort -> the positions of each query's candidates."""
 
 
 class Contender(NamedTuple):
-    """Two functions. build leaves what it made in a folder; open gives the search, with the settings of a variant."""
+    """Two functions: build writes to a folder; open returns the search, with the settings of a variant."""
 
     build: Callable[[Data, Path], dict[str, Any]]
     open: Callable[[Data, Path, str], Search]
     variants: tuple[str, ...] = ("",)
     most: int | None = None
-    """Items up to which it is compared."""
+    """The maximum number of items."""
     server: bool = False
     """Whether it needs a Milvus server, whose address is in the folder."""
     in_memory: bool = False
-    """Whether it holds all vectors in memory, so that this grows with the items."""
+    """Whether it holds all vectors in memory, so that memory grows with the items."""
     gpu: bool = False
-    """Whether it needs one."""
+    """Whether it needs a GPU."""
 
 
 def _index(engine: str, most: int | None = None, **options: Any) -> Contender:
@@ -69,7 +69,7 @@ def _precision(data: Data) -> torch.dtype:
 
 
 def _faiss(description: str, most: int | None = None) -> Contender:
-    """FAISS on the flattened sets, its candidates scored exactly. As many as it takes for a recall of .99."""
+    """FAISS on the flattened sets, with exact scores for as many candidates as a recall of .99 needs."""
 
     def build(data: Data, folder: Path) -> dict[str, Any]:
         import faiss
@@ -110,7 +110,7 @@ def _find(index: Any) -> Find:
 
 
 def _build_maxsim(data: Data, folder: Path) -> dict[str, Any]:
-    """LanceDB's own search of many vectors an item (MaxSim), its candidates scored exactly."""
+    """LanceDB's own multi-vector search (MaxSim), with exact scores for its candidates."""
     import lancedb
     import pyarrow as pa
     from lancedb.index import IvfPq
@@ -146,7 +146,7 @@ def _find_maxsim(folder: Path) -> Find:
 
 
 def _choose(data: Data, folder: Path, find: Find) -> dict[str, Any]:
-    """The least costly settings that find enough, each twice as costly as the one before, and a note of them."""
+    """The cheapest settings that reach the recall, each twice as costly as the one before, and a note of them."""
     queries, truth = data.tuning[:_TUNED_WITH], data.tuning_truth[:_TUNED_WITH]
     items = data.mapped()
     for step in range(_LADDER):
@@ -171,7 +171,7 @@ def _rerank(query: np.ndarray, places: np.ndarray, items: np.ndarray) -> list[in
     return [int(places[place]) for place in scores.topk(min(K_BEST, len(places))).indices]
 
 
-CONTENDERS: dict[str, Contender] = {  # in the order in which they are run: what matters most comes first
+CONTENDERS: dict[str, Contender] = {  # in the order in which they run: the most important first
     "top_hits on a memory map": Contender(lambda data, folder: {}, _open_map),
     "top_hits on a GPU": Contender(lambda data, folder: {}, _open_on_gpu, gpu=True),
     "SetIndex, LanceDB IVF_RQ": _index("lance"),

@@ -1,4 +1,4 @@
-"""What one size of the search benchmark is done on: items in a file, queries, and what is truly best."""
+"""The data of one size of the search benchmark: items in a file, queries, and the exact answers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from maxmatch.core.files import whole, write_whole
 K_BEST = 10
 ITEMS = "items"
 _CHUNK = 20_000
-_CHECKED = (5, 2000)  # queries and items that the exact answers are compared on with a search of all permutations
+_CHECKED = (5, 2000)  # queries and items for checking the exact answers by a search of all permutations
 
 
 @dataclass(frozen=True)
 class Data:
-    """Items in a file (n, K, D); queries that are measured, others to choose settings with; the ten best."""
+    """Items in a file (n, K, D); queries to measure, others to choose settings with; the ten best."""
 
     folder: Path
     items: int
@@ -32,8 +32,9 @@ class Data:
     tuning_truth: np.ndarray
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The items in pieces, as float32, with the place of the first: read, not mapped, so that memory is what an
-        index takes.
+        """The items in chunks, as float32, with the position of the first.
+
+        They are read, not mapped, so that the memory measured is that of the index.
         """
         size, width = self.queries.shape[1:]
         with (self.folder / ITEMS).open("rb") as file:
@@ -48,7 +49,7 @@ class Data:
 
 
 def prepare(folder: Path, source: Source, items: int, queries: int, tuning: int, dtype: np.dtype) -> str:
-    """Write the items, and the exact answers, unless they are there. What they are, in words."""
+    """Write the items and the exact answers unless they exist. Returns a description of them."""
     if not (folder / ITEMS).exists():
         with whole(folder / ITEMS) as file:
             for begin in range(0, items, _CHUNK):
@@ -88,13 +89,13 @@ def load(folder: Path, items: int) -> Data:
 
 
 def recall_of(found: list[list[int]], truth: np.ndarray) -> float:
-    """The share of the truly best that were found."""
+    """The share of the exact answers that were found."""
     shares = [len(set(mine) & set(true)) / len(true) for mine, true in zip(found, truth.tolist(), strict=True)]
     return float(np.mean(shares))
 
 
 def _check(asked: np.ndarray, items: np.ndarray, truth: np.ndarray, scores: np.ndarray) -> None:
-    """The answers against the best of all permutations: the scores of those found, and that no other item is better."""
+    """Check the answers with all permutations: the scores of the hits, and that no other item is better."""
     count, others = _CHECKED
     some = np.sort(np.random.default_rng(7).permutation(len(items))[:others])
     for query, found, claimed in zip(asked[:count], truth, scores, strict=False):

@@ -1,4 +1,4 @@
-"""A Milvus server for the search benchmark: PyPI's `milvus`, its data in a folder, its program unpacked once."""
+"""A Milvus server for the search benchmark: PyPI's `milvus`, with its data in a folder, unpacked once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,18 +7,19 @@ from pathlib import Path
 from benchmarks.search_ours import MILVUS, PROCESS
 
 _SETTINGS = {
-    "common.session.ttl": "10",  # s until a server that was killed is taken for gone, before which none starts: else 30
+    "common.session.ttl": "10",  # seconds until a killed server counts as gone; no other starts before. Default: 30
     "log.level": "warn",
-    # Not a whole path: 2.3.5 would take the files of vectors themselves for its cache of them, which it deletes. An
-    # index that does not hold the vectors (IVF_SQ8) had lost them when the server was started again.
+    # Not an absolute path: 2.3.5 would mistake the vector files for its cache of them, which it deletes. An index that
+    # does not contain the vectors (IVF_SQ8) then lost them at the next start of the server.
     "localStorage.path": "data",
 }
 
 
 @contextmanager
 def running(folder: Path, program: Path) -> Iterator[int]:
-    """Start it on the data in the folder, or on none; its address is noted there. Gives the number of its process. The
-    program, 246 MB, is unpacked to a folder where the next one finds it.
+    """Start a server on the data in the folder, if any, and write its address there. Yields its process id.
+
+    The program, 246 MB, is unpacked to a folder that later servers reuse.
     """
     from milvus import MilvusServer, MilvusServerConfig
 
@@ -37,7 +38,7 @@ def running(folder: Path, program: Path) -> Iterator[int]:
         yield server.server_proc.pid
     finally:
         if server.server_proc is not None:
-            server.server_proc.kill()  # its own `stop` waits three seconds and no longer; nothing is lost either way
+            server.server_proc.kill()  # its own `stop` waits only three seconds; nothing is lost either way
             server.server_proc.wait()
             server.server_proc = None
 

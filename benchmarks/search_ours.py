@@ -1,4 +1,4 @@
-"""SetIndex in the search benchmark: built, its exact search compared with the truth, its settings noted."""
+"""SetIndex in the search benchmark: build it, compare its exact search with the answers, and note its settings."""
 
 import json
 import time
@@ -17,15 +17,15 @@ from maxmatch.search.index_folder import read_manifest, write_manifest
 
 Search = Callable[[np.ndarray], list[list[int]]]
 MILVUS = "milvus.txt"
-"""The file beside a contender's folder that holds the address of the server."""
+"""The file next to a contender's folder that holds the address of the server."""
 PROCESS = "milvus.pid"
-"""And the number of its process."""
+"""The file that holds the process id of the server."""
 _COMPARED = 5  # queries
-_MOST_OVER_NETWORK = 100_000  # items of a Milvus server that are brought here for an exact search
+_MOST_OVER_NETWORK = 100_000  # the most items to transfer from a Milvus server for an exact search
 
 
 def build_index(data: Data, folder: Path, engine: str, **options: Any) -> dict[str, Any]:
-    """The index, as it is after `compact`; then the settings that `verify` finds with real queries."""
+    """Build and compact the index, then let `verify` find settings with real queries."""
     size, width = data.queries.shape[1:]
     if engine == "milvus":
         uri = (folder.parent / MILVUS).read_text()
@@ -39,7 +39,8 @@ def build_index(data: Data, folder: Path, engine: str, **options: Any) -> dict[s
     facts: dict[str, Any] = {"stored_s": stored, "build_s": time.perf_counter() - begin}
     if isinstance(index.engine, LanceEngine):
         facts["disk_before_cleaning_mb"] = _megabytes(folder)
-        with warnings.catch_warnings(action="ignore"):  # nobody else reads; `compact` waits ten minutes
+        # `compact` keeps files ten minutes for other readers; there are none here.
+        with warnings.catch_warnings(action="ignore"):
             index.engine.table.optimize(cleanup_older_than=timedelta(0))
     facts["exact"] = _compare(index, data)
     if index.engine.approximate:
@@ -57,9 +58,9 @@ def build_index(data: Data, folder: Path, engine: str, **options: Any) -> dict[s
 
 
 def open_index(data: Data, folder: Path, variant: str) -> Search:
-    """Opened anew, with one of the settings noted."""
+    """Open it again with one of the noted settings."""
     server = folder.parent / MILVUS
-    if server.exists():  # started anew, perhaps at another address
+    if server.exists():  # restarted, perhaps at another address
         manifest = read_manifest(folder / "index")
         settings = {**manifest.settings, "uri": server.read_text()}
         write_manifest(folder / "index", manifest.model_copy(update={"settings": settings}))
@@ -74,7 +75,7 @@ def open_index(data: Data, folder: Path, variant: str) -> Search:
 
 
 def _compare(index: SetIndex, data: Data) -> str:
-    """That the exact search is the truth: scores at each place, ids wherever scores are not equal but for rounding."""
+    """Check the exact search: the score at each position, and ids unless scores are equal up to rounding."""
     if index.manifest.engine == "milvus" and data.items > _MOST_OVER_NETWORK:
         return f"not compared: over {_MOST_OVER_NETWORK:,} items would come over the network"
     tolerance = 1e-5 if index.manifest.dtype == "float32" else 2e-3

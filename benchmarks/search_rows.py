@@ -1,6 +1,6 @@
-"""One row of the search benchmark: built in one process and searched in another, whose memory is watched from here.
+"""One row of the search benchmark: built in one process and searched in another, whose memory is measured here.
 
-`python -m benchmarks.search_rows build|serve NAME ITEMS DATA FOLDER [VARIANT]` is what runs in those processes.
+Those processes run `python -m benchmarks.search_rows build|serve NAME ITEMS DATA FOLDER [VARIANT]`.
 """
 
 import json
@@ -21,17 +21,17 @@ from benchmarks.search_ours import PROCESS
 _SINGLE = 100
 _WARM = 10
 _ENOUGH_SECONDS = 60.0
-_AT_ONCE_SECONDS = 3.0  # a batch is repeated until so much time has gone
+_AT_ONCE_SECONDS = 3.0  # a batch is repeated until this much time has passed
 _LOOK_SECONDS = 0.02
 _PEAKS = {"VmHWM": "peak_mb", "RssAnon": "anon_mb"}
 
 
 class TooLong(Exception):
-    """A process that was stopped at the bound."""
+    """A process was stopped at the time limit."""
 
 
 def run_row(name: str, items: int, data: Path, folder: Path, seconds: float) -> dict[str, dict[str, Any]]:
-    """What each variant of a contender took, in that bound of time; what was built is deleted."""
+    """Measure each variant of a contender within the time limit, then delete what was built."""
     from benchmarks.search_contenders import CONTENDERS
     from benchmarks.search_milvus import running, stored
 
@@ -50,7 +50,7 @@ def run_row(name: str, items: int, data: Path, folder: Path, seconds: float) -> 
         built["disk_mb"] = _megabytes(stored(folder) if contender.server else work)
         rows = {}
         for variant in contender.variants:
-            # A server is started anew, so that it holds what it takes to search and nothing of the building.
+            # Restart the server so that its memory is that of searching, without leftovers from building.
             with running(folder, program) if contender.server else nullcontext() as server:
                 served, memory = _in_own_process(["serve", *arguments, variant], deadline, server)
             settings = built.get("settings", {}).get(variant, "")
@@ -64,7 +64,7 @@ def run_row(name: str, items: int, data: Path, folder: Path, seconds: float) -> 
 def _in_own_process(
     arguments: list[str], deadline: float, server: int | None
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What it printed last, and the most memory it took; where a server holds the index, the server's, and its own."""
+    """The last line printed and the peak memory; if a server holds the index, that of the server and of the process."""
     command = [sys.executable, "-m", "benchmarks.search_rows", *arguments]
     own: dict[str, float] = {}
     held: dict[str, float] = {}
@@ -88,7 +88,7 @@ def _in_own_process(
 def _look(process: int | str, peaks: dict[str, float]) -> None:
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return
     for line in lines:
         name, _, value = line.partition(":")
@@ -101,8 +101,9 @@ def _megabytes(folder: Path) -> float:
 
 
 def _measure(search: Any, data: Data, server: Path) -> dict[str, float]:
-    """One query after the other, then all at once. CPU time is that of this process and the server, which the load of
-    other processes hardly changes.
+    """Measure one query after the other, then all at once.
+
+    CPU time is that of this process and the server, which the load of other processes hardly changes.
     """
     queries, warm = data.queries, data.tuning
     search(warm[:1])
@@ -140,7 +141,7 @@ def _measure(search: Any, data: Data, server: Path) -> dict[str, float]:
 
 
 def _cpu_seconds(server: Path) -> float:
-    """Of this process, and of the server whose number is in the file, if it is there."""
+    """CPU time of this process, and of the server whose process id is in the file, if the file exists."""
     used = time.process_time()
     if server.exists():
         fields = Path(f"/proc/{server.read_text()}/stat").read_text().rpartition(")")[2].split()

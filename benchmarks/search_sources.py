@@ -1,4 +1,4 @@
-"""Any number of sets for the search benchmark: real ones tiled and perturbed, or made up with a like structure."""
+"""Any number of sets for the search benchmark: real ones tiled and perturbed, or synthetic ones like them."""
 
 from pathlib import Path
 from typing import Protocol
@@ -11,23 +11,25 @@ _HALVINGS = 30
 
 
 class Source(Protocol):
-    """Items by their place, and queries that look for such items."""
+    """Items by position, and queries that search for such items."""
 
     size: int
     width: int
     title: str
 
     def items(self, begin: int, count: int) -> np.ndarray:
-        """Items (count, K, D) from that place on; the same for the same arguments."""
+        """Items (count, K, D) from that position on; the same for the same arguments."""
 
     def queries(self, count: int, items: int) -> np.ndarray:
         """Queries (count, K, D) for the first `items` of the items."""
 
 
 class Tiled:
-    """Real sets, again and again. The first round is the sets as they are; every later copy of x is moved in a
-    direction in which the data themselves differ, x + a·(u − v) with two others drawn at random, and its vectors made
-    unit vectors again. a: so that a copy is as near to its original as an image is to its nearest other one (medians).
+    """Real sets, repeated. The first round is the sets themselves.
+
+    Every later copy of x is moved in a direction in which the data themselves differ, x + a·(u − v) with two other sets
+    drawn at random, and normalised again. a is such that a copy is as near to its original as an image is to its
+    nearest neighbour (medians).
     """
 
     def __init__(self, sets: Path, queries: Path | None) -> None:
@@ -45,7 +47,7 @@ class Tiled:
         )
 
     def items(self, begin: int, count: int) -> np.ndarray:
-        """Copies of the sets in their order."""
+        """Copies of the sets in order."""
         places = np.arange(begin, begin + count)
         copies = self._moved(places % len(self.sets), self.step, np.random.default_rng([2, begin]))
         first = self.sets[begin : begin + count]
@@ -53,7 +55,7 @@ class Tiled:
         return copies
 
     def queries(self, count: int, items: int) -> np.ndarray:
-        """The real ones, drawn at random; without any, other copies of items."""
+        """Real queries drawn at random; without any, other copies of items."""
         random = np.random.default_rng(3)
         if self.asked is None:
             return self._moved(random.choice(min(items, len(self.sets)), count), self.step, random)
@@ -91,7 +93,7 @@ class Tiled:
 
 
 class Made:
-    """Every item has a latent point, near one of many centres; each slot sees it through a map of its own."""
+    """Every item has a latent point near one of many centres; each slot sees it through its own linear map."""
 
     title = "made up"
 
@@ -104,17 +106,17 @@ class Made:
         self.centres = random.normal(size=(max(50, items // 200), _LATENT)).astype(np.float32)
 
     def items(self, begin: int, count: int) -> np.ndarray:
-        """Each near its point."""
+        """Sets near their latent points."""
         return self._sets(self._points(begin, count), np.random.default_rng([2, begin]), 0.4)
 
     def queries(self, count: int, items: int) -> np.ndarray:
-        """Further from the points of some items."""
+        """Sets further away from the latent points of some items."""
         places = np.random.default_rng(0).choice(items, count, replace=False)
         points = np.concatenate([self._points(int(place), 1) for place in places])
         return self._sets(points, np.random.default_rng(3), 0.8)
 
     def _points(self, begin: int, count: int) -> np.ndarray:
-        """Of each place by itself, so that a query can be made of one."""
+        """The latent point of each position on its own, so that a query can be made from one item."""
         noise = [np.random.default_rng([4, place]).normal(size=_LATENT) for place in range(begin, begin + count)]
         order = np.random.default_rng(5).permutation(len(self.centres))
         centres = order[np.arange(begin, begin + count) % len(self.centres)]
@@ -129,7 +131,7 @@ class Made:
 
 
 def read_sets(path: Path) -> np.ndarray:
-    """Sets (n, K, D) of a .npy, or of the shards that `maxmatch encode` wrote to a folder, as unit vectors, float32."""
+    """Sets (n, K, D) from a .npy file or from the shards of `maxmatch encode`, as float32 unit vectors."""
     if path.is_dir():
         from safetensors.numpy import load_file
 

@@ -1,4 +1,4 @@
-"""The rows of the search benchmark as Markdown: `python -m benchmarks.search_table FOLDER`."""
+"""Print the rows of the search benchmark as Markdown: `python -m benchmarks.search_table FOLDER`."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ _HEADS = (
 
 
 def table(work: Path) -> str:
-    """All rows that are there, a table for each width and size."""
+    """All existing rows, one table per width and size."""
     sizes: dict[tuple[int, int], dict[str, Any]] = {}
     for path in work.glob("*/*.json"):
         facts = json.loads(path.read_text())

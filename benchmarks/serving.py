@@ -1,15 +1,15 @@
-"""How long people wait: for a server that many ask at once, and for a folder of photos.
+"""Measure how long users wait: with many concurrent clients of a server, and for a folder of photos.
 
     python -m benchmarks.serving [--model FOLDER] [--seconds 60] [--items 10000] [--clients 32] [--photos 1000]
 
-Under load: two servers in processes of their own, one that answers queries together and one that answers each alone,
-get the same queries in turns, so that both meet the same noise. No two queries are the same: nothing is answered from
-memory. First both must give the same answers. Then what one person sees (`benchmarks.photo_search`): the first and the
-second `maxmatch search` in a folder of photos, and the same folder served.
+Under load: two servers in separate processes, one that batches queries and one that answers them one by one, get the
+same queries in turns, so that both see the same noise. No two queries are the same, so no cache answers them.
+First both must give the same answers. Then what one user sees (`benchmarks.photo_search`): the first and the second
+`maxmatch search` in a folder of photos, and a server of such a folder.
 
-The clients share the cores with the server and cost about a twentieth of it. Wants two quiet cores, 3 GB of memory,
-300 MB of disk and about five minutes; without --model the model that ships. cpu_ms is the processor's time, which other
-work on the machine changes little.
+The clients share the cores with the server and cost about a twentieth of it. Needs two quiet cores, 3 GB of memory,
+300 MB of disk and about five minutes. Without --model, the model that ships is used. cpu_ms is CPU time, which other
+load on the machine hardly changes.
 """
 
 import argparse
@@ -43,7 +43,7 @@ ROUNDS = 6
 
 @dataclass
 class Tally:
-    """What the clients of one server saw."""
+    """What the clients of one server measured."""
 
     seconds: list[float] = field(default_factory=list)
     errors: int = 0
@@ -53,7 +53,7 @@ class Tally:
 
 
 def make_index(folder: Path, model: SetEncoder, items: int, engine: str) -> None:
-    """Sets near those of texts: as pictures would be of which the texts speak."""
+    """Sets near those of texts, like images that the texts describe."""
     generator = torch.Generator().manual_seed(0)
     size = model.set_sizes["image"]
     index = SetIndex.create(folder, dim=model.dim, set_size=size, model=model, engine=engine)
@@ -72,7 +72,7 @@ def make_index(folder: Path, model: SetEncoder, items: int, engine: str) -> None
 
 
 def serve(folder: Path, model: str, batch: int, port: "multiprocessing.queues.Queue[int]") -> None:
-    """One server, until it is told to stop."""
+    """Run one server until it is told to stop."""
     import uvicorn
 
     from maxmatch.server.app import create_app
@@ -92,7 +92,7 @@ def serve(folder: Path, model: str, batch: int, port: "multiprocessing.queues.Qu
 
 
 def queries(seed: int) -> Any:
-    """Texts without end, no two the same."""
+    """An endless stream of texts, no two the same."""
     generator, words = random.Random(seed), WORDS.split()
     number = 0
     while True:
@@ -101,7 +101,7 @@ def queries(seed: int) -> Any:
 
 
 async def load(port: int, clients: int, seconds: float, seed: int, tally: Tally) -> None:
-    """So many clients that ask one query after the other."""
+    """Concurrent clients, each sending one query after the other."""
     end = time.perf_counter() + seconds
 
     async def client(texts: Any) -> None:
@@ -121,7 +121,7 @@ async def load(port: int, clients: int, seconds: float, seed: int, tally: Tally)
 async def ask(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], port: int, text: str
 ) -> tuple[int, list[Any]]:
-    """The status and the hits. By hand: a client of a library would take as much of the two cores as the server."""
+    """The status and the hits. By hand: a library's client would take as much of the two cores as the server."""
     reader, writer = streams
     path = f"/api/v1/search?{urlencode({'q': text, 'k': 20})}"
     writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
@@ -138,13 +138,13 @@ def memory(process: int) -> float:
 
 
 def cpu_seconds(process: int) -> float:
-    """The processor's time that a process has taken, all threads together."""
+    """CPU time of a process, all threads together."""
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def same_answers(ports: list[int]) -> None:
-    """Both servers find the same, whether they are asked one by one or many at once."""
+    """Check that both servers return the same hits, for single queries and for many at once."""
     texts = list(itertools.islice(queries(0), 20))
     expected: list[set[str]] = []
     for port in ports:
@@ -159,7 +159,7 @@ async def same_answers(ports: list[int]) -> None:
 
 
 def report(tallies: dict[str, Tally]) -> dict[str, Any]:
-    """The numbers of both, and their ratio."""
+    """The numbers of both servers, and their ratio."""
     table: dict[str, Any] = {}
     for name, tally in tallies.items():
         p50, p95, p99 = (1000 * np.percentile(tally.seconds, q) for q in (50, 95, 99))
@@ -180,13 +180,13 @@ def report(tallies: dict[str, Tally]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=SHIPPED, help="a checkpoint's folder")
+    parser.add_argument("--model", default=SHIPPED, help="the folder of a checkpoint")
     parser.add_argument("--items", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each of the two servers")
+    parser.add_argument("--seconds", type=float, default=60.0, help="per server")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--engine", default="lance")
-    parser.add_argument("--photos", type=int, default=1000, help="in the folder that is searched; 0: not measured")
+    parser.add_argument("--photos", type=int, default=1000, help="in the folder to search; 0 skips this part")
     given = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""Timing two things in one run, and printing what came of it."""
+"""Time several functions in one run and print the results."""
 
 import platform
 import time
@@ -12,7 +12,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was done, how long it took, and that as a multiple of the baseline."""
+    """One line of the table: what ran, how long it took, and its ratio to the baseline."""
 
     what: str
     ms: float
@@ -22,7 +22,7 @@ class Row:
 
 
 def describe_machine() -> str:
-    """The versions and devices the numbers belong to."""
+    """The versions and devices that the numbers belong to."""
     parts = [
         f"Python {platform.python_version()}",
         f"torch {torch.__version__}",
@@ -36,7 +36,7 @@ def describe_machine() -> str:
 
 
 def time_each(works: list[Work], repeats: int = 7) -> list[list[float]]:
-    """Milliseconds of each work, taken in turns so that a slow moment of the machine falls on all of them."""
+    """Milliseconds of each function, interleaved so that a slow moment of the machine affects all of them."""
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
@@ -63,7 +63,7 @@ def _one(work: Work) -> float:
 def rows_against(
     baseline: Work, named: Mapping[str, tuple[Work, float | None]], title: str, repeats: int = 7
 ) -> list[Row]:
-    """A row for the baseline and one for each work: the best of its runs, since a busy machine only ever adds."""
+    """One row for the baseline and one per function: its best run, since a busy machine only adds time."""
     base, *others = time_each([baseline, *(work for work, _ in named.values())], repeats)
     rows = [Row(title, min(base), 1.0)]
     for (what, (_, goal)), times in zip(named.items(), others, strict=True):

@@ -1,7 +1,7 @@
-"""A step of the paper's recipes on generated data of Flickr30k's size: `python -m benchmarks.training [RECIPE …]`.
+"""Time a step of the paper's recipes on generated data of Flickr30k's size: `python -m benchmarks.training [RECIPE …]`.
 
-Milliseconds a step with feeding, its floor (operations of all matrix products over the rate of a large one), memory,
-and what the whole run then takes. Before it is timed, the recorded step is checked against the plain one.
+Prints milliseconds per step including data loading, the lower bound (operations of all matrix products divided by the
+rate of a large one), memory, and the time of the whole run. The recorded step is first compared with the plain one.
 """
 
 import sys
@@ -36,7 +36,7 @@ _PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"p{i}" for i in rang
 
 
 class _Features(Sequence[Any]):
-    """Random features of many images, some of them over and over: what they are does not change the speed."""
+    """Random features of many images, some of them repeated; the values do not change the speed."""
 
     def __init__(self, count: int, kinds: int = 256) -> None:
         self._kinds = np.random.default_rng(0).normal(size=(kinds, 36, 2048)).astype(np.float16)
@@ -54,7 +54,7 @@ class _Features(Sequence[Any]):
 
 
 def _captions(count: int) -> list[str]:
-    """Captions as long as Flickr30k's: 12.3 words, give or take 5.2, the longest some 40 in a batch."""
+    """Captions as long as Flickr30k's: 12.3 ± 5.2 words, the longest about 40 in a batch."""
     generator = np.random.default_rng(1)
     lengths = np.clip(generator.normal(12.3, 5.2, count).round(), 3, 70).astype(int)
     lengths[generator.random(count) < 0.002] = 38
@@ -82,7 +82,7 @@ def _model(recipe: Recipe) -> SetEncoder:
 
 
 def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> Iterator[Batch]:
-    """Batches of the recipe, without end; where the model sees pixels, random ones in place of the features."""
+    """An endless stream of batches of the recipe; random pixels instead of features if the model reads images."""
     readers = {"image": FeatureReader(2048), "text": model.tower("text").reader}
     share = recipe.train.size_augmentation
     feed = ResidentFeed(split, readers, device, drop=dict.fromkeys(readers, share) if share else None)
@@ -111,7 +111,7 @@ def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[T
 def measure(name: str, images: int, steps: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     recipe = load_recipe(name)
-    epoch = recipe.train.epochs // 2  # past every schedule that holds at the beginning
+    epoch = recipe.train.epochs // 2  # past every schedule of the first epochs
     split = _split(images)
     model = _model(recipe).to(device).train()
     list(freeze_for(model, recipe.train, epoch))
@@ -127,10 +127,10 @@ def measure(name: str, images: int, steps: int) -> None:
         _check_recording(recipe, _split(2 * recipe.train.batch_size), device, epoch)
         ways["recorded"] = RecordedSteps(step)
     print(f"\n{name}: batches of {recipe.train.batch_size} images, {CAPTIONS * recipe.train.batch_size} captions; "
-          f"floor {floor:.2f} ms")  # fmt: skip
+          f"lower bound {floor:.2f} ms")  # fmt: skip
     for way, function in ways.items():
         started = time.perf_counter()
-        for seed in range(16 if device == "cuda" else 1):  # each shape is recorded the fourth time it comes
+        for seed in range(16 if device == "cuda" else 1):  # each shape is recorded the fourth time it occurs
             set_learning_rates(adam, recipe.train, seed, 145)
             function(next(batches), seed)
         _wait(device)
@@ -143,13 +143,13 @@ def measure(name: str, images: int, steps: int) -> None:
         took = (time.perf_counter() - started) / steps * 1e3
         memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
         whole = took / 1e3 * recipe.train.epochs * -(-images // recipe.train.batch_size) / 60
-        print(f"  {way:<20}{took:9.2f} ms a step = {took / floor:5.1f} × floor, {memory:6.1f} GiB, "
+        print(f"  {way:<20}{took:9.2f} ms per step = {took / floor:5.1f} × lower bound, {memory:6.1f} GiB, "
               f"{whole:7.1f} min for {recipe.train.epochs} epochs (first steps {warm:.1f} s, loss {terms.total:.3f})",
               flush=True)  # fmt: skip
 
 
 def _check_recording(recipe: Recipe, split: Split, device: str, epoch: int) -> None:
-    """Six steps of two equal models on equal batches, one recorded and one not, must have the same losses."""
+    """Check that six steps of two equal models on equal batches, one recorded, have the same losses."""
     losses = []
     for record in (False, True):
         model = _model(recipe).to(device).train()

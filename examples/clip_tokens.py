@@ -1,14 +1,15 @@
-"""The matching on the tokens of a CLIP model: patches of a picture against words of a text.
+"""Match the tokens of a CLIP model: patches of an image with words of a text.
 
-    python examples/clip_tokens.py                                   # a tiny random CLIP: how it goes, nothing fetched
+    python examples/clip_tokens.py                                   # a tiny random CLIP; nothing is downloaded
     python examples/clip_tokens.py --model openai/clip-vit-base-patch32 "two dogs in the snow" *.jpg
 
-The recipe: take the tokens of both sides from the last layer, through CLIP's own norms and projections, into its shared
-space (49 patches of a picture, up to 77 tokens of a text). A matching is exact for at most 16 vectors a set, so cluster
-them into K: patches of sky, say, become one vector. Then compare sets as always.
+Take the tokens of both sides from the last layer and map them through CLIP's own norms and projections into its shared
+space (49 patches of an image, up to 77 tokens of a text). Matching is exact for at most 16 vectors per set, so cluster
+the tokens into K vectors: patches of sky, for example, become one vector. Then compare the sets as usual.
 
-CLIP learned from one pooled vector a side; its tokens are close to that, but were never compared with each other. Take
-this as where training with `maxmatch.losses` starts, not as a better CLIP: both functions below pass gradients on.
+CLIP was trained with one pooled vector per side. Its tokens are close to that vector but were never compared with each
+other. So this is a starting point for training with `maxmatch.losses`, not a better CLIP. Both functions below pass
+gradients on.
 """
 
 import argparse
@@ -33,27 +34,27 @@ _SPECIAL = {"bos": "[CLS]", "eos": "[SEP]", "pad": "[PAD]"}
 
 
 class TokenSets(NamedTuple):
-    """Up to K unit vectors an item, and which of them are real."""
+    """Up to K unit vectors per item, and which of them are real."""
 
     vectors: Tensor
     mask: Tensor
 
 
 def image_sets(model: Any, pixels: Tensor, size: int) -> TokenSets:
-    """Pictures (B, 3, H, W) -> sets. The first token stands for the whole picture, the others for its patches."""
+    """Images (B, 3, H, W) -> sets. The first token represents the whole image, the others its patches."""
     patches = model.vision_model(pixel_values=pixels).last_hidden_state[:, 1:]
     tokens = model.visual_projection(model.vision_model.post_layernorm(patches))
     return TokenSets(*cluster_tokens(tokens, size))
 
 
 def text_sets(model: Any, ids: Tensor, mask: Tensor, size: int) -> TokenSets:
-    """Token ids (B, N) -> sets. A token sees those before it: the first is the same in all texts and is left out."""
+    """Token ids (B, N) -> sets. A token sees those before it: the first is the same in all texts and is dropped."""
     tokens = model.text_projection(model.text_model(input_ids=ids, attention_mask=mask.long()).last_hidden_state)
     return TokenSets(*cluster_tokens(tokens[:, 1:], size, mask[:, 1:]))
 
 
 def tiny_clip(texts: Sequence[str]) -> tuple[Any, Any]:
-    """A CLIP of random weights that knows the words of some texts, and its tokenizer."""
+    """A CLIP with random weights that knows the words of some texts, and its tokenizer."""
     tokenizer = train_wordpiece_tokenizer(texts, vocabulary_size=120, max_length=16)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     text: dict[str, Any] = {**small, "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 16}
@@ -63,12 +64,12 @@ def tiny_clip(texts: Sequence[str]) -> tuple[Any, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rank pictures for a text."""
+    """Rank images for a text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", default="a red circle above a blue star")
-    parser.add_argument("pictures", nargs="*", help="files; without any, four generated ones")
-    parser.add_argument("--model", help="a CLIP on the Hugging Face Hub, or its folder; without it, a tiny random one")
-    parser.add_argument("--size", type=int, default=8, help="K, vectors a set: at most 16, and fast up to 8")
+    parser.add_argument("pictures", nargs="*", help="image files; default: four generated ones")
+    parser.add_argument("--model", help="a CLIP on the Hugging Face Hub, or its folder; default: a tiny random one")
+    parser.add_argument("--size", type=int, default=8, help="K, vectors per set: at most 16, and fast up to 8")
     chosen = parser.parse_args(arguments)
     torch.manual_seed(0)
     if chosen.model is None:

@@ -1,9 +1,9 @@
-"""An encoder of your own for pictures, in a model with the package's own for texts.
+"""Your own image encoder, in a model with one of the package's text encoders.
 
-    python examples/own_encoder.py                      # seconds; the weights are random, training is another example
+    python examples/own_encoder.py                      # seconds; the weights are random
 
-An encoder is any module with two widths that makes `Features` of inputs and a mask. A tower is an encoder, a head that
-makes the sets, and a reader that turns what a user holds into inputs. `three_modalities.py` trains such a tower.
+An encoder is any module with two widths that turns inputs and a mask into `Features`. A tower is an encoder, a head
+that makes the sets, and a reader that turns the user's items into inputs. `three_modalities.py` trains such a tower.
 """
 
 import sys
@@ -27,25 +27,25 @@ WIDTH, SIDE, PATCH = 64, 96, 16
 
 
 class PatchEncoder(nn.Module):
-    """A picture cut into patches, each through a small network."""
+    """Cuts an image into patches and runs each through a small network."""
 
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
-        self.local_width = self.width = width  # of the local features, and of the global one
+        self.local_width = self.width = width  # widths of the local features and of the global one
         self.network = nn.Sequential(nn.Conv2d(3, width, patch, patch), nn.GELU(), nn.Conv2d(width, width, 1))
 
     def forward(self, pixels: Tensor, mask: Tensor | None = None) -> Features:
-        """Local features: the patches. Global feature: their mean. With a grid, `look` shows where slots look."""
+        """Local features: the patches. Global feature: their mean. The grid lets `look` show where slots look."""
         cells = self.network(pixels)
         rows, columns = cells.shape[2:]
         local = cells.flatten(2).transpose(1, 2)
-        real = torch.ones(local.shape[:2], dtype=torch.bool, device=local.device)  # no picture has padding
+        real = torch.ones(local.shape[:2], dtype=torch.bool, device=local.device)  # images have no padding
         positions = grid_positions(rows, columns, self.width, local.device, local.dtype).expand_as(local)
         return Features(local, real, masked_mean(local, real), positions, (rows, columns))
 
 
 def build(captions: list[str]) -> SetEncoder:
-    """Two towers with heads alike."""
+    """Two towers with the same kind of head."""
     torch.manual_seed(0)
     tokenizer = word_tokenizer(captions, min_count=1)
     texts = GRUEncoder(tokenizer.get_vocab_size(), word_width=32, width=WIDTH)
@@ -64,14 +64,14 @@ def _head(local_width: int) -> SetHead:
 
 
 def main() -> int:
-    """Encode, compare, look. (`save_pretrained` writes the package's own encoders: keep yours by its state_dict.)"""
+    """Encode, compare and look. (`save_pretrained` supports only the package's encoders; save a state_dict.)"""
     captions = ["a red square", "something blue"]
     pictures = [Image.new("RGB", (120, 100), colour) for colour in ("red", "blue", "green")]
     model = build(captions)
     images, texts = model.encode_images(pictures), model.encode_texts(captions)
-    print("sets of pictures", tuple(images.shape), "and of texts", tuple(texts.shape))
+    print("image sets", tuple(images.shape), "and text sets", tuple(texts.shape))
     print("scores\n", model.similarity(images, texts))
-    print("where each of the four vectors of a picture looked", tuple(model.look("image", pictures[0]).attention.shape))
+    print("where each of the four vectors of an image looked", tuple(model.look("image", pictures[0]).attention.shape))
     return 0
 
 

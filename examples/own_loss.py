@@ -1,9 +1,9 @@
-"""A loss of your own: scores by any similarity, terms from `maxmatch.losses`, and one that you write.
+"""Your own loss: scores by any similarity, terms from `maxmatch.losses`, and a term that you write.
 
     python examples/own_loss.py                         # seconds
 
-Each pair shares four hidden vectors, which each side sees through its own matrix, in its own order and with noise. Two
-linear maps learn to undo that, and pairs that were not seen find each other.
+The two sides of a pair share four hidden vectors. Each side sees them through its own matrix, in its own order and with
+noise. Two linear maps learn to undo that, so that unseen pairs find each other.
 """
 
 import argparse
@@ -20,7 +20,7 @@ WIDTH = 16
 
 
 def made_pairs(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two views (count, 4, WIDTH) of the same hidden vectors; the second has them in another order each time."""
+    """Two views (count, 4, WIDTH) of the same hidden vectors, in a different order in each item of the second."""
     rng, views = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(0)
     hidden = torch.randn(count, 4, WIDTH, generator=rng)
     order = torch.rand(count, 4, generator=rng).argsort(1)
@@ -33,12 +33,12 @@ def made_pairs(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def spread(sets: Tensor) -> Tensor:
-    """A term of one's own: all vectors of a batch should use all of the space, so their mean should be near 0."""
+    """Your own term: the vectors of a batch should use the whole space, so their mean should be near 0."""
     return sets.mean((0, 1)).square().sum()
 
 
 def my_loss(a: Tensor, b: Tensor) -> Tensor:
-    """Item i of one side belongs to item i of the other; `positive` may just as well have several in a row."""
+    """Item i of one side belongs to item i of the other; `positive` may also have several true values per row."""
     scores = similarity.maxmatch(a, b)  # or smooth_chamfer, mil, …, or your own function of two batches of sets
     positive = torch.eye(len(a), dtype=torch.bool)
     ranking = losses.triplet(scores, positive, margin=0.2, negatives="semi_hard")

@@ -1,4 +1,4 @@
-"""The photos of a folder, best first for a sentence: python examples/search_photos.py FOLDER "two dogs in the snow"."""
+"""Rank the photos of a folder for a sentence: python examples/search_photos.py FOLDER "two dogs in the snow"."""
 
 import sys
 from pathlib import Path

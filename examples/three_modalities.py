@@ -1,10 +1,10 @@
-"""Pictures, captions and sounds in one space: a third modality, with an encoder of its own, added to a model of two.
+"""Images, captions and sounds in one space: add a third modality with its own encoder to a model of two.
 
     python examples/three_modalities.py                 # a few minutes on two CPU cores
 
-Each generated scene has a picture, five captions and a sound: a note for each thing from left to right, its pitch from
-the colour, its overtones from the shape, its loudness from the size, over a drone from the background. One model learns
-all three, and on scenes it has not seen each modality is asked for each other one.
+Each generated scene has an image, five captions and a sound: one note per thing from left to right, with its pitch from
+the colour, its overtones from the shape and its loudness from the size, over a drone from the background. One model
+learns all three. On unseen scenes, every modality is then used to retrieve every other one.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from maxmatch.training.step import Criterion, gradients
 PAIRS = [("image", "text"), ("image", "audio"), ("audio", "text")]
 ENOUGH = 10  # times chance, in each of the six directions
 
-RATE, NOTE, WINDOW = 8000, 1280, 256  # samples: a second, a note, what one spectrum is taken of
+RATE, NOTE, WINDOW = 8000, 1280, 256  # samples: per second, per note, per spectrum
 BANDS = WINDOW // 2  # 31 Hz each
 
 
 def sound(scene: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """The spectrogram of a scene, (frames, BANDS): the logarithm of how loud each band is, ten frames a note."""
+    """The spectrogram of a scene, (frames, BANDS): the log amplitude of each band, ten frames per note."""
     time = np.arange(NOTE) / RATE
     notes = []
     for thing in sorted(scene["things"], key=lambda thing: thing["x"]):
@@ -71,7 +71,7 @@ def with_sounds(split: Split, seed: int) -> Split:
 
 
 class SoundEncoder(nn.Module):
-    """Two convolutions over time. All that an encoder has to offer: two widths, and Features from inputs and a mask."""
+    """Two convolutions over time. An encoder needs two widths and a call from inputs and a mask to Features."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class SoundEncoder(nn.Module):
         self.layers = nn.ModuleList(nn.Conv1d(size, width, 5, stride=2, padding=2) for size in (BANDS, width))
 
     def forward(self, frames: Tensor, mask: Tensor | None = None) -> Features:
-        """Features of every fourth frame. Padding is silenced in each layer, so no clip depends on its neighbours."""
+        """Features of every fourth frame. Padding is zeroed in each layer, so no clip depends on its batch."""
         mask, hidden = mask_for(frames, mask), frames.transpose(1, 2)
         for layer in self.layers:
             hidden = nn.functional.gelu(layer(hidden.masked_fill(~mask[:, None], 0.0)))
@@ -89,7 +89,7 @@ class SoundEncoder(nn.Module):
 
 
 def three_towers(recipe: Recipe, train: Split) -> SetEncoder:
-    """The recipe's towers of pictures and texts, and one of sounds beside them."""
+    """The recipe's towers for images and texts, and one for sounds."""
     two = new_model(recipe, train, print)
     torch.manual_seed(recipe.seed)
     head = SetHead(two.dim, two.dim, set_size=4, heads=2, head_width=64)
@@ -98,7 +98,7 @@ def three_towers(recipe: Recipe, train: Split) -> SetEncoder:
 
 
 def train_model(model: SetEncoder, recipe: Recipe, train: Split) -> None:
-    """The objective of the recipe between each two modalities, added up, and AdamW."""
+    """Minimise the sum of the recipe's objective over all pairs of modalities with AdamW."""
     options = recipe.train
     feed = choose_feed(train, readers_for(model, train), model.device, workers=0)
     sampler = GroupSampler(train.size, options.batch_size, recipe.seed)
@@ -121,7 +121,7 @@ def train_model(model: SetEncoder, recipe: Recipe, train: Split) -> None:
 
 
 class Direction(NamedTuple):
-    """How well one modality finds another: per cent of first answers that are right, and by chance."""
+    """How well one modality retrieves another: R@1 in per cent, and the same by chance."""
 
     asked_with: str
     found: str
@@ -142,10 +142,10 @@ def measure(model: SetEncoder, split: Split) -> list[Direction]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train, measure, and say whether every direction is well above chance."""
+    """Train, measure, and report by the exit code whether every direction is well above chance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/three_modalities"), help="where the scenes go")
-    parser.add_argument("--scenes", type=int, default=6000, help="how many; a tenth of them is for the test")
+    parser.add_argument("--out", type=Path, default=Path("runs/three_modalities"), help="folder for the scenes")
+    parser.add_argument("--scenes", type=int, default=6000, help="number of scenes; a tenth of them is for testing")
     parser.add_argument("--epochs", type=int, default=5)
     chosen = parser.parse_args(arguments)
     recipe = Recipe.load(

@@ -61,7 +61,7 @@ def test_a_loss_of_ones_own_learns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_encoder_of_ones_own_is_as_good_as_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     own = example("own_encoder")
     assert own.main() == 0
-    assert "sets of pictures (3, 4, 64) and of texts (2, 4, 64)" in capsys.readouterr().out
+    assert "image sets (3, 4, 64) and text sets (2, 4, 64)" in capsys.readouterr().out
     model = own.build(["a red square"])
     pictures = [Image.new("RGB", (60, 40 + n), (90 * n, 40, 200)) for n in range(3)]
     together, alone = model.encode_images(pictures), torch.cat([model.encode_images([one]) for one in pictures])
