@@ -162,9 +162,7 @@ def _training_step() -> None:
         step(function)
         extra = (torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in (a, b))) / 2**20
         cosine_tensor = images * size * captions * size * 4 / 2**20
-        note = (
-            f"{extra:.0f} MiB besides the gradients, {extra / cosine_tensor:.1f} cosine tensors (goals: 1 ms, 3)"
-        )
+        note = f"{extra:.0f} MiB besides the gradients, {extra / cosine_tensor:.1f} cosine tensors (goals: 1 ms, 3)"
         rows.append(Row(what, min(times), note=note))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
