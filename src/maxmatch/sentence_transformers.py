@@ -4,7 +4,7 @@
     loss = MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=maxmatch_scores, scale=20.0)
 
 Token embeddings come padded, with masks (without one, a vector of zeros is padding). A text has more tokens than can be
-matched one to one, so they are first clustered into at most `size` vectors (`layers.clustering`), queries and documents
+matched one to one, so they are first clustered into at most `size` vectors (`cluster_tokens`), queries and documents
 alike; another size by `functools.partial(maxmatch_scores, size=4)`. Up to 8 the matching runs in bulk, up to 16 one by
 one. Scores lie between −0.632 and 1.718 whatever the number of tokens: hence the scale, as for cosines.
 

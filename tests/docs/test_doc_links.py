@@ -45,6 +45,15 @@ def test_every_name_of_the_package_and_every_verb_is_there(page: str) -> None:
         resolve_name(target)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("api/")])
+def test_every_member_that_the_reference_lists_is_there(page: str) -> None:
+    for module, members in re.findall(
+        r"^:{3} ([\w.]+)\n    options:\s*\{?\s*members: \[([^\]]*)\]", text_of(page), re.MULTILINE
+    ):
+        for member in members.split(", "):
+            resolve_name(f"{module}:{member}")
+
+
 def test_every_page_is_in_the_nav_and_every_entry_of_it_is_a_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(entries(nav)) == sorted(set(PAGES) - {"README.md"}), "nav in mkdocs.yml"
