@@ -1,7 +1,7 @@
-"""README.md and the pages of docs/, cut into code blocks.
+"""README.md and the pages of docs/, split into code blocks.
 
-A block with title="not run: why" is shown so on the site, and counted; one with title="name.yaml" is a file that the
-page has its reader write.
+A block with title="not run: why" is shown with that title on the site, and counted. A block with title="name.yaml" is a
+file that the reader is asked to write.
 """
 
 import re
@@ -20,7 +20,7 @@ _NOT_RUN = "not run: "
 
 
 class Block(NamedTuple):
-    """A fenced block; `line` is that of its first line of code."""
+    """A fenced block; `line` is the number of its first line of code."""
 
     page: str
     line: int
@@ -30,17 +30,17 @@ class Block(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not run; empty where it is."""
+        """Why it is not run; empty if it is run."""
         return self.title.removeprefix(_NOT_RUN) if self.title.startswith(_NOT_RUN) else ""
 
     @property
     def file(self) -> str:
-        """The file that a reader is to write; empty where it is none."""
+        """The file that the reader is asked to write; empty if there is none."""
         return self.title if Path(self.title).suffix in (".yaml", ".csv") else ""
 
 
 class Command(NamedTuple):
-    """A line of a shell block, as words, without comments and without what follows a pipe or an arrow."""
+    """A line of a shell block as words, without comments and anything after a pipe or a redirection."""
 
     page: str
     line: int
@@ -67,7 +67,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a shell block; in a `console` block they follow a dollar, and the rest is what they print."""
+    """The commands of a shell block. In a `console` block they follow a dollar sign; the rest is their output."""
     joined = re.sub(r" *\\\n *", lambda found: " ", block.code)
     lines = joined.splitlines()
     if block.language == "console":

@@ -1,4 +1,4 @@
-"""What a page takes for granted, small: a folder of photos, a trained model, a data set. A function a page."""
+"""Small stand-ins for what a page assumes: a folder of photos, a trained model, a dataset. One function per page."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ Names = dict[str, Any]
 
 
 def _model(folder: Path) -> Any:
-    """A model that has learned nothing, where the page says that one lies."""
+    """An untrained model in the folder that the page names."""
     model = tiny_model("resnet152_bigru")
     model.save_pretrained(folder)
     return model
@@ -27,7 +27,7 @@ def _photos(folder: Path) -> list[str]:
 
 
 def _captioned(folder: Path) -> None:
-    """Pictures with two captions each, in three splits."""
+    """Images with two captions each, in three splits."""
     rows = ["image,caption,split"]
     photos = _photos(folder)
     for split, count in (("train", 5), ("val", 3), ("test", 3)):
@@ -41,7 +41,7 @@ def _captioned(folder: Path) -> None:
 
 
 def quickstart(names: Names) -> None:
-    """Photos. The model is the one that ships."""
+    """Photos. The page uses the model that ships."""
     _photos(Path("photos"))
 
 
@@ -57,7 +57,7 @@ def features(names: Names) -> None:
 
 
 def evaluation(names: Names) -> None:
-    """A model and a data set that was read."""
+    """A model and a dataset."""
     from maxmatch.data.load import read_dataset
 
     _captioned(Path("data"))
@@ -65,7 +65,7 @@ def evaluation(names: Names) -> None:
 
 
 def analysis(names: Names) -> None:
-    """A model and a split of a data set."""
+    """A model and a split of a dataset."""
     evaluation(names)
     names["split"] = names["dataset"].split("test")
 
@@ -90,7 +90,7 @@ SET_UP = {
     "search.md": quickstart,
 }
 
-# Commands that are really run, in the page's folder, by how they begin; of the others every word is parsed.
+# Commands that are run in the page's folder, by their first words; all others are only parsed.
 RUN = {
     "README.md": ["train --list", "train f30k_region_bigru --dry-run"],
     "guides/features.md": ["train regions.yaml"],

@@ -1,4 +1,4 @@
-"""The code that README.md and docs/ show works as it stands there."""
+"""The code in README.md and docs/ runs as shown."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from maxmatch.search.filters import parse_where
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"python", "sh", "console", "yaml", "sql", "json", "text", ""}
 NOT_RUN = {"milvus.md": 1}
-"""How many blocks of a page say that they are not run. One more needs a reason on the page, and a change here."""
+"""The number of blocks per page that are not run. One more needs a reason on the page and a change here."""
 
 
 def runs(block: Block) -> bool:
-    """Whether a block is Python of the page's own; an example that is included whole has a test of its own."""
+    """Whether a block is Python code of the page itself; included examples have their own tests."""
     return block.language == "python" and not block.reason and "--8<--" not in block.code
 
 
 @pytest.fixture
 def page_folder(tmp_path, monkeypatch, without_shape_checks):
-    """As a reader has it: an empty folder, with a home and a cache of its own."""
+    """An empty folder with its own home and cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -30,7 +30,7 @@ def page_folder(tmp_path, monkeypatch, without_shape_checks):
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if runs(block)} | set(SET_UP) | set(RUN)))
-def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, page_folder: Path) -> None:
+def test_code_of_a_page_runs_from_top_to_bottom(page: str, page_folder: Path) -> None:
     names = {"__name__": "__main__"}
     SET_UP.get(page, lambda names: None)(names)
     left = list(RUN.get(page, []))
@@ -38,7 +38,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, page_folder: Path
         if block.file:
             Path(block.file).write_text(block.code, encoding="utf-8")
         elif runs(block):
-            padding = "\n" * (block.line - 1)  # so that an error names the line of the page
+            padding = "\n" * (block.line - 1)  # so that errors name the line of the page
             exec(compile(padding + block.code, str(PAGES[page]), "exec"), names)
         elif block.language in ("sh", "console"):
             for command in commands(block):
@@ -51,24 +51,24 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, page_folder: Path
     assert not left, f"{page} no longer has these commands"
 
 
-def test_what_is_not_run_says_why_and_is_counted() -> None:
+def test_blocks_that_are_not_run_give_a_reason_and_are_counted() -> None:
     reasons = [block for block in BLOCKS if block.title.startswith("not run")]
     assert all(block.reason for block in reasons), 'title="not run: why"'
     assert {page: sum(block.page == page for block in reasons) for page in {one.page for one in reasons}} == NOT_RUN
 
 
-def test_every_block_says_what_it_is_and_commands_are_not_hidden_in_text() -> None:
+def test_every_block_has_a_language_and_text_blocks_have_no_commands() -> None:
     for block in BLOCKS:
         where = f"{block.page}:{block.line}"
         assert block.language in LANGUAGES, where
         if block.language in ("text", ""):
             starts = [line.removeprefix("$ ").split(" ")[0] for line in block.code.splitlines()]
-            assert not {"maxmatch", "make", "pip", "python", "torchrun"} & set(starts), f"{where}: say sh"
+            assert not {"maxmatch", "make", "pip", "python", "torchrun"} & set(starts), f"{where}: use sh"
     for page in PAGES:
         assert "```" not in without_blocks(page), f"{page}: a fence that is not read here"
 
 
 @pytest.mark.parametrize("block", [one for one in BLOCKS if one.language == "sql"], ids=lambda one: f"{one.page}")
-def test_a_filter_is_one_that_search_understands(block: Block) -> None:
+def test_filters_parse(block: Block) -> None:
     for line in block.code.splitlines():
         parse_where(line)

@@ -1,4 +1,4 @@
-"""Links, pictures and names in README.md and docs/ lead somewhere, and the site has every page."""
+"""Links, images and names in README.md and docs/ exist, and the site has every page."""
 
 import re
 from pathlib import Path
@@ -15,14 +15,14 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
 
 
 def anchors(path: Path) -> set[str]:
-    """The headings of a page as a link names them."""
+    """The headings of a page as used in links."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
     return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_relative_link_and_picture_is_there(page: str) -> None:
+def test_relative_links_and_images_exist(page: str) -> None:
     for found in _LINK.finditer(without_blocks(page)):
         target = found[1] or found[2]
         if re.match(r"[a-z]+:", target):
@@ -35,7 +35,7 @@ def test_every_relative_link_and_picture_is_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_name_of_the_package_and_every_verb_is_there(page: str) -> None:
+def test_names_of_the_package_and_verbs_exist(page: str) -> None:
     for name in re.findall(r"`(maxmatch(?:\.\w+)+)\b[^`/]*`", without_blocks(page)):
         resolve_name(name)
     verbs = typer.main.get_command(app).commands
@@ -46,7 +46,7 @@ def test_every_name_of_the_package_and_every_verb_is_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("api/")])
-def test_every_member_that_the_reference_lists_is_there(page: str) -> None:
+def test_members_listed_in_the_reference_exist(page: str) -> None:
     for module, members in re.findall(
         r"^:{3} ([\w.]+)\n    options:\s*\{?\s*members: \[([^\]]*)\]", text_of(page), re.MULTILINE
     ):
@@ -54,7 +54,7 @@ def test_every_member_that_the_reference_lists_is_there(page: str) -> None:
             resolve_name(f"{module}:{member}")
 
 
-def test_every_page_is_in_the_nav_and_every_entry_of_it_is_a_page() -> None:
+def test_nav_has_exactly_the_pages() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(entries(nav)) == sorted(set(PAGES) - {"README.md"}), "nav in mkdocs.yml"
 

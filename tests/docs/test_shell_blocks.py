@@ -1,4 +1,4 @@
-"""Every command that README.md and docs/ show is one that there is: verbs, options, targets, extras, routes."""
+"""Every command in README.md and docs/ exists: verbs, options, targets, extras, routes."""
 
 import re
 import tomllib
@@ -23,20 +23,20 @@ OTHERS = [command for command in COMMANDS if command.words[0] != "curl"]
 
 
 @pytest.mark.parametrize("command", OTHERS, ids=lambda one: f"{one.page}:{one.line}")
-def test_a_command_is_one_that_there_is(command: Command) -> None:
+def test_command_exists(command: Command) -> None:
     program, *rest = command.words
     PROGRAMS[program](rest)
 
 
 def _maxmatch(words: list[str]) -> None:
-    """The verb is there, every option and argument parses, and a recipe that ships takes the changes."""
+    """The verb exists, all options and arguments parse, and a shipped recipe accepts the changes."""
     verb = typer.main.get_command(app)
     while hasattr(verb, "commands"):
         name, *words = words
         verb = verb.commands[name]
     values = verb.make_context(verb.name, list(words)).params
     recipe = values.get("recipe")
-    if recipe and "…" not in words and not recipe.endswith(".yaml"):  # … stands for what stood above
+    if recipe and "…" not in words and not recipe.endswith(".yaml"):  # … stands for arguments shown earlier
         load_recipe(recipe, values["changes"] or [])
 
 
@@ -47,7 +47,7 @@ def _make(words: list[str]) -> None:
 
 
 def _pip(words: list[str]) -> None:
-    """From this folder or by the package's name, with extras that there are."""
+    """Installs this folder or the package by name, with existing extras."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert words[0] == "install"
     for word in words[1:]:
@@ -85,7 +85,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", REQUESTS, ids=lambda one: f"{one.page}:{one.line}")
-def test_a_request_is_answered(command: Command, server) -> None:
+def test_request_is_answered(command: Command, server) -> None:
     client, gallery = server
     if command.words[1] == "-F":
         name, _, file = command.words[2].partition("=@")
@@ -113,6 +113,6 @@ def test_a_request_is_answered(command: Command, server) -> None:
     ],
     ids=" ".join,
 )
-def test_a_command_that_there_is_not_is_noticed(words: list[str]) -> None:
+def test_unknown_commands_are_detected(words: list[str]) -> None:
     with pytest.raises(Exception, match=r"."):
-        test_a_command_is_one_that_there_is(Command("a page", 1, words))
+        test_command_exists(Command("a page", 1, words))

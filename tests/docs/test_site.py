@@ -1,4 +1,4 @@
-"""The site builds from what is here, whole and on its own."""
+"""The site builds, has all pages and loads nothing from other hosts."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from doc_pages import DOCS, PAGES, ROOT
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """What `make docs` makes, made elsewhere."""
+    """The output of `make docs`, in another folder."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, folder / "docs")
     for name in ("src", "examples"):
