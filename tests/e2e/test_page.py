@@ -55,7 +55,7 @@ def test_a_late_answer_never_replaces_a_newer_one(open_page, gallery):
 
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
-def test_a_picture_of_ones_own_finds_itself(open_page, gallery, how):
+def test_an_uploaded_picture_finds_itself(open_page, gallery, how):
     page = open_page()
     give(page, gallery.root / gallery.ids[20], how)
     wait_first(page, gallery.key(20))
@@ -66,7 +66,7 @@ def test_a_picture_of_ones_own_finds_itself(open_page, gallery, how):
     wait_first(page, gallery.key(MANY - 1))
 
 
-def test_a_file_that_is_no_picture_is_said_to_be_none(open_page):
+def test_a_file_that_is_not_a_picture_is_refused(open_page):
     page = open_page()
     page.evaluate(
         """() => {
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_picture_is_said_to_be_none(open_page):
             document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true }));
         }"""
     )
-    expect(page.get_by_role("alert")).to_contain_text("no picture")
+    expect(page.get_by_role("alert")).to_contain_text("not a picture")
     page.get_by_role("button", name="Dismiss").click()
     expect(page.get_by_role("alert")).to_be_hidden()
 
@@ -145,12 +145,12 @@ def test_filters_narrow_and_are_cleared(open_page, gallery):
     expect(tiles(page)).to_have_count(len(kept))
     wait_first(page, gallery.key(kept[-1]))
     page.get_by_label("To").fill("2024-01-20")
-    expect(page.get_by_text("No picture passes these filters.")).to_be_visible()
+    expect(page.get_by_text("No pictures match these filters.")).to_be_visible()
     page.locator("#filters").get_by_role("button", name="Clear filters").click()
     expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, newest first")
 
 
-def test_near_duplicates_are_folded_and_can_be_shown(open_page, gallery):
+def test_near_duplicates_are_grouped_and_can_be_shown(open_page, gallery):
     page = open_page("/?to=2024-01-10")
     expect(tiles(page)).to_have_count(9)
     folded = page.locator(".tile", has=page.locator(".same"))
@@ -158,7 +158,7 @@ def test_near_duplicates_are_folded_and_can_be_shown(open_page, gallery):
     folded.click()
     expect(page.get_by_label("Almost the same").get_by_role("img")).to_have_count(1)
     page.keyboard.press("Escape")
-    page.get_by_label("Fold near-duplicates").uncheck()
+    page.get_by_label("Group near-duplicates").uncheck()
     expect(tiles(page)).to_have_count(10)
 
 
@@ -205,12 +205,12 @@ def test_an_address_with_a_view_opens_it(open_page, gallery):
     assert "view" not in page.url
 
 
-def test_a_stopped_server_is_said_and_recovered_from(open_page, gallery):
+def test_a_stopped_server_is_reported_and_recovered_from(open_page, gallery):
     running = Running(app_of(gallery))
     page = open_page(base=running.address)
     running.stop()
     search(page, gallery.captions[0])
-    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
     running.start()
     expect(page.get_by_role("alert")).to_be_hidden()
     wait_first(page, gallery.key(0))

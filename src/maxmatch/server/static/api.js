@@ -1,9 +1,9 @@
-// The server's API. Every address is of this server.
+// The server's API: no request goes to any other host.
 
 const API = "/api/v1";
 const SIZES = [160, 320, 640, 1280];
 
-/** The server does not answer. */
+/** The server is not responding. */
 export class Gone extends Error {}
 
 /** The server answered that it cannot do this, and why. */

@@ -41,7 +41,7 @@ const why = new Why(find("why"), {
   gone: () => connection.lost(),
 });
 
-/** Another state: a new entry in the history, unless one goes on typing. */
+/** Another state: a new entry in the history, unless the user is still typing. */
 function go(next, { replace = false } = {}) {
   const before = state;
   const opened = Boolean(next.view) && (!before.view || history.state?.opened === true);
@@ -81,7 +81,7 @@ async function search({ restore = null, keep = false } = {}) {
     const top = scrollY;
     shown = wanted;
     more = answer.more;
-    connection.hush();
+    connection.dismiss();
     grid.show(hits, !more);
     if (!keep) scrollTo(0, restore?.top ?? 0);
     else scrollTo(0, top);
@@ -119,7 +119,7 @@ const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEA
 function failed(error) {
   if (error.name === "AbortError") return;
   if (error instanceof api.Gone) connection.lost();
-  else if (error instanceof api.Refused) connection.say(error.message);
+  else if (error instanceof api.Refused) connection.tell(error.message);
   else throw error;
 }
 
@@ -132,7 +132,7 @@ function say(answer) {
   if (empty.hidden) return;
   const filtered = isFiltered(state);
   empty.replaceChildren(
-    el("p", {}, filtered ? "No picture passes these filters." : "There are no pictures here yet."),
+    el("p", {}, filtered ? "No pictures match these filters." : "There are no pictures here yet."),
     filtered ? el("button", { type: "button", class: "solid", onclick: () => go(withoutFilters(state)) }, "Clear filters") : "",
   );
 }
@@ -181,7 +181,7 @@ function hideWhy() {
   grid.focusKey(key);
 }
 
-/** Where one is, for coming back. */
+/** Where the user is, to come back to. */
 const note = () => history.replaceState({ ...history.state, count: grid.hits.length, top: scrollY }, "");
 
 async function takePicture(file) {
@@ -240,7 +240,7 @@ addEventListener("popstate", (event) => {
 addEventListener("scroll", after(150, note), { passive: true });
 addEventListener("scroll", fillUp, { passive: true });
 addEventListener("resize", fillUp);
-watchPictures({ veil: find("drop"), button: find("pick"), input: find("file"), take: takePicture, refuse: (said) => connection.say(said) });
+watchPictures({ veil: find("drop"), button: find("pick"), input: find("file"), take: takePicture, refuse: (message) => connection.tell(message) });
 
 history.scrollRestoration = "manual";
 update({ restore: history.state });

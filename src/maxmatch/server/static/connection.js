@@ -1,4 +1,4 @@
-// Is the server there? Says so when it is not, and when it is back.
+// Shows a notice while the server does not respond.
 
 import { health } from "./api.js";
 import { el } from "./dom.js";
@@ -11,16 +11,16 @@ export class Connection {
   constructor(notice, back) {
     Object.assign(this, { notice, back, away: false });
     this.later();
-    addEventListener("online", () => this.look());
-    document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && this.look());
+    addEventListener("online", () => this.check());
+    document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && this.check());
   }
 
   later() {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.look(), this.away ? AWAY : QUIET);
+    this.timer = setTimeout(() => this.check(), this.away ? AWAY : QUIET);
   }
 
-  async look() {
+  async check() {
     if (document.visibilityState === "visible" || this.away) {
       try {
         await health();
@@ -32,14 +32,14 @@ export class Connection {
     this.later();
   }
 
-  /** To be called when a request got no answer. */
+  /** Call when a request got no response. */
   lost() {
     if (this.away) return;
     this.away = true;
     this.notice.dataset.kind = "away";
     this.notice.replaceChildren(
-      el("span", {}, "The server does not answer. It may have been stopped; trying again …"),
-      el("button", { type: "button", class: "quiet", onclick: () => this.look() }, "Try now"),
+      el("span", {}, "The server is not responding. It may have been stopped. Trying again …"),
+      el("button", { type: "button", class: "quiet", onclick: () => this.check() }, "Try now"),
     );
     this.notice.hidden = false;
     this.later();
@@ -52,18 +52,18 @@ export class Connection {
     this.back();
   }
 
-  /** Something else to say, until the next search. */
-  say(message) {
+  /** Show another message, until the next search. */
+  tell(message) {
     if (this.away) return;
-    this.notice.dataset.kind = "said";
+    this.notice.dataset.kind = "message";
     this.notice.replaceChildren(
       el("span", {}, message),
-      el("button", { type: "button", class: "quiet", onclick: () => this.hush() }, "Dismiss"),
+      el("button", { type: "button", class: "quiet", onclick: () => this.dismiss() }, "Dismiss"),
     );
     this.notice.hidden = false;
   }
 
-  hush() {
-    if (this.notice.dataset.kind === "said") this.notice.hidden = true;
+  dismiss() {
+    if (this.notice.dataset.kind === "message") this.notice.hidden = true;
   }
 }

@@ -1,4 +1,4 @@
-// Where slots looked, painted over a picture.
+// Where slots look, painted over a picture.
 
 const COLOURS = ["#2f7fc1", "#d8662a", "#1f9d76", "#b5589b", "#c9971c", "#6c63c7", "#4aa3b8", "#8a7a3c"];
 const VEIL = [12, 14, 13];

@@ -1,4 +1,4 @@
-// A picture of one's own to search with: dropped, pasted or picked.
+// The user's own picture to search with: dropped, pasted or picked.
 
 const LARGE = 2e6;
 const SIDE = 1024;
@@ -22,13 +22,13 @@ async function shrunk(file) {
 
 const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
 
-/** Calls take(file) with each picture that comes, in whatever way; refuse(message) with what is no picture. */
+/** Calls take(file) with each picture given; refuse(message) if a file is not a picture. */
 export function watchPictures({ veil, button, input, take, refuse }) {
   const given = async (files) => {
     if (!files.length) return;
     const picture = files.find((file) => file.type.startsWith("image/"));
     if (picture) take(await shrunk(picture));
-    else refuse("That is no picture. Drop a JPEG, PNG or WebP file.");
+    else refuse("That file is not a picture. Drop a JPEG, PNG or WebP file.");
   };
   let inside = 0;
   addEventListener("dragenter", (event) => {

@@ -1,4 +1,4 @@
-// The right half of the view that explains: what each slot read, whom it met, how strongly.
+// The right half of the explanation: what each slot reads, which slot it matches, how strongly.
 
 import { el } from "./dom.js";
 import { colour, mini } from "./heat.js";
@@ -30,7 +30,7 @@ function pairRow(part, pair, { image, slots, queryImage, choose, only }) {
   return el(
     "li",
     { class: "pair", "--slot": colour(pair.item_slot), "data-slot": pair.item_slot },
-    el("div", { class: "read" }, el("div", { class: "who" }, `Query slot ${query} ${part.words ? "read" : "looked at"}`), read),
+    el("div", { class: "read" }, el("div", { class: "who" }, `Query slot ${query} ${part.words ? "reads" : "looks at"}`), read),
     el("div", {},
       el("div", { class: "who" }, el("span", { class: "dot" }, String(found)), `Picture slot ${found}`),
       el("button", { class: "mini", type: "button", "aria-label": `Show where slot ${found} of the picture looks`, onclick: () => choose(pair.item_slot) },
@@ -87,10 +87,10 @@ export function slotsAlone({ image, slots, choose, only }) {
 export function explained(part, context) {
   const rows = part.pairs.map((pair) => pairRow(part, pair, context));
   return [
-    el("h3", {}, "What each slot saw"),
+    el("h3", {}, "What each slot sees"),
     el("p", {}, "Query and picture are sets of vectors. Each slot of the query is matched with one slot of the picture; the score is made of these pairs."),
     el("ol", { class: "pairs" }, ...rows),
-    el("h3", {}, "Who matched whom"),
+    el("h3", {}, "Which slots match"),
     el("p", {}, `Rows: the query's slots; columns: the picture's. Framed: the best one-to-one matching, score ${signed(part.score)}.`),
     heatmap(part),
   ];

@@ -1,4 +1,4 @@
-// What is shown is what the address says: reloading, going back and sending the address to oneself keep it.
+// The address holds what is shown, so that reloading, going back and sharing the address keep it.
 
 const EMPTY = {
   q: "", like: "", upload: "", slot: null,

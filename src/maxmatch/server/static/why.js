@@ -49,7 +49,7 @@ export class Why {
       this.fit();
     } catch (error) {
       if (error.name === "AbortError" || given.aborted) return;
-      const said = error instanceof api.Refused ? error.message : "The server does not answer.";
+      const said = error instanceof api.Refused ? error.message : "The server is not responding.";
       this.reasons.replaceChildren(el("p", { role: "alert" }, said));
       if (error instanceof api.Gone) this.actions.gone();
     }
@@ -77,8 +77,8 @@ export class Why {
     this.photo = el("div", { class: "photo" }, this.image, this.canvas);
     this.room.disconnect();
     this.room.observe(this.photo);
-    this.chooser = el("div", { class: "slots", role: "radiogroup", "aria-label": "Where each slot looked" });
-    this.reasons = el("section", { class: "reasons", "aria-label": "Why this picture", tabindex: "0" }, el("p", { class: "wait" }, "Looking …"));
+    this.chooser = el("div", { class: "slots", role: "radiogroup", "aria-label": "Where each slot looks" });
+    this.reasons = el("section", { class: "reasons", "aria-label": "Why this picture", tabindex: "0" }, el("p", { class: "wait" }, "Loading …"));
     const strip = duplicates.length
       ? el("div", { class: "same-strip", "aria-label": "Almost the same" },
           ...duplicates.map((same) => el("img", { src: api.thumbnail(same, 120), alt: same.name, title: `${same.name} · ${words.facts(same)}` })))
