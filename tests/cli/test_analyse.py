@@ -87,7 +87,7 @@ def test_a_model_of_one_vector_makes_a_report(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--split", "nowhere"], "has the splits train, val, not 'nowhere'"),
-        (["--similarity", "best"], "--similarity: expected one of maxmatch, "),
+        (["--similarity", "best"], "similarity: expected one of maxmatch, "),
         (["--images", "here"], "takes no such option"),
     ],
 )

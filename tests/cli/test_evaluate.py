@@ -107,7 +107,7 @@ def test_markdown_and_latex_are_printed(capsys, place):
     assert out.startswith(r"\begin{tabular}{lllrrrrrrrr}")
     assert "95 \\%" in out
     _, _, err = run(capsys, "evaluate", place / "one", place / "data", "--paper", "table:7")
-    assert "--paper: expected one of table:flickr30k" in err
+    assert "paper: expected one of table:flickr30k" in err
 
 
 def test_the_papers_table_of_another_protocol_is_said_to_have_no_figures(capsys, place):

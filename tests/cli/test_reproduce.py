@@ -2,12 +2,13 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from reproducing import arguments, in_this_process, run
 from small_runs import command, ended, kill_at, start
 
-from maxmatch.reproduce import compare, sweep
+from maxmatch.reproduce import compare, paper_figures, sweep
 from maxmatch.training import step
 
 ROWS = 11
@@ -133,16 +134,14 @@ def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, unint
 def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, capsys, monkeypatch):
     made = []
 
-    def report(model, split, visible, folder, wanted, *, title, facts, run):
-        made.append((model.similarity_name, split.size, visible is split, title, facts["split"], run.parent.name))
-        return None, folder / "report.html"
+    def report(model, data, out, *, split, title, device, batch_size, say):
+        made.append((model.parent.name, data.path, split, title))
+        return SimpleNamespace(report=out / "report.html")
 
-    monkeypatch.setattr("maxmatch.evaluation.report.make_report.make_report", report)  # it has tests of its own
+    monkeypatch.setattr(paper_figures, "analyse_run", report)  # it has tests of its own
     code, said = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
     assert code == 0
     folders = [uninterrupted[0] / f"qualitative-{name}" for name in ("smooth-chamfer", "maxmatch")]
     assert said.out.split() == [str(folder / "report.html") for folder in folders]
-    assert made == [
-        ("smooth_chamfer", 8, True, "smooth-Chamfer", "val", "cells"),
-        ("maxmatch", 8, True, "MaxMatch", "val", "cells"),
-    ]
+    regions = str(data / "regions")
+    assert made == [("cells", regions, "val", title) for title in ("smooth-Chamfer", "MaxMatch")]

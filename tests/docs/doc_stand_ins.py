@@ -82,6 +82,7 @@ def scenes(names: Names) -> None:
 SET_UP = {
     "README.md": quickstart,
     "analysis.md": analysis,
+    "api/evaluation.md": evaluation,
     "evaluation.md": evaluation,
     "guides/features.md": features,
     "guides/your-data.md": your_data,

@@ -6,11 +6,13 @@ import pytest
 from made_splits import split_of
 
 from maxmatch.evaluation.metrics import EvaluatedModel
-from maxmatch.evaluation.paper import tables
-from maxmatch.evaluation.result_tables import render
-from maxmatch.evaluation.runs import PaperRow, as_data, extended_table, measure, paper_rows, rank_table, recall_table
+from maxmatch.evaluation.paper import ReportedRow, paper_rows, tables
+from maxmatch.evaluation.result_tables import as_data, extended_table, rank_table, recall_table, render
+from maxmatch.evaluation.runs import measure
 
-PAPER = [PaperRow("MaxMatch", "Faster R-CNN + BERT", True, {"coco_5k_rsum": 452.6, "coco_5k_i2t_r1": 65.4})]
+PAPER = [
+    ReportedRow("MaxMatch", {"coco_5k_rsum": 452.6, "coco_5k_i2t_r1": 65.4}, group="Faster R-CNN + BERT", ensemble=True)
+]
 
 
 @pytest.fixture(scope="module")
@@ -136,5 +138,5 @@ def test_a_table_can_be_asked_for_or_left_out():
     assert paper_rows("table_abl", ["scenes"], 7)[0] == "table_abl"
     assert paper_rows("none", ["f30k_region_bigru"], 1000) is None
     assert len(paper_rows("table_abl", [], 7)[1]) <= len(tables()["table_abl"].rows)
-    with pytest.raises(ValueError, match=r"--paper: expected one of table:flickr30k, .*; got 'table:9'"):
+    with pytest.raises(ValueError, match=r"table:flickr30k.*'table:9'"):
         paper_rows("table:9", [], 7)

@@ -10,8 +10,8 @@ from tiny_models import tiny_config, tokenizer_for
 
 from maxmatch.cli.main import main
 from maxmatch.evaluation.metrics import EvaluatedModel, Result
-from maxmatch.evaluation.result_tables import render
-from maxmatch.evaluation.runs import ResultLine, by_words, measure, words_data, words_table
+from maxmatch.evaluation.result_tables import ResultLine, render, words_data, words_table
+from maxmatch.evaluation.runs import by_words, measure
 from maxmatch.model.build import build_model
 from maxmatch.recipe.yaml_files import dump_recipe
 

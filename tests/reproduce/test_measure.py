@@ -1,17 +1,20 @@
 """What is measured of a trained model is what the tables speak of."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_runs import recipe_for, write_data
 
 from maxmatch.data.dataset import Dataset
 from maxmatch.data.load import load_data
+from maxmatch.evaluation import encoding
 from maxmatch.evaluation.encoding import encode_items
 from maxmatch.evaluation.metrics import retrieval
 from maxmatch.matching.scoring import score_matrix
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.reproduce.jobs import ensemble, single
-from maxmatch.reproduce.worker import read_ranks, split_for, work
+from maxmatch.reproduce.worker import data_of, read_ranks, work
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +76,16 @@ def test_an_ensemble_is_measured_by_the_mean_of_its_members_scores(jobs, tmp_pat
     assert not any("slot" in name for name in both.result()["figures"])
 
 
-def test_the_split_is_the_one_asked_for_the_recipes_or_the_validations(jobs, tmp_path):
-    recipe, split = jobs[0].recipes[0], object()
+def test_the_split_is_the_one_asked_for_cocos_the_recipes_or_the_validations(jobs, monkeypatch, tmp_path):
+    split = object()
 
-    def data(*names):
-        return Dataset(tmp_path, "x", dict.fromkeys(names, split))
+    def chosen(*names, asked=None):
+        monkeypatch.setattr(encoding, "load_data", lambda *more: Dataset(tmp_path, "x", dict.fromkeys(names, split)))
+        return data_of(replace(jobs[0], split=asked)).split
 
-    assert split_for(data("train", "val", "test"), recipe) == "test"
-    assert split_for(data("train", "val"), recipe) == "val"
-    assert split_for(data("train", "val", "test", "testall"), recipe) == "testall"
-    assert split_for(data("train", "val", "test"), recipe, "train") == "train"
+    assert chosen("train", "val", "test") == "test"
+    assert chosen("train", "val") == "val"
+    assert chosen("train", "val", "test", "testall") == "testall"
+    assert chosen("train", "val", "test", asked="train") == "train"
     with pytest.raises(ValueError, match="has the splits train, val, not 'test'"):
-        split_for(data("train", "val"), recipe, "test")
+        chosen("train", "val", asked="test")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.cli.models_and_data import ModelSource
     from maxmatch.evaluation.analysis import Analysis
 
 
@@ -51,51 +50,25 @@ def analyse(
       maxmatch analyse runs/demo/scenes-0 --split val --examples 10 --umap
     """
     from maxmatch.cli.common import say
-    from maxmatch.cli.models_and_data import choose_split, data_of, divide
-    from maxmatch.core.devices import chosen_device
     from maxmatch.core.progress import bar
-    from maxmatch.data.load import load_data
-    from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
-    from maxmatch.matching import SIMILARITIES
-    from maxmatch.model.encoder import SetEncoder
+    from maxmatch.evaluation.runs import analyse_run
 
-    projection = "umap" if umap else "tsne"
-    place = chosen_device(device)
-    check_installed(projection)
-    similarity = {"max": "mil"}.get(similarity or "", similarity)
-    if similarity is not None and similarity not in SIMILARITIES:
-        raise ValueError(f"--similarity: expected one of {', '.join(SIMILARITIES)}, got {similarity!r}.")
-    sources, path = divide([model] if data is None else [model, data], say)
-    source = sources[0]
-    if len(sources) > 1 or source.kind != "checkpoint":
-        raise ValueError("MODEL: expected one checkpoint or run, then DATA: a report is about one model and its data.")
-    folder = (out or _folder(source)).expanduser()
-    refuse_foreign(folder)
-    said = data_of(sources, path)
-    given = {"format": format, "images": images, "features": features}
-    said = said.model_copy(update={name: value for name, value in given.items() if value is not None})
-    towers = () if source.recipe is None else source.recipe.model.resolved().towers
-    dataset = load_data(said, say, towers)
-    usual = "test" if source.recipe is None else source.recipe.evaluate.split
-    name = choose_split(dataset, split, usual, say)
-    # What a backbone made of pictures before cannot be looked at: the pictures themselves can.
-    bare = said.model_copy(update={"features": None})
-    visible = dataset if said.features is None else load_data(bare, lambda line: None)
-    part = dataset.split(name)
-    say(f"{source.path} on {part.size:,} images of {dataset.path}, split {name!r}")
-    with bar("encoding", part.size) as advance:
-        found, page = make_report(
-            SetEncoder.from_pretrained(source.path, place),
-            part,
-            visible.split(name),
-            folder,
-            ReportOptions(similarity, examples, projection, seed, batch_size),
-            title=source.name,
-            facts={"model": source.path, "data": str(dataset.path), "split": name},
-            run=Path(source.path).parent,
-            say=say,
-            advance=advance,
-        )
+    options = {"format": format, "images": images, "features": features}
+    found, page = analyse_run(
+        model,
+        data,
+        out,
+        split=split,
+        similarity=similarity,
+        examples=examples,
+        projection="umap" if umap else "tsne",
+        seed=seed,
+        options={name: value for name, value in options.items() if value is not None},
+        device=device,
+        batch_size=batch_size,
+        say=say,
+        bar=bar,
+    )
     print(json.dumps({**found.to_json(), "report": str(page)}) if as_json else f"{summary(found)}\n\nopen {page}")
 
 
@@ -134,10 +107,3 @@ def summary(found: "Analysis") -> str:
         ),
     ]
     return "\n".join(f"{name:<36}{value:>9}   {note}" for name, value, note in lines)
-
-
-def _folder(source: "ModelSource") -> Path:
-    """Where a report goes that was given no place: into the run, or here."""
-    if source.recipe is not None:
-        return Path(source.path).parent / "analysis"
-    return Path(f"analysis-{Path(source.path).resolve().name}")

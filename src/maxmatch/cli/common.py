@@ -41,6 +41,17 @@ def plain(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """A `UsageError` from below becomes wrong use of the command: exit code 2, with a hint at --help."""
+    from maxmatch.core.array_checks import UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 # Ctrl-C: known of even where a library makes an error of its own of it, and said what became of the work.
 
 

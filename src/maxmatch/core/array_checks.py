@@ -15,6 +15,10 @@ class NotFiniteError(ValueError):
     """NaN or infinite values came."""
 
 
+class UsageError(ValueError):
+    """Arguments that contradict each other or name what does not exist; a command ends with exit code 2."""
+
+
 def shape_of(array: Array) -> str:
     """A shape, for messages."""
     return "×".join(map(str, array.shape)) or "a scalar"

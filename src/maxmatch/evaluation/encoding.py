@@ -1,11 +1,13 @@
-"""The sets of a whole split: each item encoded once, with its group and its name."""
+"""The sets of a whole split: of a model in memory, of runs and checkpoints by name, or read from a file."""
 
 import json
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,15 +16,22 @@ from safetensors.torch import save
 from torch import Tensor
 
 from maxmatch.core.checks import check_pair, refuse_not_finite
+from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import whole
-from maxmatch.core.progress import Advance, Skipped, quiet
-from maxmatch.data.dataset import Split
+from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
+from maxmatch.data.dataset import Dataset, Split
 from maxmatch.data.feed import Feed, choose_feed
+from maxmatch.data.load import load_data
 from maxmatch.data.modality import log_skipped
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
+from maxmatch.model.checkpoint import CONFIG
+from maxmatch.model.config import FORMAT
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
+from maxmatch.model.names import shipped_model
+from maxmatch.recipe.schema import Data, Recipe
+from maxmatch.recipe.yaml_files import load_recipe
 
 
 @dataclass(frozen=True)
@@ -200,3 +209,175 @@ def paired(encoded: EncodedSplit, pair: tuple[str, str]) -> Paired:
     if not bool(torch.isin(row_groups, column_groups).all() & torch.isin(column_groups, row_groups).all()):
         raise ValueError(f"pair: some {rows} has no true {columns}, or some {columns} no true {rows}. Leave it out.")
     return Paired(pair, sets, (row_groups, column_groups), (encoded.ids.get(rows, ()), encoded.ids.get(columns, ())))
+
+
+# Models as a person names them (checkpoints, runs, files of sets), and what each makes of one split of the data.
+
+Say = Callable[[str], object]
+log_line: Say = logging.getLogger(__name__).warning
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def left_out(say: Say) -> Callable[[Skipped], None]:
+    """What reports an item that could not be read."""
+
+    def report(item: Skipped) -> None:
+        say(f"{item} Left out, with what belongs to it.")
+
+    return report
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model: its name in tables, and the path of its checkpoint or file of sets. recipe: of a run, which knows its
+    data.
+    """
+
+    name: str
+    path: str
+    kind: Literal["checkpoint", "sets"]
+    recipe: Recipe | None = None
+
+
+def find_model(name: str | Path) -> ModelSource | None:
+    """What lies at a path or ships under a name; None where it is no model."""
+    path = Path(name).expanduser()
+    if path.suffix == ".safetensors":
+        if not path.is_file():
+            raise FileNotFoundError(f"{name}: no such file. Write one with --save-sets.")
+        if path.name == "model.safetensors" and (path.parent / CONFIG).is_file():
+            raise ValueError(f"{name}: the weights of a checkpoint. Give its folder: {path.parent}")
+        return ModelSource(str(name), str(path), "sets")
+    if (path / "recipe.yaml").is_file():
+        if not (path / "best" / CONFIG).is_file():
+            raise ValueError(f"{name}: a run without best/: its first epoch is not finished. Wait, or train --resume.")
+        return ModelSource(str(name), str(path / "best"), "checkpoint", load_recipe(path / "recipe.yaml"))
+    if (path / CONFIG).is_file():
+        ours = f'"{FORMAT}"' in (path / CONFIG).read_text(encoding="utf-8", errors="replace")
+        return ModelSource(str(name), str(path), "checkpoint") if ours else None
+    shipped = shipped_model(str(name)) if not path.exists() else None
+    return ModelSource(str(name), str(shipped), "checkpoint") if shipped is not None else None
+
+
+def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelSource]:
+    """All of these models, by the shortest names that tell them apart."""
+    found = []
+    for name in map(str, names):
+        source = find_model(name)
+        if source is None and _HUB_NAME.fullmatch(name) and not Path(name).exists():
+            source = ModelSource(name, name, "checkpoint")
+        if source is None:
+            raise ValueError(
+                f"{name}: no model. Expected a checkpoint's folder (config.json, model.safetensors), a run's folder "
+                "(recipe.yaml, best/), a model that ships, or a .safetensors file of --save-sets."
+            )
+        if source.recipe is not None:
+            say(f"{name}: a run; its best epoch is taken ({source.path})")
+        found.append(source)
+    paths = [Path(source.name).expanduser().absolute() for source in found]
+    short = [f"{path.parent.name}/{path.name}" if path.name in ("best", "last") else path.name for path in paths]
+    return [
+        replace(source, name=name) if short.count(name) == 1 else source
+        for source, name in zip(found, short, strict=True)
+    ]
+
+
+def data_for(sources: Sequence[ModelSource], data: str | Path | Data | None, options: Mapping[str, Any]) -> Data:
+    """The data as it was named, or as the recipes of the runs name it. options: keys of a recipe's `data` to change."""
+    if isinstance(data, Data):
+        return data.model_copy(update=dict(options))
+    if data is not None:
+        return Data(path=str(data)).model_copy(update=dict(options))
+    known = [(one.name, one.recipe.data) for one in sources if one.recipe is not None and one.recipe.data.path]
+    if not known:
+        raise ValueError("DATA: which data to measure on? Give its folder after the models; only a run knows its own.")
+    name, first = known[0]
+    for other, its in known[1:]:
+        if its.path != first.path:
+            raise ValueError(
+                f"DATA: {name} was trained on {first.path} and {other} on {its.path}. "
+                "Name the data to measure on after the models."
+            )
+    return first.model_copy(update=dict(options))
+
+
+def choose_split(dataset: Dataset, asked: str | None, preferred: Sequence[str], say: Say = log_line) -> str:
+    """The split that was asked for, or else the first preferred one. Where there is none of these: "test", "val" or the
+    only one, with a message.
+    """
+    if asked is not None:
+        dataset.split(asked)
+        return asked
+    only = [*dataset.splits] if len(dataset.splits) == 1 else []
+    for name in (*preferred, "test", "val", *only):
+        if name in dataset.splits:
+            if name not in preferred:
+                say(f"{dataset.path}: has no split {preferred[-1]!r}; measured on {name!r}")
+            return name
+    dataset.split(preferred[-1])
+    raise AssertionError("a split that is not there was found")
+
+
+class LoadedData(NamedTuple):
+    """Some data, as it is described and as it was read, and the name of the split to measure on."""
+
+    described: Data
+    dataset: Dataset
+    split: str
+
+    @property
+    def part(self) -> Split:
+        """The split itself."""
+        return self.dataset.split(self.split)
+
+
+def load_for(
+    sources: Sequence[ModelSource],
+    data: str | Path | Data | None = None,
+    split: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    preferred: Sequence[str] = (),
+    say: Say = log_line,
+) -> LoadedData:
+    """The data that models are measured on. preferred: splits to look for; by default that of the first run's recipe
+    where its own data is read, else "test".
+    """
+    described = data_for(sources, data, options or {})
+    recipes = [source.recipe for source in sources if source.recipe is not None]
+    towers = {name for recipe in recipes for name in recipe.model.resolved().towers}
+    dataset = load_data(described, say, towers)
+    usual = recipes[0].evaluate.split if data is None and recipes else "test"
+    return LoadedData(described, dataset, choose_split(dataset, split, preferred or [usual], say))
+
+
+def encode_model(
+    source: ModelSource,
+    loaded: LoadedData,
+    *,
+    device: str | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    say: Say = log_line,
+    bar: Bar = no_bar,
+) -> EncodedSplit:
+    """What a model makes of a split, or what its file of sets holds. An unreadable item is reported and left out."""
+    if source.kind == "sets":
+        return load_encoded(Path(source.path))
+    model = SetEncoder.from_pretrained(source.path, chosen_device(device))
+    if len(model.towers) < 2:
+        raise ValueError(f"{source.name}: has the tower {', '.join(model.towers)} alone; retrieval is between two.")
+    about = {"data": str(loaded.dataset.path), "split": loaded.split}
+    try:
+        with bar(f"{source.name}: images", loaded.part.size) as advance:
+            found = encode_items(
+                model,
+                loaded.part,
+                batch_size=batch_size,
+                workers=workers,
+                report=left_out(say),
+                advance=advance,
+            )
+    except ValueError as error:
+        raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error
+    similarity = {"similarity": model.similarity_name, "similarity_options": model.similarity_options}
+    return replace(found, notes={**found.notes, **about, "model": source.name, **similarity})

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
@@ -168,6 +168,16 @@ ModalityPair = tuple[str, str]
 IMAGE_TEXT: ModalityPair = ("image", "text")
 MAX_MEMORY = 2 * 2**30
 """Bytes that scores may take: COCO 5K takes a quarter of it."""
+
+
+def choose_pair(names: Iterable[str]) -> ModalityPair:
+    """The two modalities to compare: images and texts where both are there, else the first two."""
+    known = list(names)
+    if set(IMAGE_TEXT) <= set(known):
+        return IMAGE_TEXT
+    if len(known) < 2:
+        raise ValueError(f"MODEL: expected two modalities to compare, got {', '.join(known) or 'none'}.")
+    return known[0], known[1]
 
 
 @dataclass(frozen=True)

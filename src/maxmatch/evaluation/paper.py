@@ -5,12 +5,14 @@ paper some cells do not sum to the RSUM beside them: we compute it from the cell
 """
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
+
+from maxmatch.core.array_checks import UsageError
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
 LOSSES = ("Div", "MMD", "GD", "ISD")
@@ -159,3 +161,56 @@ def _half(places: int) -> Decimal:
 
 def _number(value: float) -> Decimal:
     return Decimal(repr(value))
+
+
+# Which of the paper's rows are printed below a result.
+
+_BACKBONES = {  # by a part of a recipe's name
+    "region_bigru": "Faster R-CNN + Bi-GRU",
+    "region_bert": "Faster R-CNN + BERT",
+    "resnet152_bigru": "Resnet152 + Bi-GRU",
+}
+_SIZES = {"flickr30k": 1000, "coco": 5000}
+_COMPARED = (OURS, "Set Div")
+
+
+def check_label(label: str | None) -> None:
+    """Refuse what is neither the label of a table, nor "none", nor None."""
+    if label not in (None, "none", *tables()):
+        raise UsageError(f"paper: expected one of {', '.join(tables())}, or none; got {label!r}.")
+
+
+def paper_rows(
+    label: str | None, names: Iterable[str], images: int, split: str | None = None
+) -> tuple[str, Sequence[ReportedRow]] | None:
+    """The label of a table and the rows to print of it; None where there is nothing to compare with.
+
+    label: as in the paper, "none" for no table. Without one, the table is recognised by the names of recipes and data
+    (f30k_region_bigru, …/coco), the number of images and the split, which must be the test split. Where a name tells
+    the backbones, the rows with these are taken; else MaxMatch and Set Div with any.
+    """
+    check_label(label)
+    if label == "none":
+        return None
+    text = " ".join(names).lower().replace("f30k", "flickr30k")
+    if label is None:
+        label = _recognised(text, images) if split is None or split.startswith("test") else None
+        if label is None:
+            return None
+    table = tables()[label]
+    groups = [group for part, group in _BACKBONES.items() if part in text]
+    rows = [row for row in table.rows if row.group in groups]
+    rows = rows or [row for row in table.rows if row.method in _COMPARED]
+    return table.label, rows or table.rows
+
+
+def _recognised(text: str, images: int) -> str | None:
+    """The table of the first known data among the names."""
+    for data, size in _SIZES.items():
+        if data in text and images == size:
+            if "resnext" in text:
+                return "tab:resnext"
+            if "pvse" in text and data == "flickr30k":
+                return "tab:PVSE"
+            return {"flickr30k": "table:flickr30k", "coco": "table:mscoco"}[data]
+    return None

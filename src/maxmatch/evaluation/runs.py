@@ -1,11 +1,30 @@
-"""Several models, ensembles and similarities on one split: measured, compared, and printed beside the paper's rows."""
+"""`evaluate_runs` and `analyse_run`: what `maxmatch evaluate` and `maxmatch analyse` do, from Python."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from maxmatch.core.array_checks import UsageError
+from maxmatch.core.devices import chosen_device
+from maxmatch.core.progress import Bar, no_bar
+from maxmatch.data.dataset import TEXT, Split
+from maxmatch.data.load import checked_words, load_data, words_met
+from maxmatch.evaluation.analysis import Analysis
+from maxmatch.evaluation.encoding import (
+    EncodedSplit,
+    ModelSource,
+    Say,
+    encode_model,
+    find_model,
+    find_models,
+    load_encoded,
+    load_for,
+    log_line,
+    save_encoded,
+)
 from maxmatch.evaluation.metrics import (
     FOLD_SIZE,
     IMAGE_TEXT,
@@ -18,226 +37,323 @@ from maxmatch.evaluation.metrics import (
     Result,
     SearchRanks,
     check_members,
+    choose_pair,
     chosen,
     evaluate,
     extended,
     load_metrics,
     scores_of,
 )
-from maxmatch.evaluation.paper import OURS, ReportedRow, ReportedTable, tables
-from maxmatch.evaluation.result_tables import Cell, Column, Table
-from maxmatch.evaluation.significance import Difference, Interval, Sums, intervals, paired_test, resampled
+from maxmatch.evaluation.paper import ReportedRow, check_label, paper_rows
+from maxmatch.evaluation.result_tables import (
+    GALLERIES,
+    WORD_RECALLS,
+    ByWords,
+    CaptionRecalls,
+    Ratio,
+    ResultLine,
+    Style,
+    Table,
+    as_data,
+    extended_table,
+    rank_table,
+    recall_table,
+    render,
+    words_data,
+    words_table,
+)
+from maxmatch.evaluation.significance import Interval, Sums, intervals, paired_test, resampled
+from maxmatch.matching.similarity import SIMILARITIES, with_options
+from maxmatch.model.encoder import SetEncoder
+from maxmatch.recipe.schema import Data
 
-# Which of the paper's rows stand beside a result.
-
-_BACKBONES = {  # by a part of a recipe's name
-    "region_bigru": "Faster R-CNN + Bi-GRU",
-    "region_bert": "Faster R-CNN + BERT",
-    "resnet152_bigru": "Resnet152 + Bi-GRU",
-}
-_SIZES = {"flickr30k": 1000, "coco": 5000}
-_COMPARED = (OURS, "Set Div")
+DataSource = str | Path | Data
 
 
-def paper_rows(
-    label: str | None, names: Iterable[str], images: int, split: str | None = None
-) -> tuple[str, Sequence[ReportedRow]] | None:
-    """The label of a table and the rows to show of it; None where there is nothing to compare with.
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate_runs` found.
 
-    label: as in the paper, "none" for no table; without one, it is seen from the names of recipes and data
-    (f30k_region_bigru, …/coco), from the split, where it is known, and from the number of images: it must be the test
-    split. Where a name tells
-    the backbones, the rows with these are shown; else MaxMatch and Set Div with any.
+    lines: one for each model and similarity, then one for each ensemble. about: data and split, where they are known,
+    and the numbers of images and captions. paper: the rows to compare with. by_words: for each line the captions with
+    any of `words`, and those without. encoded: what each model made of the split.
     """
-    if label == "none":
-        return None
-    said = " ".join(names).lower().replace("f30k", "flickr30k")
-    if label is None:
-        label = _recognised(said, images) if split is None or split.startswith("test") else None
-        if label is None:
-            return None
-    table = _table(label)
-    groups = [group for part, group in _BACKBONES.items() if part in said]
-    shown = [row for row in table.rows if row.group in groups]
-    if not shown:
-        named = [row for row in table.rows if row.method in _COMPARED]
-        shown = named or list(table.rows)
-    return table.label, shown
+
+    lines: Sequence[ResultLine]
+    about: Mapping[str, Any]
+    notes: Sequence[str] = ()
+    paper: Sequence[ReportedRow] = ()
+    words: Collection[str] = ()
+    by_words: Sequence[ByWords] = ()
+    encoded: Sequence[EncodedSplit] = field(default=(), repr=False)
+
+    @property
+    def results(self) -> list[Result]:
+        """The results alone: `results[0].figures["rsum"]`."""
+        return [line.result for line in self.lines]
+
+    def tables(self) -> list[Table]:
+        """Recalls; ranks and collapse; CxC and ECCV Caption; captions with the words. Only those that were measured."""
+        made = [recall_table(self.lines, self.paper), rank_table(self.lines), extended_table(self.lines)]
+        *first, last = [table for table in made if table is not None]
+        where = f"{self.about['data']}, {self.about['split']}: " if "data" in self.about else ""
+        counts = f"{where}{self.about['images']:,} images, {self.about['captions']:,} captions"
+        by_words = [words_table(self.by_words)] if self.by_words else []
+        return [*first, replace(last, notes=[counts, *self.notes]), *by_words]
+
+    def render(self, style: Style = "text") -> str:
+        """The tables as text, Markdown or LaTeX."""
+        return "\n\n".join(render(table, style) for table in self.tables())
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures, unrounded, as `maxmatch evaluate --json` prints them."""
+        words = {"by_words": words_data(self.by_words, sorted(self.words))} if self.by_words else {}
+        return as_data(self.lines, self.paper, **self.about, **words, notes=list(self.notes))
 
 
-def _table(label: str) -> ReportedTable:
-    known = tables()
-    if label not in known:
-        raise ValueError(f"--paper: expected one of {', '.join(known)}, or none; got {label!r}.")
-    return known[label]
+def evaluate_runs(
+    models: str | Path | Sequence[str | Path],
+    data: DataSource | None = None,
+    *,
+    split: str | None = None,
+    similarity: str | Sequence[str] = (),
+    ensemble: bool = False,
+    protocol: ProtocolName = "auto",
+    draws: int = 1000,
+    paper: str | None = None,
+    words: Collection[str] = (),
+    save_sets: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    say: Say = log_line,
+    bar: Bar = no_bar,
+) -> Evaluation:
+    """Measure how well one or several models retrieve; each item is encoded once for each model.
 
+    Args:
+        models: Runs (their best epoch is taken), checkpoints, names of models, or files written with `save_sets`.
+        data: Data in any format. None: the data that the runs were trained on.
+        split: None: the split that the run's recipe names, else "test", else "val".
+        similarity: Names of similarities, or "all". None given: the one each model was trained with.
+        ensemble: Also measure all models together, by the mean of their scores.
+        protocol: "plain", "coco" (1K in five folds, and 5K), or "auto": "coco" where there are 5,000 images.
+        draws: Bootstrap samples of the images for intervals and paired tests; 0 for none.
+        paper: The label of the paper's table to compare with, "none", or None to recognise it.
+        words: Also measure captions with any of these words separately.
+        save_sets: A .safetensors file to keep what the (one) model made of the split.
+        options: Changes to how the data is read, by the keys of a recipe's `data`: features, format, images, …
+        device: None: a GPU where there is one.
+        batch_size: Images encoded at once.
+        workers: Processes that read pictures.
+        say: Called with each message.
+        bar: Opens a progress bar.
 
-def _recognised(said: str, images: int) -> str | None:
-    """The table of the first known data among the names."""
-    for data, size in _SIZES.items():
-        if data in said and images == size:
-            if "resnext" in said:
-                return "tab:resnext"
-            if "pvse" in said and data == "flickr30k":
-                return "tab:PVSE"
-            return {"flickr30k": "table:flickr30k", "coco": "table:mscoco"}[data]
-    return None
+    Returns:
+        The results, with `tables()`, `render()` and `to_json()`.
 
-
-# Results as tables for people and as plain data for machines; the paper's rows stand below ours.
-
-GALLERIES = {"": "all", "coco_1k_": "1K", "coco_5k_": "5K"}
-_I2T, _T2I = "image to text", "text to image"
-_RECALLS = [
-    Column(f"R@{level}", f"{way}_r{level}", ".1f", over)
-    for way, over in (("i2t", _I2T), ("t2i", _T2I))
-    for level in (1, 5, 10)
-]
-_RANKS = [
-    Column(heading, f"{way}_{name}", form, over)
-    for way, over in (("i2t", _I2T), ("t2i", _T2I))
-    for heading, name, form in (("median", "median_rank", "g"), ("mean", "mean_rank", ".1f"), ("ties", "ties", ".0f"))
-]
-_SETS = [
-    Column("image", "image_log_variance", ".2f", "log variance"),
-    Column("text", "text_log_variance", ".2f", "log variance"),
-    Column("slots used", "slots_used", ".0%"),
-    Column("pairing stable", "pairing_stability", ".0%"),
-]
-_MORE = [
-    Column("R@1", "{}_r1", ".1f"),
-    Column("R@5", "{}_r5", ".1f"),
-    Column("R@10", "{}_r10", ".1f"),
-    Column("mAP@R", "{}_map_at_r", ".1f"),
-    Column("R-P", "{}_rprecision", ".1f"),
-]
-
-
-@dataclass(frozen=True)
-class ResultLine:
-    """A result and how sure it is, by the prefix of the protocol's figures."""
-
-    result: Result
-    intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
-    against_first: Mapping[str, Difference] = field(default_factory=dict)
-    """How its RSUM differs from that of the first line; empty for the first one itself."""
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """A row of the paper's table beside ours."""
-
-    method: str
-    backbones: str
-    ensemble: bool
-    figures: Mapping[str, float]
-
-
-def recall_table(lines: Sequence[ResultLine], paper: Sequence[PaperRow] = (), notes: Sequence[str] = ()) -> Table:
-    """Recalls and RSUM; with intervals and tests, where they were made; the paper's rows below."""
-    head = [Column("model", "model"), Column("kind", "kind"), Column("similarity", "similarity")]
-    prefixes = list(lines[0].result.galleries)
-    several, sure = len(prefixes) > 1, any(line.intervals for line in lines)
-    tested = any(line.against_first for line in lines)
-    columns = [*head, *([Column("images", "gallery")] if several else []), *_RECALLS, Column("RSUM", "rsum", ".1f")]
-    columns += [Column("95 %", "rsum_interval", "s")] if sure else []
-    columns += [Column("to the first", "against_first", "s"), Column("p", "p", ".3g")] if tested else []
-    rows: list[list[Cell]] = []
-    rules = []
-    for prefix in prefixes:
-        rules.append(len(rows))
-        for line in lines:
-            result = line.result
-            row: list[Cell] = [result.name, result.kind, result.similarity]
-            row += [GALLERIES[prefix]] if several else []
-            row += [result.figures[f"{prefix}{column.name}"] for column in _RECALLS]
-            row.append(result.figures[f"{prefix}rsum"])
-            interval, difference = line.intervals.get(prefix), line.against_first.get(prefix)
-            row += [None if interval is None else _between(*interval["rsum"])] if sure else []
-            row += _difference_cells(difference) if tested else []
-            rows.append(row)
-        shown = [row for row in paper if f"{prefix}rsum" in row.figures]
-        rules += [len(rows)] if shown else []
-        for theirs in shown:
-            kind = "ensemble" if theirs.ensemble else "single"
-            row = [f"paper: {theirs.method}", kind, theirs.backbones, *([GALLERIES[prefix]] if several else [])]
-            row += [theirs.figures.get(f"{prefix}{column.name}") for column in _RECALLS]
-            row.append(theirs.figures[f"{prefix}rsum"])
-            rows.append(row + [None] * (len(columns) - len(row)))
-    return Table(columns, rows, notes, rules[1:])
-
-
-def _between(low: float, high: float) -> str:
-    return f"{low:.1f} to {high:.1f}"
-
-
-def _difference_cells(difference: Difference | None) -> list[Cell]:
-    if difference is None:
-        return [None, None]
-    return [f"{difference.rsum:+.1f} ({_between(difference.low, difference.high)})", difference.p]
-
-
-def rank_table(lines: Sequence[ResultLine]) -> Table:
-    """Median and mean ranks, ties, and whether the sets collapse."""
-    prefixes = list(lines[0].result.galleries)
-    several = len(prefixes) > 1
-    head = [Column("model", "model"), Column("similarity", "similarity")]
-    columns = [*head, *([Column("images", "gallery")] if several else []), *_RANKS, *_SETS]
-    rows: list[list[Cell]] = []
-    for prefix in prefixes:
-        for line in lines:
-            result = line.result
-            row: list[Cell] = [result.name, result.similarity, *([GALLERIES[prefix]] if several else [])]
-            row += [result.figures[f"{prefix}{column.name}"] for column in _RANKS]
-            rows.append(row + [result.figures.get(column.name) for column in _SETS])
-    return Table(columns, rows, rules=[len(lines)] if several else [])
-
-
-def extended_table(lines: Sequence[ResultLine]) -> Table | None:
-    """CxC and ECCV Caption, where they were measured."""
-    measured = [line for line in lines if "cxc_rsum" in line.result.figures]
-    if not measured:
-        return None
-    columns = [Column("model", "model"), Column("similarity", "similarity")]
-    rows: list[list[Cell]] = [[line.result.name, line.result.similarity] for line in measured]
-    for data, title in (("cxc", "CxC"), ("eccv", "ECCV Caption")):
-        for way, over in (("i2t", _I2T), ("t2i", _T2I)):
-            for column in _MORE:
-                name = column.name.format(f"{data}_{way}")
-                if name in measured[0].result.figures:
-                    columns.append(Column(column.heading, name, column.form, f"{title}, {over}"))
-                    for row, line in zip(rows, measured, strict=True):
-                        row.append(line.result.figures[name])
-    return Table(columns, rows)
-
-
-def as_data(lines: Sequence[ResultLine], paper: Sequence[PaperRow] = (), **about: Any) -> dict[str, Any]:
-    """Everything, unrounded, for `--json`."""
-    results = []
-    for line in lines:
-        result = line.result
-        one: dict[str, Any] = {
-            "model": result.name,
-            "kind": result.kind,
-            "members": result.members,
-            "similarity": result.similarity,
-            **result.figures,
+    Example:
+        >>> found = evaluate_runs("runs/first")  # doctest: +SKIP
+        >>> found.results[0].figures["rsum"]  # doctest: +SKIP
+    """
+    names = similarity_names([similarity] if isinstance(similarity, str) else similarity)
+    check_label(paper)
+    wanted = checked_words(words, "words") if words else frozenset()
+    file = None if save_sets is None else Path(save_sets).expanduser()
+    if file is not None and file.suffix != ".safetensors":
+        raise UsageError(f"save_sets: expected a name that ends in .safetensors, got {file.name}.")
+    sources = find_models([models] if isinstance(models, str | Path) else models, say)
+    if file is not None and len(sources) > 1:
+        raise UsageError("save_sets keeps the sets of one model: call it for each.")
+    if ensemble and len(sources) < 2:
+        raise UsageError("ensemble takes two models or more.")
+    if all(source.kind == "sets" for source in sources):
+        encoded, part = _stored(sources, data, split, options or {}, wanted, say), None
+        about = {key: encoded[0].notes[key] for key in ("data", "split") if key in encoded[0].notes}
+    else:
+        loaded = load_for(sources, data, split, options, say=say)
+        by_path = {
+            source.path: encode_model(
+                source, loaded, device=device, batch_size=batch_size, workers=workers, say=say, bar=bar
+            )
+            for source in {source.path: source for source in sources}.values()
         }
-        if line.intervals:
-            one["intervals"] = {
-                f"{prefix}{name}": list(interval)
-                for prefix, some in line.intervals.items()
-                for name, interval in some.items()
-            }
-        if line.against_first:
-            one["against_first"] = {
-                f"{prefix}rsum": difference._asdict() for prefix, difference in line.against_first.items()
-            }
-        results.append(one)
-    reported = [
-        {"method": row.method, "backbones": row.backbones, "ensemble": row.ensemble, **row.figures} for row in paper
-    ]
-    return {**about, "results": results, **({"paper": reported} if paper else {})}
+        encoded, part = [by_path[source.path] for source in sources], loaded.part
+        about = {"data": str(loaded.dataset.path), "split": loaded.split}
+    if file is not None:
+        save_encoded(encoded[0], file)
+        say(f"{save_sets}: sets written")
+    teams = [members(sources, encoded, name) for name in names] or [members(sources, encoded)]
+    pair = choose_pair(encoded[0].sets)
+    singles = [[member] for team in teams for member in team]
+    lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws)
+    about |= {name: len(encoded[0].groups[side]) for name, side in zip(("images", "captions"), pair, strict=True)}
+    theirs, paper_notes = _paper(paper, sources, about, lines)
+    by_word = by_words(lines, _captions_with(wanted, part, encoded[0]), draws) if part is not None and wanted else []
+    return Evaluation(lines, about, [*notes, *paper_notes], theirs, wanted, by_word, encoded)
+
+
+def similarity_names(asked: Sequence[str]) -> list[str]:
+    """The names of similarities, each once; "max" is "mil", and "all" all of them."""
+    names = []
+    for name in asked:
+        name = {"max": "mil"}.get(name, name)
+        if name != "all" and name not in SIMILARITIES:
+            known = ", ".join([*SIMILARITIES, "max", "all"])
+            raise UsageError(f"similarity: expected one of {known}, got {name!r}.")
+        names += list(SIMILARITIES) if name == "all" else [name]
+    return list(dict.fromkeys(names))
+
+
+def members(
+    sources: Sequence[ModelSource], encoded: Sequence[EncodedSplit], similarity: str | None = None
+) -> list[EvaluatedModel]:
+    """Models with their sets and a similarity, each by default with the one of its training and its options."""
+    found = []
+    for source, sets in zip(sources, encoded, strict=True):
+        trained = sets.notes.get("similarity", "maxmatch")
+        options = sets.notes.get("similarity_options", {}) if similarity in (None, trained) else {}
+        found.append(EvaluatedModel(source.name, sets, with_options(similarity or trained, options)))
+    return found
+
+
+def _stored(
+    sources: Sequence[ModelSource],
+    data: DataSource | None,
+    split: str | None,
+    options: Mapping[str, Any],
+    words: Collection[str],
+    say: Say,
+) -> list[EncodedSplit]:
+    """The sets of files alone: nothing can be asked for that takes the data."""
+    encoded = [load_encoded(Path(source.path)) for source in sources]
+    known = encoded[0].notes.get("split", split)
+    if split not in (None, known):
+        raise ValueError(f"split {split}: these sets are of {known!r}. Encode that split first.")
+    if options:
+        raise ValueError(
+            f"{next(iter(options))}: changes how data is read, but files of sets are encoded already. Leave it out, "
+            "or give the model and the data."
+        )
+    if words:
+        raise UsageError("words: need captions, which files of sets do not hold. Give a model and the data.")
+    if data is not None:
+        say(f"{data}: not read; files of sets need no data")
+    return encoded
+
+
+def _captions_with(words: Collection[str], part: Split, encoded: EncodedSplit) -> np.ndarray:
+    """Which captions of the encoded split have any of the words, in its order."""
+    if TEXT not in encoded.ids:
+        raise UsageError(f"words: need captions, but the models have {', '.join(encoded.ids)}.")
+    texts = part[TEXT]
+    places = {str(name): place for place, name in enumerate(texts.ids)}
+    captions = [texts.values[places[name]] for name in encoded.ids[TEXT]]
+    return np.array([len(met) > 0 for met in words_met(captions, frozenset(words))], np.bool_)
+
+
+def _paper(
+    label: str | None, sources: Sequence[ModelSource], about: Mapping[str, Any], lines: Sequence[ResultLine]
+) -> tuple[Sequence[ReportedRow], list[str]]:
+    """The paper's rows to compare with, and a note about them."""
+    recipes = [source.recipe.name for source in sources if source.recipe is not None]
+    split = about.get("split")
+    found = paper_rows(label, [*recipes, str(about.get("data", ""))], about["images"], split)
+    if found is None:
+        return [], []
+    label, rows = found
+    measured = [f"{prefix}rsum" for prefix in lines[0].result.galleries]
+    rows = [row for row in rows if any(name in row.figures for name in measured)]
+    if not rows:
+        return [], [f"paper: {label} has no figures of this protocol"]
+    elsewhere = "" if split is None or split.startswith("test") else f"; on the test split, ours on {split}"
+    return rows, [f"paper: {label}, its RSUM the sum of its cells{elsewhere}"]
+
+
+class AnalysedRun(NamedTuple):
+    """What `analyse_run` found, and where its report is."""
+
+    analysis: Analysis
+    report: Path
+
+
+def analyse_run(
+    model: str | Path,
+    data: DataSource | None = None,
+    out: str | Path | None = None,
+    *,
+    split: str | None = None,
+    similarity: str | None = None,
+    examples: int = 5,
+    projection: str = "tsne",
+    seed: int = 0,
+    title: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    batch_size: int = 64,
+    say: Say = log_line,
+    bar: Bar = no_bar,
+) -> AnalysedRun:
+    """Analyse what the slots of a model have learned, and write report.html, figures/ and analysis.json.
+
+    Args:
+        model: A run (its best epoch is taken), a checkpoint or the name of a model.
+        data: Data in any format. None: the data that the run was trained on.
+        out: The report's folder. None: analysis/ in the run, or analysis-NAME here.
+        split: None: the split that the run's recipe names, else "test", else "val".
+        similarity: None: the one of training.
+        examples: Queries and failures shown in each direction.
+        projection: "tsne" or "umap".
+        seed: Of the examples drawn, and of the projection.
+        title: The model's name in the report.
+        options: Changes to how the data is read, by the keys of a recipe's `data`: features, format, images, …
+        device: None: a GPU where there is one.
+        batch_size: Images encoded at once.
+        say: Called with each message.
+        bar: Opens a progress bar.
+
+    Returns:
+        The analysis, and the path of the report.
+
+    Example:
+        >>> analyse_run("runs/first").report  # doctest: +SKIP
+    """
+    from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
+
+    where = chosen_device(device)
+    check_installed(projection)
+    names = similarity_names([similarity] if similarity else [])
+    if len(names) > 1:
+        raise UsageError("similarity: a report is made with one, got 'all'.")
+    (source,) = find_models([model], say)
+    if source.kind != "checkpoint" or (isinstance(data, str | Path) and find_model(data) is not None):
+        raise ValueError("MODEL: expected one checkpoint or run, then DATA: a report is about one model and its data.")
+    run = Path(source.path).parent
+    default = run / "analysis" if source.recipe is not None else f"analysis-{Path(source.path).resolve().name}"
+    folder = Path(out or default).expanduser()
+    refuse_foreign(folder)
+    preferred = [] if source.recipe is None else [source.recipe.evaluate.split]
+    loaded = load_for([source], data, split, options, preferred, say)
+    visible = loaded.part
+    if loaded.described.features is not None:  # features cannot be looked at: show the pictures they were made of
+        pictures = load_data(loaded.described.model_copy(update={"features": None}), lambda line: None)
+        visible = pictures.split(loaded.split)
+    say(f"{source.path} on {loaded.part.size:,} images of {loaded.dataset.path}, split {loaded.split!r}")
+    with bar("encoding", loaded.part.size) as advance:
+        found, page = make_report(
+            SetEncoder.from_pretrained(source.path, where),
+            loaded.part,
+            visible,
+            folder,
+            ReportOptions(names[0] if names else None, examples, projection, seed, batch_size),
+            title=title or source.name,
+            facts={"model": source.path, "data": str(loaded.dataset.path), "split": loaded.split},
+            run=run,
+            say=say,
+            advance=advance,
+        )
+    return AnalysedRun(found, page)
 
 
 # Several models, ensembles and similarities on one split: each measured, and compared with the first.
@@ -253,16 +369,18 @@ def measure(
     draws: int = 1000,
     max_memory: int = MAX_MEMORY,
     fold_size: int = FOLD_SIZE,
+    extended_coco: bool = True,
 ) -> tuple[list[ResultLine], list[str]]:
     """A line for each team, of one model or of an ensemble, with intervals and a test against the first; and notes.
 
-    draws: of images, for both; 0 for none. All teams must hold the same items.
+    draws: of images, for both; 0 for none. extended_coco: also CxC and ECCV Caption, with the protocol "coco". All
+    teams must hold the same items.
     """
     first = teams[0][0]
     check_members([first, *(member for team in teams for member in team)], pair)
     size = first.encoded.notes.get("groups")
     coco = chosen(protocol, first.encoded.groups[pair[0]], fold_size, size) == "coco"
-    metrics, notes = _coco_metrics() if coco and pair == IMAGE_TEXT else (None, [])
+    metrics, notes = _coco_metrics() if coco and extended_coco and pair == IMAGE_TEXT else (None, [])
     results = []
     for team in teams:
         scores = scores_of(team, pair, max_memory)
@@ -299,41 +417,7 @@ def _line(result: Result, first: Result | None, draws: int) -> ResultLine:
     return ResultLine(result, sure, differences)
 
 
-# How well captions with certain words find their image, beside those without: of words that a model has never seen.
-
-_WORD_RECALLS = tuple(f"t2i_r{level}" for level in LEVELS)
-_SEED = 0  # so that a result has the same intervals every time
-
-
-@dataclass(frozen=True)
-class CaptionRecalls:
-    """Some captions as queries: how many, the share in per cent that found their image, and how sure that is."""
-
-    captions: int
-    recalls: Mapping[str, float]
-    intervals: Mapping[str, Interval]
-
-
-class Ratio(NamedTuple):
-    """What part of a second model's R@10 a first one reaches, for the captions with the words."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class ByWords:
-    """A model's captions with any of the words, and those with none. ratio: of the first model's R@10 of the captions
-    with the words to that of this one; None for the first one itself, and where this one finds nothing.
-    """
-
-    model: str
-    similarity: str
-    gallery: str
-    met: CaptionRecalls
-    others: CaptionRecalls
-    ratio: Ratio | None
+# Captions with certain words, such as words that a model has never seen, and captions without.
 
 
 def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) -> list[ByWords]:
@@ -342,9 +426,9 @@ def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) ->
     With folds, a caption counts where it is a query: all captions of all folds together. Intervals are by bootstrap
     over the images that have such captions; draws = 0 for none.
     """
-    for wanted, said in ((met, "has any"), (~met, "has none")):
+    for wanted, which in ((met, "any"), (~met, "none")):
         if not wanted.any():
-            raise ValueError(f"words: no caption of the split {said} of the words: there is nothing to compare.")
+            raise ValueError(f"words: no caption of the split has {which} of the words: there is nothing to compare.")
     found = []
     for prefix in lines[0].result.galleries:
         first = lines[0].result.galleries[prefix]
@@ -362,9 +446,9 @@ def _side(galleries: Sequence[SearchRanks], wanted: np.ndarray, draws: int) -> C
     recalls = 100 * sums.found.sum(0) / sums.asked.sum(0)
     sure = {}
     if draws:
-        drawn = resampled([sums], draws, np.random.default_rng(_SEED))
-        sure = {name: _interval(drawn[:, n]) for n, name in enumerate(_WORD_RECALLS)}
-    return CaptionRecalls(int(wanted.sum()), {name: float(recalls[n]) for n, name in enumerate(_WORD_RECALLS)}, sure)
+        drawn = resampled([sums], draws, np.random.default_rng(SEED))
+        sure = {name: _interval(drawn[:, n]) for n, name in enumerate(WORD_RECALLS)}
+    return CaptionRecalls(int(wanted.sum()), {name: float(recalls[n]) for n, name in enumerate(WORD_RECALLS)}, sure)
 
 
 def _ratio(first: Sequence[SearchRanks], second: Sequence[SearchRanks], met: np.ndarray, draws: int) -> Ratio | None:
@@ -377,7 +461,7 @@ def _ratio(first: Sequence[SearchRanks], second: Sequence[SearchRanks], met: np.
     if not draws:
         return Ratio(float(hits[0] / hits[1]), None, None)
     both = Sums(np.stack([one.found[:, last], other.found[:, last]], 1), one.asked[:, :2])
-    drawn = resampled([both], draws, np.random.default_rng(_SEED))
+    drawn = resampled([both], draws, np.random.default_rng(SEED))
     drawn = drawn[drawn[:, 1] > 0]
     return Ratio(float(hits[0] / hits[1]), *_interval(drawn[:, 0] / drawn[:, 1]))
 
@@ -395,51 +479,3 @@ def _sums(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> Sums:
     place = np.unique(groups[wanted], return_inverse=True)[1]
     found = np.stack([np.bincount(place, ranks[wanted] <= level) for level in LEVELS], 1)
     return Sums(found, np.repeat(np.bincount(place).astype(float)[:, None], len(LEVELS), 1))
-
-
-def words_table(found: Sequence[ByWords]) -> Table:
-    """The two sides beside each other, R@10 with its interval; and what part of a later line the first one reaches."""
-    columns = [Column("model", "model"), Column("similarity", "similarity"), Column("images", "gallery")]
-    for side, over in (("met", "text to image, with the words"), ("others", "without")):
-        columns += [Column("captions", f"{side}_captions", ",.0f", over)]
-        columns += [Column(f"R@{level}", f"{side}_t2i_r{level}", ".1f", over) for level in LEVELS]
-        columns += [Column("95 %", f"{side}_interval", "s", over)]
-    rows: list[list[Cell]] = []
-    for one in found:
-        row: list[Cell] = [one.model, one.similarity, one.gallery]
-        for part in (one.met, one.others):
-            interval = part.intervals.get(_WORD_RECALLS[-1])
-            row += [part.captions, *part.recalls.values()]
-            row.append(None if interval is None else f"{interval.low:.1f} to {interval.high:.1f}")
-        rows.append(row)
-    return Table(columns, rows, [line for one in found if (line := _sentence(found[0].model, one))])
-
-
-def _sentence(first: str, one: ByWords) -> str | None:
-    if one.ratio is None:
-        return None
-    value, low, high = one.ratio
-    sure = "" if low is None else f" (95 %: {low:.0%} to {high:.0%})"
-    where = "" if one.gallery == "all" else f", {one.gallery}"
-    return f"R@10 of the captions with the words: {first} has {value:.0%}{sure} of that of {one.model}{where}"
-
-
-def words_data(found: Sequence[ByWords], words: Sequence[str]) -> dict[str, Any]:
-    """Everything, unrounded, for `--json`."""
-
-    def side(part: CaptionRecalls) -> dict[str, Any]:
-        sure = {name: list(interval) for name, interval in part.intervals.items()}
-        return {"captions": part.captions, **part.recalls, **({"intervals": sure} if sure else {})}
-
-    results = [
-        {
-            "model": one.model,
-            "similarity": one.similarity,
-            "images": one.gallery,
-            "with": side(one.met),
-            "without": side(one.others),
-            **({} if one.ratio is None else {"first_to_this_r10": one.ratio._asdict()}),
-        }
-        for one in found
-    ]
-    return {"words": sorted(words), "results": results}

@@ -1,21 +1,16 @@
 """The paper's figures from models that were trained: t-SNE, heatmap, and what each slot finds."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from maxmatch.core.files import whole
-from maxmatch.data.dataset import Split
-from maxmatch.data.load import load_data
-from maxmatch.evaluation.encoding import EncodedSplit, encode_items
-from maxmatch.model.encoder import SetEncoder
-from maxmatch.recipe.schema import Recipe
+from maxmatch.evaluation.encoding import EncodedSplit, encode_model
+from maxmatch.evaluation.runs import analyse_run
 from maxmatch.reproduce.jobs import Job, TablePlan
 from maxmatch.reproduce.sweep import Outcome
-from maxmatch.reproduce.worker import split_for
-from maxmatch.training.run import RunFolder
+from maxmatch.reproduce.worker import data_of, sources_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,24 +18,21 @@ if TYPE_CHECKING:
 _KINDS: tuple[Literal["pdf"], Literal["png"]] = ("pdf", "png")
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model of the figure: what it is called, its job, and the split it is shown on."""
+class _Model(NamedTuple):
+    """A model of the figure: what it is called, and its job."""
 
     title: str
     job: Job
-    split: str
-    items: Split
-    model: SetEncoder
 
     @property
-    def recipe(self) -> Recipe:
-        """What it was trained by."""
-        return self.job.recipes[0]
+    def pair(self) -> tuple[str, str]:
+        """The two modalities."""
+        return self.job.recipes[0].objective.pairs[0]
 
-    def encoded(self) -> EncodedSplit:
+    def encoded(self, device: str) -> EncodedSplit:
         """Its sets."""
-        return encode_items(self.model, self.items, batch_size=self.recipe.train.batch_size)
+        (source,), batch_size = sources_of(self.job), self.job.recipes[0].train.batch_size
+        return encode_model(source, data_of(self.job), device=device, batch_size=batch_size)
 
 
 def draw(plan: TablePlan, outcomes: Mapping[Path, Outcome], device: str) -> list[Path]:
@@ -48,61 +40,55 @@ def draw(plan: TablePlan, outcomes: Mapping[Path, Outcome], device: str) -> list
     from maxmatch.evaluation.report.make_report import check_plots
 
     check_plots()
-    return list(_FIGURES[plan.target.name](plan, _trained(plan, outcomes, device)))
+    models = [
+        _Model(planned.line.title[0], job)
+        for planned in plan.lines
+        for job in planned.jobs[:1]
+        if outcomes[job.folder].result is not None
+    ]
+    return list(_FIGURES[plan.target.name](plan, models, device))
 
 
-def _trained(plan: TablePlan, outcomes: Mapping[Path, Outcome], device: str) -> Iterator[Trained]:
-    for planned in plan.lines:
-        for job in planned.jobs[:1]:
-            if outcomes[job.folder].result is not None:
-                dataset = load_data(job.recipes[0].data, lambda line: None, job.recipes[0].model.resolved().towers)
-                name = split_for(dataset, job.recipes[0], job.split)
-                model = SetEncoder.from_pretrained(RunFolder(job.folder).best, device)
-                yield Trained(planned.line.title[0], job, name, dataset.split(name), model)
-
-
-def _tsne(plan: TablePlan, models: Iterator[Trained]) -> Iterator[Path]:
+def _tsne(plan: TablePlan, models: Sequence[_Model], device: str) -> Iterator[Path]:
     import numpy as np
 
     from maxmatch.evaluation.report.figures import scatter
     from maxmatch.evaluation.slots import project
 
     for one in models:
-        pair = one.recipe.objective.pairs[0]
-        found = project(one.encoded(), pair, seed=0)
-        of = np.array([pair.index(name) for name in found.modality])
-        figure = scatter(found.points, np.array(found.slot), pair, of, "t-SNE")
+        found = project(one.encoded(device), one.pair, seed=0)
+        of = np.array([one.pair.index(name) for name in found.modality])
+        figure = scatter(found.points, np.array(found.slot), one.pair, of, "t-SNE")
         yield from _saved(figure, plan.options.out / f"tsne-{_file_name(one.title)}")
 
 
-def _heatmap(plan: TablePlan, models: Iterator[Trained]) -> Iterator[Path]:
+def _heatmap(plan: TablePlan, models: Sequence[_Model], device: str) -> Iterator[Path]:
     from maxmatch.evaluation.report.figures import heatmap
     from maxmatch.evaluation.slots import between_sets
 
-    cosines, pair = {}, ("image", "text")
-    for one in models:
-        pair = one.recipe.objective.pairs[0]
-        cosines[one.title] = between_sets(one.encoded(), pair).true.cpu().numpy()
+    cosines = {one.title: between_sets(one.encoded(device), one.pair).true.cpu().numpy() for one in models}
     if cosines:
-        yield from _saved(heatmap(cosines, *pair), plan.options.out / "heatmap")
+        yield from _saved(heatmap(cosines, *models[0].pair), plan.options.out / "heatmap")
 
 
-def _qualitative(plan: TablePlan, models: Iterator[Trained]) -> Iterator[Path]:
+def _qualitative(plan: TablePlan, models: Sequence[_Model], device: str) -> Iterator[Path]:
     """A report of each model: what its slots find, both ways, and failures, with the pictures."""
-    from maxmatch.evaluation.report.make_report import ReportOptions, make_report
-
     for one in models:
-        bare = one.recipe.data.model_copy(update={"features": None})
-        visible = load_data(bare, lambda line: None).split(one.split) if one.recipe.data.features else one.items
-        facts = {"model": str(one.job.folder), "data": str(one.recipe.data.path), "split": one.split}
+        recipe = one.job.recipes[0]
         folder = plan.options.out / f"qualitative-{_file_name(one.title)}"
-        wanted = ReportOptions(batch_size=one.recipe.train.batch_size)
-        yield make_report(
-            one.model, one.items, visible, folder, wanted, title=one.title, facts=facts, run=one.job.folder
-        )[1]
+        yield analyse_run(
+            one.job.folder,
+            recipe.data,
+            folder,
+            split=data_of(one.job).split,
+            title=one.title,
+            device=device,
+            batch_size=recipe.train.batch_size,
+            say=lambda line: None,
+        ).report
 
 
-_FIGURES: dict[str, Callable[[TablePlan, Iterator[Trained]], Iterator[Path]]] = {
+_FIGURES: dict[str, Callable[[TablePlan, Sequence[_Model], str], Iterator[Path]]] = {
     "tsne": _tsne,
     "heatmap": _heatmap,
     "qualitative": _qualitative,

@@ -10,22 +10,19 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import lock, whole
 from maxmatch.core.types import Ranks
-from maxmatch.data.dataset import Dataset, Split
-from maxmatch.data.load import load_data
-from maxmatch.evaluation.encoding import encode_items
-from maxmatch.evaluation.metrics import EvaluatedModel, SearchRanks, chance, evaluate
+from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for
+from maxmatch.evaluation.metrics import SearchRanks, chance
+from maxmatch.evaluation.runs import measure, members
 from maxmatch.evaluation.slots import element_analysis
-from maxmatch.model.encoder import SetEncoder
-from maxmatch.recipe.schema import Recipe
 from maxmatch.reproduce.jobs import Job, read_job
 from maxmatch.training.run import RunFolder
 
@@ -81,49 +78,50 @@ class Measured(NamedTuple):
     search: SearchRanks
 
 
-def measure(job: Job, device: str | None = None) -> Measured:
+def sources_of(job: Job) -> list[ModelSource]:
+    """The trained models of a job."""
+    return [
+        ModelSource(folder.name, str(RunFolder(folder).best), "checkpoint", recipe)
+        for recipe, folder in zip(job.recipes, job.members, strict=True)
+    ]
+
+
+def data_of(job: Job, say: Say = lambda line: None) -> LoadedData:
+    """The data of a job and the split to measure on: the one asked for, or the first there is of COCO's whole test
+    split, the recipe's and that of validation.
+    """
+    recipe = job.recipes[0]
+    preferred = (_WHOLE_COCO, recipe.evaluate.split, recipe.data.val_split)
+    return load_for(sources_of(job), recipe.data, job.split, preferred=preferred, say=say)
+
+
+def measure_job(job: Job, device: str | None = None) -> Measured:
     """The figures of a job whose models are trained, the split they were measured on and how many images it has.
 
     Beside those of retrieval: `image_slot_1_rsum` … with one slot kept (tab:5), and RSUM by further similarities of the
     recipe, `top_k_rsum`. Of an ensemble only those of retrieval.
     """
-    recipe = job.recipes[0]
+    recipe, sources, loaded = job.recipes[0], sources_of(job), data_of(job, print)
     pair = recipe.objective.pairs[0]
-    dataset = load_data(recipe.data, print, recipe.model.resolved().towers)
-    name = split_for(dataset, recipe, job.split)
-    split = dataset.split(name)
-    members = [_member(*one, split, device) for one in zip(job.recipes, job.members, strict=True)]
-    result = evaluate(members, pair=pair, protocol=job.protocol)
-    found = dict(result.figures)
-    first = members[0].encoded
-    found |= {"chance_rsum": chance(*(first.groups[side].cpu() for side in pair))["rsum"]}
-    if len(members) == 1:
-        kept = element_analysis(first, pair, members[0].similarity, found).kept
+    encode = partial(encode_model, batch_size=recipe.train.batch_size, workers=recipe.train.workers, say=print)
+    encoded = [encode(source, loaded, device=device) for source in sources]
+    similarities = recipe.similarities if len(sources) == 1 else recipe.similarities[:1]
+    teams = [members(sources, encoded, similarity) for similarity in similarities]
+    first, *others = (line.result for line in measure(teams, pair, job.protocol, draws=0, extended_coco=False)[0])
+    found = dict(first.figures)
+    found |= {"chance_rsum": chance(*(encoded[0].groups[side].cpu() for side in pair))["rsum"]}
+    if len(sources) == 1:
+        kept = element_analysis(encoded[0], pair, teams[0][0].similarity, found).kept
         found |= {
             f"{side}_slot_{slot}_rsum": figures["rsum"]
             for side in pair
             for slot, figures in enumerate(kept[side], start=1)
         }
-        for similarity in recipe.similarities[1:]:
-            other = evaluate([EvaluatedModel(similarity, first, similarity)], pair=pair, protocol="plain")
-            found[f"{similarity}_rsum"] = other.figures["rsum"]
-    (search,) = result.galleries["coco_5k_" if "coco_5k_" in result.galleries else ""]
-    return Measured({"split": name, "images": len(first.groups[pair[0]]), "figures": found}, search)
-
-
-def split_for(dataset: Dataset, recipe: Recipe, asked: str | None = None) -> str:
-    """The split to measure on: the one that was asked for, the recipe's where the data has it, or the validation's."""
-    if asked is not None:
-        dataset.split(asked)
-        return asked
-    wanted = (_WHOLE_COCO, recipe.evaluate.split, recipe.data.val_split)
-    return next((name for name in wanted if name in dataset.splits), recipe.data.val_split)
-
-
-def _member(recipe: Recipe, folder: Path, split: Split, device: str | None) -> EvaluatedModel:
-    model = SetEncoder.from_pretrained(RunFolder(folder).best, chosen_device(device))
-    encoded = encode_items(model, split, batch_size=recipe.train.batch_size, workers=recipe.train.workers)
-    return EvaluatedModel(folder.name, encoded, model.similarity_like(recipe.similarities[0]))
+    prefix = "coco_5k_" if "coco_5k_" in first.galleries else ""
+    for similarity, other in zip(similarities[1:], others, strict=True):
+        found[f"{similarity}_rsum"] = other.figures[f"{prefix}rsum"]
+    (search,) = first.galleries[prefix]
+    return Measured({"split": loaded.split, "images": len(encoded[0].groups[pair[0]]), "figures": found}, search)
 
 
 # Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.worker FOLDER [DEVICE]`.
@@ -143,7 +141,7 @@ def work(job: Job, device: str | None = None) -> None:
     started = time.monotonic()
     for recipe, folder in zip(job.recipes, job.members, strict=True):
         train(recipe, folder, resume=True, device=device, show_progress=False)
-    measured = measure(job, device)
+    measured = measure_job(job, device)
     ranks = write_ranks(job.folder, measured.search)  # first: a job with a result has them
     job.finish({**measured.found, "ranks": ranks, "seconds": time.monotonic() - started})
 

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Literal
 
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.metrics import chance, log_circular_variance, retrieval, slot_pairing
+from maxmatch.evaluation.metrics import EvaluatedModel, chance, evaluate
 from maxmatch.matching.similarity import with_options
 from maxmatch.recipe.schema import Recipe
 
@@ -17,20 +17,10 @@ def measures(
     encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, int | float] | None = None
 ) -> dict[str, float]:
     """Recalls and RSUM between two modalities, and the collapse of each. options: those of the similarity."""
-    rows, columns = pair
-    by_options = with_options(similarity, options or {})
-    images, texts = encoded.sets[rows], encoded.sets[columns]
-    found = retrieval(images, texts, encoded.groups[rows], encoded.groups[columns], by_options)
-    by_chance = chance(encoded.groups[rows].cpu(), encoded.groups[columns].cpu())
-    pairing = slot_pairing(images, texts, encoded.partners(pair), similarity)
-    return {
-        **found,
-        **{f"chance_{name}": value for name, value in by_chance.items()},
-        f"{rows}_log_variance": log_circular_variance(images),
-        f"{columns}_log_variance": log_circular_variance(texts),
-        "slots_used": pairing.used,
-        "pairing_stability": pairing.stability,
-    }
+    model = EvaluatedModel("model", encoded, with_options(similarity, options or {}))
+    by_chance = chance(*(encoded.groups[name].cpu() for name in pair))
+    figures = evaluate([model], pair=pair, protocol="plain").figures
+    return {**figures, **{f"chance_{name}": value for name, value in by_chance.items()}}
 
 
 # Training that does not work says so: what it looks like, why, and what to try.

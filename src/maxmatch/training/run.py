@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +16,9 @@ from maxmatch.core.files import METRICS, write_whole
 from maxmatch.data.dataset import Split
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.encoding import EncodedSplit, encode_split
-from maxmatch.evaluation.metrics import EvaluatedModel, Pairing, evaluate, slot_pairing
-from maxmatch.evaluation.significance import Interval, intervals
+from maxmatch.evaluation.metrics import EvaluatedModel, Pairing, slot_pairing
+from maxmatch.evaluation.runs import measure
+from maxmatch.evaluation.significance import Interval
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
@@ -235,7 +235,6 @@ def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str])
 
 # What a run has to say in the model card of what it trained: data, command, figures and limits.
 
-_DRAWS = 1000
 _PATHS = ("path", "images", "features", "word_vectors", "tokenizer")
 _LIMITS = """## Limits
 
@@ -265,11 +264,11 @@ def figure_notes(
 ) -> str:
     """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown."""
     member = EvaluatedModel("model", encoded, with_options(similarity, dict(options)))
-    result = evaluate([member], pair=pair, protocol="plain")
-    sure = intervals(result.galleries[""], _DRAWS, np.random.default_rng(0))
+    (line,), _ = measure([[member]], pair, "plain")
+    figures, sure = line.result.figures, line.intervals[""]
     counts = " and ".join(f"{len(encoded.groups[name]):,} {name}s" for name in pair)
     rows = [
-        f"| {one} to {other} | " + " | ".join(_figure(result.figures, sure, f"{way}_r{n}") for n in (1, 5, 10)) + " |"
+        f"| {one} to {other} | " + " | ".join(_figure(figures, sure, f"{way}_r{n}") for n in (1, 5, 10)) + " |"
         for way, one, other in (("i2t", *pair), ("t2i", *pair[::-1]))
     ]
     head = "| per cent (95 % interval) | R@1 | R@5 | R@10 |\n|---|---|---|---|\n"
@@ -278,7 +277,7 @@ def figure_notes(
             "## How well it retrieves",
             f"On the split `{split}`: {counts}, one model, compared by `{similarity}`.",
             head + "\n".join(rows),
-            f"RSUM {_figure(result.figures, sure, 'rsum')}.",
+            f"RSUM {_figure(figures, sure, 'rsum')}.",
         ]
     )
 

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from maxmatch.core.files import read_metrics, sync, write_whole
-from maxmatch.core.progress import Advance, Skipped, quiet
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, Split
 from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
-from maxmatch.evaluation.encoding import EncodedSplit, encode_items
+from maxmatch.evaluation.encoding import EncodedSplit, Say, encode_items, left_out
+from maxmatch.evaluation.metrics import choose_pair
 from maxmatch.evaluation.report.contents import METHODS, Contents, Shown, shown_items
 from maxmatch.evaluation.report.sections import page
 from maxmatch.evaluation.slots import Attention, Projection, attention, project
@@ -112,8 +113,6 @@ def _write_figures(contents: Contents, folder: Path) -> dict[str, bytes]:
 
 # From a model and a split to a report: encode, measure, look, write.
 
-Say = Callable[[str], object]
-
 
 @dataclass(frozen=True)
 class ReportOptions:
@@ -149,8 +148,8 @@ def make_report(
     folder of the run that the model comes from, whose metrics.jsonl is drawn where there is one. advance: told how many
     groups more are encoded.
     """
-    pair = pair_of(model)
-    encoded = encode_items(model, split, batch_size=wanted.batch_size, advance=advance, report=_left_out(say))
+    pair = choose_pair(model.towers)
+    encoded = encode_items(model, split, batch_size=wanted.batch_size, advance=advance, report=left_out(say))
     say("measuring")
     similarity = wanted.similarity or model.similarity_name
     found = analyse(
@@ -180,16 +179,6 @@ def make_report(
     return found, page
 
 
-def pair_of(model: SetEncoder) -> tuple[str, str]:
-    """The two modalities that are compared: images with texts, or the first two that the model has."""
-    names = list(model.towers)
-    if IMAGE in names and TEXT in names:
-        return IMAGE, TEXT
-    if len(names) < 2:
-        raise ValueError(f"MODEL: expected two modalities to compare, this model has only {', '.join(names)}.")
-    return names[0], names[1]
-
-
 def check_installed(projection: str) -> None:
     """ImportError, with the cure, where figures cannot be drawn: said before anything is measured."""
     check_plots()
@@ -198,13 +187,6 @@ def check_installed(projection: str) -> None:
         raise ImportError(
             f"{METHODS[projection]} needs a package that is not installed: pip install 'maxmatch[{extra}]'"
         )
-
-
-def _left_out(say: Say) -> Callable[[Skipped], None]:
-    def report(item: Skipped) -> None:
-        say(f"{item} Left out, with what belongs to it.")
-
-    return report
 
 
 class _Looks(NamedTuple):
