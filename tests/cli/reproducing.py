@@ -5,7 +5,7 @@ import io
 import pytest
 
 from maxmatch.cli.main import main
-from maxmatch.reproduce import sweep, worker
+from maxmatch.reproduce import jobs, worker
 
 
 class Done:
@@ -34,7 +34,7 @@ def at_once(job, device):
 
 
 def in_this_process():
-    sweep.start = at_once
+    jobs.start = at_once
 
 
 def arguments(data, out, *more, target="ablation"):

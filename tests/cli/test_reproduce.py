@@ -8,7 +8,7 @@ import pytest
 from reproducing import arguments, in_this_process, run
 from small_runs import command, ended, kill_at, start
 
-from maxmatch.reproduce import compare, paper_figures, sweep
+from maxmatch.reproduce import compare, jobs
 from maxmatch.training import step
 
 ROWS = 11
@@ -16,7 +16,7 @@ ROWS = 11
 
 def killed_between():
     in_this_process()
-    kill_at(compare, "one_line", 3)  # when the third is about to be reported
+    kill_at(compare, "outcome_line", 3)  # when the third is about to be reported
 
 
 def killed_within():
@@ -92,14 +92,14 @@ def test_interrupted_it_says_how_to_go_on_and_exits_130(data, tmp_path, capsys, 
     def interrupted(job, device):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "start", interrupted)
+    monkeypatch.setattr(jobs, "start", interrupted)
     code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
     assert code == 130
-    assert f"{tmp_path / 'out'}: interrupted; all models at work are saved. Go on with the same command." in said.err
+    assert f"{tmp_path / 'out'}: interrupted; all models at work are saved. Resume with the same command." in said.err
 
 
 def test_what_another_table_trained_is_not_trained_again(uninterrupted, data, capsys, monkeypatch):
-    monkeypatch.setattr(sweep, "start", None)  # would fail if it were called
+    monkeypatch.setattr(jobs, "start", None)  # would fail if it were called
     code, said = run(capsys, *arguments(data, uninterrupted[0], "--json", target="tab:5"))
     assert code == 0
     whole = json.loads(said.out)
@@ -124,7 +124,7 @@ def test_a_figure_as_json_says_where_its_files_are(uninterrupted, data, capsys):
     ],
 )
 def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, uninterrupted, data, capsys, monkeypatch):
-    monkeypatch.setattr(sweep, "start", None)  # would fail if it were called
+    monkeypatch.setattr(jobs, "start", None)  # would fail if it were called
     code, said = run(capsys, *arguments(data, uninterrupted[0], target=target))
     assert code == 0
     assert said.out.split() == [str(uninterrupted[0] / name) for name in expected]
@@ -138,7 +138,7 @@ def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, c
         made.append((model.parent.name, data.path, split, title))
         return SimpleNamespace(report=out / "report.html")
 
-    monkeypatch.setattr(paper_figures, "analyse_run", report)  # it has tests of its own
+    monkeypatch.setattr(compare, "analyse_run", report)  # it has tests of its own
     code, said = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
     assert code == 0
     folders = [uninterrupted[0] / f"qualitative-{name}" for name in ("smooth-chamfer", "maxmatch")]

@@ -5,7 +5,7 @@ import json
 import pytest
 from reproducing import Done, arguments, at_once, run
 
-from maxmatch.reproduce import sweep
+from maxmatch.reproduce import jobs
 
 
 def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(data, tmp_path, capsys, monkeypatch):
@@ -16,7 +16,7 @@ def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(d
             return Done(1)
         return at_once(job, device)
 
-    monkeypatch.setattr(sweep, "start", failing)
+    monkeypatch.setattr(jobs, "start", failing)
     code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
     assert code == 1
     assert "smooth-Chamfer: failed: the features are damaged. Copy them again." in said.out
@@ -25,14 +25,14 @@ def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(d
     rows = json.loads(said.out)["rows"]
     assert [len(row["failed"]) for row in rows] == [0, 1, 0]
     assert [bool(row["ours"]) for row in rows] == [True, False, True]
-    monkeypatch.setattr(sweep, "start", at_once)
+    monkeypatch.setattr(jobs, "start", at_once)
     code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
     assert code == 0
     assert said.err.count("(done before)") == 2
 
 
 def test_every_model_of_the_pvse_table_can_be_made_from_a_base_of_our_own(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sweep, "start", at_once)
+    monkeypatch.setattr(jobs, "start", at_once)
     code, said = run(capsys, *arguments(data, tmp_path / "out", "--latex", target="pvse"))
     assert code == 0
     rows = [line for line in said.out.splitlines() if line.endswith(r"\\") and "&" in line][2:]
@@ -55,7 +55,7 @@ def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(da
             return Done(1)
         return at_once(job, device)
 
-    monkeypatch.setattr(sweep, "start", counted)
+    monkeypatch.setattr(jobs, "start", counted)
     out = tmp_path / "out"
     code, said = run(capsys, *arguments(data, out, "tab:5", "train.epochs=1", "heatmap", target="sizes"))
     assert code == 1
@@ -70,7 +70,7 @@ def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(da
     assert (out / "sizes.md").exists()
     assert (out / "elements.json").exists()
 
-    monkeypatch.setattr(sweep, "start", at_once)
+    monkeypatch.setattr(jobs, "start", at_once)
     code, said = run(capsys, *arguments(data, out, "elements", "train.epochs=1", "tab:5", "--json", target="sizes"))
     assert code == 0
     assert said.err.count("(done before)") == 5

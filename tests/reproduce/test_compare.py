@@ -3,9 +3,8 @@
 import pytest
 
 from maxmatch.evaluation.result_tables import render
-from maxmatch.reproduce.compare import compared, table
-from maxmatch.reproduce.jobs import Options, plan
-from maxmatch.reproduce.sweep import Outcome
+from maxmatch.reproduce.compare import table, table_data
+from maxmatch.reproduce.jobs import Outcome, ReproduceOptions, plan
 from maxmatch.reproduce.targets import target_called
 
 COLLAPSE = {
@@ -31,7 +30,7 @@ def lines_of(made, outcomes):
 
 
 def test_ours_stands_beside_the_papers_and_a_failure_is_explained(tmp_path):
-    made = plan(target_called("ablation"), Options(["scenes"], tmp_path, quick=True))
+    made = plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, quick=True))
     said = lines_of(made, outcomes_for(made, lambda place: {"rsum": 100.0 + place}, failed=[3]))
     assert said[3].split() == ["MIL", "✓", "✓", "438.98", "100.0", "-1.50", "-2.25", "100%", "97%"]
     assert said[6].split()[-2:] == ["442.43", "failed"]
@@ -46,9 +45,9 @@ def test_ours_stands_beside_the_papers_and_a_failure_is_explained(tmp_path):
 
 
 def test_several_seeds_are_a_mean_and_a_deviation_and_a_failed_one_is_left_out(tmp_path):
-    made = plan(target_called("elements"), Options(["scenes"], tmp_path, seeds=3))
+    made = plan(target_called("elements"), ReproduceOptions(["scenes"], tmp_path, seeds=3))
     outcomes = outcomes_for(made, lambda place: {"rsum": 100.0 + place**2, "image_slot_2_rsum": 7.0}, failed=[2])
-    rows = compared(made, outcomes)
+    rows = table_data(made, outcomes)
     assert rows[0]["ours"]["rsum"] == {"mean": 100.5, "deviation": pytest.approx(0.7071, abs=1e-4), "seeds": [100, 101]}
     assert rows[0]["failed"] == ["no room left on the disk"]
     said = lines_of(made, outcomes)
@@ -59,13 +58,13 @@ def test_several_seeds_are_a_mean_and_a_deviation_and_a_failed_one_is_left_out(t
 
 
 def test_of_one_seed_the_variance_has_two_decimals_too(tmp_path):
-    made = plan(target_called("elements"), Options(["scenes"], tmp_path))
+    made = plan(target_called("elements"), ReproduceOptions(["scenes"], tmp_path))
     said = lines_of(made, outcomes_for(made, lambda place: {"rsum": 100.0}))
     assert next(line for line in said if line.startswith("text: log(Var.)")).split()[2:4] == ["-7.35", "-2.25"]
 
 
 def test_on_coco_1k_and_5k_stand_beside_the_papers_and_others_methods_have_no_column_of_ours(tmp_path):
-    made = plan(target_called("coco"), Options([f"region={tmp_path}"], tmp_path, seeds=2))
+    made = plan(target_called("coco"), ReproduceOptions([f"region={tmp_path}"], tmp_path, seeds=2))
     figures = {"coco_1k_rsum": 530.0, "coco_5k_i2t_r1": 60.0, "coco_5k_t2i_r1": 40.0, "coco_5k_rsum": 440.0}
     said = lines_of(made, outcomes_for(made, lambda place: figures))
     assert sum("±" in line for line in said if "440.0" in line) == 4  # Set Div and MaxMatch, with Bi-GRU and BERT
@@ -83,7 +82,7 @@ def test_on_coco_1k_and_5k_stand_beside_the_papers_and_others_methods_have_no_co
 
 
 def test_a_table_without_figures_of_the_paper_has_no_columns_for_them(tmp_path):
-    made = plan(target_called("sizes"), Options(["scenes"], tmp_path))
+    made = plan(target_called("sizes"), ReproduceOptions(["scenes"], tmp_path))
     figures = {"i2t_r1": 60.0, "t2i_r1": 40.0, "rsum": 440.0}
     said = lines_of(made, outcomes_for(made, lambda place: {**figures, "rsum": 440.0 + place}, failed=[3]))
     assert said[1].split()[:7] == ["set", "size", "i→t", "R@1", "t→i", "R@1", "RSUM"]

@@ -7,8 +7,7 @@ from PIL import Image
 from maxmatch.core.files import METRICS
 from maxmatch.reproduce import compare as module
 from maxmatch.reproduce.compare import curves, draw_curves
-from maxmatch.reproduce.jobs import Options, plan
-from maxmatch.reproduce.sweep import Outcome
+from maxmatch.reproduce.jobs import Outcome, ReproduceOptions, plan
 from maxmatch.reproduce.targets import target_called
 
 
@@ -21,7 +20,7 @@ def run_of(job, values):
 
 
 def made_table(tmp_path, failed=()):
-    made = plan(target_called("ablation"), Options(["scenes"], tmp_path, seeds=2))
+    made = plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, seeds=2))
     for place, job in enumerate(made.jobs):
         run_of(job, [10.0 + place, None, 30.0 + place])
     return made, {
@@ -38,7 +37,7 @@ def test_each_line_has_a_curve_of_every_seed_that_did_not_fail(tmp_path):
 
 
 def test_an_ensemble_has_no_curve_and_groups_are_named(tmp_path):
-    made = plan(target_called("flickr30k"), Options([f"region={tmp_path}"], tmp_path, seeds=2))
+    made = plan(target_called("flickr30k"), ReproduceOptions([f"region={tmp_path}"], tmp_path, seeds=2))
     singles = [job for job in made.jobs if len(job.members) == 1]
     for job in singles:
         run_of(job, [1.0])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from maxmatch.recipe.yaml_files import load_recipe
-from maxmatch.reproduce.jobs import JOB, RESULT, Options, ensemble, plan, read_job, single
+from maxmatch.reproduce.jobs import JOB, RESULT, ReproduceOptions, ensemble, plan, read_job, single
 from maxmatch.reproduce.targets import target_called
 
 CHANGES = [
@@ -87,17 +87,17 @@ def test_an_ensemble_is_known_by_all_its_members(tmp_path):
 
 
 def test_two_tables_that_need_the_same_model_share_it(tmp_path):
-    ablation = plan(target_called("ablation"), Options(["scenes"], tmp_path))
-    elements = plan(target_called("elements"), Options(["scenes"], tmp_path))
+    ablation = plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path))
+    elements = plan(target_called("elements"), ReproduceOptions(["scenes"], tmp_path))
     assert {job.folder for job in elements.jobs} < {job.folder for job in ablation.jobs}
-    coco = plan(target_called("coco"), Options([str(tmp_path)], tmp_path))
-    shipped = plan(target_called("ablation"), Options([str(tmp_path)], tmp_path))
+    coco = plan(target_called("coco"), ReproduceOptions([str(tmp_path)], tmp_path))
+    shipped = plan(target_called("ablation"), ReproduceOptions([str(tmp_path)], tmp_path))
     ours = next(one.jobs[0] for one in coco.lines if one.line.recipe == "coco_region_bert" and one.jobs)
     assert shipped.lines[10].jobs[0] == ours
 
 
 def test_names_say_what_is_trained(tmp_path):
     assert job_for(tmp_path).folder.name.startswith("maxmatch-k4-div-mmd-gd-isd-seed0-")
-    pvse = plan(target_called("pvse"), Options(["scenes"], tmp_path)).lines[1]
+    pvse = plan(target_called("pvse"), ReproduceOptions(["scenes"], tmp_path)).lines[1]
     assert pvse.jobs[0].folder.name.startswith("mil-pie-k2-div-mmd-seed0-")
     assert replace(job_for(tmp_path), split="x").folder == job_for(tmp_path).folder

@@ -7,9 +7,8 @@ import time
 import pytest
 
 from maxmatch.recipe.yaml_files import load_recipe
-from maxmatch.reproduce import sweep as module
-from maxmatch.reproduce.jobs import LOG, ensemble, single
-from maxmatch.reproduce.sweep import sweep
+from maxmatch.reproduce import jobs as module
+from maxmatch.reproduce.jobs import LOG, ensemble, single, sweep
 from maxmatch.reproduce.worker import alone
 
 RECIPE = load_recipe("scenes", ["data.path=here"])
@@ -86,8 +85,8 @@ def test_no_more_than_so_many_run_at_once(jobs, processes, monkeypatch):
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("raise SystemExit(3)", "ended with exit code 3 and no result"),
         ("pass", "ended with exit code 0 and no result"),
-        ("raise SystemExit(130)", "interrupted; run the command again to go on"),
-        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9; for want of memory, perhaps: try fewer --jobs"),
+        ("raise SystemExit(130)", "interrupted; run the command again to resume"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by signal 9, perhaps out of memory: try fewer --jobs"),
     ],
 )
 def test_one_that_fails_says_why_and_does_not_stop_the_others(program, reason, jobs, processes):

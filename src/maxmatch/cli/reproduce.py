@@ -1,21 +1,19 @@
 """`maxmatch reproduce`: the paper's tables and figures, made again."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maxmatch.cli.common import say, usage_errors
+
 if TYPE_CHECKING:
     from maxmatch.evaluation.result_tables import Style
-    from maxmatch.reproduce.jobs import Job, Options, TablePlan
-    from maxmatch.reproduce.sweep import Outcome
-    from maxmatch.reproduce.targets import Target
 
 
 def reproduce(
-    said: Annotated[
+    targets: Annotated[
         list[str] | None,
         typer.Argument(
             help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. With a '=', a change "
@@ -53,9 +51,9 @@ def reproduce(
     Train what they need, measure, and print the paper's figures with ours beside them.
 
     On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
-    (--base) by changing similarity, losses, head and set size. What was interrupted goes on when the same command runs
-    again. Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as
-    Markdown and JSON, with a picture of the models' validation by epoch.
+    (--base) by changing similarity, losses, head and set size. An interrupted command resumes when it is run again.
+    Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as Markdown
+    and JSON, with a picture of the models' validation by epoch.
 
     Examples:
 
@@ -71,99 +69,52 @@ def reproduce(
 
       maxmatch reproduce ablation pvse sizes --data dataset_flickr8k.json --base flickr8k_maxmatch --seeds 3
     """
-    from maxmatch.reproduce.targets import target_called, targets
+    from maxmatch.reproduce import targets as known
+    from maxmatch.reproduce.targets import target_called
 
-    names = [one for one in said or () if "=" not in one]
+    names = [one for one in targets or () if "=" not in one]
     if list_them or not names:
-        for known in targets().values():
-            print(f"{known.name:<18} {known.label:<16} {known.about}")
+        for target in known.targets().values():
+            print(f"{target.name:<18} {target.label:<16} {target.about}")
         if list_them:
             return
         raise typer.BadParameter("name one of these: maxmatch reproduce ablation --data scenes --quick")
     if as_json + markdown + latex > 1:
         raise typer.BadParameter("--json, --markdown and --latex: choose one of them.")
-    try:
-        wanted = {target.name: target for target in map(target_called, names)}
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with usage_errors():
+        for name in names:
+            target_called(name)
     if not data:
-        raise typer.BadParameter("say where the data is: --data PATH, or --data scenes to generate it.")
-    from maxmatch.cli.common import cores, say
-    from maxmatch.core.devices import chosen_device
-    from maxmatch.reproduce.jobs import Options
-
-    changes = [one for one in said or () if "=" in one]
-    plans = _planned(list(wanted.values()), Options(data, out, base, seeds, quick, split, changes))
-    place = str(chosen_device(device))
-    outcomes = _swept(plans, jobs or (1 if place.startswith("cuda") else cores()), place)
-    style: Style = "json" if as_json else "markdown" if markdown else "latex" if latex else "text"
-    _show(plans, outcomes, place, style)
-    failed = sum(outcome.result is None for outcome in outcomes.values())
-    if failed:
-        say(f"{failed} of {len(outcomes)} models failed; the same command tries them again")
-        raise typer.Exit(1)
-
-
-def _planned(wanted: "Sequence[Target]", options: "Options") -> "list[TablePlan]":
-    """A plan for each target, in the order they were asked for. What is wrong is said before anything is trained."""
-    from maxmatch.evaluation.report.make_report import check_plots
-    from maxmatch.reproduce.jobs import plan
-
-    if any(target.kind == "figure" for target in wanted):
-        check_plots()
-    plans = [plan(target, options) for target in wanted]
-    for planned in plans:
-        if not planned.jobs:
-            reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))
-            raise typer.BadParameter(f"{planned.target.name}: nothing to train: {reasons}.")
-    return plans
-
-
-def _show(plans: "Sequence[TablePlan]", outcomes: "dict[Path, Outcome]", device: str, style: "Style") -> None:
-    """Write every table and draw every figure; print them, or where they are."""
-    from maxmatch.cli.common import say
-    from maxmatch.evaluation.result_tables import render
-    from maxmatch.reproduce.compare import write
-
-    whole = {}
-    for place, planned in enumerate(plans):
-        target = planned.target
-        if style != "json" and place:
-            print()
-        if target.kind == "figure":
-            from maxmatch.reproduce.paper_figures import draw
-
-            files = [str(path) for path in draw(planned, outcomes, device)]
-            whole[target.name] = {"target": target.name, "label": target.label, "files": files}
-            if style != "json":
-                print(*files, sep="\n")
-        else:
-            written = write(planned, outcomes)
-            whole[target.name] = written.whole
-            if style != "json":
-                print(render(written.table, style))
-            say(f"written to {', '.join(map(str, written.files))}")
-    if style == "json":
-        print(json.dumps(whole if len(plans) > 1 else whole[plans[0].target.name], indent=2))
-
-
-def _swept(plans: "Sequence[TablePlan]", at_once: int, device: str) -> "dict[Path, Outcome]":
-    from maxmatch.cli.common import say
+        raise typer.BadParameter("where is the data? --data PATH, or --data scenes to generate it.")
+    from maxmatch import reproduce as reproducing
     from maxmatch.core.progress import bar
-    from maxmatch.reproduce.compare import make_data, one_line
-    from maxmatch.reproduce.jobs import jobs_of
-    from maxmatch.reproduce.sweep import sweep
+    from maxmatch.evaluation.result_tables import render
 
-    jobs = jobs_of(plans)
-    make_data(jobs, say)
-    with bar("models", len(jobs)) as advance:
-
-        def report(job: "Job", outcome: "Outcome") -> None:
-            say(one_line(job, outcome))
-            advance(1)
-
-        try:
-            return sweep(jobs, at_once, device, report)
-        except KeyboardInterrupt:
-            say(f"{plans[0].options.out}: interrupted; all models at work are saved. Go on with the same command.")
-            raise
+    with usage_errors():
+        made, models, failed = reproducing.reproduce(
+            names,
+            data,
+            base=base,
+            out=out,
+            seeds=seeds,
+            quick=quick,
+            split=split,
+            changes=[one for one in targets or () if "=" in one],
+            jobs=jobs,
+            device=device,
+            say=say,
+            bar=bar,
+        )
+    if as_json:
+        whole = {one.name: one.data for one in made}
+        print(json.dumps(whole if len(made) > 1 else made[0].data, indent=2))
+    else:
+        style: Style = "markdown" if markdown else "latex" if latex else "text"
+        shown = [render(one.table, style) if one.table else "\n".join(map(str, one.files)) for one in made]
+        print("\n\n".join(shown))
+    for one in made:
+        if one.table is not None:
+            say(f"written to {', '.join(map(str, one.files))}")
+    if failed:
+        say(f"{failed} of {models} models failed; the same command tries them again")
+        raise typer.Exit(1)

@@ -1,1 +1,116 @@
-"""The paper's tables and figures, made again: what is missing is trained, and stands beside what the paper reports."""
+"""The paper's tables and figures, reproduced: what is missing is trained, and compared with what the paper reports."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maxmatch.core.array_checks import UsageError
+from maxmatch.core.progress import Bar, no_bar
+from maxmatch.reproduce.targets import target_called
+
+if TYPE_CHECKING:
+    from maxmatch.evaluation.result_tables import Table
+    from maxmatch.reproduce.jobs import Job, Outcome, TablePlan
+
+
+class Reproduced(NamedTuple):
+    """A table or a figure: all figures as plain data, the files written, and of a table the table."""
+
+    name: str
+    data: dict[str, Any]
+    files: list[Path]
+    table: "Table | None" = None
+
+
+class Reproduction(NamedTuple):
+    """What `reproduce` made, one for each target; how many models it took, and how many of them failed."""
+
+    targets: list[Reproduced]
+    models: int
+    failed: int
+
+
+def reproduce(
+    targets: str | Sequence[str],
+    data: str | Sequence[str],
+    *,
+    base: str | None = None,
+    out: str | Path = "runs/reproduce",
+    seeds: int = 1,
+    quick: bool = False,
+    split: str | None = None,
+    changes: Sequence[str] = (),
+    jobs: int | None = None,
+    device: str | None = None,
+    say: Callable[[str], object] = lambda line: None,
+    bar: Bar = no_bar,
+) -> Reproduction:
+    """Train what the paper's tables and figures need, measure it, and compare with what the paper reports.
+
+    Args:
+        targets: Names of tables and figures (`maxmatch reproduce --list`), or the paper's labels.
+        data: A path, or "scenes" to generate it. Several as "region=PATH", each for the recipes with that word.
+        base: The recipe of MaxMatch that rows are made from, for data that is not the paper's.
+        out: Where models and tables go; what is finished there is not done again.
+        seeds: Models per row.
+        quick: A small version: shows that everything works, in minutes.
+        split: To measure on. None: the recipe's, else validation's.
+        changes: To all recipes: "train.epochs=5", …
+        jobs: Models trained at the same time. None: one for each core, at most 8; on a GPU 1.
+        device: None: a GPU where there is one.
+        say: Called with each message.
+        bar: Opens a progress bar.
+
+    Returns:
+        Each target's figures, files and table. Models that failed are named in the tables.
+
+    Example:
+        >>> reproduce("ablation", "scenes", quick=True).targets[0].files  # doctest: +SKIP
+    """
+    from maxmatch.core.devices import chosen_device
+    from maxmatch.reproduce.compare import draw, make_data, outcome_line, write
+    from maxmatch.reproduce.jobs import ReproduceOptions, jobs_of, sweep
+
+    names = [targets] if isinstance(targets, str) else targets
+    given = [data] if isinstance(data, str) else data
+    plans = _plans(names, ReproduceOptions(given, Path(out), base, seeds, quick, split, changes))
+    work, where = jobs_of(plans), str(chosen_device(device))
+    make_data(work, say)
+    with bar("models", len(work)) as advance:
+
+        def report(job: "Job", outcome: "Outcome") -> None:
+            say(outcome_line(job, outcome))
+            advance(1)
+
+        try:
+            cores = min(8, os.cpu_count() or 1)
+            outcomes = sweep(work, jobs or (1 if where.startswith("cuda") else cores), where, report)
+        except KeyboardInterrupt:
+            say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
+            raise
+    made = []
+    for plan in plans:
+        if plan.target.kind == "figure":
+            files = draw(plan, outcomes, where)
+            about = {"target": plan.target.name, "label": plan.target.label, "files": list(map(str, files))}
+            made.append(Reproduced(plan.target.name, about, files))
+        else:
+            made.append(write(plan, outcomes))
+    return Reproduction(made, len(outcomes), sum(outcome.result is None for outcome in outcomes.values()))
+
+
+def _plans(names: Sequence[str], options: Any) -> "list[TablePlan]":
+    """A plan for each target, in their order. What is wrong is reported before anything is trained."""
+    from maxmatch.evaluation.report.make_report import check_plots
+    from maxmatch.reproduce.jobs import plan
+
+    wanted = {target.name: target for target in map(target_called, names)}
+    if any(target.kind == "figure" for target in wanted.values()):
+        check_plots()
+    plans = [plan(target, options) for target in wanted.values()]
+    for planned in plans:
+        if not planned.jobs:
+            reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))
+            raise UsageError(f"{planned.target.name}: nothing to train: {reasons}.")
+    return plans

@@ -1,32 +1,39 @@
-"""The paper's table with our figures beside it: mean and deviation over the seeds, paired tests, curves."""
+"""The paper's table with our figures beside it: mean and deviation over the seeds, paired tests, curves, figures."""
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from maxmatch.core.files import whole, write_whole
+from maxmatch.core.files import read_metrics, whole, write_whole
+from maxmatch.data.load import load_data
+from maxmatch.evaluation.encoding import EncodedSplit, Say, encode_model
 from maxmatch.evaluation.metrics import SearchRanks
 from maxmatch.evaluation.result_tables import Cell, Column, Table, render
+from maxmatch.evaluation.runs import analyse_run
 from maxmatch.evaluation.significance import paired_test_of_seeds, seeds_test
-from maxmatch.reproduce.jobs import Job, PlannedLine, TablePlan
-from maxmatch.reproduce.sweep import Outcome
+from maxmatch.reproduce import Reproduced
+from maxmatch.reproduce.jobs import Job, Outcome, PlannedLine, TablePlan
 from maxmatch.reproduce.targets import SLOTS, Target
-from maxmatch.reproduce.worker import read_ranks
+from maxmatch.reproduce.worker import data_of, read_ranks, sources_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # How far each line of a table lies from its MaxMatch line, and how sure that is.
 
 _DRAWS, _SEED = 2000, 0
 
 
-class Against(NamedTuple):
+class Comparison(NamedTuple):
     """The mean RSUM of a line minus that of another, by the same queries.
 
     low, high, p: by the paired test over images, answers averaged over the seeds: what other photos would change.
@@ -40,17 +47,17 @@ class Against(NamedTuple):
     p_seeds: float | None
 
 
-def against_reference(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> list[Against | None]:
+def compare_with_references(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> list[Comparison | None]:
     """Each line against the reference of its group; None for the reference itself, and where it cannot be said."""
     references = {line.line.group: line for line in plan.lines if line.line.reference}
     found = []
     for line in plan.lines:
         reference = references.get(line.line.group)
-        found.append(None if reference is None or reference is line else against(line, reference, outcomes))
+        found.append(None if reference is None or reference is line else compare_lines(line, reference, outcomes))
     return found
 
 
-def against(line: PlannedLine, other: PlannedLine, outcomes: Mapping[Path, Outcome]) -> Against | None:
+def compare_lines(line: PlannedLine, other: PlannedLine, outcomes: Mapping[Path, Outcome]) -> Comparison | None:
     """One line against another; None where one failed, was measured elsewhere, or did not keep what queries found."""
     sides = [_searches(one.jobs, outcomes) for one in (other, line)]
     searches = [search for side in sides for search in side]
@@ -58,7 +65,7 @@ def against(line: PlannedLine, other: PlannedLine, outcomes: Mapping[Path, Outco
         return None
     first, second = ([[search.gallery] for search in side] for side in sides)
     found = paired_test_of_seeds(first, second, _DRAWS, np.random.default_rng(_SEED))
-    return Against(*found, seeds_test(*([search.rsum for search in side] for side in sides)))
+    return Comparison(*found, seeds_test(*([search.rsum for search in side] for side in sides)))
 
 
 class _Search(NamedTuple):
@@ -99,7 +106,7 @@ _COLLAPSE = (
     ("slots_used", "used", ".0%", "slots"),
     ("pairing_stability", "stable", ".0%", "slots"),
 )
-_AGAINST = (
+_COMPARISON = (
     ("rsum_difference", "RSUM", "+.1f"),
     ("interval", "95 %", ".1f"),
     ("p", "p", ".4f"),
@@ -115,11 +122,11 @@ _TESTED = (
     "corrected for the number of lines."
 )
 Outcomes = Mapping[Path, Outcome]
-Tests = Sequence[Against | None]
+Tests = Sequence[Comparison | None]
 """One for each line of a plan; none at all where nothing was tested."""
 
 
-def compared(plan: TablePlan, outcomes: Outcomes, tests: Tests = ()) -> list[dict[str, Any]]:
+def table_data(plan: TablePlan, outcomes: Outcomes, tests: Tests = ()) -> list[dict[str, Any]]:
     """For each line what the paper reports and what we found: all figures, by name. For machines."""
     rows = []
     for planned, test in zip(plan.lines, tests or [None] * len(plan.lines), strict=True):
@@ -148,7 +155,7 @@ def table(plan: TablePlan, outcomes: Outcomes, tests: Tests = ()) -> Table:
 
 
 def _by_line(plan: TablePlan, outcomes: Outcomes, tests: Tests) -> Table:
-    tested, over = any(tests), f"against {plan.target.against}"
+    tested, over = any(tests), f"against {plan.target.reference_name}"
     names = plan.target.figures
     lines = [_figures(planned, outcomes) for planned in plan.lines]
     ours = [_known(name, [figures for line in lines for figures in line]) for name in names]
@@ -158,7 +165,7 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, tests: Tests) -> Table:
         *(Column(_heading(name), f"paper_{name}", ".2f" if _is_rsum(name) else ".1f", "paper") for name in reported),
         *(Column(_heading(name), name, ".1f", "ours") for name in dict.fromkeys(ours)),
         *(Column(heading, name, form, above) for name, heading, form, above in _COLLAPSE),
-        *(Column(heading, name, form, over) for name, heading, form in _AGAINST if tested),
+        *(Column(heading, name, form, over) for name, heading, form in _COMPARISON if tested),
     ]
     rows: list[list[Cell]] = []
     rules, notes, group = [], [], ""
@@ -168,8 +175,8 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, tests: Tests) -> Table:
             rules.append(len(rows))
             rows.append([group, *[None] * (len(columns) - 1)])
         cells: list[Cell] = [*planned.line.title, *(planned.line.paper.get(name) for name in reported)]
-        cells += [_shown(found, name, ".1f") for name in dict.fromkeys(ours)]
-        cells += [_shown(found, name, form) for name, _, form, _ in _COLLAPSE]
+        cells += [_cell(found, name, ".1f") for name in dict.fromkeys(ours)]
+        cells += [_cell(found, name, form) for name, _, form, _ in _COLLAPSE]
         cells += _difference(test) if tested else []
         failures = _failures(planned, outcomes)
         if failures and not found:
@@ -202,39 +209,39 @@ def _by_slot(plan: TablePlan, outcomes: Outcomes) -> Table:
     for title, name in kept:
         row: list[Cell] = [title]
         for planned, one in zip(plan.lines, lines, strict=True):
-            row += [planned.line.paper.get("coco_5k_rsum" if name == whole else name), _shown(one, name, ".1f")]
+            row += [planned.line.paper.get("coco_5k_rsum" if name == whole else name), _cell(one, name, ".1f")]
         rows.append(row)
     for side in sizes:
         row = [f"{side}: log(Var.)"]
         for planned, one in zip(plan.lines, lines, strict=True):
-            ours = _shown(one, f"{side}_log_variance", ".2f")
+            ours = _cell(one, f"{side}_log_variance", ".2f")
             row += [planned.line.paper.get("log_variance"), f"{ours:.2f}" if isinstance(ours, float) else ours]
         rows.append(row)
-    told = "log(Var.): the paper gives one figure for both modalities, measured on Flickr30k."
+    variance = "log(Var.): the paper gives one figure for both modalities, measured on Flickr30k."
     failed = [f"{_called(line)}: {failure}" for line in plan.lines for failure in _failures(line, outcomes)]
     differences = [
-        f"{_called(line)} against {_called(other)}: {_said(test)}."
+        f"{_called(line)} against {_called(other)}: {_sentence(test)}."
         for other, line in combinations(plan.lines, 2)
-        if (test := against(line, other, outcomes)) is not None
+        if (test := compare_lines(line, other, outcomes)) is not None
     ]
     differences += [_TESTED] if differences else []
-    notes = [*_notes(plan, outcomes), told, *differences, *failed]
+    notes = [*_notes(plan, outcomes), variance, *differences, *failed]
     return Table(columns, rows, notes, [sizes["image"] + 1, len(kept)])
 
 
-def _difference(test: Against | None) -> list[Cell]:
+def _difference(test: Comparison | None) -> list[Cell]:
     if test is None:
-        return [None] * len(_AGAINST)
+        return [None] * len(_COMPARISON)
     return [test.rsum, f"{test.low:+.1f} … {test.high:+.1f}", test.p, test.p_seeds]
 
 
-def _said(test: Against) -> str:
+def _sentence(test: Comparison) -> str:
     seeds = "" if test.p_seeds is None else f", p seeds {test.p_seeds:.4f}"
     return f"RSUM {test.rsum:+.1f}, 95 % {test.low:+.1f} … {test.high:+.1f}, p {test.p:.4f}{seeds}"
 
 
-def one_line(job: Job, outcome: Outcome) -> str:
-    """What came of a job, while the others go on."""
+def outcome_line(job: Job, outcome: Outcome) -> str:
+    """The outcome of a job in one line."""
     if outcome.result is None:
         return f"{job.folder.name}: failed: {outcome.failure}"
     found = outcome.result["figures"]
@@ -283,7 +290,7 @@ def _known(name: str, found: Sequence[Mapping[str, float]]) -> str:
     return name if any(name in figures for figures in found) else plain
 
 
-def _shown(found: Sequence[Mapping[str, float]], name: str, form: str) -> Cell:
+def _cell(found: Sequence[Mapping[str, float]], name: str, form: str) -> Cell:
     """A figure over the seeds, to stand in a cell."""
     values = [figures[name] for figures in found if name in figures]
     if len(values) < 2:
@@ -298,9 +305,9 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _heading(name: str) -> str:
-    for prefix, said in _PREFIXES.items():
+    for prefix, heading in _PREFIXES.items():
         if name.startswith(prefix):
-            return said + _HEADINGS[name.removeprefix(prefix)]
+            return heading + _HEADINGS[name.removeprefix(prefix)]
     return _HEADINGS[name]
 
 
@@ -319,8 +326,6 @@ def curves(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> dict[str, list[
 
     Ensembles have none: nothing was trained for them.
     """
-    from maxmatch.core.files import read_metrics
-
     found = {}
     for planned in plan.lines:
         jobs = [job for job in planned.jobs if len(job.members) == 1 and outcomes[job.folder].result is not None]
@@ -358,7 +363,7 @@ def draw_curves(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> Path | Non
 def label(target: Target, planned: PlannedLine) -> str:
     """What a line is called where it stands alone: ticks by the names of their columns."""
     first, *others = planned.line.title
-    ticked = [heading for heading, said in zip(target.headings[1:], others, strict=True) if said]
+    ticked = [heading for heading, tick in zip(target.headings[1:], others, strict=True) if tick]
     named = f"{first} ({', '.join(ticked)})" if ticked else first
     return f"{planned.line.group}: {named}" if planned.line.group else named
 
@@ -366,35 +371,122 @@ def label(target: Target, planned: PlannedLine) -> str:
 # Before and after a sweep: data that is to be generated, and tables on the disk.
 
 
-def make_data(jobs: Sequence[Job], say: Callable[[str], object]) -> None:
+def make_data(jobs: Sequence[Job], say: Say) -> None:
     """Generate the scenes that jobs wait for, or all of them would at once."""
-    from maxmatch.data.load import load_data
-
     missing = {job.recipes[0].data.path: job.recipes[0].data for job in jobs if job.result() is None}
     for path, data in missing.items():
         if path is not None and data.scenes is not None and not (Path(path) / "metadata.jsonl").exists():
             load_data(data, say)
 
 
-class Written(NamedTuple):
-    """A table as it was written: for people, with all figures for machines, and the files it went to."""
-
-    table: Table
-    whole: dict[str, Any]
-    files: list[Path]
-
-
-def write(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> Written:
+def write(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> Reproduced:
     """Put the table into the folder, as Markdown and as JSON, and the curves of its models, where they can be drawn.
 
     outcomes: its own, and any of other tables.
     """
-    tests = against_reference(plan, outcomes)
+    tests = compare_with_references(plan, outcomes)
     target, made = plan.target, table(plan, outcomes, tests)
-    rows = compared(plan, outcomes, tests)
-    whole = {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}
+    rows = table_data(plan, outcomes, tests)
+    data = {"target": target.name, "label": target.label, "quick": plan.options.quick, "rows": rows}
     files = [plan.options.out / f"{target.name}.{kind}" for kind in ("md", "json")]
-    for file, text in zip(files, (render(made, "markdown"), json.dumps(whole, indent=2)), strict=True):
+    for file, text in zip(files, (render(made, "markdown"), json.dumps(data, indent=2)), strict=True):
         write_whole(file, text + "\n")
     drawn = draw_curves(plan, outcomes)
-    return Written(made, whole, files if drawn is None else [*files, drawn])
+    return Reproduced(target.name, data, files if drawn is None else [*files, drawn], made)
+
+
+# The paper's figures from trained models: t-SNE, heatmap, and what each slot finds.
+
+_KINDS: tuple[Literal["pdf"], Literal["png"]] = ("pdf", "png")
+
+
+class _Model(NamedTuple):
+    """A model of the figure: what it is called, and its job."""
+
+    title: str
+    job: Job
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The two modalities."""
+        return self.job.recipes[0].objective.pairs[0]
+
+    def encoded(self, device: str) -> EncodedSplit:
+        """Its sets."""
+        (source,), batch_size = sources_of(self.job), self.job.recipes[0].train.batch_size
+        return encode_model(source, data_of(self.job), device=device, batch_size=batch_size)
+
+
+def draw(plan: TablePlan, outcomes: Mapping[Path, Outcome], device: str) -> list[Path]:
+    """Draw the figure of a target with the models of the first seed that did not fail; the files that were written."""
+    from maxmatch.evaluation.report.make_report import check_plots
+
+    check_plots()
+    models = [
+        _Model(planned.line.title[0], job)
+        for planned in plan.lines
+        for job in planned.jobs[:1]
+        if outcomes[job.folder].result is not None
+    ]
+    return list(_FIGURES[plan.target.name](plan, models, device))
+
+
+def _tsne(plan: TablePlan, models: Sequence[_Model], device: str) -> Iterator[Path]:
+    import numpy as np
+
+    from maxmatch.evaluation.report.figures import scatter
+    from maxmatch.evaluation.slots import project
+
+    for one in models:
+        found = project(one.encoded(device), one.pair, seed=0)
+        of = np.array([one.pair.index(name) for name in found.modality])
+        figure = scatter(found.points, np.array(found.slot), one.pair, of, "t-SNE")
+        yield from _saved(figure, plan.options.out / f"tsne-{_file_name(one.title)}")
+
+
+def _heatmap(plan: TablePlan, models: Sequence[_Model], device: str) -> Iterator[Path]:
+    from maxmatch.evaluation.report.figures import heatmap
+    from maxmatch.evaluation.slots import between_sets
+
+    cosines = {one.title: between_sets(one.encoded(device), one.pair).true.cpu().numpy() for one in models}
+    if cosines:
+        yield from _saved(heatmap(cosines, *models[0].pair), plan.options.out / "heatmap")
+
+
+def _qualitative(plan: TablePlan, models: Sequence[_Model], device: str) -> Iterator[Path]:
+    """A report of each model: what its slots find, both ways, and failures, with the pictures."""
+    for one in models:
+        recipe = one.job.recipes[0]
+        folder = plan.options.out / f"qualitative-{_file_name(one.title)}"
+        yield analyse_run(
+            one.job.folder,
+            recipe.data,
+            folder,
+            split=data_of(one.job).split,
+            title=one.title,
+            device=device,
+            batch_size=recipe.train.batch_size,
+            say=lambda line: None,
+        ).report
+
+
+_FIGURES: dict[str, Callable[[TablePlan, Sequence[_Model], str], Iterator[Path]]] = {
+    "tsne": _tsne,
+    "heatmap": _heatmap,
+    "qualitative": _qualitative,
+}
+
+
+def _saved(figure: "Figure", path: Path) -> Iterator[Path]:
+    """A figure as PDF, for print, and as PNG."""
+    from maxmatch.evaluation.report.figures import render
+
+    for kind in _KINDS:
+        file = path.with_name(f"{path.name}.{kind}")
+        with whole(file) as opened:
+            opened.write(render(figure, kind))
+        yield file
+
+
+def _file_name(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

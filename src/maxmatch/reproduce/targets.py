@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
+from maxmatch.core.array_checks import UsageError
 from maxmatch.evaluation.paper import LOSSES, OURS, ReportedRow, tables
 from maxmatch.model.config import SimilarityName
 from maxmatch.recipe.schema import Recipe
@@ -129,7 +130,7 @@ class Target:
     """A line for each model, a column for each (tab:5), or a picture."""
     base: str | None = None
     """The recipe that lines are made from on the paper's data too; None where each has one that ships."""
-    against: str = OURS
+    reference_name: str = OURS
     """What the line is called, in a heading, that the others are tested against."""
 
 
@@ -162,7 +163,7 @@ def target_called(name: str) -> Target:
     if found is None:
         near = get_close_matches(name, [*known, *by_label], n=1)
         advice = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
-        raise ValueError(f"{name}: no table or figure of the paper is called so. {advice}")
+        raise UsageError(f"{name}: not a table or figure of the paper. {advice}")
     return found
 
 
@@ -263,7 +264,9 @@ def _sizes() -> Target:
         "MaxMatch with K = 1, 2, 4, 8 vectors a set, all else equal. Not a table of the paper: it has no such figures"
     )
     figures = ("coco_5k_i2t_r1", "coco_5k_t2i_r1", "coco_5k_rsum")
-    return Target("sizes", "sizes", about, "coco", lines, ("set size",), figures, base=base, against=f"K = {SLOTS}")
+    return Target(
+        "sizes", "sizes", about, "coco", lines, ("set size",), figures, base=base, reference_name=f"K = {SLOTS}"
+    )
 
 
 def _figure(name: str, label: str, about: str, models: int) -> Target:

@@ -23,7 +23,7 @@ from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_mo
 from maxmatch.evaluation.metrics import SearchRanks, chance
 from maxmatch.evaluation.runs import measure, members
 from maxmatch.evaluation.slots import element_analysis
-from maxmatch.reproduce.jobs import Job, read_job
+from maxmatch.reproduce.jobs import REASON, Job, read_job
 from maxmatch.training.run import RunFolder
 
 # What every query of a job found, kept beside its result: paired tests between models need it.
@@ -124,14 +124,10 @@ def measure_job(job: Job, device: str | None = None) -> Measured:
     return Measured({"split": loaded.split, "images": len(encoded[0].groups[pair[0]]), "figures": found}, search)
 
 
-# Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.worker FOLDER [DEVICE]`.
-#
-# It goes on where an earlier process stopped. When the process that started it ends, however that came to be, its
-# standard input is closed; then it saves where it stands and ends too.
+# The process. It resumes what an earlier one left. When the process that started it ends, for whatever reason, its
+# standard input is closed; then it saves its state and ends too.
 
 _PATIENCE = 120.0  # seconds for a process that was left behind to save its state and end
-SAID = "maxmatch: "
-"""Before the reason of a failure, in the log."""
 
 
 def work(job: Job, device: str | None = None) -> None:
@@ -148,7 +144,7 @@ def work(job: Job, device: str | None = None) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Be the only one at work in a folder; one that was left behind is waited for."""
+    """Work alone in a folder; wait for a process that was left behind."""
     folder.mkdir(parents=True, exist_ok=True)
     last = time.monotonic() + _PATIENCE
     with (folder / ".lock").open("wb") as file:
@@ -175,7 +171,7 @@ def end_with_the_parent() -> None:
 
 
 def main() -> None:
-    """The process. Why it failed is the last thing it says."""
+    """The process. The last line it prints is why it failed."""
     folder, *device = sys.argv[1:]
     end_with_the_parent()
     try:
@@ -187,7 +183,7 @@ def main() -> None:
         traceback.print_exc()
         text = str(error).strip()
         named = isinstance(error, ValueError | OSError) and text
-        print(f"{SAID}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
+        print(f"{REASON}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
         raise SystemExit(1) from error
 
 

@@ -1,4 +1,4 @@
-"""How sure a difference between two lines of a table is: from the ranks that cells keep beside their results."""
+"""How sure a difference between two lines of a table is: from the ranks that jobs keep beside their results."""
 
 import json
 
@@ -10,9 +10,8 @@ from maxmatch.core.types import Ranks
 from maxmatch.evaluation.metrics import SearchRanks
 from maxmatch.evaluation.metrics import figures as figures_of
 from maxmatch.evaluation.result_tables import render
-from maxmatch.reproduce.compare import against_reference, write
-from maxmatch.reproduce.jobs import RESULT, Options, plan
-from maxmatch.reproduce.sweep import Outcome
+from maxmatch.reproduce.compare import compare_with_references, write
+from maxmatch.reproduce.jobs import RESULT, Outcome, ReproduceOptions, plan
 from maxmatch.reproduce.targets import target_called, targets
 from maxmatch.reproduce.worker import RANKS, read_ranks, write_ranks
 
@@ -31,7 +30,7 @@ def search_of(easy, seed, images=40, captions=2):
 
 
 def finish(job, search, split="test"):
-    """As a cell does, without training."""
+    """As a job does, without training."""
     found = figures_of(search.i2t, search.t2i)
     digest = write_ranks(job.folder, search)
     job.finish(
@@ -77,9 +76,9 @@ def test_ranks_come_back_as_they_were_and_only_with_their_result(tmp_path):
 
 
 def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tmp_path):
-    made = plan(target_called("pvse"), Options(["scenes"], tmp_path, seeds=3))
+    made = plan(target_called("pvse"), ReproduceOptions(["scenes"], tmp_path, seeds=3))
     outcomes = finished(made, [0.2, 0.5, 0.5, 0.5, 0.5])
-    tests = against_reference(made, outcomes)
+    tests = compare_with_references(made, outcomes)
     assert tests[4] is None  # MaxMatch itself
     for line, test in zip(made.lines[:4], tests, strict=False):
         ours, reference = (
@@ -106,29 +105,29 @@ def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tm
 
 
 def test_of_one_seed_images_are_tested_and_seeds_are_not(tmp_path):
-    made = plan(target_called("sizes"), Options(["scenes"], tmp_path))
+    made = plan(target_called("sizes"), ReproduceOptions(["scenes"], tmp_path))
     outcomes = finished(made, [0.2, 0.4, 0.5, 0.5])
-    tests = against_reference(made, outcomes)
+    tests = compare_with_references(made, outcomes)
     assert [test is None for test in tests] == [False, False, True, False]  # against K = 4
     assert tests[0].p_seeds is None
     assert "against K = 4" in render(write(made, outcomes).table)
 
 
 def test_cells_without_ranks_leave_the_test_out_and_nothing_else(tmp_path):
-    made = plan(target_called("sizes"), Options(["scenes"], tmp_path, seeds=2))
+    made = plan(target_called("sizes"), ReproduceOptions(["scenes"], tmp_path, seeds=2))
     outcomes = finished(made, [0.2, 0.4, 0.5, 0.5])
     (made.lines[1].jobs[0].folder / RANKS).unlink()
-    tests = against_reference(made, outcomes)
+    tests = compare_with_references(made, outcomes)
     assert [test is None for test in tests] == [False, True, True, False]
     assert render(write(made, outcomes).table).splitlines()[4].split()[-3:] == ["97%", "±", "0%"]
     for job in made.lines[2].jobs:  # of the reference: nothing is known of any
         (job.folder / RANKS).unlink()
-    assert not any(against_reference(made, outcomes))
+    assert not any(compare_with_references(made, outcomes))
     assert "against" not in render(write(made, outcomes).table)
 
 
 def test_a_failed_seed_is_left_out_and_other_queries_are_not_compared(tmp_path):
-    made = plan(target_called("sizes"), Options(["scenes"], tmp_path, seeds=2))
+    made = plan(target_called("sizes"), ReproduceOptions(["scenes"], tmp_path, seeds=2))
     finished(made, [0.2, 0.4, 0.5, 0.5])
     (made.lines[0].jobs[0].folder / RESULT).unlink()
     for job in made.lines[1].jobs:
@@ -136,7 +135,7 @@ def test_a_failed_seed_is_left_out_and_other_queries_are_not_compared(tmp_path):
     for job in made.lines[3].jobs:
         finish(job, search_of(0.4, 1, images=39))
     outcomes = collected(made)
-    first, *others = against_reference(made, outcomes)
+    first, *others = compare_with_references(made, outcomes)
     reference = np.mean([rsum(outcomes[job.folder].result) for job in made.lines[2].jobs])
     assert first.rsum == pytest.approx(rsum(outcomes[made.lines[0].jobs[1].folder].result) - reference)
     assert first.p_seeds is None
@@ -144,7 +143,7 @@ def test_a_failed_seed_is_left_out_and_other_queries_are_not_compared(tmp_path):
 
 
 def test_of_the_three_similarities_every_two_are_tested_below_the_table(tmp_path):
-    made = plan(target_called("elements"), Options(["scenes"], tmp_path, seeds=2))
+    made = plan(target_called("elements"), ReproduceOptions(["scenes"], tmp_path, seeds=2))
     notes = write(made, finished(made, [0.2, 0.4, 0.6])).table.notes
     starts = ("smooth-Chamfer against MIL: RSUM +", "MaxMatch against MIL: RSUM +", "MaxMatch against smooth-Chamfer: ")
     for start in starts:
