@@ -15,7 +15,7 @@ from PIL import Image
 from sample_splits import picture, split_of
 from tiny_models import tiny_model
 
-from maxmatch.cli import common, data
+from maxmatch.cli import data
 from maxmatch.data.check import LEVELS
 from maxmatch.data.dataset import IMAGE
 from maxmatch.data.features import FeatureStore
@@ -164,7 +164,7 @@ def test_an_interrupted_conversion_ends_with_130_and_goes_on(some_data, tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(common, "bar", lambda what, total: nullcontext(advance))
+        patched.setattr("maxmatch.core.progress.bar", lambda what, total: nullcontext(advance))
         assert run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 130
     assert not (tmp_path / "copy").exists()
     assert run(capsys, "data", "convert", some_data, tmp_path / "copy", "--to", "csv")[0] == 0

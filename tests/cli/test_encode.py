@@ -6,7 +6,6 @@ from commands import run
 from PIL import Image
 from tiny_models import tiny_model
 
-from maxmatch.cli import common
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.shards import read_manifest, read_shard
 
@@ -57,7 +56,7 @@ def test_interrupted_it_ends_with_130_and_goes_on(heap, model, tmp_path, capsys,
 
     arguments = (model, heap[0], "--out", tmp_path / "sets", "--batch-size", 10)
     with monkeypatch.context() as patched:
-        patched.setattr(common, "bar", lambda what, total: nullcontext(advance))
+        patched.setattr("maxmatch.core.progress.bar", lambda what, total: nullcontext(advance))
         patched.setattr("maxmatch.search.encode_files._COMMIT_SECONDS", 0)
         code, _, err = run(capsys, "encode", *arguments)
         assert code == 130

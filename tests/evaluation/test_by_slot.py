@@ -43,6 +43,8 @@ def test_each_slot_agrees_with_a_loop_over_everything(pair):
         assert ours.any_slot[f"r{level}"] == pytest.approx(100 * best / len(ranks))
     firsts = [[order[0][1] for order in orders] for orders in slow]
     assert ours.distinct == pytest.approx(sum(len(set(row)) for row in firsts) / len(firsts))
+    groups = [{asked[place] for place in row} for row in firsts]
+    assert ours.distinct_groups == pytest.approx(sum(map(len, groups)) / len(groups))
     assert [example.item for example in ours.examples] == [4, 0]
     for example in ours.examples:
         assert example.id == split.ids[pair[0]][example.item]

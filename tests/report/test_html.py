@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -11,8 +13,7 @@ from PIL import Image
 
 from maxmatch.data.dataset import Items, Split
 from maxmatch.evaluation.analysis import analyse
-from maxmatch.evaluation.report.contents import Contents, shown_items
-from maxmatch.evaluation.report.sections import page
+from maxmatch.evaluation.report.make_report import ReportContents, an, displayed_items, number, page
 from maxmatch.evaluation.slots import Attention, Projection, attention_summary
 from maxmatch.model.encoder import Explanation, Pair
 
@@ -31,6 +32,8 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"]
         self.ids += [value for key, value in attrs if key == "id"]
         self.addresses += [value for key, value in attrs if key in ("src", "href", "srcset", "action")]
         assert not any(key.startswith("on") or key == "style" for key, _ in attrs)
@@ -74,15 +77,15 @@ def split_with(encoded, picture):
 
 
 def full(encoded, picture, **options):
-    """Contents with all that there can be."""
+    """A report with everything that there can be."""
     found = analysis()
     size = found.set_sizes["image"]
     looks, reads = torch.rand(size, 2, 2), torch.rand(size, 3)
     pair = Explanation(0.5, [Pair(0, 1, -0.25)], torch.eye(size), looks, reads, ["<start>", "dog", "</b>"])
     seen = Attention([pair], attention_summary([looks]), attention_summary([reads]))
     points = Projection("tsne", np.zeros((2, 2)), ["image", "text"], [0, 0], [0, 0], [0, 0])
-    items = shown_items(split_with(encoded, picture), encoded)
-    return Contents(
+    items = displayed_items(split_with(encoded, picture), encoded)
+    return ReportContents(
         "run <1>", found, {"data": "folder & more"}, items, points, seen, [Image.new("RGB", (4, 4))], RECORDS, **options
     )
 
@@ -99,7 +102,12 @@ def test_a_page_loads_nothing_from_elsewhere(encoded):
     assert all(address.startswith(("data:image/", "#")) for address in found.addresses)
     assert not re.search(r"(src|href|url|@import)\s*[=(:]?\s*[\"']?(https?:)?//", text)
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(found.tags)
-    assert 'http-equiv="Content-Security-Policy"' in text
+    policy = found.policy
+    digest = base64.b64encode(hashlib.sha256(re.search("<style>(.*?)</style>", text, re.DOTALL)[1].encode()).digest())
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert f"style-src 'sha256-{digest.decode()}'" in policy
+    assert "script" not in policy
+    assert "unsafe" not in policy
 
 
 def test_captions_and_names_are_shown_as_they_are_and_never_run(encoded):
@@ -139,21 +147,21 @@ def test_an_analysis_alone_makes_a_page_with_numbers_for_names():
     encoded = made_sets()
     nameless = type(encoded)(encoded.sets, encoded.groups)
     found = analyse(nameless, PAIR, "maxmatch", examples=1, worst=1)
-    _, seen = read(Contents("model", found))
+    _, seen = read(ReportContents("model", found))
     assert set(seen.ids) == ALWAYS
     assert any(said.startswith("number ") for said in seen.texts)
 
 
 def test_one_vector_a_set_is_said_to_have_nothing_to_compare():
     found = analyse(made_sets(size=1), PAIR, "maxmatch")
-    text, _ = read(Contents("model", found))
+    text, _ = read(ReportContents("model", found))
     assert "With one vector in each set there is nothing to compare." in text
     assert "a set of 1 vector with 8 numbers" in text
 
 
 def test_one_caption_and_one_image_make_a_report():
     found = analyse(made_sets(images=1, captions=1), PAIR, "maxmatch")
-    _, seen = read(Contents("model", found))
+    _, seen = read(ReportContents("model", found))
     assert "0 of 1 queries have a wrong answer first." in seen.texts
 
 
@@ -183,4 +191,9 @@ def test_what_the_page_says_are_the_numbers_of_the_analysis(encoded):
 def test_contents_with_too_few_pictures_seen_are_refused(encoded):
     contents = full(encoded, None)
     with pytest.raises(ValueError, match="seen: expected a picture, or None, for each of 1 pairs"):
-        Contents("model", contents.analysis, attention=contents.attention)
+        ReportContents("model", contents.analysis, attention=contents.attention)
+
+
+def test_numbers_and_nouns_are_written_as_people_write_them():
+    assert number(-0.256, ".2f") == "−0.26"
+    assert [an("image"), an("text")] == ["an image", "a text"]

@@ -161,7 +161,7 @@ finish = lambda: calls.append(("finish", None))
 """
 
 
-def test_a_tracker_gets_the_recipe_every_figure_and_the_end(data, tmp_path, monkeypatch):
+def test_a_tracker_gets_the_recipe_every_figure_and_the_end(data, tmp_path, monkeypatch, capsys):
     (tmp_path / "trackio.py").write_text(TRACKER)
     monkeypatch.syspath_prepend(tmp_path)
     train(recipe_for(data, epochs=1, tracker="trackio"), tmp_path / "run")
@@ -172,6 +172,7 @@ def test_a_tracker_gets_the_recipe_every_figure_and_the_end(data, tmp_path, monk
     assert calls[1][1]["train/loss"] > 0
     assert calls[2][1]["val/rsum"] > 0
     assert calls[2][1]["step"] == 3
+    assert sum("trackio is deprecated" in line for line in capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])

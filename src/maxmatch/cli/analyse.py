@@ -22,7 +22,7 @@ def analyse(
     examples: Annotated[
         int, typer.Option(min=1, max=50, help="How many queries and failures are shown each way, with pictures.")
     ] = 5,
-    umap: Annotated[bool, typer.Option("--umap", help="Draw the vectors by UMAP rather than t-SNE.")] = False,
+    umap: Annotated[bool, typer.Option("--umap", help="Deprecated: draw the vectors by UMAP.")] = False,
     similarity: Annotated[
         str | None, typer.Option(help="maxmatch, smooth_chamfer, mil … Default: what the model was trained with.")
     ] = None,
@@ -47,7 +47,7 @@ def analyse(
 
       maxmatch analyse runs/f30k/best f30k_precomp --split test --out f30k-analysis
 
-      maxmatch analyse runs/demo/scenes-0 --split val --examples 10 --umap
+      maxmatch analyse runs/demo/scenes-0 --split val --examples 10
     """
     from maxmatch.cli.common import say
     from maxmatch.core.progress import bar

@@ -322,6 +322,8 @@ def analyse_run(
     from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
 
     where = chosen_device(device)
+    if projection == "umap":
+        say("UMAP is deprecated and will be removed in 0.2: leave out --umap for t-SNE.")
     check_installed(projection)
     names = similarity_names([similarity] if similarity else [])
     if len(names) > 1:

@@ -183,6 +183,8 @@ class BySlot:
     distinct: float
     """How many different items the K slots of a query have for first answer, on average: 1 collapsed, K all differ. To
     be read beside the recalls: slots that tell nothing differ, too."""
+    distinct_groups: float
+    """The same, where items of one group (the captions of one image) count as one."""
     any_slot: dict[str, float]
     """r1, r5, r10 of the best slot of each query, chosen with hindsight: more than any slot has where they differ."""
     examples: list[SlotExample]
@@ -220,6 +222,7 @@ def by_slot(encoded: EncodedSplit, pair: tuple[str, str], queries: Sequence[int]
         gallery=pair[1],
         recalls=[_recalls(rank[:, slot]) for slot in range(rows.shape[1])],
         distinct=_distinct(first),
+        distinct_groups=_distinct(data.groups[1][first]),
         any_slot=_recalls(rank.amin(1)),
         examples=examples,
     )

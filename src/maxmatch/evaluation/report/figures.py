@@ -19,7 +19,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from maxmatch.evaluation.report.contents import METHODS, Contents
+from maxmatch.evaluation.report.make_report import METHODS, ReportContents
 
 # How all figures look, and how they are written: a column of a paper wide, safe for the colour-blind, the same bytes
 # for the same numbers.
@@ -453,7 +453,7 @@ def attention_on_parts(parts: Sequence[str], attention: np.ndarray, label: str) 
 # All figures of a report, by the names of their files.
 
 
-def draw(contents: Contents) -> Iterator[tuple[str, Figure]]:
+def draw(contents: ReportContents) -> Iterator[tuple[str, Figure]]:
     """Every figure that there are numbers for, one after the other."""
     analysis = contents.analysis
     rows, columns = analysis.pair
@@ -476,14 +476,14 @@ def draw(contents: Contents) -> Iterator[tuple[str, Figure]]:
     yield from _attention(contents)
 
 
-def _scatter(contents: Contents) -> Figure:
+def _scatter(contents: ReportContents) -> Figure:
     found, pair = contents.projection, contents.analysis.pair
     assert found is not None
     of = np.array([pair.index(name) for name in found.modality])
     return scatter(found.points, np.array(found.slot), pair, of, METHODS[found.method])
 
 
-def _attention(contents: Contents) -> Iterator[tuple[str, Figure]]:
+def _attention(contents: ReportContents) -> Iterator[tuple[str, Figure]]:
     if contents.attention is None:
         return
     for number, (pair, seen) in enumerate(zip(contents.attention.pairs, contents.seen, strict=True), start=1):
