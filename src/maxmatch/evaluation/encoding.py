@@ -70,19 +70,14 @@ def encode_split(
     """The sets of `size` groups, in evaluation mode, on the model's device."""
     sets: dict[str, list[Tensor]] = {name: [] for name in model.towers}
     groups: dict[str, list[Tensor]] = {name: [] for name in model.towers}
-    mode = model.training
-    model.eval()
     mixed = torch.autocast(model.device.type, precision) if precision is not None else nullcontext()
-    try:
-        with torch.inference_mode(), mixed:
-            plans = in_order(size, batch_size)
-            for plan, batch in zip(plans, feed.batches(plans), strict=False):
-                for name, inputs in batch.inputs.items():
-                    sets[name].append(model(name, *inputs).vectors.float())
-                    groups[name].append(batch.groups[name])
-                advance(len(plan.groups))
-    finally:
-        model.train(mode)
+    with model.evaluating(), mixed:
+        plans = in_order(size, batch_size)
+        for plan, batch in zip(plans, feed.batches(plans), strict=False):
+            for name, inputs in batch.inputs.items():
+                sets[name].append(model.sets_of(name, inputs))
+                groups[name].append(batch.groups[name])
+            advance(len(plan.groups))
     if not any(groups.values()):
         raise ValueError("not one item could be read. See what is wrong with them: maxmatch data check")
     return EncodedSplit(

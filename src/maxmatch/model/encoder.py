@@ -248,10 +248,9 @@ class SetEncoder(nn.Module):
         sets = torch.empty(len(items), tower.head.set_size, self.dim)
 
         def work(places: list[int], inputs: Inputs) -> None:
-            values, mask = self._moved(inputs)
-            sets[places] = tower(values, mask).vectors.float().cpu()
+            sets[places] = self.sets_of(modality, inputs).cpu()
 
-        with self._evaluating():
+        with self.evaluating():
             kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
         return sets if errors == "raise" else Encoded(sets[kept] if skipped else sets, kept, skipped)
 
@@ -410,7 +409,7 @@ class SetEncoder(nn.Module):
             (torch.Size([4, 384]), True)
         """
         tower = self.tower(modality)
-        with self._evaluating():
+        with self.evaluating():
             inputs = self._moved(tower.reader.collate([tower.reader.read(item)]))
             features = tower.encoder(*inputs)
             sets = tower.head(features)
@@ -514,8 +513,13 @@ class SetEncoder(nn.Module):
         mask = None if inputs.mask is None else inputs.mask.to(parameter.device)
         return Inputs(inputs.values.to(parameter.device, dtype), mask)
 
+    def sets_of(self, modality: str, inputs: Inputs) -> Float[Tensor, "B K D"]:
+        """The sets of a batch that was read, in float32 on the model's device. Call it within `evaluating`."""
+        made: Sets = self(modality, *self._moved(inputs))
+        return made.vectors.float()
+
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Evaluation and inference mode inside; every module as it was afterwards."""
         in_training = [module for module in self.modules() if module.training]
         for module in in_training:  # not `eval()`, which takes as long as a short text

@@ -124,8 +124,7 @@ def encode_shards(
             complete(job.folder, number, job.manifest)
     pending: list[EncodedItems] = []
     kept = time.monotonic()
-    model.eval()
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+    with model.evaluating(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         read = read_ahead(reader, job.listing.values, [places for _, places in plan], skip=True, workers=workers)
         for at, batch in enumerate(read):
             number, places = plan[at]
@@ -169,11 +168,7 @@ def _encoded(model: SetEncoder, job: EncodingJob, batch: ReadBatch) -> EncodedIt
     sets = np.zeros((0, manifest.set_size, manifest.dim), manifest.dtype)
     places = batch.places
     if batch.inputs is not None:
-        parameter = next(model.parameters())
-        values, mask = batch.inputs
-        values = values.to(parameter.device, parameter.dtype if values.is_floating_point() else values.dtype)
-        mask = None if mask is None else mask.to(parameter.device)
-        vectors = model(listing.modality, values, mask).vectors.float().cpu().numpy()
+        vectors = model.sets_of(listing.modality, batch.inputs).cpu().numpy()
         finite = np.isfinite(vectors).all(axis=(1, 2))
         skipped += [
             Skipped(listing.ids[place], _NOT_FINITE, place)
