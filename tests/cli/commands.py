@@ -7,16 +7,16 @@ import pytest
 from maxmatch.cli.main import main
 
 
-class Said(NamedTuple):
-    """The exit code of a command and what it said: the result and the rest."""
+class CommandResult(NamedTuple):
+    """The exit code of a command, and what it printed on stdout and stderr."""
 
     code: int
     out: str
     err: str
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Said:
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> CommandResult:
     with pytest.raises(SystemExit) as end:
         main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return Said(end.value.code or 0, said.out, said.err)
+    printed = capsys.readouterr()
+    return CommandResult(end.value.code or 0, printed.out, printed.err)

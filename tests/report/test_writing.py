@@ -68,7 +68,7 @@ def test_a_report_that_fails_leaves_the_one_before(found, tmp_path, monkeypatch)
 
 def test_figures_that_are_not_ours_are_not_overwritten(found, tmp_path):
     (tmp_path / "figures").mkdir()
-    with pytest.raises(FileExistsError, match=r"figures: is there already, but no analysis\.json of ours"):
+    with pytest.raises(FileExistsError, match=r"figures: .*analysis\.json"):
         write_report(found, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError, match="is a file"):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def analyse(
-    model: Annotated[str, typer.Argument(help="A checkpoint's folder, or a run's: then its best one.")],
+    model: Annotated[str, typer.Argument(help="The folder of a checkpoint, or of a run: then its best epoch.")],
     data: Annotated[
         str | None, typer.Argument(help="A data set, in any format. Default: what the run was trained on.")
     ] = None,
@@ -20,18 +20,18 @@ def analyse(
         Path | None, typer.Option(help="A folder for the report. Default: analysis/ in the run, or analysis-NAME here.")
     ] = None,
     examples: Annotated[
-        int, typer.Option(min=1, max=50, help="How many queries and failures are shown each way, with pictures.")
+        int, typer.Option(min=1, max=50, help="Queries and failures listed per direction, with pictures.")
     ] = 5,
     umap: Annotated[bool, typer.Option("--umap", help="Deprecated: draw the vectors by UMAP.")] = False,
     similarity: Annotated[
         str | None, typer.Option(help="maxmatch, smooth_chamfer, mil … Default: what the model was trained with.")
     ] = None,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
-    images: Annotated[str | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
-    features: Annotated[str | None, typer.Option(help="Features that `maxmatch data features` made before.")] = None,
+    images: Annotated[str | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
+    features: Annotated[str | None, typer.Option(help="Features made by `maxmatch data features`.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images, with their captions, encoded at once.")] = 64,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the examples that are drawn, and of t-SNE.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="For the examples drawn, and for t-SNE.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """Look into a model: what the vectors of its sets have learned.
@@ -39,7 +39,7 @@ def analyse(
     Do the vectors of a set differ, which slots meet, what does each of them find and look at?
 
     The folder gets report.html, which opens in any browser and needs nothing else, the figures as PDF and PNG, and
-    analysis.json with all numbers. A report that is there already is replaced.
+    analysis.json with all numbers. An earlier report is replaced.
 
     Examples:
 

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from maxmatch.recipe.schema import Recipe
 
 
-# What `maxmatch demo` shows after its table: a report, an index, a search, and what to open; by commands to copy.
-
 QUERY = "something red in front of snow"
 
 
 def tour(run: Path, pictures: Path, out: Path) -> None:
-    """Write the report of a run, index pictures with its model, and search them. What is there is not made again; what
-    cannot be done, for want of an extra, is said and left out.
+    """Write the report of a run, index pictures with its model, and search them. What exists is not made again; what
+    needs a missing extra is reported and left out.
     """
     report, index = run / "analysis" / "report.html", out / "scenes.index"
     done = report.is_file() or _did("analyse", str(run))
@@ -41,7 +39,7 @@ def tour(run: Path, pictures: Path, out: Path) -> None:
 
 
 def _did(*arguments: str) -> bool:
-    """Whether a command of ours succeeded. What it found goes to stderr: stdout has the table alone."""
+    """Whether a maxmatch command succeeded. Its output goes to stderr: stdout has the table alone."""
     say(f"$ {_written(*arguments)}")
     ended = subprocess.run(
         [sys.executable, "-m", "maxmatch.cli.main", *arguments], stdout=sys.stderr.fileno(), check=False
@@ -75,7 +73,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Where scenes and runs go; what is finished there is not done again.")
     ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="For weights and batches.")] = 0,
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to all three recipes: train.epochs=5 …", metavar="KEY=VALUE")
     ] = None,
@@ -93,7 +91,7 @@ def demo(
 
     MaxMatch against the same model trained as SetDiv (smooth-Chamfer similarity) and as MIL (one best pair): how well
     captions find pictures and pictures captions, and whether the vectors of a set stay apart. Then a report, an index
-    of new scenes, a search in it, and what to open. Minutes on two CPU cores; what was interrupted goes on when the
+    of new scenes, a search in it, and what to open. Minutes on two CPU cores; an interrupted demo resumes when the
     same command runs again.
 
     Examples:
@@ -107,7 +105,7 @@ def demo(
       maxmatch demo --out /tmp/demo --seed 1 train.epochs=2
     """
     if photos is not None and not serve:
-        raise typer.BadParameter("--photos: which page is to show them? Say --serve, too.")
+        raise typer.BadParameter("--photos: needs --serve.")
     if serve:
         from maxmatch.cli.serve import check_installed
         from maxmatch.cli.serve import serve as open_on
@@ -122,10 +120,10 @@ def demo(
     from maxmatch.recipe.yaml_files import load_recipe
     from maxmatch.training.run import RunFolder
 
-    said = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
+    overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
-    recipes = {method: load_recipe(name, said) for method, name in methods.items()}
-    load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # made here, or all three would
+    recipes = {method: load_recipe(name, overrides) for method, name in methods.items()}
+    load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # generated here, or all three would
     runs = {method: out / f"{name}-{seed}" for method, name in methods.items()}
     commands = {
         method: [
@@ -134,7 +132,7 @@ def demo(
             "maxmatch.cli.main",
             "train",
             name,
-            *said,
+            *overrides,
             "--resume",
             "--out",
             str(runs[method]),
@@ -199,7 +197,7 @@ def _side_by_side(commands: dict[str, list[str]], runs: dict[str, Path], steps: 
                     break
                 time.sleep(1)
         finally:
-            for job in work.values():  # on Ctrl-C they save their states first, and go on with the next call
+            for job in work.values():  # on Ctrl-C they save their states first; the next call resumes them
                 job.terminate()
                 job.wait()
     for method, job in work.items():

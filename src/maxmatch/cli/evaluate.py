@@ -14,7 +14,7 @@ def evaluate(
         list[str],
         typer.Argument(
             help="Checkpoints, runs (their best epoch is taken) or files of --save-sets; then the data, in any format. "
-            "A run knows its own data.",
+            "A run knows its data.",
             metavar="MODEL… [DATA]",
         ),
     ],
@@ -23,32 +23,34 @@ def evaluate(
         list[str] | None,
         typer.Option(help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training."),
     ] = None,
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Also all models together: their mean score.")] = False,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Also all models together, by their mean score.")
+    ] = False,
     protocol: Annotated[
         Literal["auto", "plain", "coco"],
         typer.Option(help="coco: 1K (five folds) and 5K; auto: that, where there are 5,000 images."),
     ] = "auto",
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Drawings of images for intervals and tests; 0 for none.")
+        int, typer.Option(min=0, help="Bootstrap samples of the images, for intervals and tests; 0 for none.")
     ] = 1000,
     paper: Annotated[
-        str | None, typer.Option(help="A table of the paper to print beside: table:mscoco, tab:PVSE, …; or none.")
+        str | None, typer.Option(help="A table of the paper to compare with: table:mscoco, tab:PVSE, …; or none.")
     ] = None,
     features: Annotated[Path | None, typer.Option(help="A store of features to use in place of pictures.")] = None,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
-    captions_per_image: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
+    captions_per_image: Annotated[int | None, typer.Option(min=1, help="Use only this many per image.")] = None,
     words: Annotated[
-        str | None, typer.Option(help="Also measure captions with any of these words apart: snow,beach,…")
+        str | None, typer.Option(help="Also measure captions with any of these words separately: snow,beach,…")
     ] = None,
     words_from: Annotated[
         str | None, typer.Option(help="The same with the words that a recipe holds out of training.", metavar="RECIPE")
     ] = None,
     save_sets: Annotated[
-        Path | None, typer.Option(help="Keep what the model made of the split: a .safetensors file.")
+        Path | None, typer.Option(help="Write the encoded sets of the split to this .safetensors file.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 64,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read pictures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, unrounded.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
@@ -56,7 +58,7 @@ def evaluate(
 ) -> None:
     """Measure how well models retrieve. R@1, R@5, R@10 both ways and RSUM, ranks and ties, collapse of the sets.
 
-    Ties count against the model. Intervals are by bootstrap over the images; every line is compared with the first one
+    Ties count against the model. Intervals are by bootstrap over the images; every line is compared with the first
     by a paired test. On COCO's test split, read from Karpathy's JSON, CxC and ECCV Caption are measured too.
 
     Examples:

@@ -34,10 +34,10 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Where models and tables go; what is finished there is not done again.")
     ] = Path("runs/reproduce"),
-    seeds: Annotated[int, typer.Option(min=1, help="Models a row: mean ± deviation over so many seeds.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version: shows that all works, in minutes.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Models per row: mean ± deviation over this many seeds.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version: shows that everything works.")] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Models at the same time. Default: one for each core; on a GPU 1.")
+        int | None, typer.Option(min=1, help="Models trained at the same time. Default: one per core; on a GPU 1.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
     split: Annotated[str | None, typer.Option(help="To measure on. Default: the recipe's (test), else val.")] = None,
@@ -46,9 +46,9 @@ def reproduce(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print tables as LaTeX.")] = False,
 ) -> None:
-    """Make tables and figures of the paper again, ours beside them.
+    """Reproduce tables and figures of the paper.
 
-    Train what they need, measure, and print the paper's figures with ours beside them.
+    Train what they need, measure it, and print the paper's figures with ours.
 
     On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
     (--base) by changing similarity, losses, head and set size. An interrupted command resumes when it is run again.

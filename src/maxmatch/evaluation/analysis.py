@@ -28,11 +28,11 @@ from maxmatch.evaluation.slots import (
 from maxmatch.matching.scoring import first_largest, score_matrix
 from maxmatch.matching.similarity import cosine_planes, with_options
 
-# What each caption is about, where the data say it: the facets of generated scenes.
+# What each caption is about, where the data has it: the facets of generated scenes.
 
 
 def caption_facets(split: Split, encoded: EncodedSplit, pair: tuple[str, str] = ("image", "text")) -> list[str] | None:
-    """The facet (its kind) of each encoded item of the second modality, where the data say it; else None.
+    """The facet (its kind) of each encoded item of the second modality, where the data has it; else None.
 
     As in generated scenes: `facets` in the metadata of a picture lists them in the order of its captions.
     """
@@ -67,40 +67,31 @@ def _kind(facet: Any) -> str:
 # Do slots specialise? For generated scenes, where it is known what each caption is about.
 #
 # A caption is about one facet of its picture: an object, a place, the background. If slots specialise, captions about
-# one
-# facet are recognised by one slot of the picture, and captions about another facet by another slot.
+# one facet are recognised by one slot of the picture, and captions about another facet by another slot.
 #
-# *How clearly a slot recognises a caption*: slot k of a picture is as near to a caption as the nearest of the
-# caption's
+# How clearly a slot recognises a caption: slot k of a picture is as near to a caption as the nearest of the caption's
 # vectors. How far the true picture is above the average of all pictures, in their standard deviation, is the slot's
-# *standard score*: 0 where the slot tells nothing, 0 too where it is the same for all pictures. Likewise for the
-# slots of
-# captions: slot l is as near to a picture as the nearest of the picture's vectors.
+# standard score: 0 where the slot tells nothing, or is the same for all pictures. Likewise for the slots of captions:
+# slot l is as near to a picture as the nearest of the picture's vectors.
 #
-# *Specialisation* compares two choices of one slot for each caption, by the mean standard score that they give:
+# Specialisation compares two choices of one slot for each caption, by the mean standard score that they give:
 #
-# own = by the slot that is best for the caption's facet
-# one = by the slot that is best for all captions
-# specialisation = (own − one) / own · n / (n − 1),   n = the smaller of the numbers of facets and slots
+#     own = by the slot that is best for the caption's facet
+#     one = by the slot that is best for all captions
+#     specialisation = (own − one) / own · n / (n − 1),   n = the smaller of the numbers of facets and slots
 #
 # Both are chosen on one half of the pictures and measured on the other, so that chance gives 0. It is 0 where slots
-# are
-# all equal, where one slot is best for everything, however much facets differ in difficulty, and where slots differ
-# but
-# not by facet; 1 where each facet is recognised by its own slot and no other. The interval is that of own − one, 95
-# %,
-# over pictures.
+# are all equal, where one slot is best for everything, and where slots differ but not by facet; 1 where each facet is
+# recognised by its own slot and no other. The interval is that of own − one, 95 %, over pictures.
 #
-# *Preference* is less: whether the facet has any influence on which slot recognises a caption most clearly. It is
-# tested
+# Preference is less: whether the facet has any influence on which slot recognises a caption most clearly. It is tested
 # by the mutual information of the two, against random orders of the facets among the captions of each picture (among
-# all
-# captions, where no picture has several). A preference without specialisation is common: one slot is best for every
-# facet, but by less for some of them, or some facets are so hard that noise decides.
+# all captions, where no picture has several). A preference without specialisation is common: one slot is best for
+# every facet, but by less for some of them, or some facets are so hard that noise decides.
 
 _VALUES = 2**21  # cosines at a time: little enough that the memory is given back between times
 _NO_SPREAD = 1e-6
-_SAME = 1e-3  # standard scores that differ by less are not told apart: in float32 equal slots need not be quite equal
+_SAME = 1e-3  # standard scores that differ by less count as equal: float32 rounds
 
 
 @dataclass(frozen=True)
@@ -268,7 +259,7 @@ def _sums(values: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets:
 
 
 def _largest(values: Float[np.ndarray, "n K"]) -> Int[np.ndarray, " n"]:
-    """Where the largest of a row is: the first of those that are not told apart."""
+    """Where the largest of a row is: the first of those that count as equal."""
     place: np.ndarray = (values >= values.max(1, keepdims=True) - _SAME).argmax(1)
     return place
 
@@ -319,7 +310,7 @@ def worst_queries(
     scores: Float[Tensor, "B C"], data: Paired, worst: int = 10, answers: int = 5
 ) -> tuple[Failures, Failures]:
     """The worst queries of the rows and of the columns, by the rank of their best true answer; at the same rank the
-    larger margin first, then the order of the split. A query whose true answer is first is no failure.
+    larger margin first, then the order of the split. A query whose true answer is first is not a failure.
     """
     found = ranks_both_ways(scores, *data.groups)
     return (
@@ -356,7 +347,7 @@ def _best(scores: Tensor, data: Paired, count: int, true: bool) -> list[SlotAnsw
     return [SlotAnswer(place, data.name(1, place), score, true) for place, score in pairs]
 
 
-# All that can be said about a model's sets on a split, in numbers: what `maxmatch analyse` writes and draws.
+# All of it together: what `maxmatch analyse` writes and draws.
 
 
 @dataclass(frozen=True)
@@ -420,8 +411,8 @@ def analyse(
 
     options: of the similarity, alpha or k, where they are not the usual ones. facets: what each item of the second
     modality is about, see `caption_facets`. examples: how many queries, drawn at random, are
-    shown with the answers of each of their slots. worst: how many failures are shown each way; answers: with how many
-    answers. The largest thing held is one score matrix.
+    listed with the answers of each of their slots. worst: how many failures are listed each way; answers: with how
+    many answers. The largest thing held is one score matrix.
     """
     data = paired(encoded, pair)
     rows, columns = data.sets
@@ -453,9 +444,9 @@ def analyse(
     )
 
 
-def _some(drawn: np.random.Generator, count: int, wanted: int) -> list[int]:
+def _some(drawn: np.random.Generator, count: int, most: int) -> list[int]:
     """Places drawn at random, in order."""
-    return sorted(drawn.choice(count, min(wanted, count), replace=False).tolist())
+    return sorted(drawn.choice(count, min(most, count), replace=False).tolist())
 
 
 def _numbered(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,8 +38,8 @@ from maxmatch.recipe.yaml_files import load_recipe
 class EncodedSplit:
     """The sets of a split, by modality; the group of each, and where they are asked for, the names of the items.
 
-    notes: what else is to be known of them, for whoever reads them from a file: model, data, similarity; and "groups",
-    how many the split has, those left out included.
+    notes: model, data, similarity, for who reads them from a file; and "groups": how many the split has, those left
+    out included.
     """
 
     sets: Mapping[str, Tensor]
@@ -112,8 +112,8 @@ def encode_items(
 
 
 def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
-    """How each modality is read: as its tower says, or, where the split holds what a backbone made of the pictures
-    before, as features.
+    """How each modality is read: by its tower's reader, or as features, where the split holds what a backbone made
+    of the pictures.
     """
     readers: dict[str, Reader] = {}
     for name in model.towers:
@@ -147,7 +147,7 @@ def load_encoded(path: Path) -> EncodedSplit:
             if notes.get("format") != _FORMAT:
                 raise ValueError(f"{path}: holds no encoded split. Make one with `maxmatch evaluate … --save-sets`.")
             found: dict[str, dict[str, Tensor]] = {"sets": {}, "groups": {}}
-            for key in file.keys():  # noqa: SIM118 (it is no dict)
+            for key in file.keys():  # noqa: SIM118 (not a dict)
                 kind, name = key.split(".", 1)
                 found[kind][name] = file.get_tensor(key)
     except ValueError:
@@ -160,7 +160,7 @@ def load_encoded(path: Path) -> EncodedSplit:
 _FORMAT = "maxmatch-sets-1"
 
 
-# Two modalities of an encoded split side by side, checked once: what every analysis begins with.
+# Two modalities of an encoded split, checked once: what every analysis begins with.
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Paired:
 
 
 def paired(encoded: EncodedSplit, pair: tuple[str, str]) -> Paired:
-    """Two modalities of a split. ValueError where there is nothing to measure, or the numbers are none."""
+    """Two modalities of a split. ValueError where there is nothing to measure, or a vector is NaN or infinite."""
     rows, columns = pair
     for name in pair:
         if name not in encoded.sets:
@@ -235,7 +235,7 @@ class ModelSource:
 
 
 def find_model(name: str | Path) -> ModelSource | None:
-    """What lies at a path or ships under a name; None where it is no model."""
+    """The model at a path, or the one that ships under a name; None where there is none."""
     path = Path(name).expanduser()
     if path.suffix == ".safetensors":
         if not path.is_file():
@@ -263,7 +263,7 @@ def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelS
             source = ModelSource(name, name, "checkpoint")
         if source is None:
             raise ValueError(
-                f"{name}: no model. Expected a checkpoint's folder (config.json, model.safetensors), a run's folder "
+                f"{name}: not a model. Expected a checkpoint's folder (config.json, model.safetensors), a run's folder "
                 "(recipe.yaml, best/), a model that ships, or a .safetensors file of --save-sets."
             )
         if source.recipe is not None:

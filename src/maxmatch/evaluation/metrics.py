@@ -36,7 +36,7 @@ def retrieval(
 ) -> dict[str, float]:
     """The figures of retrieval between two collections of sets; items of one group are true answers to each other.
 
-    Recalls in per cent. An image counts as answered by the best of its captions. Ties count against us.
+    Recalls in per cent. An image counts as answered by the best of its captions. Ties count against the model.
     """
     return figures(*ranks_both_ways(score_matrix(images, texts, similarity), image_groups, text_groups))
 
@@ -82,7 +82,7 @@ def _chance(true: Tensor, total: int, level: int) -> float:
 
 # Whether sets collapse to a point, leave vectors unused, and which slots of two modalities meet.
 
-_TINY = 1e-12  # a variance no float32 vectors can be told from zero by
+_TINY = 1e-12  # a variance that float32 vectors cannot tell from zero
 _BLOCK = 8_192
 _SMALL_BLOCK = 512
 
@@ -162,7 +162,7 @@ def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) 
 
 # The scores of a model, or of several together, on a split: held where they fit in memory, else made block by block.
 #
-# Memory, beside the sets: `max_memory` for scores, and 1 GiB for the tiles at work, more on a large GPU.
+# Memory, in addition to the sets: `max_memory` for scores, and 1 GiB for the tiles at work, more on a large GPU.
 
 ModalityPair = tuple[str, str]
 IMAGE_TEXT: ModalityPair = ("image", "text")
@@ -235,7 +235,7 @@ def _scores(member: EvaluatedModel, pair: ModalityPair, rows: slice) -> Tensor:
 
 
 def _culprit(encoded: EncodedSplit, pair: ModalityPair) -> str | None:
-    """The first item whose vectors are no numbers."""
+    """The first item whose vectors are NaN or infinite."""
     for name in pair:
         bad = ~torch.isfinite(encoded.sets[name]).flatten(1).all(1)
         if bool(bad.any()):
@@ -274,8 +274,8 @@ def _check_same(first: EvaluatedModel, other: EvaluatedModel, name: str) -> None
         for place, (mine, theirs) in enumerate(zip_longest(one, two)):
             if mine != theirs:
                 raise ValueError(
-                    f"{name} {place} is {_said(mine)} in {first.name} and {_said(theirs)} in {other.name}: scores of "
-                    f"different items, or of the same in another order, cannot be averaged or compared. {advice}"
+                    f"{name} {place} is {_quoted(mine)} in {first.name} and {_quoted(theirs)} in {other.name}: scores "
+                    f"of different items, or of the same in another order, cannot be averaged or compared. {advice}"
                 )
     groups = [member.encoded.groups[name].cpu() for member in (first, other)]
     if len(groups[0]) != len(groups[1]):
@@ -288,7 +288,7 @@ def _check_same(first: EvaluatedModel, other: EvaluatedModel, name: str) -> None
         )
 
 
-def _said(name: str | None) -> str:
+def _quoted(name: str | None) -> str:
     return "missing" if name is None else repr(name)
 
 
@@ -360,8 +360,8 @@ def similarity_name(member: EvaluatedModel) -> str:
         return member.similarity
     function = getattr(member.similarity, "func", member.similarity)
     options = getattr(member.similarity, "keywords", {})
-    said = ", ".join(f"{option}={value:g}" for option, value in options.items())
-    return getattr(function, "__name__", "own") + (f"({said})" if said else "")
+    listed = ", ".join(f"{option}={value:g}" for option, value in options.items())
+    return getattr(function, "__name__", "own") + (f"({listed})" if listed else "")
 
 
 def search(
@@ -442,9 +442,8 @@ def collapse(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[st
 
 # ECCV Caption and CxC: COCO's test set with the answers that its captions miss, through the package `eccv_caption`.
 #
-# Both know items by COCO's ids of images and captions, which Karpathy's JSON keeps. Equal scores stand in the order
-# of
-# the data: whoever measures collapsed models looks at the ties of the plain figures first.
+# Both know items by COCO's ids of images and captions, which Karpathy's JSON keeps. Equal scores are ranked in the
+# order of the data: for collapsed models, look at the ties of the plain figures first.
 
 INSTALL = "ECCV Caption and CxC need the package eccv_caption: pip install 'maxmatch[eccv]'"
 

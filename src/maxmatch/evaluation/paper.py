@@ -1,7 +1,7 @@
-"""The figures that the paper reports, as data, to stand beside ours.
+"""The figures that the paper reports, as data, to compare ours with.
 
 Each table is a CSV file in `paper_tables/`, its cells exactly as printed ("-" where the paper has none). In the
-paper some cells do not sum to the RSUM beside them: we compute it from the cells, and keep the printed one apart.
+paper some cells do not sum to the RSUM in their row: we compute it from the cells, and keep the printed one too.
 """
 
 import csv
@@ -73,7 +73,7 @@ class ReportedTable:
 
 
 class Disagreement(NamedTuple):
-    """A printed RSUM that is not the sum of the cells beside it."""
+    """A printed RSUM that is not the sum of the cells of its row."""
 
     label: str
     row: ReportedRow

@@ -25,7 +25,7 @@ def ranks_both_ways(
 ) -> tuple[Ranks, Ranks]:
     """For each row and each column the rank of its best true partner: those of the same group are true.
 
-    rank = 1 + number of wrong answers that score as much or more: ties count against us, and are counted.
+    rank = 1 + number of wrong answers that score as much or more: ties count against the model, and are counted.
     """
     if scores.shape != (len(row_groups), len(column_groups)):
         raise ValueError(
@@ -58,7 +58,7 @@ def ranks_of_parts(
     query, true_scores = torch.cat([true_row, true_column + rows]), true_scores.repeat(2)
     best = true_scores.new_full((rows + columns,), -torch.inf).scatter_reduce(0, query, true_scores, "amax")
     above, equal = ([query.new_zeros(_length(p.rows) + _length(p.columns)) for p in parts] for _ in range(2))
-    no_numbers = query.new_zeros(())
+    not_numbers = query.new_zeros(())
     for block in blocks:
         scores = score(block) if held is None else held
         for part, more, as_many in zip(parts, above, equal, strict=True):
@@ -70,9 +70,9 @@ def ranks_of_parts(
                 for total, count in ((more, counts[0]), (as_many, counts[1])):
                     total[seen.start - part.rows.start : seen.stop - part.rows.start] = count[: len(within)]
                     total[_length(part.rows) :] += count[len(within) :]
-                no_numbers = no_numbers + counts[2]
-    # One look at the device for both checks. A query without a true answer has a best of −∞.
-    bad, maybe_lonely = torch.stack([no_numbers, best.isneginf().sum()]).tolist()
+                not_numbers = not_numbers + counts[2]
+    # One copy from the device for both checks. A query without a true answer has a best of −∞.
+    bad, maybe_lonely = torch.stack([not_numbers, best.isneginf().sum()]).tolist()
     if bad:
         raise NotFiniteError("scores: NaN among them; no ranking can be made of that. Look for NaN in the embeddings.")
     if maybe_lonely and not bool(torch.isin(column_groups, row_groups).all()):
@@ -142,15 +142,15 @@ def _count_on_cpu(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor
         scores, level = scores.float(), level.float()
     by_row, by_column = level[:rows, None].numpy(), level[rows:].numpy()
     above, equal = (np.zeros(rows + columns, np.int64) for _ in range(2))
-    no_numbers = 0
+    not_numbers = 0
     height = max(1, min(255, _CACHED // max(columns, 1)))  # so many ones add up in a byte
     for start in range(0, rows, height):
         part, these = scores[start : start + height].numpy(), slice(start, start + height)
         for count, compare in ((above, np.greater), (equal, np.equal)):
             count[:rows][these] = np.count_nonzero(compare(part, by_row[these]), axis=1)
             count[rows:] += np.add.reduce(compare(part, by_column).view(np.uint8), axis=0, dtype=np.uint8)
-        no_numbers += int(np.count_nonzero(np.isnan(part)))
-    return torch.from_numpy(above), torch.from_numpy(equal), torch.tensor(no_numbers)
+        not_numbers += int(np.count_nonzero(np.isnan(part)))
+    return torch.from_numpy(above), torch.from_numpy(equal), torch.tensor(not_numbers)
 
 
 _CACHED = 2**18

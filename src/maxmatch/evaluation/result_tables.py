@@ -234,9 +234,9 @@ def recall_table(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = (),
             row += [None if interval is None else _between(*interval["rsum"])] if sure else []
             row += _difference_cells(difference) if tested else []
             rows.append(row)
-        shown = [row for row in paper if f"{prefix}rsum" in row.figures]
-        rules += [len(rows)] if shown else []
-        for theirs in shown:
+        reported = [row for row in paper if f"{prefix}rsum" in row.figures]
+        rules += [len(rows)] if reported else []
+        for theirs in reported:
             kind = "ensemble" if theirs.ensemble else "single"
             row = [f"paper: {theirs.method}", kind, theirs.group, *([GALLERIES[prefix]] if several else [])]
             row += [theirs.figures.get(f"{prefix}{column.name}") for column in _RECALLS]
@@ -355,7 +355,7 @@ class ByWords:
 
 
 def words_table(found: Sequence[ByWords]) -> Table:
-    """The two sides beside each other, R@10 with its interval; and what part of a later line the first one reaches."""
+    """Captions with the words and without, R@10 with its interval; and the ratio of the first line to the others."""
     columns = [Column("model", "model"), Column("similarity", "similarity"), Column("images", "gallery")]
     for side, over in (("met", "text to image, with the words"), ("others", "without")):
         columns += [Column("captions", f"{side}_captions", ",.0f", over)]

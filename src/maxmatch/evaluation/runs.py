@@ -338,7 +338,7 @@ def analyse_run(
     preferred = [] if source.recipe is None else [source.recipe.evaluate.split]
     loaded = load_for([source], data, split, options, preferred, say)
     visible = loaded.part
-    if loaded.described.features is not None:  # features cannot be looked at: show the pictures they were made of
+    if loaded.described.features is not None:  # show the pictures that the features were made of
         pictures = load_data(loaded.described.model_copy(update={"features": None}), lambda line: None)
         visible = pictures.split(loaded.split)
     say(f"{source.path} on {loaded.part.size:,} images of {loaded.dataset.path}, split {loaded.split!r}")

@@ -1,8 +1,8 @@
 """How sure a figure is: intervals by bootstrap over images, and a paired test between two models.
 
-What is drawn is a group: an image with all its captions, which are queries of the same luck. The gallery stays as it
-is: an interval says how much a figure would change with other queries, not with other distractors. In the COCO 1K
-protocol each fold is drawn for itself, and the figures of the folds are averaged as in the result.
+What is drawn is a group: an image with all its captions, which succeed or fail together. The gallery stays as it is:
+an interval tells how much a figure would change with other queries, not with other distractors. In the COCO 1K protocol
+each fold is drawn separately, and the figures of the folds are averaged as in the result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _BLOCK = 8 * 2**20  # numbers drawn at once
 
 
 class Interval(NamedTuple):
-    """Between which values a figure lies."""
+    """The lower and the upper end of an interval."""
 
     low: float
     high: float
@@ -75,8 +75,8 @@ def paired_test_of_seeds(
     """As `paired_test`, between two ways of training: each has the galleries of one model or several, of other seeds.
 
     What the seeds' models found for an image is averaged first. The same images are drawn for all of them: taken as so
-    many images more, they would make the interval too narrow. It says what other images would change, not what other
-    seeds would: see `seeds_test`.
+    many images more, they would make the interval too narrow. It tells what other images would change, not what
+    other seeds would: see `seeds_test`.
     """
     pairs = _averaged(first), _averaged(second)
     for one, other in zip(*pairs, strict=True):

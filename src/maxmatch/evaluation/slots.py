@@ -20,7 +20,7 @@ from maxmatch.model.encoder import Explanation, SetEncoder
 # Cosines within sets and between them: histograms, mean matrices of slots, and which slots hold the best pair.
 
 _BLOCK = 4_096
-_SAME = 1e-6  # float32 cosines closer than this are not told apart
+_SAME = 1e-6  # float32 cosines closer than this count as equal
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class BySlot:
     recalls: list[dict[str, float]]
     """For each slot r1, r5, r10: how many per cent of the queries find a true answer so high by that slot alone."""
     distinct: float
-    """How many different items the K slots of a query have for first answer, on average: 1 collapsed, K all differ. To
-    be read beside the recalls: slots that tell nothing differ, too."""
+    """How many different items the K slots of a query have for first answer, on average: 1 collapsed, K all differ.
+    Read it with the recalls: slots that tell nothing differ, too."""
     distinct_groups: float
     """The same, where items of one group (the captions of one image) count as one."""
     any_slot: dict[str, float]
@@ -194,7 +194,7 @@ def by_slot(encoded: EncodedSplit, pair: tuple[str, str], queries: Sequence[int]
     """Retrieval of pair[1] by single vectors of pair[0]: an item is as near as the nearest of its vectors.
 
     queries: the places of those to be kept as examples, with so many answers for each slot. Equally near items come in
-    the order of the split; in the recalls they count against us.
+    the order of the split; in the recalls they count against the model.
     """
     data = paired(encoded, pair)
     rows, columns = data.sets
@@ -203,14 +203,14 @@ def by_slot(encoded: EncodedSplit, pair: tuple[str, str], queries: Sequence[int]
         raise ValueError(f"queries: there are {len(rows)} items of {pair[0]!r}, got number {wrong[0]}.")
     if answers < 1:
         raise ValueError(f"answers: expected at least 1, got {answers}.")
-    shown = torch.tensor(list(queries), dtype=torch.long, device=rows.device)
+    chosen = torch.tensor(list(queries), dtype=torch.long, device=rows.device)
     firsts, ranks, kept = [], [], []
     for slot in range(rows.shape[1]):
         # "mil" of a single vector and a set is the largest cosine.
         scores = score_matrix(rows[:, [slot]], columns, "mil")
         firsts.append(torch.cat([first_largest(part, 1)[1] for part in torch.split(scores, _ROWS)]))
         ranks.append(ranks_both_ways(scores, *data.groups)[0].ranks)
-        kept.append(first_largest(scores[shown], min(answers, len(columns))) if len(shown) else None)
+        kept.append(first_largest(scores[chosen], min(answers, len(columns))) if len(chosen) else None)
         del scores  # before the next one is made
     first, rank = torch.cat(firsts, 1), torch.stack(ranks, 1)
     examples = [

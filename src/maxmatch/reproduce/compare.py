@@ -28,7 +28,7 @@ from maxmatch.reproduce.worker import data_of, read_ranks, sources_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# How far each line of a table lies from its MaxMatch line, and how sure that is.
+# How far each line of a table is from its reference, and how sure that is.
 
 _DRAWS, _SEED = 2000, 0
 
@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
 
 
 def compare_with_references(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> list[Comparison | None]:
-    """Each line against the reference of its group; None for the reference itself, and where it cannot be said."""
+    """Each line against the reference of its group; None for the reference itself, and where it cannot be tested."""
     references = {line.line.group: line for line in plan.lines if line.line.reference}
     found = []
     for line in plan.lines:
@@ -315,7 +315,7 @@ def _is_rsum(name: str) -> bool:
     return name.endswith("rsum")
 
 
-# How the models of a table came to be: validation RSUM by epoch, as a picture beside it.
+# Validation RSUM by epoch of the models of a table, as a picture.
 
 Curve = dict[int, float]
 """RSUM by epoch, counted from 1."""
@@ -343,7 +343,7 @@ def curves(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> dict[str, list[
 
 
 def draw_curves(plan: TablePlan, outcomes: Mapping[Path, Outcome]) -> Path | None:
-    """The picture in the folder of the table; None without matplotlib, or where nothing is to be drawn."""
+    """The picture, in the folder of the table; None without matplotlib, or where nothing is to be drawn."""
     if find_spec("matplotlib") is None:
         return None
     found = curves(plan, outcomes)
@@ -368,11 +368,11 @@ def label(target: Target, planned: PlannedLine) -> str:
     return f"{planned.line.group}: {named}" if planned.line.group else named
 
 
-# Before and after a sweep: data that is to be generated, and tables on the disk.
+# Before and after a sweep: generated data, and tables on the disk.
 
 
 def make_data(jobs: Sequence[Job], say: Say) -> None:
-    """Generate the scenes that jobs wait for, or all of them would at once."""
+    """Generate the scenes that jobs need, once, before all of them would."""
     missing = {job.recipes[0].data.path: job.recipes[0].data for job in jobs if job.result() is None}
     for path, data in missing.items():
         if path is not None and data.scenes is not None and not (Path(path) / "metadata.jsonl").exists():

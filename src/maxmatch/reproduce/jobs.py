@@ -46,18 +46,18 @@ class Job:
         return {"version": _VERSION, **settings}
 
     def write(self) -> None:
-        """Put down what is to be done, for the process that does it."""
+        """Write the job to its folder, for the process that runs it."""
         recipes = [recipe.model_dump(mode="json") for recipe in self.recipes]
         content = {"members": list(map(str, self.members)), "recipes": recipes}
         text = json.dumps({**content, "split": self.split, "protocol": self.protocol}, indent=2)
         write_whole(self.folder / JOB, text + "\n")
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Put down what came out; from then on the job is done."""
+        """Write the result; from then on the job is done."""
         write_whole(self.folder / RESULT, json.dumps({"settings": self.settings, **result}, indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
-        """What came out; None where it is not done, or was done with other settings."""
+        """The result; None where it is not done, or was done with other settings."""
         try:
             found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # none yet, or a damaged one: the run's own files make it again
@@ -74,7 +74,7 @@ def read_job(folder: Path) -> Job:
 
 def single(folder: Path, recipe: Recipe, split: str | None, protocol: JobProtocol) -> Job:
     """The job of one model. Its folder is named by what is trained: two tables that need the same model share it, and
-    one that differs in anything lies elsewhere.
+    one that differs in anything has another folder.
     """
     recipe = recipe.model_copy(update={"name": kind(recipe), "description": ""})
     place = folder / f"{recipe.name}-seed{recipe.seed}-{_digest([_essence(recipe)])}"
@@ -99,8 +99,8 @@ def kind(recipe: Recipe) -> str:
 
 
 def _essence(recipe: Recipe) -> dict[str, Any]:
-    """A recipe without its names and texts. Generated scenes are the same wherever they lie, and words that are not
-    held out make no difference.
+    """A recipe without its names and texts. Generated scenes are the same in any folder, and no words held out
+    is the default.
     """
     settings: dict[str, Any] = recipe.model_dump(mode="json", exclude={"name", "description"})
     del settings["data"]["licence"]
@@ -153,7 +153,7 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class PlannedLine:
-    """A line of the table and the jobs that its figures come from, one a seed. needs: those that these build upon.
+    """A line of the table and the jobs that its figures come from, one per seed. needs: the jobs that these build upon.
     why_none: where there are none.
     """
 
@@ -248,7 +248,7 @@ def _quick(recipe: Recipe) -> list[str]:
 
 
 def _data_path(recipe: Recipe, data: str, out: Path) -> str:
-    """Where the data is, as an override. Scenes lie where others of another number or size do not."""
+    """Where the data is, as an override. Scenes of each number and size have a folder of their own."""
     path = Path(data).expanduser()
     if data == SCENES:
         scenes = recipe.data.scenes

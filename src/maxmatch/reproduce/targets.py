@@ -50,41 +50,41 @@ def changes(variant: Variant, base: Recipe) -> list[str]:
             f"{base.name}: trains with {base.model.similarity}. The rows are made by leaving something out of a recipe "
             "of MaxMatch: give one with --base (maxmatch train --list shows them)."
         )
-    said = [f"model.similarity={variant.similarity}"]
+    overrides = [f"model.similarity={variant.similarity}"]
     if variant.similarity != "maxmatch":
-        said.append("evaluate.similarities=null")  # the one it is trained with
+        overrides.append("evaluate.similarities=null")  # the one it is trained with
     for loss, weight in _WEIGHTS.items():
         if loss not in variant.losses:
-            said.append(f"objective.{weight}=0.0")
+            overrides.append(f"objective.{weight}=0.0")
         elif not getattr(base.objective, weight):
             raise ValueError(
                 f"{base.name}: has no {loss} (objective.{weight}=0), which some rows need. Give it a weight, such as "
                 f"objective.{weight}=0.1, or another recipe with --base."
             )
     if variant.diversity == "pvse":
-        said += ["objective.diversity=pvse", f"objective.div_weight={_PVSE_WEIGHT}"]
-    return said + _model(variant, base)
+        overrides += ["objective.diversity=pvse", f"objective.div_weight={_PVSE_WEIGHT}"]
+    return overrides + _model(variant, base)
 
 
 def _model(variant: Variant, base: Recipe) -> list[str]:
     """The changes to head and set size, in a preset or in a whole config."""
-    said = []
+    overrides = []
     sizes = {tower: made.set_size for tower, made in base.model.resolved().towers.items()}
-    # A size that the base has already is not said again: it would be the same model by another recipe.
+    # A size that the base has already is not set again: it would be the same model by another recipe.
     resized = [tower for tower, size in sizes.items() if variant.set_size not in (None, size)]
     if base.model.config is None:
         if variant.head == "pie":
-            said.append("model.options.head=pie")
-            said += [f"model.options.{option}=null" for option in _OF_A_SET_HEAD if option in base.model.options]
+            overrides.append("model.options.head=pie")
+            overrides += [f"model.options.{option}=null" for option in _OF_A_SET_HEAD if option in base.model.options]
         if resized:
-            said.append(f"model.options.set_size={variant.set_size}")
-        return said
+            overrides.append(f"model.options.set_size={variant.set_size}")
+        return overrides
     for tower in base.model.config.towers:
         if variant.head == "pie":
-            said.append(f"model.config.towers.{tower}.head={{name: pie}}")
+            overrides.append(f"model.config.towers.{tower}.head={{name: pie}}")
         if tower in resized:
-            said.append(f"model.config.towers.{tower}.set_size={variant.set_size}")
-    return said
+            overrides.append(f"model.config.towers.{tower}.set_size={variant.set_size}")
+    return overrides
 
 
 SLOTS = 4  # in the paper's sets
@@ -95,9 +95,9 @@ _RECIPES = {_RESNET: "resnet152_bigru", _BIGRU: "region_bigru", _BERT: "region_b
 
 @dataclass(frozen=True)
 class TableLine:
-    """A model of a table. One without a recipe is another's: the paper's figures of it are shown, nothing is trained.
+    """A model of a table. One without a recipe is only listed with the paper's figures; nothing is trained.
 
-    recipe: that ships, for the paper's data. variant: of a base recipe, for other data; None where that says nothing.
+    recipe: that ships, for the paper's data. variant: of a base recipe, for other data; None where that makes no sense.
     paper: what the paper reports, by the names of `maxmatch.evaluation.paper`, and `image_slot_1_rsum` … of tab:5.
     """
 
@@ -125,7 +125,7 @@ class Target:
     lines: tuple[TableLine, ...]
     headings: tuple[str, ...] = ("method",)
     figures: tuple[str, ...] = ()
-    """Which of the paper's figures are shown, ours beside them."""
+    """Which of the paper's figures are listed, with ours."""
     kind: Literal["rows", "slots", "figure"] = "rows"
     """A line for each model, a column for each (tab:5), or a picture."""
     base: str | None = None
@@ -255,13 +255,13 @@ def _pvse() -> Target:
 
 
 def _sizes() -> Target:
-    """Not of the paper, whose sets have four vectors. Of one vector ISD and Div are zero: there is no pair in it."""
+    """Not in the paper, whose sets have four vectors. With one vector ISD and Div are zero: it has no pairs."""
     base = "coco_region_bert"
     lines = tuple(
         TableLine((f"K = {size}",), {}, base, Variant(set_size=size), reference=size == SLOTS) for size in _SET_SIZES
     )
     about = (
-        "MaxMatch with K = 1, 2, 4, 8 vectors a set, all else equal. Not a table of the paper: it has no such figures"
+        "MaxMatch with K = 1, 2, 4, 8 vectors per set, all else equal. Not a table of the paper: it has no such figures"
     )
     figures = ("coco_5k_i2t_r1", "coco_5k_t2i_r1", "coco_5k_rsum")
     return Target(

@@ -26,7 +26,7 @@ from maxmatch.evaluation.slots import element_analysis
 from maxmatch.reproduce.jobs import REASON, Job, read_job
 from maxmatch.training.run import RunFolder
 
-# What every query of a job found, kept beside its result: paired tests between models need it.
+# The ranks of all queries of a job, kept with its result: paired tests between models need them.
 
 RANKS = "ranks.npy"
 """int32 (queries, 3): whether the query is a caption, its group, and the rank of its best true answer."""
@@ -48,7 +48,7 @@ def write_ranks(folder: Path, search: SearchRanks) -> str:
 
 
 def read_ranks(folder: Path, result: Mapping[str, Any]) -> SearchRanks | None:
-    """The search that a result was taken from; None where it was not kept, or what lies there is another's."""
+    """The search that a result was taken from; None where it was not kept, or the file is of another result."""
     try:
         content = (folder / RANKS).read_bytes()
     except OSError:
@@ -57,7 +57,7 @@ def read_ranks(folder: Path, result: Mapping[str, Any]) -> SearchRanks | None:
         return None
     found = torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False)).long()
     images, texts = found[found[:, 0] == 0], found[found[:, 0] == 1]
-    # Ties count against us in the ranks already; how many there were is not kept.
+    # Ties count against the model in the ranks already; how many there were is not kept.
     i2t, t2i = (Ranks(side[:, 2], torch.zeros_like(side[:, 2])) for side in (images, texts))
     return SearchRanks(i2t, t2i, images[:, 1], texts[:, 1])
 

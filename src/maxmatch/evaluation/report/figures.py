@@ -195,8 +195,8 @@ def training_curves(records: Iterable[Mapping[str, Any]]) -> Figure | None:
     """RSUM, losses and circular variance over a run, from the records of its metrics.jsonl; None without any."""
     train, val = _by_step(records, "train"), _by_step(records, "val")
     known = {name for record in (*train.values(), *val.values()) for name, value in record.items() if value is not None}
-    wanted = ((_draw_rsum, {"rsum"}), (_draw_losses, set(_LOSSES)), (_draw_variance, _variances(known)))
-    panels = [draw for draw, names in wanted if names & known]
+    known_panels = ((_draw_rsum, {"rsum"}), (_draw_losses, set(_LOSSES)), (_draw_variance, _variances(known)))
+    panels = [draw for draw, names in known_panels if names & known]
     if not panels:
         return None
     figure = Figure((COLUMN, 0.4 + 1.6 * len(panels)), layout="constrained")
@@ -258,7 +258,7 @@ def _by_step(records: Iterable[Mapping[str, Any]], kind: str) -> dict[int, Mappi
 
 
 def _bars(heights: Mapping[str, np.ndarray], x: str, y: str, form: str) -> Figure:
-    """Bars of several modalities beside each other, for each slot, with their numbers on top."""
+    """Bars of several modalities side by side, for each slot, with their numbers on top."""
     figure = Figure((COLUMN, 2.4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(heights)
@@ -267,8 +267,8 @@ def _bars(heights: Mapping[str, np.ndarray], x: str, y: str, form: str) -> Figur
         at = np.arange(len(values)) + (place - (len(heights) - 1) / 2) * width
         drawn = axes.bar(at, values, width * 0.94, color=PALETTE[place], label=_plural(name))
         if most * len(heights) <= 2 * _MOST_ANNOTATED:
-            said = axes.bar_label(drawn, [format(float(value), form) for value in values], fontsize=6, padding=1)
-            for label in said:
+            labels = axes.bar_label(drawn, [format(float(value), form) for value in values], fontsize=6, padding=1)
+            for label in labels:
                 label.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
     axes.set_xticks(range(most), slot_names(most))
     axes.set_xlabel(x)
@@ -282,8 +282,8 @@ def _legend_above(figure: Figure, columns: int) -> None:
 
 
 def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form: str, aspect: str = "equal") -> None:
-    """A matrix as colours, with its numbers where they can be read. What is no number stays empty."""
-    shown = axes.imshow(values, cmap=colours, norm=norm, aspect="auto" if aspect == "auto" else "equal")
+    """A matrix as colours, with its numbers where they can be read. NaN stays empty."""
+    image = axes.imshow(values, cmap=colours, norm=norm, aspect="auto" if aspect == "auto" else "equal")
     axes.set_xticks(range(values.shape[1]), slot_names(values.shape[1]))
     axes.set_yticks(range(values.shape[0]), slot_names(values.shape[0]))
     axes.tick_params(length=0)
@@ -292,7 +292,7 @@ def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form:
         return
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            red, green, blue, _ = shown.cmap(norm(float(value)))
+            red, green, blue, _ = image.cmap(norm(float(value)))
             ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
             text = form.format(value).replace("-", "−")
             axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
@@ -302,7 +302,7 @@ def _plural(modality: str) -> str:
     return f"{modality}s"
 
 
-# The figure of many runs beside each other. Pure functions of numbers.
+# The validation of many runs in one figure.
 
 _BLACK = "#000000"  # for the one that the others are compared with
 _COLOURS = [colour for colour in PALETTE if colour != _BLACK]
@@ -348,7 +348,7 @@ def _draw(
     axes.plot(epochs, mean, color=colour, linestyle=dashes, linewidth=1, label=plain(name), zorder=order)
     if spread.any():
         axes.fill_between(epochs, mean - spread, mean + spread, color=colour, alpha=0.12, lw=0, zorder=order - 2)
-    if len(epochs) == 1:  # which is no line
+    if len(epochs) == 1:  # a point, not a line
         axes.plot(epochs, mean, "o", color=colour, markersize=3, zorder=order)
 
 
@@ -439,14 +439,14 @@ def attention_on_parts(parts: Sequence[str], attention: np.ndarray, label: str) 
     height = max(0.9, 0.22 * len(attention))  # the label of the colours needs as much
     figure = Figure((COLUMN, height + 0.4 + 0.065 * letters), layout="constrained")
     axes = figure.subplots()
-    shown = axes.imshow(100 * attention, cmap="cividis", vmin=0, aspect="auto")
+    image = axes.imshow(100 * attention, cmap="cividis", vmin=0, aspect="auto")
     axes.set_xticks(range(count), map(plain, parts), rotation=90, fontsize=7 if count <= 20 else 5)
     axes.set_yticks(range(len(attention)), slot_names(len(attention)))
     axes.set_ylabel("slot")
     axes.set_xlabel(label)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    figure.colorbar(shown, ax=axes, label="attention (%)", aspect=12)
+    figure.colorbar(image, ax=axes, label="attention (%)", aspect=12)
     return figure
 
 

@@ -70,7 +70,7 @@ class DisplayedItems:
 
 
 def displayed_items(split: Split, encoded: EncodedSplit) -> dict[str, DisplayedItems]:
-    """How the items of an encoded split are shown: those of `split`, found by their names."""
+    """The items of an encoded split as `split` has them, found by their names."""
     return {name: _displayed(split[name], encoded.ids[name]) for name in encoded.sets if encoded.ids.get(name)}
 
 
@@ -95,7 +95,7 @@ METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
 
 @dataclass(frozen=True)
 class ReportContents:
-    """All that a report shows; whatever is not there is left out of it.
+    """All that a report shows; what is missing is left out of it.
 
     title: the model's name. facts: what was analysed, by name, for the head of the page. items: how the items of each
     modality are shown. seen: of each pair in `attention` the picture as the model sees it; None where that is no
@@ -258,17 +258,17 @@ def check_plots() -> None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """FileExistsError where something that is no report of ours would be overwritten."""
+    """FileExistsError where something other than an earlier report would be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: is a file. Choose a folder with --out.")
     known = (folder / NUMBERS).exists()
     for name in (REPORT, FIGURES):
         if (folder / name).exists() and not known:
-            raise FileExistsError(f"{folder / name}: is there already, but no {NUMBERS} of ours. Choose another --out.")
+            raise FileExistsError(f"{folder / name}: exists, but no {NUMBERS}: not a report. Choose another --out.")
 
 
 def _write_figures(contents: ReportContents, folder: Path) -> dict[str, bytes]:
-    """Draw all figures into a folder beside its place, then put it there; the PNG files by name."""
+    """Draw all figures into a temporary folder, then put it in place; the PNG files by name."""
     from maxmatch.evaluation.report.figures import draw, render
 
     draft = folder / f".{FIGURES}.part"
@@ -363,7 +363,7 @@ def make_report(
 
 
 def check_installed(projection: str) -> None:
-    """ImportError, with the cure, where figures cannot be drawn: said before anything is measured."""
+    """ImportError, with the cure, where figures cannot be drawn: checked before anything is measured."""
     check_plots()
     package, extra = {"tsne": ("sklearn", "plots"), "umap": ("umap", "umap")}[projection]
     if find_spec(package) is None:
@@ -392,7 +392,7 @@ def _looks(
     seen: list[Image.Image | None] = [None] * len(images)
     if isinstance(reader, PixelReader):
         if any(items[IMAGE].picture(place) is None for place in images):
-            say("the pictures are not there: the report does not show what slots look at")
+            say("the pictures are missing: the report does not show what slots look at")
             return nothing
         seen = [reader.transform.seen(value) for value in raw]
     elif not isinstance(reader, FeatureReader):
