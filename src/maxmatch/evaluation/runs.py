@@ -63,7 +63,8 @@ from maxmatch.evaluation.result_tables import (
     words_table,
 )
 from maxmatch.evaluation.significance import Interval, Sums, intervals, paired_test, resampled
-from maxmatch.matching.similarity import SIMILARITIES, with_options
+from maxmatch.matching import SIMILARITIES
+from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Data
 
