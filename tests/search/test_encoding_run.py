@@ -102,7 +102,7 @@ kept = encode_files.write_batch
 def noted(folder, number, batch):
     kept(folder, number, batch)
     with open(log, "a") as file:
-        places = (*batch.places, *(one.place for one in batch.skipped))
+        places = (*batch.places, *(one.index for one in batch.skipped))
         file.write("".join(f"{place}\\n" for place in places))
 encode_files.write_batch = noted
 moments = random.Random(5)
