@@ -1,9 +1,9 @@
-"""What the paper says of its models, and how recipes differ."""
+"""The settings that the paper reports for its models, and how recipes differ."""
 
 STEP = {"name": "step", "every": 20, "factor": 0.1}
 COSINE = {"name": "cosine"}
 
-# SPEC §6, by column: both data sets where one value stands, or (COCO, Flickr30k).
+# The paper's settings by column: one value for both data sets, or (COCO, Flickr30k).
 TABLE = {
     "resnet152_bigru": {
         "epochs": 120,

@@ -98,7 +98,7 @@ def test_a_wrong_option_is_one_line_that_names_it(regions, capsys, arguments, me
     assert not (regions / "analysis").exists()
 
 
-def test_what_is_missing_is_said_before_anything_is_read(tmp_path, capsys, monkeypatch):
+def test_a_missing_package_is_reported_before_anything_is_read(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(make_report, "find_spec", lambda name: None if name == "umap" else object())
     error = said(capsys, tmp_path / "no model", "--umap", code=1).err
     assert "pip install 'maxmatch[umap]'" in error

@@ -59,9 +59,7 @@ def test_the_ablation_is_a_table_of_eleven_rows_beside_the_papers(uninterrupted)
     assert (out / "ablation-curves.png").stat().st_size > 1000
 
 
-def test_killed_after_the_second_model_the_sweep_goes_on_repeats_nothing_and_gives_the_same(
-    uninterrupted, data, tmp_path
-):
+def test_a_sweep_killed_between_models_resumes_and_gives_the_same(uninterrupted, data, tmp_path):
     out, said = tmp_path / "out", tmp_path / "said"
 
     assert ended(start(partial(command, patch=killed_between), said, *arguments(data, out))) == -9
@@ -76,7 +74,7 @@ def test_killed_after_the_second_model_the_sweep_goes_on_repeats_nothing_and_giv
     assert (out / "ablation.md").read_text() == (uninterrupted[0] / "ablation.md").read_text()
 
 
-def test_killed_while_it_trains_a_model_goes_on_and_gives_the_same(uninterrupted, data, tmp_path):
+def test_a_sweep_killed_within_a_model_resumes_and_gives_the_same(uninterrupted, data, tmp_path):
     out, said = tmp_path / "out", tmp_path / "said"
 
     assert ended(start(partial(command, patch=killed_within), said, *arguments(data, out, target="elements"))) == -9
@@ -88,7 +86,7 @@ def test_killed_while_it_trains_a_model_goes_on_and_gives_the_same(uninterrupted
     assert "image: only slot 4" in said.read_text()
 
 
-def test_interrupted_it_says_how_to_go_on_and_exits_130(data, tmp_path, capsys, monkeypatch):
+def test_interrupted_it_reports_how_to_resume_and_exits_130(data, tmp_path, capsys, monkeypatch):
     def interrupted(job, device):
         raise KeyboardInterrupt
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from reproducing import Done, arguments, at_once, run
 
-from maxmatch.reproduce import jobs
+from maxmatch.reproduce import jobs, reproduce
 
 
 def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(data, tmp_path, capsys, monkeypatch):
@@ -31,17 +31,19 @@ def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(d
     assert said.err.count("(done before)") == 2
 
 
-def test_every_model_of_the_pvse_table_can_be_made_from_a_base_of_our_own(data, tmp_path, capsys, monkeypatch):
+def test_a_table_is_reproduced_from_python_with_a_base_of_ones_own(data, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "start", at_once)
-    code, said = run(capsys, *arguments(data, tmp_path / "out", "--latex", target="pvse"))
-    assert code == 0
-    rows = [line for line in said.out.splitlines() if line.endswith(r"\\") and "&" in line][2:]
-    names = [row.split(" & ")[0] for row in rows]
-    assert names == ["VSE++", "PVSE", "Set Div", "MaxMatch + PVSE", "MaxMatch"]
-    assert all(float(row.split(" & ")[6]) > 0 for row in rows)
-    one_vector = json.loads((tmp_path / "out" / "pvse.json").read_text())["rows"][0]["ours"]
+    base, lines = str(data / "tiny.yaml"), []
+    made = reproduce("pvse", str(data / "regions"), base=base, out=tmp_path, jobs=1, device="cpu", say=lines.append)
+    assert (made.models, made.failed) == (5, 0)
+    (table,) = made.targets
+    assert [row[0] for row in table.table.rows] == ["VSE++", "PVSE", "Set Div", "MaxMatch + PVSE", "MaxMatch"]
+    assert all(row["ours"]["rsum"]["mean"] > 0 for row in table.data["rows"])
+    one_vector = table.data["rows"][0]["ours"]
     assert "image_slot_1_rsum" in one_vector
     assert "image_slot_2_rsum" not in one_vector
+    assert tmp_path / "pvse.json" in table.files
+    assert len(lines) == 5
 
 
 def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(data, tmp_path, capsys, monkeypatch):

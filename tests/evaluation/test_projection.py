@@ -58,7 +58,7 @@ def test_too_few_vectors_and_unknown_methods_are_refused():
 @pytest.mark.parametrize(
     ("method", "package", "extra"), [("tsne", "sklearn.manifold", "plots"), ("umap", "umap", "umap")]
 )
-def test_a_missing_package_is_said_with_the_cure(method, package, extra, monkeypatch):
+def test_a_missing_package_is_reported_with_the_cure(method, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"pip install 'maxmatch\[{extra}\]'"):
         project(random_split(), PAIR, method=method)

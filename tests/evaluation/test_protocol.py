@@ -82,7 +82,7 @@ def test_the_protocol_of_coco_agrees_with_sorted_lists_of_five_contiguous_folds(
     assert averaged(found["coco_1k_"])["rsum"] == pytest.approx(statistics.mean(fold["rsum"] for fold in folds))
 
 
-def test_folds_are_of_the_images_as_they_follow_each_other_also_where_some_were_left_out():
+def test_folds_are_contiguous_also_where_images_were_left_out():
     image_groups = torch.tensor([0, 1, 3, 4, 5, 6, 7, 8, 9])
     text_groups = image_groups.repeat_interleave(2)
     found = search(fixed(made_scores(9, 18, None)), image_groups, text_groups, "coco", fold_size=2)

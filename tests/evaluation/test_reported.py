@@ -9,6 +9,12 @@ from maxmatch.evaluation.paper import LOSSES, RECALLS, disagreements, tables
 BERT, BIGRU, RESNET = "Faster R-CNN + BERT", "Faster R-CNN + Bi-GRU", "Resnet152 + Bi-GRU"
 
 
+def find(table, method="MaxMatch", group="", ensemble=False, slot=None):
+    """The one row of a method, or None."""
+    wanted = (method, group, ensemble, slot)
+    return next((row for row in table.rows if (row.method, row.group, row.ensemble, row.slot) == wanted), None)
+
+
 def test_every_table_of_the_paper_is_there_with_all_its_rows():
     sizes = {label: len(table.rows) for label, table in tables().items()}
     assert sizes == {
@@ -70,25 +76,25 @@ def test_rsum_is_the_sum_of_the_cells_wherever_there_are_any():
     ],
 )
 def test_known_cells_are_found_by_group_and_method(label, asked, name, value):
-    row = tables()[label].find(**asked)
+    row = find(tables()[label], **asked)
     assert row is not None
     assert row.figures[name] == value
 
 
 def test_what_the_paper_does_not_give_is_not_there():
-    pcme = tables()["table:mscoco"].find("PCME", RESNET)
+    pcme = find(tables()["table:mscoco"], "PCME", RESNET)
     assert pcme.figures == {
         "coco_1k_i2t_r1": 68.8,
         "coco_1k_t2i_r1": 54.6,
         "coco_5k_i2t_r1": 44.2,
         "coco_5k_t2i_r1": 31.9,
     }
-    assert tables()["table:mscoco"].find("CLIP", RESNET) is None
+    assert find(tables()["table:mscoco"], "CLIP", RESNET) is None
 
 
 def test_marks_are_kept():
     table = tables()["table:flickr30k"]
-    cora = table.find("CORA", BERT, ensemble=True)
+    cora = find(table, "CORA", BERT, ensemble=True)
     assert cora.external
     assert not cora.cross_attention
     assert {row.method for row in table.rows if row.cross_attention} == {

@@ -16,7 +16,7 @@ TABLE = Table(
 )
 
 
-def test_text_has_columns_of_equal_width_numbers_to_the_right_and_headings_over_what_they_span():
+def test_text_has_aligned_columns_and_headings_over_what_they_span():
     assert render(TABLE).splitlines() == [
         "                    image to text",
         "model                    R@1    R@5    RSUM",
@@ -80,7 +80,7 @@ def test_a_wide_heading_above_makes_room_for_itself():
     assert (len(headings), len(row)) == (len(above) + 3, len(above) + 3)
 
 
-def test_neighbours_without_a_heading_above_share_none_and_equal_ones_apart_stay_apart():
+def test_only_neighbours_with_equal_headings_share_one():
     columns = [Column("a", "a", "d", "x"), Column("b", "b", "d"), Column("c", "c", "d"), Column("d", "d", "d", "x")]
     assert r"\multicolumn{1}{c}{x} &  &  & \multicolumn{1}{c}{x} \\" in render(Table(columns, [[1, 2, 3, 4]]), "latex")
 

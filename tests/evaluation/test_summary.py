@@ -71,7 +71,7 @@ def test_ranks_ties_and_collapse_have_a_table(coco):
     assert extended_table(coco) is None
 
 
-def test_plain_results_have_no_column_for_the_protocol_and_without_drawings_none_for_intervals():
+def test_plain_results_have_no_column_for_protocol_or_intervals():
     lines, _ = measure([[EvaluatedModel("one", split_of(6))]], draws=0)
     table = recall_table(lines)
     assert [column.name for column in table.columns][:4] == ["model", "kind", "similarity", "i2t_r1"]

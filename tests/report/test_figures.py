@@ -118,7 +118,7 @@ def test_the_best_slot_of_each_facet_is_framed():
     assert [round(frame.get_x() + frame.get_width() / 2) for frame in figure.axes[0].patches] == [0, 1]
 
 
-def test_curves_leave_out_what_was_not_measured_and_the_later_record_of_a_step_counts():
+def test_curves_skip_missing_values_and_take_the_later_record_of_a_step():
     again = {**RECORDS[-1], "rsum": 90.0}
     figure = figures.training_curves([*RECORDS, again])
     rsum, losses, variance = figure.axes

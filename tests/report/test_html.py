@@ -152,7 +152,7 @@ def test_an_analysis_alone_makes_a_page_with_numbers_for_names():
     assert any(said.startswith("number ") for said in seen.texts)
 
 
-def test_one_vector_a_set_is_said_to_have_nothing_to_compare():
+def test_sets_of_one_vector_have_nothing_to_compare():
     found = analyse(made_sets(size=1), PAIR, "maxmatch")
     text, _ = read(ReportContents("model", found))
     assert "With one vector in each set there is nothing to compare." in text

@@ -75,7 +75,7 @@ def test_figures_that_are_not_ours_are_not_overwritten(found, tmp_path):
         write_report(found, tmp_path / "file")
 
 
-def test_without_matplotlib_the_cure_is_said_before_anything_is_written(found, tmp_path, monkeypatch):
+def test_without_matplotlib_nothing_is_written_and_the_cure_is_named(found, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"^figures need matplotlib.*pip install 'maxmatch\[plots\]'$"):
         write_report(found, tmp_path / "report")

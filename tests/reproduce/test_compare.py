@@ -63,7 +63,7 @@ def test_of_one_seed_the_variance_has_two_decimals_too(tmp_path):
     assert next(line for line in said if line.startswith("text: log(Var.)")).split()[2:4] == ["-7.35", "-2.25"]
 
 
-def test_on_coco_1k_and_5k_stand_beside_the_papers_and_others_methods_have_no_column_of_ours(tmp_path):
+def test_on_coco_1k_and_5k_are_compared_with_the_paper(tmp_path):
     made = plan(target_called("coco"), ReproduceOptions([f"region={tmp_path}"], tmp_path, seeds=2))
     figures = {"coco_1k_rsum": 530.0, "coco_5k_i2t_r1": 60.0, "coco_5k_t2i_r1": 40.0, "coco_5k_rsum": 440.0}
     said = lines_of(made, outcomes_for(made, lambda place: figures))

@@ -184,7 +184,7 @@ def test_data_that_is_not_there_is_named(tmp_path):
         plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, base="flickr8k_maxmatch"))
 
 
-def test_set_sizes_are_all_that_differs_and_the_bases_own_is_the_model_of_the_other_tables(tmp_path):
+def test_only_the_set_size_differs_and_the_bases_own_model_is_shared(tmp_path):
     for base, data in ((None, "scenes"), ("flickr8k_maxmatch", str(tmp_path)), (None, str(tmp_path))):
         options = ReproduceOptions([data], tmp_path, base=base)
         made = plan(target_called("sizes"), options)

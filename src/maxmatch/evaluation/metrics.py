@@ -320,13 +320,8 @@ class Result:
 
     @property
     def kind(self) -> str:
-        """Whether it is the result of one model or of several."""
-        return kind_of(self.members)
-
-
-def kind_of(members: int) -> str:
-    """ "single" or "ensemble of n"."""
-    return "single" if members == 1 else f"ensemble of {members}"
+        """ "single" or "ensemble of n"."""
+        return "single" if self.members == 1 else f"ensemble of {self.members}"
 
 
 def evaluate(

@@ -64,13 +64,6 @@ class ReportedTable:
     caption: str
     rows: tuple[ReportedRow, ...]
 
-    def find(
-        self, method: str = OURS, group: str = "", *, ensemble: bool = False, slot: int | None = None
-    ) -> ReportedRow | None:
-        """The one row of a method; group as printed."""
-        wanted = (method, group, ensemble, slot)
-        return next((row for row in self.rows if (row.method, row.group, row.ensemble, row.slot) == wanted), None)
-
 
 class Disagreement(NamedTuple):
     """A printed RSUM that is not the sum of the cells of its row."""
