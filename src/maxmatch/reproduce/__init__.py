@@ -11,7 +11,7 @@ from maxmatch.reproduce.targets import target_called
 
 if TYPE_CHECKING:
     from maxmatch.evaluation.result_tables import Table
-    from maxmatch.reproduce.jobs import Job, Outcome, TablePlan
+    from maxmatch.reproduce.jobs import Job, Outcome, ReproduceOptions, TablePlan
 
 
 class Reproduced(NamedTuple):
@@ -100,7 +100,7 @@ def reproduce(
     return Reproduction(made, len(outcomes), sum(outcome.result is None for outcome in outcomes.values()))
 
 
-def _plans(names: Sequence[str], options: Any) -> "list[TablePlan]":
+def _plans(names: Sequence[str], options: "ReproduceOptions") -> "list[TablePlan]":
     """A plan for each target, in their order. What is wrong is reported before anything is trained."""
     from maxmatch.evaluation.report.make_report import check_plots
     from maxmatch.reproduce.jobs import plan
