@@ -13,7 +13,7 @@ def unit_sets(count):
     return torch.nn.functional.normalize(torch.randn(count, 2, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
 
 
-def test_what_is_added_and_removed_meanwhile_is_seen(tmp_path, monkeypatch):
+def test_changes_to_the_index_are_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_REFRESH_AFTER", 0.0)
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
     index.add(["a", "b"], unit_sets(2), [{"taken": "2020"}, {"taken": "2021"}])
@@ -36,7 +36,7 @@ def test_what_is_added_and_removed_meanwhile_is_seen(tmp_path, monkeypatch):
     assert (gallery.state.sketches["a"] != before).any()
 
 
-def test_an_index_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
+def test_an_unchanged_index_is_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_REFRESH_AFTER", 0.0)
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
     index.add(["a", "b"], unit_sets(2))
@@ -46,7 +46,7 @@ def test_an_index_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
     assert len(gallery.passing(None)) == 2
 
 
-def test_an_index_without_facts_is_shown_all_the_same(tmp_path):
+def test_an_index_without_facts_is_shown(tmp_path):
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
     index.add(["x/a.jpg", "b"], unit_sets(2), [{"width": "wide", "height": -3, "name": 7}, {}])
     items = {item.id: item for item in Gallery(index, Path).passing(None)}
@@ -55,7 +55,7 @@ def test_an_index_without_facts_is_shown_all_the_same(tmp_path):
     assert items["b"].folder == ""
 
 
-def test_a_key_says_nothing_of_the_id_and_is_one_to_one():
+def test_keys_hide_ids_and_differ():
     keys = {key_of(name) for name in ("a", "b", "a/b", "../a", "ä")}
     assert len(keys) == 5
     assert all(len(key) == 32 and set(key) <= set("0123456789abcdef") for key in keys)

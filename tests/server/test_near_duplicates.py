@@ -27,7 +27,7 @@ def test_a_sketch_keeps_how_near_two_sets_are(cosine):
     assert np.abs(estimates / (1 - cosine) - 1).mean() < 0.15
 
 
-def test_groups_are_those_of_the_leaders_that_come_first():
+def test_groups_are_led_by_the_first_item():
     base = sets(5)
     all_sets = np.concatenate([base, near(base[:2], 0.999, 1), near(base[:1], 0.998, 2)])
     ids = [str(place) for place in range(8)]
@@ -49,5 +49,5 @@ def test_a_longer_list_begins_with_the_same_leaders():
         assert leaders == whole[: len(leaders)]
 
 
-def test_what_has_no_sketch_stays_alone():
+def test_items_without_a_sketch_stay_alone():
     assert group_near_duplicates(["a", "b", "a"], {}) == [[0], [1], [2]]

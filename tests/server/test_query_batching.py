@@ -15,14 +15,14 @@ def answered(batcher, asks):
     return asyncio.run(run())
 
 
-def test_those_that_come_together_are_answered_together_each_with_its_own():
+def test_requests_that_arrive_together_are_answered_together():
     sizes = []
     batcher = Batcher(lambda asks: [ask * 10 for ask in asks], most=8, window=0.05, observe=sizes.append)
     assert answered(batcher, range(20)) == [ask * 10 for ask in range(20)]
     assert sizes == [8, 8, 4]
 
 
-def test_while_one_batch_is_answered_the_next_gathers():
+def test_while_one_batch_is_answered_the_next_collects():
     held, sizes = threading.Event(), []
 
     def answer(asks):
@@ -42,7 +42,7 @@ def test_while_one_batch_is_answered_the_next_gathers():
     assert sizes == [1, 5]
 
 
-def test_one_bad_request_does_not_spoil_the_others(caplog):
+def test_one_bad_request_does_not_fail_the_others(caplog):
     def answer(asks):
         if 3 in asks:
             raise ValueError("three")
@@ -54,7 +54,7 @@ def test_one_bad_request_does_not_spoil_the_others(caplog):
     assert "a batch of 6 failed" in caplog.text
 
 
-def test_who_has_gone_away_is_not_answered():
+def test_clients_that_left_are_not_answered():
     seen = []
 
     async def run():
@@ -69,13 +69,13 @@ def test_who_has_gone_away_is_not_answered():
     assert seen == ["there"]
 
 
-def test_more_than_can_wait_are_sent_away():
+def test_requests_beyond_the_queue_are_refused():
     given = answered(Batcher(lambda asks: asks, window=0.05, waiting=4), range(6))
     assert given[:4] == [0, 1, 2, 3]
     assert all(isinstance(one, Refusal) for one in given[4:])
 
 
-def test_what_waits_at_the_end_is_let_go():
+def test_waiting_requests_are_cancelled_at_the_end():
     async def run():
         batcher = Batcher(lambda asks: asks, window=60.0)
         async with batcher:

@@ -16,7 +16,7 @@ SEARCH = "/api/v1/search"
 
 def found(response):
     assert response.status_code == 200, response.text
-    as_promised = SearchResult.model_validate(response.json(), strict=True).model_dump(mode="json")
+    as_promised = SearchResult.model_validate_json(response.content, strict=True).model_dump(mode="json")
     assert as_promised == response.json()
     return [hit["item"]["id"] for hit in response.json()["hits"]]
 
@@ -47,7 +47,7 @@ def test_a_text_finds_its_item_first_by_the_models_score(client, gallery):
             assert len(hit["matches"]) == 3
 
 
-def test_an_index_alone_is_served_by_the_model_that_is_noted_with_it(gallery, tmp_path):
+def test_an_index_alone_is_served_by_its_recorded_model(gallery, tmp_path):
     gallery.model.save_pretrained(tmp_path / "model")
     with SetIndex.create(tmp_path / "index", dim=gallery.model.dim, set_size=3, model=gallery.model) as index:
         paths = [str(gallery.picture(name)) for name in gallery.ids[:4]]
@@ -62,7 +62,7 @@ def test_an_index_alone_is_served_by_the_model_that_is_noted_with_it(gallery, tm
             assert client.get(f"/api/v1/items/{best['item']['key']}/thumbnail").status_code == 200
 
 
-def test_nothing_asked_for_is_everything_the_latest_first(client, gallery):
+def test_without_a_query_everything_is_shown_newest_first(client, gallery):
     for query in ({}, {"q": "   "}):
         response = client.get(SEARCH, params={**query, "fold": False})
         assert found(response) == gallery.ids[::-1]
@@ -107,11 +107,11 @@ def test_filters_leave_what_passes(client, gallery, filters, passes, query):
     assert response.json()["total"] == len(expected)
 
 
-def test_sorted_by_date_the_latest_comes_first(client, gallery):
+def test_sorted_by_date_the_newest_comes_first(client, gallery):
     assert found(client.get(SEARCH, params={"q": "a dog", "sort": "date", "fold": False})) == gallery.ids[::-1]
 
 
-def test_the_same_picture_twice_is_shown_once_with_the_other_beside(client, gallery):
+def test_near_duplicates_are_shown_as_one(client, gallery):
     for query in ({}, {"q": "a cat"}):
         hits = client.get(SEARCH, params=query).json()["hits"]
         assert len(hits) == 23
@@ -126,7 +126,7 @@ def test_an_item_is_most_similar_to_itself(client, gallery):
     assert response.json()["hits"][0]["matches"][0]["cosine"] == pytest.approx(1, abs=1e-4)
 
 
-def test_one_slot_is_searched_with_alone(client, gallery):
+def test_a_search_with_one_slot_uses_only_that_vector(client, gallery):
     name = gallery.ids[5]
     response = client.get(SEARCH, params={"like": gallery.key(5), "slot": 2, "fold": False})
     query = gallery.index.fetch([name])[name][2:3]
@@ -150,13 +150,13 @@ def test_parts_count_by_their_weights(client, gallery):
     assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
 
 
-def test_weighted_parts_of_a_text_are_those_of_a_body(client, gallery):
+def test_weighted_parts_in_a_text_equal_parts_in_a_body(client, gallery):
     body = {"parts": [{"text": "a cat"}, {"text": "a dog", "weight": -2}]}
     text = client.get(SEARCH, params={"q": '"a cat" - 2 "a dog"'})
     assert found(text) == found(client.post(SEARCH, json=body))
 
 
-def test_a_picture_that_is_sent_finds_itself_and_is_kept_for_the_next_page(client, gallery):
+def test_an_uploaded_picture_finds_itself_and_is_kept_for_the_next_page(client, gallery):
     sent = picture_bytes(gallery.root / gallery.ids[10])
     response = client.post(f"{SEARCH}/image", files={"file": ("x.png", sent, "image/png")}, params={"k": 3})
     assert found(response)[0] == gallery.ids[10]
@@ -184,26 +184,26 @@ def test_a_picture_that_is_sent_finds_itself_and_is_kept_for_the_next_page(clien
         ({"q": "a", "like": "0" * 32}, "one of q, like and upload"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(client, parameters, named):
+def test_a_refusal_names_the_parameter(client, parameters, named):
     assert named in refused(client.get(SEARCH, params=parameters))
 
 
-def test_parts_without_one_that_is_looked_for_are_refused(client):
-    assert "above zero" in refused(client.post(SEARCH, json={"parts": [{"text": "a", "weight": -1}]}))
-    assert "exactly one" in refused(client.post(SEARCH, json={"parts": [{"weight": 1}]}))
+def test_parts_need_one_with_a_positive_weight(client):
+    for part in ({"text": "a", "weight": -1}, {"text": "a", "weight": 0}, {"weight": 1}):
+        assert "parts" in refused(client.post(SEARCH, json={"parts": [part]}))
 
 
 def test_guessed_keys_find_nothing(client):
-    assert "no such picture" in refused(client.get(SEARCH, params={"like": "0" * 32}), 404)
-    assert "Send it again" in refused(client.get(SEARCH, params={"upload": "0" * 32}), 404)
+    for name in ("like", "upload"):
+        refused(client.get(SEARCH, params={name: "0" * 32}), 404)
 
 
-def test_a_text_of_odd_characters_is_a_text(client):
+def test_odd_characters_are_searched_like_any_text(client):
     for text in ("\x00", "🐕" * 10, "'; DROP TABLE items; --", '"', "%", "a" * 1000):
         assert len(found(client.get(SEARCH, params={"q": text}))) == 23
 
 
-def test_queries_at_once_get_their_own_answers(client, gallery):
+def test_simultaneous_queries_get_their_own_results(client, gallery):
     words = ["dog", "beach", "people", "red bus", "cat", "bird", "two", "the"]
     alone = [found(client.get(SEARCH, params={"q": word, "k": 24})) for word in words]
     with ThreadPoolExecutor(8) as pool:

@@ -61,7 +61,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_is_no_picture_is_refused(client, what):
+def test_files_that_are_not_pictures_are_refused(client, what):
     response = send(client, BAD[what])
     assert response.status_code in (413, 415), response.text
     assert response.json()["error"]["message"]
@@ -101,7 +101,7 @@ def test_uploads_beyond_the_limit_are_refused_and_memory_stays_flat(client):
     assert max(used[2:]) - max(used[:2]) < 60, used
 
 
-def test_other_bodies_may_be_small_only(client):
+def test_other_bodies_are_limited(client):
     response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 70_000}]})
     assert response.status_code == 413
     for body in (b"", b"{", b"[]", b"\xff\xfe", b"null"):
@@ -114,7 +114,7 @@ def test_a_request_without_a_file_is_refused(client):
     assert client.post(IMAGE, data={"file": "a text"}).status_code == 422
 
 
-def test_every_answer_bears_the_headers(client):
+def test_every_response_has_the_security_headers(client):
     for address in ("/", "/static/app.js", "/nothing", "/api/v1/search", "/api/v1/search?k=0", "/metrics"):
         headers = client.get(address).headers
         policy = headers["content-security-policy"]
@@ -127,7 +127,7 @@ def test_every_answer_bears_the_headers(client):
         assert "cache-control" in headers
 
 
-def test_the_page_asks_for_nothing_elsewhere(client):
+def test_the_page_loads_nothing_from_elsewhere(client):
     page = client.get("/").text
     names = [part.split('"')[0] for part in page.split("/static/")[1:]]
     assert "app.js" in names
@@ -141,7 +141,7 @@ def test_the_page_asks_for_nothing_elsewhere(client):
     assert client.get("/static/app.js", headers={"if-none-match": tag}).status_code == 304
 
 
-def test_a_failure_is_an_answer_without_a_traceback(gallery, caplog):
+def test_a_failure_is_a_response_without_a_traceback(gallery, caplog):
     with client_of(gallery._replace(root=None)) as client:
         response = client.get(f"/api/v1/items/{gallery.key(0)}/thumbnail")
     assert response.status_code == 500
@@ -170,11 +170,11 @@ def test_without_a_token_only_this_machine_is_answered(ask):
     assert ask(client="192.168.1.9").status_code == 403
 
 
-def test_another_name_for_this_machine_is_not_answered(ask):
+def test_another_host_name_is_not_answered(ask):
     assert ask(host="http://pictures.example.com").status_code == 421
 
 
-def test_with_a_token_whoever_shows_it_is_answered(ask):
+def test_with_a_token_only_requests_with_it_are_answered(ask):
     far = {"client": "192.168.1.9", "host": "http://pictures.example.com", "token": TOKEN}
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}, {"cookie": "maxmatch_token=x"}):
         for address in ("/api/v1/gallery", "/", "/metrics", "/static/app.js"):
@@ -188,7 +188,7 @@ def test_with_a_token_whoever_shows_it_is_answered(ask):
     assert ask("/api/v1/health", **far).status_code == 200
 
 
-def test_the_address_with_the_token_gives_a_cookie_and_goes_on_without_it(ask):
+def test_the_address_with_the_token_sets_a_cookie_and_redirects(ask):
     far = {"client": "192.168.1.9", "host": "http://pictures.example.com", "token": TOKEN}
     response = ask(f"/?token={TOKEN}&q=a+dog", **far)
     assert response.status_code == 303
@@ -201,17 +201,17 @@ def test_the_address_with_the_token_gives_a_cookie_and_goes_on_without_it(ask):
 
 
 @pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}])
-def test_a_page_of_another_site_may_not_use_the_server(client, headers):
+def test_pages_of_other_sites_are_refused(client, headers):
     response = client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers)
     assert response.status_code == 403
 
 
-def test_the_page_itself_may(client):
+def test_the_own_page_is_answered(client):
     headers = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
     assert client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers).status_code == 200
 
 
-def test_listening_to_others_needs_a_token_that_cannot_be_guessed():
+def test_other_addresses_need_a_long_token():
     check_token("127.0.0.1", None)
     check_token("0.0.0.0", TOKEN)
     for host in ("0.0.0.0", "192.168.1.2", "::", "example.com"):
@@ -227,7 +227,7 @@ def test_another_models_index_is_refused(gallery):
         create_app(gallery.index, tiny_model("resnet152_bigru", seed=1, set_size=3), gallery.picture)
 
 
-def test_limits_are_those_given(gallery):
+def test_limits_can_be_set(gallery):
     with client_of(gallery, limits=Limits(upload_bytes=2000, upload_pixels=5000)) as client:
         assert send(client, saved("PNG")).status_code == 200
         assert send(client, saved("PNG", (80, 80))).status_code == 413

@@ -12,7 +12,7 @@ def picture(path, colour="red", size=(40, 30)):
     return path
 
 
-def test_a_picture_that_was_replaced_is_made_anew(tmp_path):
+def test_a_replaced_picture_gets_a_new_thumbnail(tmp_path):
     thumbnails, path = Thumbnails(), picture(tmp_path / "a.png")
     first = thumbnails.make(path, 160)
     assert thumbnails.make(path, 160) is first
@@ -21,17 +21,17 @@ def test_a_picture_that_was_replaced_is_made_anew(tmp_path):
     assert thumbnails.make(path, 160) != first
 
 
-def test_no_more_is_kept_than_the_bound(tmp_path):
+def test_the_cache_stays_within_its_bound(tmp_path):
     paths = [picture(tmp_path / f"{place}.png", (place, 0, 0)) for place in range(20)]
     one = len(Thumbnails().make(paths[0], 160))
-    thumbnails = Thumbnails(kept_bytes=3 * one + 50)
+    thumbnails = Thumbnails(cached_bytes=3 * one + 50)
     for path in paths:
         thumbnails.make(path, 160)
     assert thumbnails._bytes == sum(map(len, thumbnails._known.values())) <= 3 * one + 50
     assert thumbnails._known
 
 
-def test_what_cannot_be_made_says_so(tmp_path):
+def test_missing_and_damaged_pictures_raise(tmp_path):
     with pytest.raises(FileNotFoundError):
         Thumbnails().make(tmp_path / "none.png", 160)
     (tmp_path / "bad.png").write_bytes(b"no picture")
