@@ -19,8 +19,7 @@ from maxmatch.model.encoder import Tower
 from maxmatch.model.encoders import GRUEncoder
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import PixelReader, TextReader
-from maxmatch.model.layers import SetHead
-from maxmatch.model.layers.positions import grid_positions, masked_mean
+from maxmatch.model.layers import SetHead, grid_positions, masked_mean
 from maxmatch.model.text import word_tokenizer
 
 WIDTH, SIDE, PATCH = 64, 96, 16

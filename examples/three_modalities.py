@@ -29,8 +29,7 @@ from maxmatch.evaluation.metrics import chance, retrieval
 from maxmatch.model.encoder import Tower
 from maxmatch.model.encoders.backbone import mask_for
 from maxmatch.model.inputs import FeatureReader
-from maxmatch.model.layers import SetHead
-from maxmatch.model.layers.positions import masked_max, sine_positions
+from maxmatch.model.layers import SetHead, masked_max, sine_positions
 from maxmatch.training.optim import clip_gradients, optimiser, parameter_groups, set_learning_rates
 from maxmatch.training.prepare import new_model
 from maxmatch.training.step import Criterion, gradients

@@ -1,7 +1,19 @@
+"""Devices by name; and torch's functions, which one thread calls before several do."""
+
+import ast
+from pathlib import Path
+
 import pytest
 import torch
+from made_data import run
 
-from maxmatch.core.devices import chosen_device
+import maxmatch
+from maxmatch.core.devices import FUNCTIONS, chosen_device
+
+SOURCE = Path(maxmatch.__file__).parent
+# Of torch's functions those for which it calls MKL (ATen's vml.h), by hand.
+BY_MKL = {"acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma", "log", "log10"}
+BY_MKL |= {"log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("cpu", "cpu"), (torch.device("cpu"), "cpu"), ("meta", "meta")])
@@ -36,3 +48,33 @@ def test_the_last_gpu_is_one_of_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert chosen_device("cuda:1").index == 1
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "maxmatch.matching.similarity",
+        "maxmatch.matching.scoring",
+        "maxmatch.losses",
+        "maxmatch.model.layers",
+        "maxmatch.model.encoders",
+        "maxmatch.model.encoder",
+        "maxmatch.evaluation.metrics",
+        "maxmatch.training.loop",
+        "maxmatch.server.app",
+    ],
+)
+def test_every_part_that_computes_calls_torchs_functions_once_first(module):
+    done = run(f"import sys, {module}; print('maxmatch.core.devices' in sys.modules)")
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_the_functions_called_first_are_all_that_the_package_uses():
+    called = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called.add(node.func.attr.rstrip("_"))
+    used = called & BY_MKL
+    assert {"exp", "log", "sqrt"} <= used
+    assert used <= set(FUNCTIONS)

@@ -21,7 +21,7 @@ from maxmatch.core.checks import check_mask, check_set_size
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.scoring import score_matrix
 from maxmatch.matching.similarity import maxmatch
-from maxmatch.model.layers.heads import unit_vectors
+from maxmatch.model.layers import unit_vectors
 
 # Many vectors of an item made few: what a foreign model's tokens need before they can be matched one to one.
 

@@ -106,33 +106,31 @@ RuntimeOption = Annotated[
 
 
 def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "AnyModel":
-    """A model that encodes queries and photos: by ONNX Runtime where its folder has graphs; else texts in NumPy, where
-    it is a model of which that is known, and pictures as `load_model`. So torch, which takes longer to load than a
-    search takes, is loaded for new photos only. A device other than the CPU is torch's.
+    """A model that encodes queries and photos without loading torch where possible: torch takes longer to load than a
+    search takes. By ONNX Runtime where the model's folder has graphs; otherwise texts in NumPy where its text tower
+    is one that NumPy can compute, and pictures as `load_model`. On a device other than the CPU: torch.
 
-    many: so much is to be encoded that a GPU is worth loading torch for, unless the user says what to take.
+    many: so much is to be encoded that a GPU is worth loading torch for, unless the user chooses.
     """
     from importlib.util import find_spec
 
-    from maxmatch.model.onnx_runtime import FILE
+    from maxmatch.model.onnx_runtime import FILE, OnnxEncoder
 
     folder = model_folder(name)
-    if runtime == "auto":
-        there = (folder / FILE).is_file() and device in (None, "cpu") and find_spec("onnxruntime") is not None
-        if not there and device in (None, "cpu"):
-            from maxmatch.model.numpy_text import quick_encoder
+    on_cpu = device in (None, "cpu")
+    if runtime == "auto" and on_cpu:
+        if (folder / FILE).is_file() and find_spec("onnxruntime") is not None:
+            runtime = "torch" if many and device is None and _has_gpu() else "onnx"
+        else:
+            from maxmatch.model.numpy_text import numpy_text_encoder
 
-            return quick_encoder(folder, lambda: load_model(str(folder), device)) or load_model(str(folder), device)
-        if not there:
-            return load_model(str(folder), device)
-        if many and device is None and _has_gpu():
-            return load_model(str(folder), device)
-    elif runtime == "torch":
+            fast = numpy_text_encoder(folder, lambda: load_model(str(folder), device))
+            if fast is not None:
+                return fast
+    if runtime != "onnx":
         return load_model(str(folder), device)
-    if device not in (None, "cpu"):
+    if not on_cpu:
         raise typer.BadParameter(f"--runtime onnx works on the CPU, not on {device}: leave one of the two out")
-    from maxmatch.model.onnx_runtime import OnnxEncoder
-
     return OnnxEncoder.from_folder(folder)
 
 

@@ -19,23 +19,19 @@ if TYPE_CHECKING:
     from maxmatch.model.encoder import SetEncoder
 
 
-# A text tower of word vectors, a GRU and a set head in NumPy, one text at a time: for a search that never loads
-# torch.
-#
-# The same formulas as `encoders.gru`, `layers.attention`, `layers.set_head` and `layers.positions`, for one text,
-# which
-# has no padding.
-
 _EPSILON = 1e-7  # of attention
 _NORM_EPSILON = 1e-5  # of torch's LayerNorm
 _TEMPERATURE = 10_000.0
 
 
-class TextArrays:
-    """A tower at work. weights: those of the tower, float32, by their names in it."""
+class NumpyTextTower:
+    """A text tower of word vectors, a GRU and a set head, for one text at a time, which has no padding.
+
+    The same formulas as `GRUEncoder` and `SetHead`. weights: the tower's, float32, by their names in it.
+    """
 
     def __init__(self, config: TowerConfig, weights: Mapping[str, np.ndarray]) -> None:
-        if not is_known(config):
+        if not is_supported(config):
             raise ValueError(f"tower: expected a GRU and a set head, got {config.encoder.name} and {config.head.name}.")
         assert isinstance(config.encoder, GRU)
         assert isinstance(config.head, SetPrediction)
@@ -108,8 +104,8 @@ class TextArrays:
         return scaled
 
 
-def is_known(config: TowerConfig) -> bool:
-    """Whether a tower is of the kind that is written down here."""
+def is_supported(config: TowerConfig) -> bool:
+    """Whether a tower can be computed here."""
     return isinstance(config.encoder, GRU) and isinstance(config.head, SetPrediction)
 
 
@@ -131,15 +127,13 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return gelu
 
 
-# A checkpoint for search without torch, which takes longer to load than a search takes: texts are encoded in NumPy.
-
 _TEXT = "text"
-_FEW = 64  # texts, which NumPy has encoded one by one before torch would be loaded
+_FEW = 64  # texts, which NumPy encodes in less time than torch takes to load
 
 
-def quick_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "QuickEncoder | None":
-    """The model of a checkpoint's folder; None where its texts cannot be encoded here, or anything is wrong with the
-    folder: then `load`, which gives the whole model, says what.
+def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "NumpyTextEncoder | None":
+    """The model of a checkpoint's folder; None where NumPy cannot encode its texts, or where anything is wrong with the
+    folder, which `load` of the whole model then reports.
     """
     try:
         from safetensors.numpy import load_file
@@ -147,26 +141,26 @@ def quick_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "QuickEncod
         config = read_described(
             folder / "config.json", ModelConfig, FORMAT, ValueError, "a checkpoint of MaxMatch", "", SCHEMA_VERSION
         )
-        if _TEXT not in config.towers or not is_known(config.towers[_TEXT]):
+        if _TEXT not in config.towers or not is_supported(config.towers[_TEXT]):
             return None
         tokenizer = load_tokenizer(folder / "tokenizer.json")  # of several towers of text each has a name of its own
         weights = {name: _as_computed(value) for name, value in load_file(folder / "model.safetensors").items()}
         if len(weights[f"towers.{_TEXT}.encoder.words.weight"]) != tokenizer.get_vocab_size():
             return None
-        quick = QuickEncoder(config, tokenizer, weights, load)
-        quick.encode_texts([""])  # so that weights of other names or sizes are found out here
+        model = NumpyTextEncoder(config, tokenizer, weights, load)
+        model.encode_texts([""])  # weights of other names or sizes fail here
     except Exception:  # of many kinds: `safetensors` has its own
         return None
-    return quick
+    return model
 
 
 def _as_computed(value: np.ndarray) -> np.ndarray:
-    """Weights in float32, however they are kept."""
+    """Weights in float32, however they are stored."""
     return value.astype(np.float32) if np.issubdtype(value.dtype, np.floating) else value
 
 
-class QuickEncoder:
-    """The calls of `SetEncoder` that a search makes: texts in NumPy, pictures by the model itself, loaded for them."""
+class NumpyTextEncoder:
+    """The calls of `SetEncoder` that a search makes: texts in NumPy, pictures by the whole model, loaded for them."""
 
     def __init__(
         self, config: ModelConfig, tokenizer: Any, weights: dict[str, np.ndarray], load: "Callable[[], SetEncoder]"
@@ -179,7 +173,7 @@ class QuickEncoder:
         self._load = load
         prefix = f"towers.{_TEXT}."
         own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        self._tower = TextArrays(config.towers[_TEXT], own)
+        self._tower = NumpyTextTower(config.towers[_TEXT], own)
 
     @property
     def set_sizes(self) -> dict[str, int]:
@@ -188,7 +182,7 @@ class QuickEncoder:
 
     @cached_property
     def identity(self) -> str:
-        """As `search.identity.model_identity` has it of the whole model."""
+        """What `maxmatch.model.identity.model_identity` gives for the whole model."""
         weights = (
             Weight(name, f"torch.{value.dtype}", value.shape, np.ascontiguousarray(value).data)
             for name, value in sorted(self._weights.items())
@@ -200,7 +194,7 @@ class QuickEncoder:
         """The model itself."""
         model = self._load()
         if encoder_fingerprint(model) != self.identity:
-            raise ValueError("the model was replaced while it was being read, by a training run? Run this again.")
+            raise ValueError("the model was replaced while it was being read (by a training run?). Run this again.")
         return model
 
     def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> np.ndarray:

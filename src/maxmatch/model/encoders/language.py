@@ -18,8 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from maxmatch.core.checks import check_ids, check_right_padded
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width
-from maxmatch.model.layers.attention import widened
-from maxmatch.model.layers.positions import POOLING, sine_positions
+from maxmatch.model.layers import POOLING, sine_positions, widened
 
 # Word vectors from a text file: GloVe's, and word2vec's or fastText's with their first line of counts.
 #

@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 from maxmatch.core.checks import check_images, check_width
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, grid_cells, mask_for, output_width, patch_size, probe_images
-from maxmatch.model.layers.positions import POOLING, grid_positions, masked_max, sine_positions
+from maxmatch.model.layers import POOLING, grid_positions, masked_max, sine_positions
 
 # BatchNorm that sees real features only, and those of all processes when there are several.
 

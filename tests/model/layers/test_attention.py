@@ -1,7 +1,7 @@
 import reference_layers as reference
 import torch
 
-from maxmatch.model.layers.attention import SlotAttention
+from maxmatch.model.layers import SlotAttention
 
 
 def attention_and_inputs(dtype=torch.float64):

@@ -1,6 +1,6 @@
 import torch
 
-from maxmatch.model.layers.positions import masked_max, masked_mean
+from maxmatch.model.layers import masked_max, masked_mean
 
 
 def test_pooling_agrees_with_loops_over_the_real_features():

@@ -14,7 +14,7 @@ from maxmatch import SetEncoder
 from maxmatch.cli.common import load_for_search
 from maxmatch.cli.main import main
 from maxmatch.model.identity import model_identity
-from maxmatch.model.numpy_text import QuickEncoder, quick_encoder
+from maxmatch.model.numpy_text import NumpyTextEncoder, numpy_text_encoder
 
 _LITE = "efficientnet_lite0_bigru"
 _KINDS = {
@@ -27,7 +27,7 @@ _KINDS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The encoders of the model that ships, tiny."""
-    place = tmp_path_factory.mktemp("quick") / "model"
+    place = tmp_path_factory.mktemp("numpy") / "model"
     name, more = _KINDS["own"]
     return with_statistics(tiny_model(name, **more)).save_pretrained(place, "float16")
 
@@ -41,13 +41,13 @@ def never():
 def test_texts_become_the_sets_of_torch_and_the_model_is_the_same(tmp_path, kind, dtype):
     name, more = _KINDS[kind]
     tiny_model(name, seed=3, **more).save_pretrained(tmp_path / "model", dtype)
-    whole, quick = SetEncoder.from_pretrained(tmp_path / "model"), quick_encoder(tmp_path / "model", never)
+    whole, fast = SetEncoder.from_pretrained(tmp_path / "model"), numpy_text_encoder(tmp_path / "model", never)
     some = [*texts(20), "", "a zebra", "dog " * 100]
-    assert model_identity(quick) == model_identity(whole)
-    assert (quick.dim, quick.set_sizes) == (whole.dim, whole.set_sizes)
+    assert model_identity(fast) == model_identity(whole)
+    assert (fast.dim, fast.set_sizes) == (whole.dim, whole.set_sizes)
     with pytest.warns(UserWarning, match="more than 32 tokens"):
-        np.testing.assert_allclose(quick.encode_texts(some), whole.encode_texts(some).numpy(), atol=1e-5)
-    assert quick.encode_texts([]).shape == (0, 4, whole.dim)
+        np.testing.assert_allclose(fast.encode_texts(some), whole.encode_texts(some).numpy(), atol=1e-5)
+    assert fast.encode_texts([]).shape == (0, 4, whole.dim)
 
 
 @pytest.mark.parametrize("directions", ["mean", "concatenate"])
@@ -60,43 +60,43 @@ def test_both_directions_of_the_gru_count_as_in_torch(tmp_path, directions):
     config = type(model.config).model_validate({**model.config.model_dump(), "towers": towers})
     model = build_model(config, {"text": model.tower("text").reader.tokenizer}, seed=1)
     model.save_pretrained(tmp_path / "model")
-    quick = quick_encoder(tmp_path / "model", never)
-    np.testing.assert_allclose(quick.encode_texts(texts(8)), model.encode_texts(texts(8)).numpy(), atol=1e-5)
+    fast = numpy_text_encoder(tmp_path / "model", never)
+    np.testing.assert_allclose(fast.encode_texts(texts(8)), model.encode_texts(texts(8)).numpy(), atol=1e-5)
 
 
 def test_many_texts_and_pictures_are_for_the_whole_model(folder):
     asked = []
-    quick = quick_encoder(folder, lambda: asked.append(1) or SetEncoder.from_pretrained(folder))
+    fast = numpy_text_encoder(folder, lambda: asked.append(1) or SetEncoder.from_pretrained(folder))
     many = texts(100)
-    few = np.concatenate([quick.encode_texts(many[:50]), quick.encode_texts(many[50:])])
+    few = np.concatenate([fast.encode_texts(many[:50]), fast.encode_texts(many[50:])])
     assert asked == []
-    np.testing.assert_allclose(quick.encode_texts(many), few, atol=1e-5)
-    assert quick.encode_images([np.zeros((40, 60, 3), np.uint8)], show_progress=False).shape == (1, 4, quick.dim)
+    np.testing.assert_allclose(fast.encode_texts(many), few, atol=1e-5)
+    assert fast.encode_images([np.zeros((40, 60, 3), np.uint8)], show_progress=False).shape == (1, 4, fast.dim)
     assert asked == [1]
 
 
 def test_whatever_is_not_known_here_or_damaged_is_left_to_the_whole_model(folder, tmp_path):
     tiny_model("region_bert").save_pretrained(tmp_path / "bert")
-    assert quick_encoder(tmp_path / "bert", never) is None
-    assert quick_encoder(tmp_path / "nothing", never) is None
+    assert numpy_text_encoder(tmp_path / "bert", never) is None
+    assert numpy_text_encoder(tmp_path / "nothing", never) is None
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
         copy = tmp_path / file
         shutil.copytree(folder, copy)
         (copy / file).write_bytes((copy / file).read_bytes()[:-100])
-        assert quick_encoder(copy, never) is None
+        assert numpy_text_encoder(copy, never) is None
         with pytest.raises(ValueError, match=file):
             load_for_search(str(copy), "cpu")
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     tiny_model(_LITE, seed=1).save_pretrained(tmp_path / "donor")
     shutil.copy(tmp_path / "donor" / "model.safetensors", other)
-    assert quick_encoder(other, never) is None
+    assert numpy_text_encoder(other, never) is None
     with pytest.raises(ValueError, match="does not fit"):
         load_for_search(str(other), "cpu")
 
 
 def test_torch_is_taken_where_it_is_asked_for(folder):
-    assert isinstance(load_for_search(str(folder), "cpu"), QuickEncoder)
+    assert isinstance(load_for_search(str(folder), "cpu"), NumpyTextEncoder)
     assert isinstance(load_for_search(str(folder), "cpu", "torch"), SetEncoder)
 
 
@@ -108,10 +108,10 @@ def test_a_device_that_is_not_there_is_refused_for_words_too(folder):
 def test_a_model_that_was_replaced_while_it_was_read_encodes_no_picture(folder, tmp_path):
     name, more = _KINDS["own"]
     other = tiny_model(name, seed=9, **more)
-    quick = quick_encoder(folder, lambda: other)
-    quick.encode_texts(texts(2))
+    fast = numpy_text_encoder(folder, lambda: other)
+    fast.encode_texts(texts(2))
     with pytest.raises(ValueError, match=r"replaced while it was being read.*Run this again"):
-        quick.encode_images([np.zeros((40, 60, 3), np.uint8)])
+        fast.encode_images([np.zeros((40, 60, 3), np.uint8)])
 
 
 _SEARCH = """
@@ -145,11 +145,11 @@ def test_torch_is_loaded_for_new_photos_only(folder, tmp_path, monkeypatch):
     add(1)
     with pytest.raises(SystemExit):
         main(["search", "a dog", str(photos), "--model", str(folder)])
-    quick, loaded = search()
-    assert (set(quick), loaded) == ({"0.png", "1.png"}, False)
+    fast, loaded = search()
+    assert (set(fast), loaded) == ({"0.png", "1.png"}, False)
     slow, loaded = search("--runtime", "torch")
     assert loaded
-    assert quick == pytest.approx(slow, abs=1e-5)
+    assert fast == pytest.approx(slow, abs=1e-5)
     add(2)
     more, loaded = search()
     assert (set(more), loaded) == ({"0.png", "1.png", "2.png"}, True)

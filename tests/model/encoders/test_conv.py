@@ -6,7 +6,7 @@ from torch import nn
 from transformers import SwinConfig, ViTConfig
 
 from maxmatch.model.encoders import ConvEncoder, backbone_from_config
-from maxmatch.model.layers.positions import grid_positions
+from maxmatch.model.layers import grid_positions
 
 GRIDS = {"resnet": (8, 8), "convnext": (8, 8)}
 SPECIAL_TOKENS = {"vit": 1, "dinov2": 1, "dinov2 with registers": 5, "clip": 1, "siglip": 0}

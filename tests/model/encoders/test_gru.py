@@ -3,7 +3,7 @@ import reference_encoders as reference
 import torch
 
 from maxmatch.model.encoders.language import GRUEncoder
-from maxmatch.model.layers.positions import sine_positions
+from maxmatch.model.layers import sine_positions
 
 LENGTHS = [5, 1, 3]
 

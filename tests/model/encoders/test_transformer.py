@@ -4,7 +4,7 @@ import torch
 from tiny_backbones import TEXT, parameters_of, text_backbone
 
 from maxmatch.model.encoders import TransformerEncoder
-from maxmatch.model.layers.positions import sine_positions
+from maxmatch.model.layers import sine_positions
 
 LENGTHS = [6, 2, 4]
 

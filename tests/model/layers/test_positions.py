@@ -2,7 +2,7 @@ import pytest
 import reference_layers as reference
 import torch
 
-from maxmatch.model.layers.positions import grid_positions, sine_positions
+from maxmatch.model.layers import grid_positions, sine_positions
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 300])

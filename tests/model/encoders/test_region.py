@@ -3,7 +3,7 @@ import reference_encoders as reference
 import torch
 
 from maxmatch.model.encoders.vision import RegionEncoder
-from maxmatch.model.layers.positions import sine_positions
+from maxmatch.model.layers import sine_positions
 
 
 def small_encoder(dtype=torch.float64):

@@ -3,8 +3,7 @@ import reference_layers as reference
 import torch
 
 from maxmatch.core.types import Features
-from maxmatch.model.layers.heads import SetHead
-from maxmatch.model.layers.positions import sine_positions
+from maxmatch.model.layers import SetHead, sine_positions
 
 
 def small_head(dtype=torch.float64, **options):

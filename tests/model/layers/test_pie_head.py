@@ -2,7 +2,7 @@ import reference_layers as reference
 import torch
 
 from maxmatch.core.types import Features
-from maxmatch.model.layers.heads import PIEHead
+from maxmatch.model.layers import PIEHead
 
 
 def head_and_features(dtype=torch.float64):

@@ -1,11 +1,9 @@
 """Checkpoints in half precision: as close to their parent as promised, and as safe as any other."""
 
 import json
-import subprocess
 
 import pytest
 import torch
-from checkpoint_folders import run_with_our_threads
 from safetensors.torch import load_file
 from tiny_models import SIZES, images_for, texts, tiny_model
 from tiny_models import with_statistics as trained
@@ -86,34 +84,3 @@ def test_another_dtype_is_refused_before_anything_is_written(dtype, tmp_path):
     with pytest.raises(ValueError, match="dtype: expected float16 or float32"):
         tiny_model("region_bigru").save_pretrained(tmp_path / "model", dtype=dtype)
     assert not any(tmp_path.iterdir())
-
-
-def test_a_process_killed_at_any_step_of_a_half_save_leaves_a_whole_checkpoint(tmp_path):
-    """Each child saves a new model over the old one, and is killed by SIGKILL at its n-th call of the system."""
-    saved = trained(tiny_model("region_bigru")).save_pretrained(tmp_path / "model")
-    old = model_identity(load(saved))
-    other = tiny_model("region_bigru", seed=7).save_pretrained(tmp_path / "other", dtype="float16")
-    new = model_identity(load(other))
-    code = """
-import os, sys
-from killed import Countdown, in_child
-from tiny_models import tiny_model
-model = tiny_model("region_bigru", seed=7)
-for step in map(int, sys.argv[2:]):
-    def work():
-        Countdown(step).count(os, "rename", "fsync", "open", "mkdir", "unlink", "rmdir")
-        model.save_pretrained(os.path.join(sys.argv[1], str(step), "model"), dtype="float16")
-    print({-9: "killed", 0: "done"}.get(in_child(work), "failed"))
-"""
-    steps = range(1, 27, 3)  # all of them are tried for a whole checkpoint, whose files are as many
-    for step in steps:
-        (tmp_path / str(step)).mkdir()
-        subprocess.run(["cp", "-r", str(saved), str(tmp_path / str(step) / "model")], check=True)
-    done = run_with_our_threads(code, tmp_path, *steps)
-    outcomes = done.stdout.split()
-    assert set(outcomes) == {"killed", "done"}, done.stderr
-    assert outcomes.count("killed") >= 5
-    found = [model_identity(load(tmp_path / str(step) / "model")) for step in steps]
-    switch = found.index(new)
-    assert switch > 0
-    assert found == [old] * switch + [new] * (len(steps) - switch)

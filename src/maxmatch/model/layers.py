@@ -1,0 +1,249 @@
+"""From the features of an item to a set of K unit vectors: positions, pooling, slot attention and the two heads.
+
+SetHead is the paper's, PIEHead is PVSE's.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import linear, normalize, pad
+
+from maxmatch.core.types import Features, Sets
+
+TEMPERATURE = 10_000.0  # T of the sine positions
+_EPSILON = 1e-7
+_TENSOR_CORE = 8  # half-precision numbers that one reads at once
+
+
+def sine_positions(
+    mask: Bool[Tensor, "B N"], width: int, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B N {width}"]:
+    """The positions of a sequence: the real features of each item are counted 1..n. Padding gets arbitrary values.
+
+    n is the item's true length, so that its positions do not depend on what it was padded to.
+    """
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    return _waves(mask.cumsum(1), length, width, dtype)
+
+
+def grid_positions(
+    rows: int, columns: int, width: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "{rows*columns} {width}"]:
+    """The positions of a grid, row by row: half the width encodes the row, the other half the column."""
+    if width % 2:
+        raise ValueError(
+            f"width: positions on a grid give half the width to rows and half to columns, but {width} is odd. "
+            "Choose an even width."
+        )
+    y = _waves(torch.arange(1, rows + 1, device=device), rows, width // 2, dtype)
+    x = _waves(torch.arange(1, columns + 1, device=device), columns, width // 2, dtype)
+    return torch.cat([y[:, None].expand(-1, columns, -1), x[None].expand(rows, -1, -1)], -1).flatten(0, 1)
+
+
+def _waves(place: Tensor, count: Tensor | int, width: int, dtype: torch.dtype) -> Tensor:
+    """The vectors of places 1..n, in at least float32. Place i becomes p = 2π · i/n, and p a vector of width W:
+
+    sin(p / T^(2⌊w/2⌋/W)) for even w,   cos(p / T^(2⌊w/2⌋/W)) for odd w,   T = 10000
+    """
+    wave = torch.arange(width, device=place.device)
+    angle = 2 * math.pi * place.to(torch.promote_types(dtype, torch.float32)) / count
+    angle = angle[..., None] / TEMPERATURE ** (2 * (wave // 2).to(angle.dtype) / width)
+    return torch.where(wave % 2 == 0, angle.sin(), angle.cos())
+
+
+def masked_max(local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
+    """The largest value of each channel."""
+    return local.masked_fill(~mask[..., None], -torch.inf).amax(1)
+
+
+def masked_mean(local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
+    """The mean of each channel."""
+    return local.masked_fill(~mask[..., None], 0.0).sum(1) / mask.sum(1, keepdim=True)
+
+
+POOLING = {"max": masked_max, "mean": masked_mean}
+
+
+def aligned_linear(x: Float[Tensor, "*n W"], weight: Float[Tensor, "V W"]) -> Float[Tensor, "*n V"]:
+    """x weightᵀ. On a GPU a width such as that of GloVe's vectors, 300, is first filled up with zeros to a multiple
+    of 8, for which products are faster.
+    """
+    return linear(widened(x), widened(weight))
+
+
+def widened(x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
+    """On a GPU, x with zeros after it up to a width that suits."""
+    missing = -x.shape[-1] % _TENSOR_CORE
+    return pad(x, (0, missing)) if x.is_cuda and missing else x
+
+
+class Context(NamedTuple):
+    """The inputs as attention sees them. The same for every block that shares weights: computed once."""
+
+    keys: Float[Tensor, "B h N d"]
+    values: Float[Tensor, "B h N d"]
+    mask: Bool[Tensor, "B N"]
+
+
+class SlotAttention(nn.Module):
+    """Slots compete for each input, then each slot averages what it won. For each of h heads of width d
+
+        a = softmax over the slots of (q kᵀ / √d) · mask,    output = Σ_n a_n v_n / (Σ_n a_n + ε),   ε = 1e-7
+
+    The mask is applied after the softmax: over the slots, a masked logit would still give each slot 1/K of the padding.
+    """
+
+    def __init__(self, width: int, context_width: int, heads: int, head_width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = head_width**-0.5
+        inner = heads * head_width
+        self.to_queries = nn.Linear(width, inner, bias=False)
+        self.to_keys = nn.Linear(context_width, inner, bias=False)
+        self.to_values = nn.Linear(context_width, inner, bias=False)
+        self.output = nn.Sequential(nn.Linear(inner, width), nn.Dropout(dropout))
+
+    def context(
+        self,
+        inputs: Float[Tensor, "B N W"],
+        mask: Bool[Tensor, "B N"],
+        positions: Float[Tensor, "B N W"] | None = None,
+    ) -> Context:
+        """Keys and values of the inputs; positions are added to what the keys are made of, not to the values."""
+        placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
+        keys, values = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
+        # Laid out for the products once, or every block would copy them anew.
+        return Context(self._split(keys).contiguous(), self._split(values).contiguous(), mask)
+
+    def forward(
+        self, slots: Float[Tensor, "B K D"], context: Context
+    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
+        """What each slot takes from the inputs, and the weights with which it does."""
+        queries = self._split(self.to_queries(slots))
+        logits = queries @ context.keys.transpose(-1, -2) * self.scale
+        share = logits.softmax(-2, dtype=torch.promote_types(logits.dtype, torch.float32))
+        share = share * context.mask[:, None, None]
+        weights = share / (share.sum(-1, keepdim=True) + _EPSILON)
+        taken = weights.to(context.values.dtype) @ context.values
+        return self.output(taken.transpose(1, 2).flatten(2)), weights
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def unit_vectors(x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+    """Vectors of length 1, in at least float32: in bfloat16 their lengths would be off by some thousandths."""
+    return normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+
+
+class AggregationBlock(nn.Module):
+    """x ← x + Attn(LN_q(x), LN_c(ψ));  x ← x + FFN(LN(x)).   FFN: D → 4D, GELU, dropout, → D."""
+
+    def __init__(self, width: int, context_width: int, heads: int, head_width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.query_norm = nn.LayerNorm(width)
+        self.context_norm = nn.LayerNorm(context_width)
+        self.attention = SlotAttention(width, context_width, heads, head_width, dropout)
+        self.feedforward = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(4 * width, width),
+        )
+
+    def context(self, features: Features) -> Context:
+        """What the slots look at. It does not depend on them."""
+        return self.attention.context(self.context_norm(features.local), features.mask, features.positions)
+
+    def forward(
+        self, slots: Float[Tensor, "B K D"], context: Context
+    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
+        """The slots one step on, and the attention weights of the step."""
+        taken, weights = self.attention(self.query_norm(slots), context)
+        slots = slots + taken
+        return slots + self.feedforward(slots), weights
+
+
+class SetHead(nn.Module):
+    """The set prediction module: S = LN_a(E^L) + LN_b(φ), then each vector to unit length.
+
+    E^0 are K learned slots ~ N(0, 1); E^L is what L aggregation blocks make of them. The blocks share one set of
+    weights, so keys and values are computed once for all of them.
+    """
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int = 1024,
+        set_size: int = 4,
+        heads: int = 4,
+        head_width: int = 512,
+        depth: int = 4,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.set_size = set_size
+        self.depth = depth
+        self.slots = nn.Parameter(torch.randn(set_size, width))
+        self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
+        self.residual_norm = nn.LayerNorm(width)
+        self.pooled_norm = nn.LayerNorm(width)
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items. Their attention is the last block's, averaged over its heads."""
+        slots = self.slots.expand(features.local.shape[0], -1, -1)
+        context = self.block.context(features)
+        for _ in range(self.depth):
+            slots, weights = self.block(slots, context)
+        residual = self.residual_norm(slots)
+        fused = residual + self.pooled_norm(features.pooled)[:, None]
+        return Sets(unit_vectors(fused), residual, features.pooled, weights.mean(1))
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        self.slots.copy_(self.slots[list(order)].clone())
+
+
+class PIEHead(nn.Module):
+    """PIE-Net, the head of PVSE: S = LN(φ + residual), then each vector to unit length.
+
+        residual_k = dropout(sigmoid(fc(Σ_n a_kn ψ_n))),   a_k = softmax over the inputs of w_kᵀ tanh(W ψ)
+
+    W maps to half the width of ψ; W and w have no bias. Positions are not used.
+    """
+
+    def __init__(self, context_width: int, width: int = 1024, set_size: int = 4, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.width = width
+        self.set_size = set_size
+        self.attention = nn.Sequential(
+            nn.Linear(context_width, context_width // 2, bias=False),
+            nn.Tanh(),
+            nn.Linear(context_width // 2, set_size, bias=False),
+        )
+        self.fc = nn.Linear(context_width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items."""
+        logits = self.attention(features.local).masked_fill(~features.mask[..., None], -torch.inf)
+        weights = logits.softmax(1).transpose(1, 2)
+        residual = self.dropout(self.fc(weights @ features.local).sigmoid())
+        fused = self.norm(features.pooled[:, None] + residual)
+        return Sets(unit_vectors(fused), residual, features.pooled, weights)
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        per_slot = self.attention[2]
+        assert isinstance(per_slot, nn.Linear)
+        weight = per_slot.weight
+        weight.copy_(weight[list(order)].clone())
