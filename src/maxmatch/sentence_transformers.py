@@ -23,8 +23,6 @@ from maxmatch.matching.scoring import score_matrix
 from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.layers import unit_vectors
 
-# Many vectors of an item made few: what a foreign model's tokens need before they can be matched one to one.
-
 
 def cluster_tokens(
     tokens: Float[Tensor, "B N D"], size: int, mask: Bool[Tensor, "B N"] | None = None, rounds: int = 4
@@ -87,7 +85,7 @@ def _members(cluster: Int[Tensor, "B N"], real: Bool[Tensor, "B N"], size: int) 
 
 
 SIZE = 8
-"""Vectors a text, unless said otherwise."""
+"""Vectors per text, by default."""
 
 
 def maxmatch_scores(
@@ -104,8 +102,8 @@ def maxmatch_scores(
     """
     documents = documents_embeddings.flatten(0, 1)
     documents_mask = None if documents_mask is None else documents_mask.flatten(0, 1)
-    a, a_mask = cluster_tokens(queries_embeddings, size, _real(queries_embeddings, queries_mask))
-    b, b_mask = cluster_tokens(documents, size, _real(documents, documents_mask))
+    a, a_mask = _clustered(queries_embeddings, size, queries_mask)
+    b, b_mask = _clustered(documents, size, documents_mask)
     return maxmatch(a, b, a_mask, b_mask)
 
 
@@ -137,8 +135,8 @@ def maxmatch_kd_scores(
     count = documents_embeddings.shape[1]
     documents = documents_embeddings.flatten(0, 1)
     documents_mask = None if documents_mask is None else documents_mask.flatten(0, 1)
-    a, a_mask = cluster_tokens(queries_embeddings, size, _real(queries_embeddings, queries_mask))
-    b, b_mask = cluster_tokens(documents, size, _real(documents, documents_mask))
+    a, a_mask = _clustered(queries_embeddings, size, queries_mask)
+    b, b_mask = _clustered(documents, size, documents_mask)
     cosines = a[:, None] @ b.view(len(a), count, *b.shape[1:]).mT
     a_mask, b_mask = a_mask[:, None].expand(cosines.shape[:3]), b_mask.view(len(a), count, -1)
     chosen = maximal_assignment(cosines, a_mask, b_mask)
@@ -153,8 +151,7 @@ def maxmatch_similarity(
 
     A single matrix is a list of one. For scoring after training, and for MultiVectorRerankingEvaluator.
     """
-    x, y = _padded(a), _padded(b)
-    (x, x_mask), (y, y_mask) = cluster_tokens(x, size, _real(x, None)), cluster_tokens(y, size, _real(y, None))
+    (x, x_mask), (y, y_mask) = _clustered(_padded(a), size), _clustered(_padded(b), size)
     return score_matrix(x, y, a_mask=x_mask, b_mask=y_mask)
 
 
@@ -165,6 +162,8 @@ def _padded(texts: Sequence[Tensor] | Tensor) -> Float[Tensor, "B t D"]:
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
 
 
-def _real(embeddings: Float[Tensor, "B t D"], mask: Tensor | None) -> Bool[Tensor, "B t"]:
-    """Which tokens are real: where the mask, of any type, says so; without one, those that are not all zeros."""
-    return (embeddings != 0).any(2) if mask is None else mask.bool()
+def _clustered(
+    embeddings: Float[Tensor, "B t D"], size: int, mask: Tensor | None = None
+) -> tuple[Float[Tensor, "B K D"], Bool[Tensor, "B K"]]:
+    """`cluster_tokens` with a mask of any type; without one, vectors of zeros are padding."""
+    return cluster_tokens(embeddings, size, (embeddings != 0).any(2) if mask is None else mask.bool())

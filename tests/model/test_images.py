@@ -187,9 +187,9 @@ def test_a_file_cut_short_is_named(kind, tmp_path):
             load_image(path, at_least=16)
 
 
-def test_an_empty_file_is_said_to_be_empty(tmp_path):
+def test_an_empty_file_is_reported_as_empty(tmp_path):
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(ImageError, match=r"a\.jpg.*The file is empty: fetch it again"):
+    with pytest.raises(ImageError, match=r"a\.jpg.*empty"):
         load_image(tmp_path / "a.jpg")
 
 
@@ -208,7 +208,7 @@ def test_a_giant_picture_is_refused_before_it_is_decoded(side, tmp_path):
 
 
 def test_the_limit_can_be_lowered():
-    with pytest.raises(ImageError, match=r"60×50 pixels, more than the 2,999"):
+    with pytest.raises(ImageError, match=r"60×50 pixels.*2,999"):
         load_image(noise(60, 50), max_pixels=2_999)
     assert load_image(noise(60, 50), max_pixels=3_000).size == (60, 50)
 

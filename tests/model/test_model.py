@@ -159,7 +159,7 @@ def test_what_cannot_be_read_is_named(pictures, tmp_path):
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "cut.jpg").write_bytes(encoded(Image.fromarray(good), "JPEG")[:300])
     (tmp_path / "giant.png").write_bytes(png_header(30_000, 30_000))
-    for name, message in (("empty", "The file is empty"), ("cut", "cut short"), ("giant", "decompression bomb")):
+    for name, message in (("empty", "empty"), ("cut", "not a readable picture"), ("giant", "decompression bomb")):
         path = next(tmp_path.glob(f"{name}.*"))
         with pytest.raises(ImageError, match=rf"item 2: .*{path.name}.*{message}"):
             pictures.encode_images([good, good, path, good])

@@ -1,4 +1,4 @@
-"""`maxmatch export`: a model in another form, smaller or for programs without torch."""
+"""`maxmatch export`: a model in half precision, or as ONNX for programs without torch."""
 
 import json
 from pathlib import Path
@@ -11,17 +11,18 @@ def export(
     model: Annotated[str, typer.Argument(help="A model's folder, a run's, or a name on the Hugging Face Hub.")],
     folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder, or a checkpoint's.")],
     half: Annotated[
-        bool, typer.Option("--half", help="Weights as float16: half the size. It is another model to an index.")
+        bool,
+        typer.Option("--half", help="Store weights as float16, half the size. To an index it is another model."),
     ] = False,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Graphs for ONNX Runtime, too: a search then starts without torch.")
+        bool, typer.Option("--onnx", help="Also write graphs for ONNX Runtime: a search then starts without torch.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a model to a folder, in half precision or as ONNX too.
+    """Write a model to a folder, optionally in half precision and as ONNX.
 
-    `maxmatch search` runs on the graphs where a folder has them. They are the same model to an index: what one has
-    indexed the other searches.
+    `maxmatch search` uses the graphs where a folder has them. To an index they are the same model: what one has indexed
+    the other can search.
 
     Examples:
 
@@ -43,7 +44,7 @@ def export(
     loaded = load_model(model, "cpu")
     place = loaded.save_pretrained(folder, "float16" if half else None)
     if onnx:
-        say("making the graphs: a minute or so")
+        say("exporting the graphs, which takes about a minute")
         export_onnx(place)
     files = {path.name: path.stat().st_size for path in sorted(place.iterdir()) if path.is_file()}
     if as_json:

@@ -1,6 +1,5 @@
 """From a ModelConfig to a SetEncoder. The tables here are the only place where a name stands for a class."""
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,12 +26,13 @@ from maxmatch.model.encoders.backbone import weights_place
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.model.layers import PIEHead, SetHead
+from maxmatch.model.names import is_hub_name
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
 
 
-class _Given(NamedTuple):
-    """What a tower is made of beside its config."""
+class _Materials(NamedTuple):
+    """What a tower is made of besides its config."""
 
     width: int
     tokenizer: Tokenizer | None
@@ -40,7 +40,7 @@ class _Given(NamedTuple):
     pretrained: bool
 
 
-class _Read(NamedTuple):
+class _Input(NamedTuple):
     encoder: Encoder
     reader: Reader
 
@@ -55,9 +55,9 @@ def build_model(
 ) -> SetEncoder:
     """The model of a config.
 
-    tokenizers: one for each tower of text, by the tower's name. word_vectors: what the words of a Bi-GRU start from, by
-    the tower's name (see `read_glove`). pretrained: load the weights that the config's backbones name; without it,
-    everything is random and nothing is fetched. seed: for the random weights; torch's global state then stays as it is.
+    tokenizers: one per text tower, by the tower's name. word_vectors: the initial word vectors of a Bi-GRU, by the
+    tower's name (see `read_glove`). pretrained: load the weights that the config's backbones name; otherwise all
+    weights are random and nothing is fetched. seed: for the random weights; torch's global state is not changed.
     """
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -68,7 +68,7 @@ def build_model(
             try:
                 with machine.named():
                     encoder, reader = ENCODERS[tower.encoder.name](
-                        tower.encoder, _Given(config.width, tokenizer, vectors, pretrained)
+                        tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained)
                     )
             except ValueError as error:
                 raise ValueError(f"tower {name!r}: {error}") from error
@@ -83,42 +83,42 @@ def _options(part: Any) -> dict[str, Any]:
     return options
 
 
-def _conv(config: parts.Conv, given: _Given) -> _Read:
+def _conv(config: parts.Conv, given: _Materials) -> _Input:
     backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "vision_config")
     reader = PixelReader(ImageTransform(**config.pixels.model_dump()))
-    return _Read(ConvEncoder(backbone, given.width, **_options(config)), reader)
+    return _Input(ConvEncoder(backbone, given.width, **_options(config)), reader)
 
 
-def _region(config: parts.Region, given: _Given) -> _Read:
-    return _Read(RegionEncoder(width=given.width, **_options(config)), FeatureReader(config.feature_width))
+def _region(config: parts.Region, given: _Materials) -> _Input:
+    return _Input(RegionEncoder(width=given.width, **_options(config)), FeatureReader(config.feature_width))
 
 
-def _gru(config: parts.GRU, given: _Given) -> _Read:
+def _gru(config: parts.GRU, given: _Materials) -> _Input:
     tokenizer = _needed(given.tokenizer)
     options = {**_options(config), "word_vectors": given.word_vectors}
-    return _Read(GRUEncoder(tokenizer.get_vocab_size(), width=given.width, **options), TextReader(tokenizer))
+    return _Input(GRUEncoder(tokenizer.get_vocab_size(), width=given.width, **options), TextReader(tokenizer))
 
 
-def _transformer(config: parts.Transformer, given: _Given) -> _Read:
+def _transformer(config: parts.Transformer, given: _Materials) -> _Input:
     tokenizer = _needed(given.tokenizer)
     backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "text_config")
     _check_fit(tokenizer, backbone.config)
-    return _Read(TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer))
+    return _Input(TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer))
 
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
-        raise ValueError("a tower of text needs its tokenizer: give tokenizers={name: tokenizer}.")
+        raise ValueError("a text tower needs its tokenizer: give tokenizers={name: tokenizer}.")
     return tokenizer
 
 
 def _check_fit(tokenizer: Tokenizer, backbone_config: Any) -> None:
-    """Refuse a tokenizer that makes ids or lengths which the backbone has no vector for."""
+    """Refuse a tokenizer whose ids or lengths exceed what the backbone has vectors for."""
     words, longest = backbone_config.vocab_size, getattr(backbone_config, "max_position_embeddings", None)
     if tokenizer.get_vocab_size() > words:
         raise ValueError(
             f"the tokenizer has {tokenizer.get_vocab_size()} tokens, but the backbone knows {words}. "
-            "Take the backbone's own tokenizer, or set vocab_size in its config."
+            "Use the backbone's own tokenizer, or set vocab_size in its config."
         )
     limit = (tokenizer.truncation or {}).get("max_length")
     if longest is not None and (limit is None or limit > longest):
@@ -165,7 +165,7 @@ def _weights_file(name: str) -> Path:
     """A safetensors file: a path, or a repository on the hub."""
     if Path(name).is_file():
         return Path(name)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not is_hub_name(name):
         raise FileNotFoundError(f"{name}: no such file. Give a safetensors file or a name on the hub.")
     from huggingface_hub import hf_hub_download
 
@@ -182,7 +182,7 @@ def _timm(config: parts.TimmBackbone, pretrained: bool, _: str) -> nn.Module:
 
 
 def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pretrained: bool) -> parts.ModelConfig:
-    """The config with what a hub said about its models written out: a checkpoint is rebuilt without the hub."""
+    """The config with its backbones' configurations from the hub written out, so that a checkpoint needs no hub."""
     known = config.model_dump(mode="json")
     for name, tower in config.towers.items():
         backbone = getattr(tower.encoder, "backbone", None)
@@ -190,11 +190,9 @@ def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pret
             continue
         if pretrained or backbone.config is None:
             built: Any = towers[name].encoder
-            said = built.backbone.config
-            known["towers"][name]["encoder"]["backbone"]["config"] = {
-                **said.to_diff_dict(),
-                "model_type": said.model_type,
-            }
+            found = built.backbone.config
+            options = {**found.to_diff_dict(), "model_type": found.model_type}
+            known["towers"][name]["encoder"]["backbone"]["config"] = options
     return parts.ModelConfig.model_validate(known)
 
 
@@ -204,7 +202,7 @@ BACKBONES: dict[str, Callable[[Any, bool, str], nn.Module]] = {
     "resnext": _resnext,
     "timm": _timm,
 }
-ENCODERS: dict[str, Callable[[Any, _Given], _Read]] = {
+ENCODERS: dict[str, Callable[[Any, _Materials], _Input]] = {
     "conv": _conv,
     "region": _region,
     "gru": _gru,

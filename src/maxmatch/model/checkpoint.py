@@ -2,11 +2,11 @@
 
     config.json         what the model is made of (`ModelConfig`), pictures' preprocessing and slot pairing included
     model.safetensors   the weights, in float32 or, to halve it, in float16
-    tokenizer.json      of the tower of text; with several such towers tokenizer.<tower>.json
+    tokenizer.json      of the text tower; with several of them tokenizer.<tower>.json
     README.md           a model card
 
-A save is whole or not there: the folder is written beside its place, then put there by renaming. For the moment between
-two renames the old folder is called `.<name>.previous`, where `load` finds it, should the process die just then.
+A save happens completely or not at all: the folder is written under another name and then renamed. Between two renames
+the old folder is called `.<name>.previous`, where `load` finds it if the process dies at that moment.
 """
 
 import glob
@@ -74,14 +74,14 @@ _NO_NOTES = "What it was trained on, and how well it retrieves, is for its maker
 
 
 def notes_of(card: str) -> str:
-    """The notes in a card: what stands below their mark, where someone wrote anything."""
+    """The notes in a card: the text below their mark, if someone wrote any."""
     notes = card.partition(_MARK)[2].strip()
     return "" if notes == _NO_NOTES else notes
 
 
 def model_card(model: SetEncoder, notes: str = "") -> str:
-    """What the model is and how to use it, in Markdown. notes: what else is to be said; they are kept when the model is
-    read and saved again.
+    """What the model is and how to use it, in Markdown. notes: anything else, kept when the model is loaded and saved
+    again.
     """
     config = model.config
     assert config is not None
@@ -115,23 +115,22 @@ _TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
 def save(
     model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = ""
 ) -> Path:  # fmt: skip
-    """Write the model to a folder, whole or not at all. A checkpoint that is there is replaced; files beside it in the
-    folder stay.
+    """Write the model to a folder, completely or not at all. A checkpoint in it is replaced; other files stay.
 
-    dtype: "float16" halves the file. What is read from it is another model than this one: its weights are rounded, its
-    vectors differ in the fourth decimal, and it has its own identity in an index, the same each time it is read or
-    saved again. notes: Markdown for the model card, below the notes that the model has already.
+    dtype: "float16" halves the file. What is loaded from it is another model: its weights are rounded, its vectors
+    differ in the fourth decimal, and it has its own identity in an index, which stays the same when it is loaded and
+    saved again. notes: Markdown for the model card, below the notes that the model already has.
     """
     kept_as = _dtype(dtype)
     if model.config is None:
         raise ValueError(
-            "this model was put together by hand: without a config it could not be rebuilt. "
+            "this model was put together from towers: without a config it could not be rebuilt. "
             "Build it from a ModelConfig with maxmatch.model.build.build_model."
         )
     folder = Path(folder).expanduser().resolve()
     previous, draft = previous_of(folder), folder.with_name(f".{folder.name}.saving-{os.getpid()}")
     if folder.exists() and not _replaceable(folder):
-        raise FileExistsError(f"{folder}: holds files, but no checkpoint. Choose an empty or a new folder.")
+        raise FileExistsError(f"{folder}: holds files, but not a checkpoint. Choose a new or empty folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         _discard(previous, folder)
@@ -148,7 +147,7 @@ def save(
             os.rename(previous, folder)
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError):  # safetensors has its own for a full or read-only disk
-            text = f"{folder}: the checkpoint could not be written ({error}). Free some space or permit writing."
+            text = f"{folder}: the checkpoint could not be written ({error}). Free space or permit writing."
             code = getattr(error, "errno", None)
             raise (OSError(text) if code is None else OSError(code, text)) from error
         raise
@@ -173,7 +172,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
 
 
 def push(model: SetEncoder, name: str, private: bool = True) -> str:
-    """Upload the model to the Hugging Face Hub as "organisation/name", and say where it then is."""
+    """Upload the model to the Hugging Face Hub as "organisation/name"; its address there."""
     from huggingface_hub import HfApi
 
     if not is_hub_name(name):
@@ -187,7 +186,7 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The config of a checkpoint; of one that is not ours, or newer than this version, a refusal."""
+    """The config of a checkpoint. CheckpointError where it is not one of MaxMatch, or newer than this version."""
     return read_described(
         _existing(folder, CONFIG), ModelConfig, FORMAT, CheckpointError, "a checkpoint of MaxMatch",
         "Copy the checkpoint again.", SCHEMA_VERSION,
@@ -195,17 +194,17 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _dtype(asked: torch.dtype | str | None) -> Literal["float32", "float16"]:
-    """The name of what weights are stored in."""
+    """The name of the precision in which weights are stored."""
     name = str(asked).removeprefix("torch.")
     if asked is None or name == "float32":
         return "float32"
     if name == "float16":
         return "float16"
-    raise ValueError(f"dtype: expected float16 or float32 (or None, which is that), got {asked!r}.")
+    raise ValueError(f"dtype: expected float16 or float32 (the default), got {asked!r}.")
 
 
 def _write(model: SetEncoder, draft: Path, dtype: Literal["float32", "float16"], notes: str) -> None:
-    """All files of a checkpoint, on the disk for good."""
+    """Write all files of a checkpoint, and wait until they are on the disk."""
     from safetensors.torch import save_file
 
     assert model.config is not None
@@ -226,9 +225,7 @@ def _write(model: SetEncoder, draft: Path, dtype: Literal["float32", "float16"],
 
 
 def _halved(value: Tensor) -> Tensor:
-    """In half precision; as it is where that is no fraction, or where it is too large: a variance of BatchNorm may be
-    above 65504.
-    """
+    """In half precision; unchanged if it is not float32, or too large: a variance of BatchNorm may exceed 65504."""
     if value.dtype != torch.float32:
         return value
     half = value.half()
@@ -241,11 +238,11 @@ def _replaceable(folder: Path) -> bool:
 
 
 def _discard(previous: Path, folder: Path) -> None:
-    """Remove the folder that was replaced, once what others keep in it has moved."""
+    """Remove the folder that was replaced, after moving the files of others out of it."""
     if not previous.exists():
         return
     for path in previous.iterdir():
-        # Graphs among them: they are of the weights that were replaced.
+        # Graphs too: they belong to the weights that were replaced.
         ours = path.name in (CONFIG, WEIGHTS, CARD, ONNX) or _TOKENIZER.fullmatch(path.name) or path.suffix == ".onnx"
         if not ours and not (folder / path.name).exists():
             os.rename(path, folder / path.name)
@@ -253,7 +250,7 @@ def _discard(previous: Path, folder: Path) -> None:
 
 
 def _tokenizer_names(config: ModelConfig) -> dict[str, str]:
-    """The file of each tower of text."""
+    """The tokenizer file of each text tower."""
     towers = [name for name, tower in config.towers.items() if tower.reads == "text"]
     return {name: "tokenizer.json" if len(towers) == 1 else f"tokenizer.{name}.json" for name in towers}
 
@@ -261,8 +258,8 @@ def _tokenizer_names(config: ModelConfig) -> dict[str, str]:
 def _existing(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise CheckpointError(
-            f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, with texts, tokenizer.json; "
-            "copy the whole folder."
+            f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, for texts, tokenizer.json. "
+            "Copy the whole folder."
         )
     return folder / name
 
@@ -273,9 +270,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path}: not a whole safetensors file ({error}). It may be cut short: copy it again."
-        ) from error
+        raise CheckpointError(f"{path}: not a complete safetensors file ({error}). Copy it again.") from error
 
 
 def _built(config: ModelConfig, tokenizers: Mapping[str, Tokenizer], folder: Path) -> SetEncoder:
@@ -287,9 +282,9 @@ def _built(config: ModelConfig, tokenizers: Mapping[str, Tokenizer], folder: Pat
 
 
 def _check_fit(expected: Mapping[str, Any], found: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse weights of other names or shapes than the config asks for."""
+    """Refuse weights whose names or shapes differ from the config's."""
     lines = [
-        f"{name}: {_size(found[name])} in the file, {_size(value)} by the config"
+        f"{name}: {_size(found[name])} in the file, {_size(value)} in the config"
         for name, value in expected.items()
         if name in found and found[name].shape != value.shape
     ]

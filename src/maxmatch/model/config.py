@@ -35,7 +35,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ConfigPart(BaseModel):
-    """Values that cannot be changed afterwards, and no key that nobody reads."""
+    """Immutable values; an unknown key is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,12 +52,12 @@ class ConfigPart(BaseModel):
 
 
 def refusal(text: str, *keys: str) -> PydanticCustomError:
-    """A value refused by a check that looks at several: keys lead from the checked part to the one to change."""
+    """The refusal of a value by a check of several: keys lead from the checked part to the one to change."""
     return PydanticCustomError("refusal", "{text}", {"text": text, "keys": keys})
 
 
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
-    """The refusal of a key, with the one that was probably meant."""
+    """The refusal of an unknown key, with the most similar known one."""
     known = list(known)
     near = get_close_matches(key, known, n=1)
     advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
@@ -100,7 +100,7 @@ class EfficientNetLiteBackbone(ConfigPart):
 
 
 class ResNeXtBackbone(ConfigPart):
-    """A ResNeXt; 101 layers of 32×8d unless said otherwise. pretrained: a safetensors file, or a name on the hub."""
+    """A ResNeXt; by default 101 layers of 32×8d. pretrained: a safetensors file, or a name on the hub."""
 
     source: Literal["resnext"] = "resnext"
     depths: tuple[Count, ...] = (3, 4, 23, 3)
@@ -147,9 +147,9 @@ class Region(ConfigPart):
 class GRU(ConfigPart):
     """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's.
 
-    vector_width: where given, the vectors have this width and a learned projection brings them to word_width.
-    train_words: whether the vectors themselves are trained. word_scale: their deviation where they start at random.
-    own_words: so many of the first words have a learned vector beside, of word_width.
+    vector_width: where given, the width of the vectors, which a learned projection maps to word_width.
+    train_words: whether the vectors themselves are trained. word_scale: their standard deviation where they are random.
+    own_words: how many of the first words also have a learned vector, of word_width.
     """
 
     reads: ClassVar[InputKind] = "text"

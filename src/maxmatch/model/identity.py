@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from maxmatch.model.encoder import SetEncoder
 
 
-# A hash of a model, whoever runs it: of its weights and of how it divides texts.
-
-
 class Weight(NamedTuple):
     """A tensor by its name in the model, and its values as bytes. dtype: torch's name of it, "torch.float32"."""
 
@@ -24,7 +21,7 @@ class Weight(NamedTuple):
 
 
 def model_fingerprint(weights: Iterable[Weight], tokenizers: Mapping[str, Any]) -> str:
-    """The hash of these weights, in the order in which they come, and of the tokenizers by their towers."""
+    """The hash of these weights, in this order, and of the tokenizers by their towers."""
     digest = hashlib.sha256()
     for weight in weights:
         digest.update(f"{weight.name} {weight.dtype} {weight.shape}\n".encode())
@@ -35,7 +32,7 @@ def model_fingerprint(weights: Iterable[Weight], tokenizers: Mapping[str, Any]) 
 
 
 def encoder_fingerprint(model: "SetEncoder") -> str:
-    """The hash of a model that torch runs."""
+    """The hash of a SetEncoder."""
     import torch
 
     from maxmatch.model.inputs import TextReader
@@ -50,10 +47,6 @@ def encoder_fingerprint(model: "SetEncoder") -> str:
     readers = {name: model.tower(name).reader for name in model.towers}
     texts = {name: reader.tokenizer for name, reader in readers.items() if isinstance(reader, TextReader)}
     return model_fingerprint(weights, texts)
-
-
-# Which model made a set: its name in an index is a hash of its weights and tokenizers, so that no other model's sets
-# come in.
 
 
 @runtime_checkable
@@ -92,12 +85,12 @@ class AnyModel(Protocol):
 
 
 def model_identity(model: AnyModel | str) -> str:
-    """A hash of a model's weights and of how it divides texts; a string (a hash noted earlier, or the name of a foreign
-    model) is given back. What was exported from a model says its identity itself.
+    """A hash of a model's weights and tokenizers. A string (a hash from before, or the name of another library's model)
+    is returned as it is; an exported model has the identity of the model it was exported from.
     """
     if isinstance(model, str):
         if not model.strip():
-            raise ValueError("model: expected a SetEncoder, its hash or a name, got an empty text.")
+            raise ValueError("model: expected a SetEncoder, its hash or a name, got an empty string.")
         return model
     noted = getattr(model, "identity", None)
     if isinstance(noted, str):
@@ -109,21 +102,21 @@ def model_identity(model: AnyModel | str) -> str:
 
 
 def check_same_model(known: str | None, model: AnyModel | str | None) -> None:
-    """Refuse the sets of another model than an index was made for. What is not known is not compared."""
+    """Refuse sets of another model than the index's. Where either is None there is nothing to compare."""
     if known is None or model is None:
         return
     given = model_identity(model)
     if given != known:
         raise ValueError(
             f"model: this index holds sets of the model {known[:16]}, got those of {given[:16]}: "
-            "their vectors cannot be compared. Encode with that model, or make another index for this one."
+            "their vectors cannot be compared. Encode with that model, or make a new index for this one."
         )
 
 
 def slot_stability(model: AnyModel) -> float | None:
     """How often slot i meets slot i in a true pair, as measured after training; None where it was not measured.
 
-    0 where the slots meet in another order than their own: a flattened set then is of no use for search.
+    0 where the slots meet in another order: flattened sets then cannot be searched as one vector.
     """
     if model.config is None or model.config.pairing is None:
         return None

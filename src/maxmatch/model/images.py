@@ -22,7 +22,7 @@ MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
 DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
 _ORIENTATION = 0x0112
-_BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # as Pillow calls what has no name
+_BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # Pillow's name for a nameless buffer
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -35,15 +35,15 @@ _UPRIGHT = {
 
 
 class ImageError(ValueError):
-    """A picture that cannot be read, or is too large to be."""
+    """A picture that cannot be read, or is too large."""
 
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """What evaluation does to a picture.
+    """The preprocessing of pictures in evaluation.
 
-    resize: "crop" scales the short side to size/0.875 (256 for 224) and cuts the middle out; "squash" scales both sides
-    to `size`, whatever the shape. Then (pixel − mean)/std for each channel, pixels from 0 to 1.
+    resize: "crop" scales the short side to size/0.875 (256 for 224) and crops the middle; "squash" scales both sides
+    to `size`, whatever the shape. Then (pixel − mean)/std per channel, pixels from 0 to 1.
     """
 
     size: int
@@ -68,7 +68,7 @@ class ImageTransform:
 
     @property
     def kept_side(self) -> int:
-        """How long the short side is made before the middle is cut out."""
+        """The length of the short side before the middle is cropped."""
         return round(self.size / _CROP)
 
     def square(self, source: Source) -> Image.Image:
@@ -101,11 +101,11 @@ def normalised(image: Image.Image, mean: Channels, std: Channels) -> Float[np.nd
 
 
 def load_image(source: Source, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture upright and in RGB; what is transparent is white.
+    """The picture, upright and in RGB, transparent pixels white.
 
-    at_least: the short side that will be needed. A larger JPEG is then decoded at a half, a quarter or an eighth of its
-    size, with no less than `DRAFT` times `at_least` left of its short side. A picture of more than `max_pixels` is
-    refused before it is decoded.
+    at_least: the short side that will be needed. A larger JPEG is decoded at a half, a quarter or an eighth of its
+    size, with a short side of no less than `DRAFT` times `at_least`. A picture of more than `max_pixels` is refused
+    before it is decoded.
     """
     name = describe(source)
     if isinstance(source, str | Path) and not Path(source).is_file():
@@ -128,7 +128,7 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
 
 
 def reason(error: Exception) -> str:
-    """What Pillow says is wrong with a picture, without what it calls a file that it was handed open."""
+    """Pillow's reason why a picture cannot be read, without its name for a nameless buffer."""
     return _BUFFER.sub("", str(error)) or type(error).__name__
 
 
@@ -147,7 +147,7 @@ def describe(source: object) -> str:
 
 @contextmanager
 def _open(source: Source, name: str) -> Iterator[Image.Image]:
-    """The picture, not decoded yet where it is a file, which is closed in the end."""
+    """The picture; a file is opened, not decoded yet, and closed at the end."""
     if isinstance(source, Image.Image):
         if not (source.width and source.height):
             _refuse(name, "it has no pixels")
@@ -180,7 +180,7 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """How the camera was held, by EXIF. A picture whose notes are broken is still a picture."""
+    """How the camera was held, by EXIF; broken EXIF data counts as none."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:
@@ -188,7 +188,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB. Sixteen bits are scaled to eight, where Pillow would cut them off at 255."""
+    """Any mode to RGB. Sixteen bits are scaled to eight; Pillow would clip them at 255."""
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     elif image.mode == "F":
@@ -203,7 +203,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _too_large(name: str, size: str, limit: int) -> ImageError:
     return ImageError(
-        f"{name}: {size} pixels, more than the {limit:,} that are read; it may be a decompression bomb, a small file "
+        f"{name}: {size} pixels, more than the limit of {limit:,}; it may be a decompression bomb, a small file "
         "made to fill the memory. Make the picture smaller first."
     )
 
@@ -214,5 +214,5 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 def _cure(source: Source) -> str:
     if isinstance(source, str | Path) and not Path(source).stat().st_size:
-        return "The file is empty: fetch it again."
-    return "The file may be cut short or no picture: open it in a viewer, or fetch it again."
+        return "The file is empty. Fetch it again."
+    return "The file may be incomplete, or not a picture. Open it in a viewer, or fetch it again."

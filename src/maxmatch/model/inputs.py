@@ -1,4 +1,4 @@
-"""From what a user holds to what an encoder takes: pictures, arrays of features and texts, in batches."""
+"""From raw items (pictures, features, texts) to the batches that an encoder takes."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ class Reader(Protocol):
     """How one modality is read. `read` refuses a bad item; `collate` takes what it returned."""
 
     def length(self, item: Any) -> int:
-        """How long an item is, roughly and at no cost: items of like length share a batch."""
+        """Roughly how long an item is, without reading it: items of similar length share a batch."""
         ...
 
     def read(self, item: Any) -> Any:
@@ -40,7 +40,7 @@ class PixelReader:
         self.transform = transform
 
     def length(self, item: Any) -> int:
-        """All pictures become equally large."""
+        """All pictures become the same size."""
         return 1
 
     def read(self, item: Any) -> Tensor:
@@ -51,7 +51,7 @@ class PixelReader:
         return self.transform(item)
 
     def collate(self, items: Sequence[Tensor]) -> Inputs:
-        """The pictures on one another."""
+        """The pictures, stacked."""
         return Inputs(torch.stack(list(items)), None)
 
 
@@ -72,12 +72,12 @@ class FeatureReader:
         if not isinstance(item, Tensor | np.ndarray):
             raise ValueError(
                 f"{describe(item)}: this model reads features extracted beforehand, an array "
-                f"(count, {self.feature_width}) an item. Extract them, or take a model that reads pixels."
+                f"(count, {self.feature_width}) per item. Extract them, or use a model that reads pixels."
             )
         if item.ndim != 2 or item.shape[1] != self.feature_width or not len(item):
             raise ValueError(
                 f"features: expected (count, {self.feature_width}) with at least one, got {tuple(item.shape)}. "
-                "Take the features that the model was trained on."
+                "Use the features that the model was trained on."
             )
         features = torch.as_tensor(np.array(item, dtype=np.float32) if isinstance(item, np.ndarray) else item.float())
         if not bool(torch.isfinite(features).all()):
@@ -104,7 +104,7 @@ class TextReader:
         return text_length(item)
 
     def read(self, item: Any) -> str:
-        """The text itself; an empty one is a text too."""
+        """The text itself, which may be empty."""
         return as_text(item)
 
     def collate(self, items: Sequence[str]) -> Inputs:

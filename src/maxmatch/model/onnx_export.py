@@ -19,14 +19,14 @@ from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.onnx_runtime import Exported, Graph, digest, write_exported
 
 OPSET = 18
-_BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are free in the graph
+_BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are dynamic in the graph
 
 
 def export_onnx(folder: str | Path) -> Path:
     """Write graphs of the towers of a checkpoint, and onnx.json, into its folder.
 
-    A graph takes batches and texts of any size, computes in float32, and agrees with the model to 1e-4. It carries the
-    model's identity: an index takes both for the same.
+    A graph takes batches and texts of any size, computes in float32, and agrees with the model to 1e-4. It has the
+    model's identity, so that an index accepts both.
     """
     folder = Path(folder).expanduser()
     model = SetEncoder.from_pretrained(folder, device="cpu")
@@ -83,8 +83,8 @@ class _Exportable(nn.Module):
 
 
 class _LastStates:
-    """ONNX's GRU in the place of packed sequences, which have no counterpart there: told the lengths, it reads each
-    text backwards from its own last word, as those do.
+    """ONNX's GRU instead of packed sequences, which ONNX lacks: given the lengths, it reads each text backwards from
+    its own last word, as those do.
     """
 
     def __init__(self, gru: nn.GRU) -> None:
@@ -113,7 +113,7 @@ class _LastStates:
 
 
 def _example(tower: Tower) -> tuple[dict[str, Tensor], tuple[dict[int, str], ...]]:
-    """Inputs by name, and which of their axes are free."""
+    """Inputs by name, and which of their axes are dynamic."""
     reader, free = tower.reader, {0: "batch", 1: "length"}
     mask = torch.ones(_BATCH, _LENGTH, dtype=torch.bool)
     if isinstance(reader, PixelReader):
@@ -126,7 +126,7 @@ def _example(tower: Tower) -> tuple[dict[str, Tensor], tuple[dict[int, str], ...
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what the exporter says to those who work on it: torchvision that is not there, constants not folded."""
+    """Without the exporter's messages to its developers: torchvision is missing, constants are not folded."""
     loggers: list[Any] = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:

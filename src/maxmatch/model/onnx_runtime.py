@@ -17,8 +17,6 @@ from maxmatch.model.images import ImageTransform
 from maxmatch.model.read_ahead import checked_items, in_batches
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer, text_length
 
-# onnx.json: what an exported model consists of. Written last, so that a folder with it is whole.
-
 FORMAT = "maxmatch.onnx"
 FILE = "onnx.json"
 SCHEMA_VERSION = 1
@@ -26,7 +24,7 @@ SCHEMA_VERSION = 1
 
 
 class OnnxError(ValueError):
-    """A folder that is no exported model, or a damaged one."""
+    """A folder that is not an exported model, or a damaged one."""
 
 
 class Graph(ConfigPart):
@@ -42,11 +40,11 @@ class Graph(ConfigPart):
 
 
 class Exported(ConfigPart):
-    """A model as graphs."""
+    """onnx.json: what an exported model consists of. Written last, so that a folder with it is complete."""
 
     schema_version: Literal[1] = 1
     identity: str
-    """That of the model which was exported: an index takes both for the same."""
+    """That of the model which was exported, so that an index accepts both."""
     opset: int
     """The version of ONNX's operators."""
     config: ModelConfig
@@ -54,7 +52,7 @@ class Exported(ConfigPart):
 
 
 def read_exported(folder: Path) -> Exported:
-    """What is in a folder; of one that is no exported model, a refusal."""
+    """What is in a folder. OnnxError where it is not an exported model."""
     if not (folder / FILE).is_file():
         what = "holds no ONNX files" if folder.is_dir() else "no such folder"
         raise OnnxError(f"{folder}: {what} ({FILE} is missing). Make them: maxmatch export MODEL FOLDER --onnx")
@@ -76,22 +74,14 @@ def digest(path: Path) -> str:
 
 
 def as_exported(path: Path, sha256: str | None) -> Path:
-    """A file of an exported model. One that is not what was exported is refused: its sets would pass for the model's
-    own.
-    """
+    """A file of an exported model. Any other file is refused: its sets would pass for the model's own."""
     if not path.is_file():
         raise OnnxError(f"{path}: missing. Copy the whole folder, or export the model again.")
     if sha256 is None:
-        raise OnnxError(f"{path}: this folder is of an older MaxMatch, which noted no hash. Export the model again.")
+        raise OnnxError(f"{path}: written by an older MaxMatch, which recorded no hash. Export the model again.")
     if digest(path) != sha256:
         raise OnnxError(f"{path}: not the file that was exported. Copy the folder or export the model again.")
     return path
-
-
-# A model run by ONNX Runtime: NumPy, Pillow and tokenizers are all it needs beside it, and no torch.
-#
-# model = OnnxEncoder.from_folder("exported")  # by `maxmatch export MODEL exported --onnx`
-# model.encode_texts(["a dog"])  # (1, K, D), as SetEncoder gives it, to 1e-4
 
 
 class EncodedArrays(NamedTuple):
@@ -104,7 +94,10 @@ class EncodedArrays(NamedTuple):
 
 
 class OnnxEncoder:
-    """The calls of `SetEncoder` that a search makes, in NumPy. A tower's graph is loaded when it is first needed."""
+    """The calls of `SetEncoder` that a search makes, in NumPy, to 1e-4. A tower's graph is loaded when first used.
+
+    `maxmatch export MODEL exported --onnx` makes the folder for `OnnxEncoder.from_folder("exported")`.
+    """
 
     def __init__(self, folder: Path, exported: Exported) -> None:
         self.folder = folder

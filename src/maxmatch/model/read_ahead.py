@@ -1,4 +1,4 @@
-"""Reading many items: the next batches are read in threads while the model works, and a bar shows how far it is."""
+"""Reading many items: threads read the next batches while the model works, and a bar shows the progress."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ _READERS = 4  # batches read at once while the model works
 
 @runtime_checkable
 class Reads(Protocol):
-    """What is asked of a `Reader` here. What it collates may be tensors or arrays: this module knows no torch."""
+    """What is used of a `Reader` here. What it collates may be tensors or arrays: this module does not import torch."""
 
     def read(self, item: Any, /) -> Any:
         """One item, checked."""
@@ -28,7 +28,7 @@ class Reads(Protocol):
 
 @runtime_checkable
 class MeasuredReads(Reads, Protocol):
-    """One that knows how long an item is, at no cost."""
+    """One that knows how long an item is, without reading it."""
 
     def length(self, item: Any, /) -> int:
         """Roughly."""
@@ -70,8 +70,8 @@ def read_ahead(
 
 
 def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
-    """What `encode` was given, as a list, or what is wrong with it."""
-    # Bytes of height × width × channels are one picture: taken apart it would be as many as it has rows.
+    """The items given to `encode`, as a list. ValueError where they are not a list of items."""
+    # uint8 of height × width × channels is one picture, not a list of its rows.
     picture = str(getattr(items, "dtype", "")).endswith("uint8") and tuple(items.shape[2:]) in ((3,), (4,))  # type: ignore[attr-defined]
     listed = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
     if isinstance(items, str | bytes | Path) or picture or not listed:
@@ -87,8 +87,9 @@ def in_batches(
     reader: MeasuredReads, items: Sequence[Any], modality: str, batch_size: int, show: bool | None, skip: bool,
     work: Callable[[list[int], Any], object],
 ) -> tuple[list[int], list[Skipped]]:  # fmt: skip
-    """Read all items and call `work` with the places and the inputs of each batch; items of like length share one.
-    Which were read, and which were not.
+    """Read all items and call `work` with the places and the inputs of each batch; items of similar length share one.
+
+    Returns which were read, and which were not.
     """
     order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
     places = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

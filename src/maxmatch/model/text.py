@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 MAX_LENGTH = 128
 WORD_SPECIALS = ("<pad>", "<start>", "<end>", "<unk>", "<mask>")
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_SAMPLED = 64  # words that show how a tokenizer divides
+_SAMPLED = 64  # words that show how a tokenizer splits
 _PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
-# Words as the Penn Treebank divides them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
-# sign stands alone. The vectors of GloVe were made for such words.
+# Words as the Penn Treebank splits them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
+# sign stands alone. GloVe's vectors are of such words.
 _WORD = r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-/.]\w+)*|[^\w\s]"
 
 
@@ -86,7 +86,7 @@ def wordpiece_tokenizer(vocabulary: Sequence[str], max_length: int = MAX_LENGTH)
     ids = {piece: index for index, piece in enumerate(vocabulary)}
     absent = [special for special in WORDPIECE_SPECIALS if special not in ids]
     if absent:
-        raise ValueError(f"vocabulary: expected BERT's special tokens among its pieces, but {absent} are not there.")
+        raise ValueError(f"vocabulary: expected BERT's special tokens among its pieces, but {absent} are missing.")
     tokenizer = _wordpiece(Tokenizer(models.WordPiece(ids, unk_token="[UNK]")))
     tokenizer.add_special_tokens(list(WORDPIECE_SPECIALS))
     _enclose(tokenizer, "[CLS]", "[SEP]")
@@ -134,20 +134,20 @@ def load_tokenizer(path: str | Path, max_length: int | None = None) -> Tokenizer
 
 
 def as_text(item: object) -> str:
-    """A text that can be encoded; an empty one is a text too. Refused: what is no text."""
+    """A text that can be encoded, which may be empty. ValueError where it is not a string."""
     if not isinstance(item, str):
         raise ValueError(f"expected a text, got {type(item).__name__}. Convert it with str().")
-    return item.encode("utf-8", "replace").decode("utf-8")  # a lone half of a surrogate pair is no text
+    return item.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be encoded
 
 
 def text_length(item: object) -> int:
-    """How many characters a text has: texts of like length share a batch."""
+    """How many characters a text has: texts of similar length share a batch."""
     return len(item) if isinstance(item, str) else 0
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """What tells a tokenizer from others: its vocabulary, where it cuts, and how it divides and numbers some words in
-    several spellings. Its file is no measure: another version of `tokenizers` may write the same one otherwise.
+    """A hash of a tokenizer: its vocabulary, its maximum length, and how it splits and numbers some words in several
+    spellings. Not of its file, which another version of `tokenizers` may write differently.
     """
     numbered = sorted(tokenizer.get_vocab().items(), key=lambda piece: (piece[1], piece[0]))
     words = [word for word, _ in numbered if word.isalpha()][:_SAMPLED]
@@ -166,13 +166,13 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
 
 
 def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenArrays:
-    """The ids of a batch of texts, padded to the longest. What is longer than the tokenizer's maximum is cut, with a
-    warning; the same warning each time, so that Python shows it once. An empty text still gives a token.
+    """The ids of a batch of texts, padded to the longest. A text longer than the tokenizer's maximum is truncated, with
+    the same warning each time, so that Python shows it once. An empty text still gives a token.
     """
     encodings = tokenizer.encode_batch(list(texts))
     if any(encoding.overflowing for encoding in encodings):
         warnings.warn(
-            f"a text has more than {(tokenizer.truncation or {})['max_length']} tokens; what comes after is left out. "
+            f"a text has more than {(tokenizer.truncation or {})['max_length']} tokens; the rest is left out. "
             "Build or load the tokenizer with a larger max_length if the model allows it.",
             TextTruncated,
             stacklevel=2,
@@ -212,7 +212,7 @@ def _enclose(tokenizer: Tokenizer, start: str, end: str) -> None:
 
 
 def _limit(tokenizer: Tokenizer, padding: str, max_length: int) -> Tokenizer:
-    """Cut at `max_length` tokens and pad to the longest text of a batch, both on the right."""
+    """Truncate to `max_length` tokens and pad to the longest text of a batch, both on the right."""
     special = tokenizer.num_special_tokens_to_add(False)
     if max_length <= special:
         raise ValueError(

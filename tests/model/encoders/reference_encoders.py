@@ -1,4 +1,4 @@
-"""The encoders written once more, from SPEC §2, with plain loops over numbers; one item at a time, without padding."""
+"""The encoders written again with plain loops over numbers: one item at a time, without padding."""
 
 import math
 

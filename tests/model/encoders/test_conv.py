@@ -103,13 +103,13 @@ def test_building_an_encoder_leaves_the_modes_and_statistics_of_its_backbone():
     assert all(module.training for module in backbone.modules())
 
 
-def test_a_backbone_with_merged_patches_must_say_its_stride():
+def test_a_backbone_with_merged_patches_needs_its_stride():
     def swin():
         return backbone_from_config(
             SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
         )
 
-    with pytest.raises(ValueError, match="Say with stride"):
+    with pytest.raises(ValueError, match="stride"):
         ConvEncoder(swin(), width=6)
     assert ConvEncoder(swin(), width=6, stride=8)(torch.randn(1, 3, 32, 32)).grid == (4, 4)
 

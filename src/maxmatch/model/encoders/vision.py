@@ -12,14 +12,12 @@ from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, grid_cells, mask_for, output_width, patch_size, probe_images
 from maxmatch.model.layers import POOLING, grid_positions, masked_max, sine_positions
 
-# BatchNorm that sees real features only, and those of all processes when there are several.
-
 
 class MaskedBatchNorm(nn.BatchNorm1d):
     """BatchNorm over the real features of a batch: padding would move its statistics.
 
     Shapes do not depend on how many features are real, so the work can be queued or captured ahead. With
-    `torch.distributed` at work the statistics are those of the whole batch over all processes.
+    `torch.distributed` running the statistics are those of the whole batch over all processes.
     """
 
     def forward(self, x: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:  # type: ignore[override]
@@ -78,16 +76,13 @@ class _SumOverProcesses(torch.autograd.Function):
         return gradient
 
 
-# Pixels: any vision backbone that yields a grid (CNNs) or tokens (transformers).
-
-
 class ConvEncoder(Freezable):
     """Local features: each cell of the last feature map, through a 1×1 convolution. Global feature: the mean (or
     maximum) over the map, through a projection of its own.
 
     backbone: a Hugging Face vision model (ResNet, ConvNeXt, ViT, DINO, the vision tower of CLIP or SigLIP), a timm
     model, or any module that maps images to (B, C, h, w) or (B, N, C). Class and register tokens are dropped.
-    stride: pixels a token stands for, where the backbone yields tokens and does not say so itself.
+    stride: pixels per token along one side, where the backbone yields tokens and does not tell itself.
     """
 
     def __init__(
@@ -111,10 +106,10 @@ class ConvEncoder(Freezable):
     def forward(
         self, images: Float[Tensor, "B c H W"] | Float[Tensor, "B N w"], mask: Bool[Tensor, "B N"] | None = None
     ) -> Features:
-        """The features of B images of one size. The mask says which cells of the grid count, row by row (all).
+        """The features of B images of one size. mask: which cells of the grid count, row by row; None: all.
 
-        In place of pixels the cells of a square grid may come, that the backbone made of them before: a frozen one
-        need see a picture only once.
+        Instead of pixels it also takes the cells of a square grid that the backbone computed before: a frozen backbone
+        has to see each picture only once.
         """
         made_before = images.ndim == 3 and images.shape[2] == self.local_projection.in_features
         cells, (rows, columns) = self.square(images) if made_before else self.cells(images)
@@ -139,9 +134,6 @@ class ConvEncoder(Freezable):
         if side * side != cells.shape[1]:
             raise ValueError(f"cells: expected those of a square grid, got {cells.shape[1]} of them.")
         return cells, (side, side)
-
-
-# Features extracted beforehand: of detected regions (Faster R-CNN BUTD: 36 of width 2048) or of audio frames.
 
 
 class RegionEncoder(nn.Module):
