@@ -48,7 +48,7 @@ CORE := matching losses model.layers evaluation
 comma := ,
 space := $(subst ,, )
 coverage: $(READY) ## Lines that the tests of the mathematics run; fails under 90 %
-	$(BIN)/coverage run --source=$(subst $(space),$(comma),$(CORE:%=maxmatch.%)) -m pytest -q tests/matching tests/losses tests/model/layers tests/evaluation
+	$(BIN)/coverage run --source=$(subst $(space),$(comma),$(CORE:%=maxmatch.%)) -m pytest -q tests/matching tests/losses tests/model/test_layers.py tests/evaluation
 	$(BIN)/coverage report --skip-covered --show-missing --fail-under=90
 
 dist: $(READY) ## Build wheel and sdist, and check them
