@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,11 +24,9 @@ from maxmatch.data.load import load_data
 from maxmatch.data.modality import log_skipped
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
-from maxmatch.model.checkpoint import CONFIG
-from maxmatch.model.config import FORMAT
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
-from maxmatch.model.names import shipped_model
+from maxmatch.model.names import CONFIG, is_checkpoint, is_hub_name, local_model
 from maxmatch.recipe.schema import Data, Recipe
 from maxmatch.recipe.yaml_files import load_recipe
 
@@ -210,7 +207,6 @@ def paired(encoded: EncodedSplit, pair: tuple[str, str]) -> Paired:
 
 Say = Callable[[str], object]
 log_line: Say = logging.getLogger(__name__).warning
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def left_out(say: Say) -> Callable[[Skipped], None]:
@@ -243,15 +239,11 @@ def find_model(name: str | Path) -> ModelSource | None:
         if path.name == "model.safetensors" and (path.parent / CONFIG).is_file():
             raise ValueError(f"{name}: the weights of a checkpoint. Give its folder: {path.parent}")
         return ModelSource(str(name), str(path), "sets")
-    if (path / "recipe.yaml").is_file():
-        if not (path / "best" / CONFIG).is_file():
-            raise ValueError(f"{name}: a run without best/: its first epoch is not finished. Wait, or train --resume.")
-        return ModelSource(str(name), str(path / "best"), "checkpoint", load_recipe(path / "recipe.yaml"))
-    if (path / CONFIG).is_file():
-        ours = f'"{FORMAT}"' in (path / CONFIG).read_text(encoding="utf-8", errors="replace")
-        return ModelSource(str(name), str(path), "checkpoint") if ours else None
-    shipped = shipped_model(str(name)) if not path.exists() else None
-    return ModelSource(str(name), str(shipped), "checkpoint") if shipped is not None else None
+    folder = local_model(name) if not path.is_file() else None
+    if folder is None or not is_checkpoint(folder):
+        return None
+    recipe = load_recipe(path / "recipe.yaml") if (path / "recipe.yaml").is_file() else None
+    return ModelSource(str(name), str(folder), "checkpoint", recipe)
 
 
 def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelSource]:
@@ -259,7 +251,7 @@ def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelS
     found = []
     for name in map(str, names):
         source = find_model(name)
-        if source is None and _HUB_NAME.fullmatch(name) and not Path(name).exists():
+        if source is None and is_hub_name(name) and not Path(name).exists():
             source = ModelSource(name, name, "checkpoint")
         if source is None:
             raise ValueError(

@@ -514,13 +514,42 @@ class SetEncoder(nn.Module):
         return Inputs(inputs.values.to(parameter.device, dtype), mask)
 
     def sets_of(self, modality: str, inputs: Inputs) -> Float[Tensor, "B K D"]:
-        """The sets of a batch that was read, in float32 on the model's device. Call it within `evaluating`."""
+        """The sets of one batch that was read already, without gradient. Call it within `evaluating`.
+
+        Args:
+            modality: the tower's name.
+            inputs: what the tower's reader has collated, on any device.
+
+        Returns:
+            The sets in float32, on the model's device.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> with model.evaluating():
+            ...     sets = model.sets_of("text", model.tower("text").reader.collate(["a dog"]))
+            >>> sets.shape
+            torch.Size([1, 4, 384])
+        """
         made: Sets = self(modality, *self._moved(inputs))
         return made.vectors.float()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation and inference mode inside; every module as it was afterwards."""
+        """A context of evaluation and inference mode, after which every module is as it was before.
+
+        Returns:
+            A context manager.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small").train()
+            >>> with model.evaluating():
+            ...     model.tower("text").training
+            False
+            >>> model.tower("text").training
+            True
+        """
         in_training = [module for module in self.modules() if module.training]
         for module in in_training:  # not `eval()`, which takes as long as a short text
             module.training = False
