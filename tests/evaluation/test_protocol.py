@@ -1,13 +1,27 @@
 """Protocols against a list sorted for every query, on scores of many values and of few."""
 
+import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from made_splits import split_of, unit
 
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.metrics import EvaluatedModel, Scores, averaged, evaluate, search
+from maxmatch.evaluation.metrics import (
+    EvaluatedModel,
+    Scores,
+    averaged,
+    chance,
+    evaluate,
+    figures,
+    retrieval,
+    search,
+    similarity_name,
+)
+from maxmatch.evaluation.ranking import ranks_both_ways
+from maxmatch.matching.similarity import with_options
 
 
 def fixed(scores, height=None):
@@ -142,9 +156,6 @@ def test_collapsed_sets_find_nothing_and_every_query_ties():
 
 
 def test_the_name_of_a_similarity_tells_its_options():
-    from maxmatch.evaluation.metrics import similarity_name
-    from maxmatch.matching.similarity import with_options
-
     split = split_of(images=2)
     assert (
         similarity_name(EvaluatedModel("", split, with_options("smooth_chamfer", {"alpha": 8})))
@@ -154,7 +165,7 @@ def test_the_name_of_a_similarity_tells_its_options():
 
 
 def test_an_image_that_was_left_out_at_the_end_changes_no_protocol():
-    sets, groups = unit_sets_of(10), torch.arange(10)
+    sets, groups = unit(10, 2, 8), torch.arange(10)
     kept = EncodedSplit(
         dict.fromkeys(("image", "text"), sets[:9]), dict.fromkeys(("image", "text"), groups[:9]), notes={"groups": 10}
     )
@@ -163,6 +174,29 @@ def test_an_image_that_was_left_out_at_the_end_changes_no_protocol():
     assert set(evaluate([EvaluatedModel("m", unknown, "maxmatch")], fold_size=2).galleries) == {""}
 
 
-def unit_sets_of(count):
+def test_retrieval_of_single_vectors_is_that_of_their_cosines():
+    images, texts = unit(20, 1, 6), unit(57, 1, 6, seed=1)
+    image_groups = torch.arange(20)
+    text_groups = torch.cat([torch.arange(20), torch.randint(0, 20, (37,), generator=torch.Generator().manual_seed(2))])
+    cosines = images[:, 0].double() @ texts[:, 0].double().T
+    expected = naive_figures(cosines, image_groups, text_groups)
+    assert retrieval(images, texts, image_groups, text_groups) == pytest.approx(expected)
+
+
+def test_chance_is_what_random_scores_give_on_average():
+    image_groups, text_groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
     generator = torch.Generator().manual_seed(0)
-    return torch.nn.functional.normalize(torch.randn(count, 2, 8, generator=generator), dim=-1)
+    runs = [
+        figures(*ranks_both_ways(torch.rand(12, 36, generator=generator), image_groups, text_groups))
+        for _ in range(400)
+    ]
+    for name, value in chance(image_groups, text_groups).items():
+        drawn = [run[name] for run in runs]
+        assert abs(np.mean(drawn) - value) < 4 * np.std(drawn) / math.sqrt(400)
+
+
+def test_chance_is_exact_in_double_precision():
+    expected = chance(torch.arange(7), torch.arange(7).repeat_interleave(3))
+    assert expected["i2t_r1"] == pytest.approx(100 * 3 / 21, rel=1e-14)
+    assert expected["t2i_r5"] == pytest.approx(100 * 5 / 7, rel=1e-14)
+    assert expected["i2t_r5"] == pytest.approx(100 * (1 - math.comb(18, 5) / math.comb(21, 5)), rel=1e-14)
