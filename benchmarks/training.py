@@ -26,9 +26,8 @@ from maxmatch.model.inputs import FeatureReader
 from maxmatch.model.text import word_tokenizer, wordpiece_tokenizer
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
-from maxmatch.training.graph import RecordedSteps, TrainStep, can_record, padded
 from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
-from maxmatch.training.step import criterion_for, updating
+from maxmatch.training.step import RecordedSteps, TrainStep, can_record, criterion_for, make_step, padded
 
 IMAGES, CAPTIONS = 29_000, 5
 _WORDS = [f"word{i}" for i in range(8_481)]
@@ -105,7 +104,7 @@ def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[T
     scaler = torch.amp.GradScaler(device, enabled=False)
     precision = torch.bfloat16 if device == "cuda" else None
     criterion = criterion_for(recipe, epoch)
-    return updating(model, groups, adam, scaler, criterion, precision=precision, clip=recipe.train.clip), adam
+    return make_step(model, groups, adam, scaler, criterion, precision=precision, clip=recipe.train.clip), adam
 
 
 def measure(name: str, images: int, steps: int) -> None:

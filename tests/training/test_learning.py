@@ -14,7 +14,7 @@ from maxmatch.training.diagnostics import measures
 from maxmatch.training.distributed import Processes
 from maxmatch.training.optim import optimiser, parameter_groups
 from maxmatch.training.prepare import prepare
-from maxmatch.training.step import criterion_for, updating
+from maxmatch.training.step import criterion_for, make_step
 
 ITEMS, MOST_STEPS = 64, 300
 AT_LAST = 10**6  # an epoch in which the schedule of negatives has come to its end
@@ -52,7 +52,7 @@ def overfitted(recipe):
     groups = parameter_groups(model, recipe.train)
     adam = optimiser(groups, recipe.train)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    step = updating(model, groups, adam, scaler, criterion_for(recipe, AT_LAST), clip=1.0)
+    step = make_step(model, groups, adam, scaler, criterion_for(recipe, AT_LAST), clip=1.0)
     (plan,) = in_order(ITEMS, ITEMS)
     (batch,) = parts.feed.batches([BatchPlan(plan.groups, 0)])
     for number in range(1, MOST_STEPS + 1):

@@ -151,7 +151,7 @@ def test_a_run_that_stopped_early_and_was_killed_does_not_train_on_when_resumed(
     recipe = recipe_for(data, epochs=6, early_stop=1)
     with monkeypatch.context() as patched:
         validating(patched, [30, 20, 40])
-        patched.setattr(loop, "finish", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(loop, "finish", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(recipe, tmp_path / "run")
     result = train(recipe, tmp_path / "run", resume=True)
@@ -176,7 +176,9 @@ def test_the_last_states_are_kept_and_none_once_the_run_is_done(data, tmp_path, 
 def test_states_can_be_written_less_often_than_after_each_epoch(data, tmp_path, monkeypatch):
     train(recipe_for(data, epochs=4), tmp_path / "often")
     written, whole = [], States.save
-    monkeypatch.setattr(States, "save", lambda self, *rest: written.append(rest[4].step) or whole(self, *rest))
+    monkeypatch.setattr(
+        States, "save", lambda self, state, *rest: written.append(state.progress.step) or whole(self, state, *rest)
+    )
     recipe = recipe_for(data, epochs=4, checkpoint_seconds=1000)
     calls, steps = [], update.gradients
     with monkeypatch.context() as patched:

@@ -8,7 +8,7 @@ from tiny_models import images_for, texts, tokenizer_for
 from maxmatch.core.types import Batch
 from maxmatch.model.build import build_model
 from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
-from maxmatch.training.step import criterion_for, updating
+from maxmatch.training.step import criterion_for, make_step
 
 STEPS = 10  # in an epoch
 
@@ -36,7 +36,7 @@ def test_every_recipe_takes_two_steps(name):
         frozen = list(freeze_for(model.train(), train, epoch))
         set_learning_rates(adam, train, epoch * STEPS, STEPS)
         criterion = criterion_for(recipe, epoch)
-        step = updating(model, groups, adam, scaler, criterion, clip=train.clip)
+        step = make_step(model, groups, adam, scaler, criterion, clip=train.clip)
         before = {key: value.clone() for key, value in model.named_parameters()}
         terms = step(batch_for(model, epoch), epoch)
         assert torch.isfinite(terms.total)

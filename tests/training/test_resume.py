@@ -8,8 +8,7 @@ import safetensors.torch
 import torch
 from small_runs import ended, half_written, kill_at, outcome, recipe_for, same, start, write_data
 
-from maxmatch.training import log, loop, state
-from maxmatch.training import run as finish
+from maxmatch.training import log, loop, run, state
 from maxmatch.training import step as update
 from maxmatch.training.loop import train
 
@@ -55,7 +54,7 @@ MOMENTS = [
     ("between the best checkpoint and the state", lambda n: kill_at(state.States, "save", n), 2),
     ("the last checkpoint being written", lambda n: kill_at(safetensors.torch, "save_file", 1, half_written), 1),
     ("the best checkpoint being put in its place", lambda n: _kill_in_finish(lambda: kill_at(os, "rename", 3)), 1),
-    ("between the checkpoints and the result", lambda n: kill_at(finish, "write_whole", 1), 1),
+    ("between the checkpoints and the result", lambda n: kill_at(run, "write_whole", 1), 1),
     ("the states being removed", lambda n: kill_at(state.States, "clear", 1), 1),
 ]
 
@@ -67,9 +66,9 @@ def _called(whole, *arguments, **options):
 def _kill_in_finish(arm):
     whole = loop.finish
 
-    def armed(run):
+    def armed(*arguments):
         arm()
-        return whole(run)
+        return whole(*arguments)
 
     loop.finish = armed
 

@@ -21,9 +21,7 @@ def finished(tmp_path_factory):
 def test_a_folder_with_a_run_is_refused_without_resume(finished):
     recipe, run, _ = finished
     before = outcome(run)
-    with pytest.raises(
-        FileExistsError, match=rf"{run}: holds a run already\. Go on with it by --resume, or choose another"
-    ):
+    with pytest.raises(FileExistsError, match=rf"{run}: .*--resume"):
         train(recipe, run)
     assert outcome(run) == before
 
@@ -31,14 +29,14 @@ def test_a_folder_with_a_run_is_refused_without_resume(finished):
 def test_a_run_of_another_recipe_is_refused(finished):
     _, run, _ = finished
     other = load_recipe(run / "recipe.yaml", ["train.lr=0.5"])
-    with pytest.raises(ValueError, match=r"started with another recipe\. Resume it with its own") as refused:
+    with pytest.raises(ValueError, match="another recipe") as refused:
         train(other, run, resume=True)
     assert f"maxmatch train {run / 'recipe.yaml'} --resume --out {run}" in str(refused.value)
 
 
 def test_a_finished_run_is_not_done_again(finished, monkeypatch):
     recipe, run, result = finished
-    monkeypatch.setattr(loop, "begin", lambda *arguments: pytest.fail("it began again"))
+    monkeypatch.setattr(loop, "prepare", lambda *arguments: pytest.fail("it began again"))
     assert train(recipe, run, resume=True) == result
 
 

@@ -1,4 +1,4 @@
-"""Validation during training, and warnings when training does not work: what it looks like, why, and what to try."""
+"""Validation during training, and diagnoses when training does not work: the symptom, the cause and the cure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,6 @@ from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.metrics import EvaluatedModel, chance, evaluate
 from maxmatch.matching.similarity import with_options
 from maxmatch.recipe.schema import Recipe
-
-# How good the model is now: retrieval on the validation split, and whether its sets collapse.
 
 
 def measures(
@@ -23,8 +21,6 @@ def measures(
     return {**figures, **{f"chance_{name}": value for name, value in by_chance.items()}}
 
 
-# Training that does not work says so: what it looks like, why, and what to try.
-
 _WINDOW = 20  # steps that must agree before training is called stuck
 _NEAR = 0.02  # of 2 × margin
 _COLLAPSED = -9.0  # log circular variance: vectors of a set whose cosines are 0.9998 and more
@@ -33,7 +29,7 @@ DiagnosisKind = Literal["stuck", "not_finite", "collapsed", "unused"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What went wrong, in words a person can act on."""
+    """A problem and its cure."""
 
     kind: DiagnosisKind
     what: str
@@ -46,22 +42,22 @@ class Diagnosis:
 
 
 def watched_steps(steps_per_epoch: int) -> int:
-    """How many steps back one looks: within an epoch, where it is long enough."""
+    """How many of the last steps are looked at: within an epoch, if it is long enough."""
     return max(_WINDOW, min(100, steps_per_epoch // 2))
 
 
 def not_finite(value: float, recipe: Recipe) -> Diagnosis:
-    """A loss, or what was validated, that is no number any more."""
+    """A loss or a measure that is NaN or infinite."""
     return Diagnosis(
         "not_finite",
-        f"The loss is {value}: the weights are no numbers any more.",
+        f"The loss is {value}: the weights are NaN or infinite.",
         f"Try a smaller learning rate (train.lr={recipe.train.lr / 2:g}) or train.precision=fp32.",
         (f"train.lr={recipe.train.lr / 2:g}",),
     )
 
 
 def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: int) -> Diagnosis | None:
-    """A triplet loss that stands at 2 × margin with hardest negatives: all pairs score alike."""
+    """A triplet loss that stays at 2 × margin with hardest negatives: all pairs have the same score."""
     goal = recipe.objective
     window = losses[-watched_steps(steps_per_epoch) :]
     if goal.keywords(epoch)["negatives"] != "hardest" or not goal.triplet_weight or goal.margin == 0:
@@ -73,9 +69,8 @@ def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: 
         return None
     return Diagnosis(
         "stuck",
-        f"The triplet loss has stood at {fmean(window):.4f} for {len(window)} steps: 2 × margin = {level:g} is what it "
-        "is when every caption scores alike with every image. With hardest negatives from the start, training often "
-        "falls into this state and stays.",
+        f"The triplet loss has stayed at {fmean(window):.4f} for {len(window)} steps: 2 × margin = {level:g} means "
+        "that all pairs have the same score. With hardest negatives from the start, training often gets stuck there.",
         "Start with the contrastive term (objective.con_weight=0.1 objective.temperature=0.05), or with the mean over "
         f"all negatives (objective.mean_negatives_epochs={epoch + 3}).",
         (
@@ -87,22 +82,33 @@ def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: 
 
 
 def collapsed(recipe: Recipe, log_variance: float, set_size: int, modality: str) -> Diagnosis | None:
-    """Sets whose vectors are all the same."""
+    """Sets whose vectors are nearly equal."""
     if set_size == 1 or log_variance > _COLLAPSED:
         return None
     goal = recipe.objective
     gd, isd = max(0.1, 2 * goal.gd_weight), max(0.1, 2 * goal.isd_weight)
     return Diagnosis(
         "collapsed",
-        f"The vectors of a set have become one (log circular variance of {modality}s {log_variance:.1f}): a set then "
-        "says no more than a single vector.",
-        f"Give the terms that hold them apart more weight: objective.gd_weight={gd:g} objective.isd_weight={isd:g}.",
+        f"The vectors of a set are nearly equal (log circular variance of {modality}s {log_variance:.1f}): a set then "
+        "holds no more than a single vector.",
+        f"Give more weight to the terms that keep them apart: objective.gd_weight={gd:g} objective.isd_weight={isd:g}.",
         (f"objective.gd_weight={gd:g}", f"objective.isd_weight={isd:g}"),
     )
 
 
+def of_validation(recipe: Recipe, found: Mapping[str, float], set_sizes: Mapping[str, int]) -> list[Diagnosis]:
+    """What the measures on the validation split show to be wrong. set_sizes: of each tower."""
+    seen = [
+        collapsed(recipe, found[f"{name}_log_variance"], size, name)
+        for name, size in set_sizes.items()
+        if f"{name}_log_variance" in found
+    ]
+    seen += [unused(recipe, found["slots_used"])] if "slots_used" in found else []
+    return [diagnosis for diagnosis in seen if diagnosis is not None]
+
+
 def unused(recipe: Recipe, used: float) -> Diagnosis | None:
-    """Vectors that never decide a score, and so learn nothing."""
+    """Slots that never decide a score, and so learn nothing."""
     if used > 0.999:
         return None
     return Diagnosis(

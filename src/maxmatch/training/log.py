@@ -1,4 +1,4 @@
-"""What a run says while it works: metrics.jsonl for machines, one line for people, trackers where asked for."""
+"""What a run reports while it trains: metrics.jsonl, lines and a progress bar on the terminal, and trackers."""
 
 import importlib.util
 import json
@@ -28,9 +28,9 @@ TRACKED = "tracker-id.txt"
 class RunLog:
     """The records of a run. On resuming, those of steps that will be done again are cut off."""
 
-    def __init__(self, folder: Path, recipe: Recipe, speaks: bool, show_progress: bool | None) -> None:
-        self.folder, self.recipe, self.speaks = folder, recipe, speaks
-        self._shown = speaks and (sys.stderr.isatty() if show_progress is None else show_progress)
+    def __init__(self, folder: Path, recipe: Recipe, writes: bool, show_progress: bool | None) -> None:
+        self.folder, self.recipe, self.writes = folder, recipe, writes
+        self._shown = writes and (sys.stderr.isatty() if show_progress is None else show_progress)
         self.records = 0
         """Lines in metrics.jsonl."""
         self._file: TextIO | None = None
@@ -40,12 +40,12 @@ class RunLog:
         _check_installed(recipe)
 
     def begin(self, from_step: int, total_steps: int, records: int = 0) -> None:
-        """Open everything. Of what was written before, the first so many records stay: all up to `from_step`."""
+        """Open everything. records: how many lines of an earlier run are kept, all those up to `from_step`."""
         self._bar = tqdm(
             total=total_steps, initial=from_step, unit="step", disable=not self._shown, file=sys.stderr,
             dynamic_ncols=True,
         )  # fmt: skip
-        if not self.speaks:
+        if not self.writes:
             return
         path = self.folder / METRICS
         if path.exists():
@@ -64,22 +64,22 @@ class RunLog:
     ) -> None:
         for thing in (self._bar, self._file, self._board):
             if thing is not None:
-                with suppress(OSError):  # on a full disk; that was said when something was to be written
+                with suppress(OSError):  # on a full disk; reported when it was written to
                     thing.close()
         if self._tracker is not None:
             self._tracker.finish()
 
     def back_to(self, step: int) -> None:
-        """The run goes back to an earlier step; its records stay, since they say what went wrong."""
+        """Go back to an earlier step. The records stay, since they show what went wrong."""
         self._bar.n = step
         self._bar.refresh()
 
     def step(self) -> None:
-        """One more step is done."""
+        """Count a step."""
         self._bar.update()
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write down some figures, everywhere."""
+        """Write some figures to metrics.jsonl and the trackers."""
         if self._file is None:
             return
         rounded = {name: float(f"{value:.6g}") for name, value in values.items()}
@@ -88,7 +88,7 @@ class RunLog:
             self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}) + "\n")
             self._file.flush()
         except OSError as error:
-            text = f"{self._file.name}: could not be written ({error}). Free some space, then go on with --resume."
+            text = f"{self._file.name}: cannot be written ({error}). Free some space, then continue with --resume."
             raise OSError(error.errno, text) from error
         self.records += 1
         named = {f"{kind}/{name}": value for name, value in rounded.items()}
@@ -99,20 +99,20 @@ class RunLog:
             self._tracker.log({**named, "epoch": epoch, "step": step})
 
     def show(self, epoch: int, values: Mapping[str, float]) -> None:
-        """The latest figures beside the bar."""
+        """Show the latest figures beside the bar."""
         self._bar.set_description(f"epoch {epoch + 1}")
         self._bar.set_postfix_str(" ".join(f"{name} {value:.4g}" for name, value in values.items()))
 
-    def say(self, line: str) -> None:
-        """A line for people, above the bar."""
-        if self.speaks:
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self.writes:
             tqdm.write(line, file=sys.stderr)
 
 
 class LossWindow:
-    """The loss terms of the last steps. They stay on the device until someone looks.
+    """The loss terms of the last steps, on the device until they are needed.
 
-    seconds: that the steps took which were looked at last.
+    seconds: the time of the steps that were flushed last.
     """
 
     def __init__(self) -> None:
@@ -123,15 +123,15 @@ class LossWindow:
         self._since = time.monotonic()
 
     def add(self, terms: LossTerms, items: int) -> None:
-        """One more step."""
+        """Add a step."""
         named = {field.name: getattr(terms, field.name) for field in fields(terms)}
         self._names = [name for name, term in named.items() if term is not None]
         self._terms.append(torch.stack([named[name].detach() for name in self._names]))
         self._items += items
 
     def flush(self, losses: list[float], keep: int) -> dict[str, float]:
-        """The mean of each term since the last time, and items a second; the triplet losses are added to `losses`,
-        of which the last `keep` stay.
+        """The mean of each term since the last flush, and items per second. The triplet losses are appended to
+        `losses`, of which the last `keep` stay.
         """
         rows = torch.stack(self._terms).tolist()
         ranked = self._names.index("triplet") if "triplet" in self._names else 0
@@ -145,26 +145,25 @@ class LossWindow:
 
 
 def epoch_line(epoch: int, epochs: int, values: Mapping[str, float], seconds_left: float | None = None) -> str:
-    """One epoch in one line: loss, retrieval, collapse, speed and what is still to come."""
+    """One epoch in one line: loss, retrieval, collapse, speed and the time left."""
     names = {
         "loss": "loss",
         "rsum": "RSUM",
         "i2t_r1": "i→t R@1",
         "t2i_r1": "t→i R@1",
-        "image_log_variance": "log var image",
-        "text_log_variance": "text",
+        **{name: f"log var {name.removesuffix('_log_variance')}" for name in values if name.endswith("_log_variance")},
         "slots_used": "slots used",
         "pairing_stability": "pairing",
         "items_per_second": "items/s",
     }
-    said = [f"{label} {values[name]:.4g}" for name, label in names.items() if name in values]
+    shown = [f"{label} {values[name]:.4g}" for name, label in names.items() if name in values]
     if seconds_left is not None:
-        said.append(f"{tqdm.format_interval(seconds_left)} left")
-    return f"epoch {epoch + 1}/{epochs}  " + "  ".join(said)
+        shown.append(f"{tqdm.format_interval(seconds_left)} left")
+    return f"epoch {epoch + 1}/{epochs}  " + "  ".join(shown)
 
 
 def _cut(path: Path, records: int) -> int:
-    """Keep the first so many records; how many there were."""
+    """Keep the first `records` lines; returns how many there were."""
     with path.open(encoding="utf-8") as file:
         kept = [line for line in islice(file, records) if parsed_record(line) is not None]
     write_whole(path, "".join(kept))
@@ -172,7 +171,7 @@ def _cut(path: Path, records: int) -> int:
 
 
 def _check_installed(recipe: Recipe) -> None:
-    """Refuse what is not there before anything is done."""
+    """Fail early if a package is missing."""
     for option, package in (("tensorboard", "tensorboard"), ("tracker", recipe.train.tracker)):
         if getattr(recipe.train, option) and package and importlib.util.find_spec(package) is None:
             raise ImportError(f"train.{option}: {package} is not installed. pip install {package}, or leave it out.")
@@ -185,9 +184,9 @@ def _tensorboard(folder: Path, from_step: int) -> Any:
 
 
 def _tracker(recipe: Recipe, folder: Path) -> Any:
-    """wandb and trackio have the same three functions. Neither is ever used unless the recipe asks for it.
+    """wandb and trackio have the same three functions. Neither is used unless the recipe asks for it.
 
-    A run that is resumed goes on there, too: wandb knows it by its id, trackio by its name, which has the id in it.
+    A resumed run continues there, too: wandb knows it by its id, trackio by its name, which contains the id.
     """
     if recipe.train.tracker is None:
         return None

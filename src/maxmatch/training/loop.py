@@ -1,9 +1,8 @@
-"""The whole of training, from a recipe to a checkpoint."""
+"""Training, from a recipe to a checkpoint: `train` is the whole of it, `train_epoch` one epoch."""
 
 import math
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,30 +12,34 @@ from types import FrameType
 import torch
 
 from maxmatch.core.checks import NotFiniteError
+from maxmatch.data.feed import Feed
+from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.encoding import encode_split
-from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.schema import Recipe, Train
+from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.training import diagnostics
 from maxmatch.training.diagnostics import Diagnosis, measures
-from maxmatch.training.distributed import any_process, processes, same_everywhere
-from maxmatch.training.graph import RecordedSteps, TrainStep, can_record
-from maxmatch.training.log import LossWindow, epoch_line
+from maxmatch.training.distributed import Processes, any_process, processes, same_everywhere
+from maxmatch.training.log import LossWindow, RunLog, epoch_line
 from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
-from maxmatch.training.run import Run, RunFolder, begin, finish, open_run, recover, save
-from maxmatch.training.step import criterion_for, updating
+from maxmatch.training.prepare import TrainingParts, prepare
+from maxmatch.training.run import RECIPE, RunFolder, finish, open_run
+from maxmatch.training.state import Progress, Saver, TrainingState, new_state
+from maxmatch.training.step import RecordedSteps, TrainStep, can_record, compile_layers, criterion_for, make_step
 
-# Ctrl-C and SIGTERM: the step at work is finished and the state saved before the program ends.
+_PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
 class StopFlag:
-    """Whether someone asked to stop."""
+    """Whether Ctrl-C or SIGTERM arrived."""
 
     asked: bool = False
 
 
 @contextmanager
 def stopping() -> Iterator[StopFlag]:
-    """Note the first signal; the second one ends the program at once, as without us."""
+    """Note the first Ctrl-C or SIGTERM, so that the state can be saved; the second one ends the program at once."""
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield flag
@@ -58,7 +61,7 @@ def stopping() -> Iterator[StopFlag]:
 
 
 _MOST_RECOVERIES = 3
-_WELL_ABOVE_CHANCE = 3.0  # times: from there on a state is worth going back to
+_WELL_ABOVE_CHANCE = 3.0  # times chance: from there on a state is worth going back to
 _ASK_EVERY = 10  # steps, after which processes tell each other whether one was asked to stop
 
 
@@ -67,7 +70,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TrainingFailed(RuntimeError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 def train(
@@ -81,174 +84,211 @@ def train(
 ) -> dict[str, float]:
     """Train the model of a recipe; everything is written to the run's folder. Returns the measures of the best epoch.
 
-    resume: go on where the run in the folder stands, to the bit. auto_recover: where training fails in a way that is
-    known, go back to a good state, apply the cure and go on. Ctrl-C and SIGTERM save the state first.
+    Ctrl-C and SIGTERM save the state first.
+
+    Args:
+        recipe: the experiment.
+        folder: of the run; created if it does not exist.
+        resume: continue the run in the folder, exactly where it stopped.
+        auto_recover: when training fails in a known way, go back to a good state, apply the cure and continue.
+        device: where to train; None takes a GPU if there is one.
+        show_progress: a progress bar; None shows it in a terminal.
     """
     with processes(device) as here, stopping() as stop:
         place = open_run(Path(folder), recipe, resume) if here.first else RunFolder(Path(folder))
         if place.done.exists():
-            place.states(recipe.train.keep_checkpoints).clear()  # where a kill came between the two
+            place.states(recipe.train.keep_checkpoints).clear()  # in case it was killed between the two
             return place.result()
-        run = begin(recipe, place, here, show_progress)
-        with run.log:
-            while run.progress.epoch < run.recipe.train.epochs and not _is_over(run):
-                troubles, good = _train_epoch(run, stop), False
-                failed = any(trouble.kind == "not_finite" for trouble in troubles)
-                if not failed:
-                    found, good = _validate(run)
-                    troubles += found
-                    failed = any(trouble.kind == "not_finite" for trouble in found)
-                _report(run, troubles)
-                cure = next((trouble for trouble in troubles if trouble.changes), None)
-                if auto_recover and cure is not None and len(run.progress.recoveries) < _MOST_RECOVERIES:
-                    recover(run, cure)
-                elif failed:
-                    raise TrainingFailed(str(troubles[-1]))
-                else:
-                    _next_epoch(run, good)
-            return finish(run) if here.first else {}
+        log = RunLog(place.path, recipe, here.first, show_progress)
+        parts = prepare(recipe, here, log.print)
+        sampler = GroupSampler(parts.train.size, recipe.train.batch_size, recipe.seed, rank=here.rank, world=here.world)
+        state = new_state(parts.model, recipe.train)
+        saver = Saver(place.states(recipe.train.keep_checkpoints), place.best, here.first)
+        if recipe.train.compile and here.device.type == "cuda":
+            compile_layers(parts.model)
+        newest = saver.states.newest()
+        if newest is not None:
+            saver.restore(newest, state)
+            if state.progress.recoveries:
+                recipe = load_recipe(place.recipe, state.progress.changes)
+        elif here.first:
+            place.begin(recipe)
+            saver.save(state, 0, good=True)
+        with log:
+            log.begin(state.progress.step, len(sampler) * recipe.train.epochs, state.progress.records)
+            recipe = _train_epochs(recipe, parts, state, sampler, saver, log, here, stop, auto_recover)
+            if not here.first:
+                return {}
+            if saver.unsaved_best is not None:
+                saver.save(state, log.records)
+            return finish(recipe, place, parts, state, _precision(recipe.train, here.device))
 
 
-def _train_epoch(run: Run, stop: StopFlag) -> list[Diagnosis]:
-    """The rest of an epoch, step by step; what is wrong in the end."""
-    recipe, progress, model = run.recipe, run.progress, run.parts.model
-    frozen = list(freeze_for(model.train(), recipe.train, progress.epoch))
+def _train_epochs(
+    recipe: Recipe, parts: TrainingParts, state: TrainingState, sampler: GroupSampler, saver: Saver, log: RunLog,
+    here: Processes, stop: StopFlag, auto_recover: bool,
+) -> Recipe:  # fmt: skip
+    """All epochs that remain, each followed by its validation. Returns the recipe with the changes of recoveries."""
+    recorded: dict[object, RecordedSteps] = {}
+    reported: set[str] = set()
+    while state.progress.epoch < recipe.train.epochs and not _stops_early(recipe.train, state.progress, log):
+        step = _step_for_epoch(recipe, parts, state, here.device, log, recorded)
+        figures, problems = train_epoch(recipe, state, step, parts.feed, sampler, saver, log, here, stop)
+        good = False
+        if not _failed(problems) and _validation_due(recipe.train, state.progress.epoch):
+            found = _validate(recipe, parts, state, here)
+            rsum = found.get("rsum", state.progress.best_rsum)
+            if math.isfinite(rsum):
+                if found:
+                    log.record("val", state.progress.step, state.progress.epoch, found)
+                left = _seconds_left(state.progress, len(sampler) * recipe.train.epochs)
+                log.print(epoch_line(state.progress.epoch, recipe.train.epochs, {**figures, **found}, left))
+                if rsum > state.progress.best_rsum or parts.val is None:  # without validation the latest is the best
+                    state.progress.best_rsum, state.progress.best_epoch = rsum, state.progress.epoch
+                    saver.keep_best(state)
+                    good = rsum > _WELL_ABOVE_CHANCE * found.get("chance_rsum", math.inf)
+                problems += diagnostics.of_validation(recipe, found, state.model.set_sizes)
+            else:
+                problems.append(diagnostics.not_finite(rsum, recipe))
+        for problem in problems:
+            if problem.kind not in reported:  # once, as long as it lasts
+                log.print(f"! {problem}")
+        reported = {problem.kind for problem in problems}
+        cure = next((problem for problem in problems if problem.changes), None)
+        if auto_recover and cure is not None and len(state.progress.recoveries) < _MOST_RECOVERIES:
+            recorded.clear()  # a recorded step would update the optimiser's former tensors
+            recipe = _recover(recipe, cure, state, saver, log)
+        elif _failed(problems):
+            raise TrainingFailed(str(problems[-1]))
+        else:
+            state.progress.epoch, state.progress.position = state.progress.epoch + 1, 0
+            if saver.seconds_since >= recipe.train.checkpoint_seconds or state.progress.epoch == recipe.train.epochs:
+                saver.save(state, log.records, good)
+    return recipe
+
+
+def train_epoch(
+    recipe: Recipe, state: TrainingState, step: TrainStep, feed: Feed, sampler: GroupSampler, saver: Saver, log: RunLog,
+    here: Processes, stop: StopFlag,
+) -> tuple[dict[str, float], list[Diagnosis]]:  # fmt: skip
+    """Train for the rest of an epoch. Returns the latest losses, and what is wrong with them."""
+    progress, options = state.progress, recipe.train
+    figures: dict[str, float] = {}
     window = LossWindow()
-    plans = list(run.sampler.plans(progress.epoch, progress.position))
-    if not progress.position and frozen:
-        run.log.say(f"epoch {progress.epoch + 1}: frozen backbones: {', '.join(frozen)}")
-    step = _step(run, frozen)
-    for plan, batch in zip(plans, run.parts.feed.batches(plans), strict=True):
+    plans = list(sampler.plans(progress.epoch, progress.position))
+    for plan, batch in zip(plans, feed.batches(plans), strict=True):
         assert plan.seed is not None
-        rate = set_learning_rates(run.adam, recipe.train, progress.step, len(run.sampler))
+        rate = set_learning_rates(state.adam, options, progress.step, len(sampler))
         try:
             terms = step(batch, plan.seed)
         except NotFiniteError:
-            return [diagnostics.not_finite(math.nan, recipe)]
+            return figures, [diagnostics.not_finite(math.nan, recipe)]
         progress.step += 1
         progress.position += 1
         window.add(terms, sum(len(groups) for groups in batch.groups.values()))
-        run.log.step()
-        asked = _asked_to_stop(run, stop)
-        due = progress.position == len(run.sampler) or asked or not progress.step % recipe.train.log_every
-        saving = recipe.train.checkpoint_every is not None and not progress.step % recipe.train.checkpoint_every
-        if due or saving:
-            run.figures = window.flush(progress.losses, diagnostics.watched_steps(len(run.sampler)))
+        log.step()
+        stopped = _asked_to_stop(stop, progress.step, here)
+        saving = options.checkpoint_every is not None and not progress.step % options.checkpoint_every
+        if stopped or saving or progress.position == len(sampler) or not progress.step % options.log_every:
+            figures = window.flush(progress.losses, diagnostics.watched_steps(len(sampler)))
             progress.seconds += window.seconds
-            run.log.record("train", progress.step, progress.epoch, {**run.figures, "lr": rate})
-            run.log.show(progress.epoch, run.figures)
-            if not math.isfinite(run.figures["loss"]):
-                return [diagnostics.not_finite(run.figures["loss"], recipe)]
-        if asked or saving:
-            save(run)
-        if asked:
-            line = f"{run.folder.path}: interrupted at step {progress.step}; go on with --resume."
-            run.log.say(line)
+            log.record("train", progress.step, progress.epoch, {**figures, "lr": rate})
+            log.show(progress.epoch, figures)
+            if not math.isfinite(figures["loss"]):
+                return figures, [diagnostics.not_finite(figures["loss"], recipe)]
+        if stopped or saving:
+            saver.save(state, log.records)
+        if stopped:
+            line = f"{log.folder}: interrupted at step {progress.step}; continue with --resume."
+            log.print(line)
             raise Interrupted(line)
-    stuck = diagnostics.stuck(recipe, progress.epoch, progress.losses, len(run.sampler))
-    return [] if stuck is None else [stuck]
+    stuck = diagnostics.stuck(recipe, progress.epoch, progress.losses, len(sampler))
+    return figures, [] if stuck is None else [stuck]
 
 
-def _asked_to_stop(run: Run, stop: StopFlag) -> bool:
-    """Whether someone asked any of the processes to stop. They look at the same step, since they stop together."""
-    if run.here.world == 1:
+def _asked_to_stop(stop: StopFlag, step: int, here: Processes) -> bool:
+    """Whether any of the processes was asked to stop. They look at the same step, since they stop together."""
+    if here.world == 1:
         return stop.asked
-    return not run.progress.step % _ASK_EVERY and any_process(stop.asked, run.here.device)
+    return not step % _ASK_EVERY and any_process(stop.asked, here.device)
 
 
-def _step(run: Run, frozen: list[str]) -> TrainStep:
-    """What a batch does to the model in this epoch; recorded and played back where that can be done and pays."""
-    recipe, model = run.recipe, run.parts.model
-    criterion = criterion_for(recipe, run.progress.epoch)
+def _step_for_epoch(
+    recipe: Recipe, parts: TrainingParts, state: TrainingState, device: torch.device, log: RunLog,
+    recorded: dict[object, RecordedSteps],
+) -> TrainStep:  # fmt: skip
+    """What a batch does to the model in this epoch, with the epoch's backbones frozen.
 
-    step = updating(
-        model, run.groups, run.adam, run.scaler, criterion, precision=run.precision, chunks=recipe.train.accumulate,
-        clip=recipe.train.clip, average=run.average,
-    )  # fmt: skip
-    negatives = criterion.options["negatives"]
-    if run.parts.runs_backbones or not can_record(recipe.train, negatives, run.here.device):
-        return step
-    what = (tuple(frozen), criterion.options)
-    if run.recorded is None or run.recorded[0] != what:
-        run.recorded = (what, RecordedSteps(step))
-    return run.recorded[1]
-
-
-def _validate(run: Run) -> tuple[list[Diagnosis], bool]:
-    """Where validation is due: keep the best model. What is wrong, and whether this is a state worth going back to.
-
-    Without a split to validate on, the latest model counts as the best.
+    Recorded and replayed on a GPU where possible; `recorded` keeps that for epochs of the same kind.
     """
-    progress, train = run.progress, run.recipe.train
-    epoch = progress.epoch
-    if (epoch + 1) % train.validate_every and epoch + 1 < train.epochs:
-        return [], False
-    found = _measures(run)
-    rsum = found.get("rsum", progress.best_rsum)
-    if not math.isfinite(rsum):
-        return [diagnostics.not_finite(rsum, run.recipe)], False
-    if found:
-        run.log.record("val", progress.step, epoch, found)
-    run.log.say(epoch_line(epoch, train.epochs, {**run.figures, **found}, run.seconds_left))
-    better = rsum > progress.best_rsum or run.parts.val is None
-    if better:
-        progress.best_rsum, progress.best_epoch = rsum, epoch
-        with with_average(run.average, run.parts.model):
-            run.unsaved_best = {name: value.clone() for name, value in run.parts.model.state_dict().items()}
-    return _troubles(run, found), better and rsum > _WELL_ABOVE_CHANCE * found.get("chance_rsum", math.inf)
+    train, epoch = recipe.train, state.progress.epoch
+    frozen = tuple(freeze_for(state.model.train(), train, epoch))
+    if not state.progress.position and frozen:
+        log.print(f"epoch {epoch + 1}: frozen backbones: {', '.join(frozen)}")
+    criterion = criterion_for(recipe, epoch)
+    step = make_step(
+        state.model, state.groups, state.adam, state.scaler, criterion, precision=_precision(train, device),
+        chunks=train.accumulate, clip=train.clip, average=state.average,
+    )  # fmt: skip
+    if parts.runs_backbones or not can_record(train, criterion.options["negatives"], device):
+        return step
+    kind = (frozen, tuple(criterion.options.items()))
+    if kind not in recorded:
+        recorded.clear()
+        recorded[kind] = RecordedSteps(step)
+    return recorded[kind]
 
 
-def _measures(run: Run) -> dict[str, float]:
-    """The measures on the validation split, the same in all processes; none without such a split."""
+def _validate(recipe: Recipe, parts: TrainingParts, state: TrainingState, here: Processes) -> dict[str, float]:
+    """The measures on the validation split, the same in all processes; empty without such a split."""
     found: dict[str, float] = {}
-    if run.here.first and run.parts.val is not None:
-        assert run.parts.val_feed is not None
-        size, batch = run.parts.val.size, run.recipe.train.batch_size
+    if here.first and parts.val is not None and parts.val_feed is not None:
+        similarity, precision = recipe.similarities[0], _precision(recipe.train, here.device)
         try:
-            with with_average(run.average, run.parts.model):
-                encoded = encode_split(run.parts.model, run.parts.val_feed, size, batch, run.precision)
-            similarity = run.recipe.similarities[0]
-            options = run.recipe.similarity_options(similarity)
-            found = measures(encoded, run.recipe.objective.pairs[0], similarity, options)
+            with with_average(state.average, state.model):
+                encoded = encode_split(state.model, parts.val_feed, parts.val.size, recipe.train.batch_size, precision)
+            options = recipe.similarity_options(similarity)
+            found = measures(encoded, recipe.objective.pairs[0], similarity, options)
         except NotFiniteError:
             found = {"rsum": math.nan}
-    return same_everywhere(found, run.here.device)
+    return same_everywhere(found, here.device)
 
 
-def _troubles(run: Run, found: dict[str, float]) -> list[Diagnosis]:
-    """What the validation shows to be wrong."""
-    sizes = run.parts.model.set_sizes
-    seen = [
-        diagnostics.collapsed(run.recipe, found[f"{name}_log_variance"], sizes[name], name)
-        for name in sizes
-        if f"{name}_log_variance" in found
-    ]
-    seen += [diagnostics.unused(run.recipe, found["slots_used"])] if "slots_used" in found else []
-    return [trouble for trouble in seen if trouble is not None]
+def _recover(recipe: Recipe, cure: Diagnosis, state: TrainingState, saver: Saver, log: RunLog) -> Recipe:
+    """Back to the last good state. Returns the recipe with the cure applied."""
+    recoveries = [*state.progress.recoveries, list(cure.changes)]
+    saver.restore(saver.states.good, state)
+    state.progress.recoveries, state.progress.losses = recoveries, []
+    log.back_to(state.progress.step)
+    log.print(f"  back to step {state.progress.step}, with {' '.join(cure.changes)}")
+    saver.save(state, log.records)
+    return load_recipe(log.folder / RECIPE, state.progress.changes)
 
 
-def _report(run: Run, troubles: list[Diagnosis]) -> None:
-    """Say what is wrong, once as long as it lasts."""
-    for trouble in troubles:
-        if trouble.kind not in run.said:
-            run.log.say(f"! {trouble}")
-    run.said = {trouble.kind for trouble in troubles}
+def _failed(problems: list[Diagnosis]) -> bool:
+    return any(problem.kind == "not_finite" for problem in problems)
 
 
-def _next_epoch(run: Run, good: bool) -> None:
-    """To the next epoch; where the run stands is put down, unless that was done just now."""
-    progress, train = run.progress, run.recipe.train
-    progress.epoch, progress.position = progress.epoch + 1, 0
-    if time.monotonic() - run.saved_at >= train.checkpoint_seconds or progress.epoch == train.epochs:
-        save(run, good)
+def _validation_due(train: Train, epoch: int) -> bool:
+    return not (epoch + 1) % train.validate_every or epoch + 1 == train.epochs
 
 
-def _is_over(run: Run) -> bool:
-    """Whether the recipe's early stop says so. Epochs without validation cannot be better."""
-    patience, progress = run.recipe.train.early_stop, run.progress
-    if patience is None or progress.position or progress.epoch % run.recipe.train.validate_every:
+def _stops_early(train: Train, progress: Progress, log: RunLog) -> bool:
+    """Whether the recipe's early stop applies. Epochs without validation cannot be better."""
+    if train.early_stop is None or progress.position or progress.epoch % train.validate_every:
         return False
-    if progress.epoch - 1 - progress.best_epoch < patience:
+    if progress.epoch - 1 - progress.best_epoch < train.early_stop:
         return False
-    run.log.say(f"no better RSUM than {progress.best_rsum:.1f} for {patience} epochs: stopped early")
+    log.print(f"no better RSUM than {progress.best_rsum:.1f} for {train.early_stop} epochs: stopped early")
     return True
+
+
+def _precision(train: Train, device: torch.device) -> torch.dtype | None:
+    """What the encoders compute in; None for float32."""
+    automatic = "bf16" if device.type == "cuda" else "fp32"
+    return _PRECISIONS[automatic if train.precision == "auto" else train.precision]
+
+
+def _seconds_left(progress: Progress, total_steps: int) -> float:
+    """For the steps to come, judging by those so far."""
+    return progress.seconds / max(progress.step, 1) * (total_steps - progress.step)

@@ -1,11 +1,13 @@
-"""Where a run stands, in one file: weights, optimiser, average, counters. No pickle: safetensors and JSON.
+"""Exact resume: weights, optimiser, average and counters in one file. No pickle: safetensors and JSON.
 
-A state is written whole under another name, put on the disk and renamed, so the newest one is always whole; the ones
-before it stay until then. Random numbers need no saving: batches and dropout are drawn from seed, epoch and step.
+A state is written under a temporary name, flushed to the disk and renamed, so that the newest one is always complete;
+earlier ones stay until then. No random state is saved: batches and dropout depend on seed, epoch and step alone.
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,14 +20,15 @@ from torch import Tensor
 
 from maxmatch.core.files import sync
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.training.optim import Group
+from maxmatch.recipe.schema import Train
+from maxmatch.training.optim import Average, Group, optimiser, parameter_groups, with_average
 
 _MODEL, _ADAM, _AVERAGE = "model/", "adam/", "average/"
 
 
 @dataclass
 class Progress:
-    """How far a run is, and what it has seen so far."""
+    """How far a run has come, and what it has seen so far."""
 
     epoch: int = 0
     position: int = 0
@@ -37,7 +40,7 @@ class Progress:
     """The triplet loss of the last steps."""
     loss_scale: dict[str, float] = field(default_factory=dict)
     recoveries: list[list[str]] = field(default_factory=list)
-    """What was changed in the recipe each time training was rescued, as `key=value`."""
+    """What each recovery changed in the recipe, as `key=value`."""
     seconds: float = 0.0
     """Spent on steps."""
     records: int = 0
@@ -45,12 +48,33 @@ class Progress:
 
     @property
     def changes(self) -> list[str]:
-        """All that was changed, in order."""
+        """The changes of all recoveries, in order."""
         return [change for changes in self.recoveries for change in changes]
 
 
+@dataclass
+class TrainingState:
+    """All that changes while a model is trained: what is saved, and restored on resuming."""
+
+    model: SetEncoder
+    groups: list[Group]
+    adam: torch.optim.AdamW
+    scaler: torch.amp.GradScaler
+    average: Average | None
+    progress: Progress = field(default_factory=Progress)
+
+
+def new_state(model: SetEncoder, train: Train) -> TrainingState:
+    """The state before the first step."""
+    groups = parameter_groups(model, train)
+    device = next(iter(groups[0].parameters.values())).device
+    scaler = torch.amp.GradScaler(device.type, enabled=train.precision == "fp16")
+    average = Average(model, train.ema) if train.ema is not None else None
+    return TrainingState(model, groups, optimiser(groups, train), scaler, average)
+
+
 class StateError(ValueError):
-    """A run that cannot be gone on with."""
+    """A run that cannot be resumed."""
 
 
 class States:
@@ -59,37 +83,32 @@ class States:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
-    def save(
-        self,
-        model: SetEncoder,
-        groups: list[Group],
-        adam: torch.optim.Optimizer,
-        average: Mapping[str, Tensor] | None,
-        progress: Progress,
-        good: bool = False,
-    ) -> Path:
-        """Write a state; only then remove those that are not kept. good: one worth going back to."""
+    def save(self, state: TrainingState, good: bool = False) -> Path:
+        """Write a state; only then remove those that are not kept. good: worth going back to if training fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {_MODEL + name: value for name, value in model.state_dict().items()}
-        for name, parameter in _named(groups).items():
-            tensors |= {f"{_ADAM}{key}/{name}": value for key, value in adam.state.get(parameter, {}).items()}
-        tensors |= {_AVERAGE + name: value for name, value in (average or {}).items()}
-        # After a rescue a run is at an earlier step than before, and further on all the same.
+        progress = state.progress
+        progress.loss_scale = state.scaler.state_dict()
+        tensors = {_MODEL + name: value for name, value in state.model.state_dict().items()}
+        for name, parameter in _named(state.groups).items():
+            tensors |= {f"{_ADAM}{key}/{name}": value for key, value in state.adam.state.get(parameter, {}).items()}
+        if state.average is not None:
+            tensors |= {_AVERAGE + name: value for name, value in state.average.weights.items()}
+        # After a recovery a run is at an earlier step than before; the number of recoveries keeps names in order.
         path = self.folder / f"state-{len(progress.recoveries)}-{progress.step:08d}.safetensors"
         draft = path.with_suffix(".writing")
-        draft.unlink(missing_ok=True)  # of a run that was killed; it may be the good one, under another name
+        draft.unlink(missing_ok=True)  # left by a killed run; it may be a link to the good one
         try:
             packed = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in tensors.items()}
             save_file(packed, draft, metadata={"progress": json.dumps(asdict(progress))})
             sync(draft)
-            if good:  # before it is the newest, for what comes after that may go back to it
+            if good:  # before it becomes the newest, which may already refer to it
                 self._keep_as_good(draft)
             os.replace(draft, path)
             sync(self.folder)
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise OSError(error.errno, _advice(error, draft)) from error
-        except SafetensorError as error:  # how safetensors says that the disk is full or read-only
+        except SafetensorError as error:  # safetensors raises it when the disk is full or read-only
             draft.unlink(missing_ok=True)
             raise OSError(_advice(error, draft)) from error
         for old in self.all()[: -self.keep]:
@@ -104,59 +123,97 @@ class States:
 
     @property
     def good(self) -> Path:
-        """The last state worth going back to: the start, then that of the best epoch."""
+        """The last good state: the start, then that of the best epoch."""
         return self.folder / "good.safetensors"
 
     def newest(self) -> Path | None:
-        """The state to go on from."""
+        """The state to resume from."""
         states = self.all()
         return states[-1] if states else None
 
     def all(self) -> list[Path]:
-        """The states that are there, oldest first."""
+        """The states on the disk, oldest first."""
         return sorted(self.folder.glob("state-*.safetensors"))
 
     def clear(self) -> None:
-        """Remove all states: the run is done, and its checkpoints hold the weights."""
+        """Remove all states: the run is finished, and its checkpoints hold the weights."""
         for path in [*self.all(), self.good, *self.folder.glob("*.writing")]:
             path.unlink(missing_ok=True)
 
 
-def restore(
-    path: Path,
-    model: SetEncoder,
-    groups: list[Group],
-    adam: torch.optim.Optimizer,
-    average: Mapping[str, Tensor] | None,
-) -> Progress:
-    """Put a state back where it was saved from."""
-    device = next(iter(groups[0].parameters.values())).device
+def restore(path: Path, state: TrainingState) -> None:
+    """Put a saved state into the model, the optimiser and everything else it was saved from."""
+    device = next(iter(state.groups[0].parameters.values())).device
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             progress = Progress(**json.loads((file.metadata() or {})["progress"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise StateError(f"{path}: not a whole state ({error}). Remove it to go on from the one before.") from error
+        raise StateError(f"{path}: damaged state ({error}). Delete it to resume from the previous one.") from error
     weights = _under(_MODEL, stored)
-    other = _differing(weights, model.state_dict())
+    other = _differing(weights, state.model.state_dict())
     if other:
         raise StateError(
-            f"{path}: of another model than this recipe's ({other[0]}; {len(other)} differences in all). Were the data "
-            "and its vocabulary changed? Start in another folder."
+            f"{path}: the state of another model than this recipe's ({other[0]}; {len(other)} differences in all). "
+            "Have the data or its vocabulary changed? Use another folder to start again."
         )
-    model.load_state_dict(weights)
+    state.model.load_state_dict(weights)
     known = _under(_ADAM, stored)
-    adam.state.clear()
-    for name, parameter in _named(groups).items():
+    state.adam.state.clear()
+    for name, parameter in _named(state.groups).items():
         mine = {key: known[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in known}
         if mine:
-            if not adam.defaults.get("fused"):
+            if not state.adam.defaults.get("fused"):
                 mine["step"] = mine["step"].cpu()
-            adam.state[parameter] = mine
+            state.adam.state[parameter] = mine
     for name, value in _under(_AVERAGE, stored).items():
-        if average is not None and name in average:
-            average[name].copy_(value)
-    return progress
+        if state.average is not None and name in state.average.weights:
+            state.average.weights[name].copy_(value)
+    if progress.loss_scale:
+        state.scaler.load_state_dict(progress.loss_scale)
+    state.progress = progress
+
+
+class Saver:
+    """Writes the best weights so far, then the state that refers to them; in the first process only.
+
+    best: the folder of the best checkpoint.
+    """
+
+    def __init__(self, states: States, best: Path, writes: bool) -> None:
+        self.states, self.best, self.writes = states, best, writes
+        self.unsaved_best: dict[str, Tensor] | None = None
+        self._saved_at = -math.inf
+
+    @property
+    def seconds_since(self) -> float:
+        """Seconds since a state was last written or restored."""
+        return time.monotonic() - self._saved_at
+
+    def keep_best(self, state: TrainingState) -> None:
+        """Remember the weights (the averaged ones, if there are any) as the best; `save` writes them."""
+        with with_average(state.average, state.model):
+            self.unsaved_best = {name: value.clone() for name, value in state.model.state_dict().items()}
+
+    def save(self, state: TrainingState, records: int, good: bool = False) -> None:
+        """Write the state. records: lines of metrics.jsonl that belong to it."""
+        if not self.writes:
+            return
+        if self.unsaved_best is not None:
+            own = {name: value.clone() for name, value in state.model.state_dict().items()}
+            state.model.load_state_dict(self.unsaved_best)
+            state.model.save_pretrained(self.best)
+            state.model.load_state_dict(own)
+            self.unsaved_best = None
+        state.progress.records = records
+        self.states.save(state, good)
+        self._saved_at = time.monotonic()
+
+    def restore(self, path: Path, state: TrainingState) -> None:
+        """Go back to a saved state."""
+        self.unsaved_best = None
+        restore(path, state)
+        self._saved_at = time.monotonic()
 
 
 def _named(groups: list[Group]) -> dict[str, torch.nn.Parameter]:
@@ -168,7 +225,7 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _differing(stored: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> list[str]:
-    """Where the shapes of two sets of weights differ, in words."""
+    """Where the shapes of two sets of weights differ."""
     shapes = [{name: str(list(value.shape)) for name, value in weights.items()} for weights in (stored, here)]
     return [
         f"{name}: {shapes[0].get(name, 'nothing')} there, {shapes[1].get(name, 'nothing')} here"
@@ -179,6 +236,6 @@ def _differing(stored: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> list
 
 def _advice(error: Any, path: Path) -> str:
     return (
-        f"{path}: the run's state could not be written ({error}). Earlier states are intact: free some space or "
-        "permit writing, then go on with --resume."
+        f"{path}: the run's state cannot be written ({error}). Earlier states are intact: free some space or allow "
+        "writing, then continue with --resume."
     )

@@ -14,13 +14,13 @@ from maxmatch.core.types import Batch, Inputs, LossTerms, Sets
 from maxmatch.losses.objective import objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.recipe.schema import Recipe
-from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets
-from maxmatch.training.graph import TrainStep
+from maxmatch.model.encoders import RegionEncoder
+from maxmatch.model.layers import PIEHead, SetHead
+from maxmatch.recipe.schema import Recipe, Train
+from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets, several
 from maxmatch.training.optim import Average, Group, clip_gradients
 
-# What is minimised.
-
+TrainStep = Callable[[Batch, int], LossTerms]
 PairSimilarity = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -59,20 +59,15 @@ def _added(terms: Sequence[LossTerms]) -> LossTerms:
     return LossTerms(**{name: torch.stack([getattr(each, name) for each in terms]).sum() for name in names})
 
 
-# One step: a batch becomes sets, sets become scores, scores a loss, and the loss gradients.
-#
-# A batch too large for the memory is taken in chunks without losing negatives: first all sets are made without
-# gradient,
-# then the loss and its gradient with respect to them, then each chunk is encoded again and the gradient goes on from
-# its
-# sets. Dropout is drawn from the batch's seed, so that a chunk is encoded the same way both times.
-
-
 def gradients(
     model: SetEncoder, batch: Batch, criterion: Criterion, seed: int, precision: torch.dtype | None = None,
     chunks: int = 1, scale: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> LossTerms:  # fmt: skip
     """The loss of a batch, and its gradient in the parameters. precision: of the encoders' work; the loss is float32.
+
+    A batch too large for the memory is encoded in chunks without losing negatives: first all sets are made without
+    gradient, then the loss and its gradient with respect to them; then each chunk is encoded again and the gradient
+    continues from its sets. Dropout is drawn from the batch's seed, so that a chunk is encoded alike both times.
 
     scale: what the loss is passed through before the gradient is taken (fp16's loss scaling).
     """
@@ -173,10 +168,7 @@ def _detached(terms: LossTerms) -> LossTerms:
     return LossTerms(**{name: value.detach() for name, value in values.items() if value is not None})
 
 
-# From a batch to changed weights.
-
-
-def updating(
+def make_step(
     model: SetEncoder,
     groups: list[Group],
     adam: torch.optim.Optimizer,
@@ -215,3 +207,105 @@ def _fast_products(mixed: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+# CUDA graphs: a step is recorded once and replayed, so that a GPU gets its thousands of small kernels in one call.
+_WARM_UP = 3  # steps before recording, in which kernels are compiled and buffers get their size
+
+
+class RecordedSteps:
+    """Replays a step for batches of a shape that was seen before; records it for one that was not.
+
+    Dropout stays random: its seed is read when a record is replayed.
+
+    step(batch, seed): everything from the batch to the changed weights. The host must not read values in it.
+    most: records kept; batches of further shapes are not recorded.
+    """
+
+    def __init__(self, step: TrainStep, most: int = 8) -> None:
+        self.step, self.most = step, most
+        self._records: dict[tuple[object, ...], _Record] = {}
+        self._seen: dict[tuple[object, ...], int] = {}
+        self._pool: Any = None
+        # Gradients are collected on the stream where a parameter was first used: it must be the recording one.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, batch: Batch, seed: int) -> LossTerms:
+        """One step."""
+        batch = padded(batch)
+        shape = _shape(batch)
+        record = self._records.get(shape)
+        if record is not None:
+            return record.replay(batch, seed)
+        self._seen[shape] = self._seen.get(shape, 0) + 1
+        if self._seen[shape] <= _WARM_UP or len(self._records) >= self.most:
+            return self._unrecorded(batch, seed)
+        record = _Record(self.step, batch, seed, self._stream, self._pool)
+        self._pool = record.graph.pool()
+        self._records[shape] = record
+        return record.replay(batch, seed)
+
+    def _unrecorded(self, batch: Batch, seed: int) -> LossTerms:
+        """A step that is not recorded."""
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            terms = self.step(batch, seed)
+        here.wait_stream(self._stream)
+        return terms
+
+
+class _Record:
+    """A recorded step, the batch it reads and the losses it writes."""
+
+    def __init__(self, step: TrainStep, batch: Batch, seed: int, stream: torch.cuda.Stream, pool: Any) -> None:
+        self.batch = batch.map(Tensor.clone)
+        self.graph = torch.cuda.CUDAGraph()
+        torch.manual_seed(seed)  # the step does so too; while recording it may only be the seed that is set already
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+            self.terms = step(self.batch, seed)
+
+    def replay(self, batch: Batch, seed: int) -> LossTerms:
+        torch.manual_seed(seed)
+        for name, inputs in batch.inputs.items():
+            mine = self.batch.inputs[name]
+            mine.values.copy_(inputs.values)
+            if mine.mask is not None and inputs.mask is not None:
+                mine.mask.copy_(inputs.mask)
+            self.batch.groups[name].copy_(batch.groups[name])
+        self.graph.replay()
+        return self.terms
+
+
+def _shape(batch: Batch) -> tuple[object, ...]:
+    return tuple(
+        (name, inputs.values.shape, inputs.values.dtype, None if inputs.mask is None else inputs.mask.shape)
+        for name, inputs in batch.inputs.items()
+    )
+
+
+def padded(batch: Batch, multiple: int = 8) -> Batch:
+    """Texts padded to a multiple of so many tokens, so that few shapes occur."""
+
+    def pad(inputs: Inputs) -> Inputs:
+        if inputs.mask is None or inputs.values.is_floating_point():
+            return inputs
+        more = (0, -inputs.mask.shape[1] % multiple)
+        return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
+
+    return Batch({name: pad(inputs) for name, inputs in batch.inputs.items()}, batch.groups)
+
+
+def can_record(train: Train, negatives: str, device: torch.device) -> bool:
+    """Whether steps can be recorded: on one GPU, where the host reads no values. It does for mean negatives, since
+    their number varies, for fp16's loss scaling and for chunks.
+    """
+    plain = train.precision != "fp16" and train.accumulate == 1 and negatives == "hardest"
+    return plain and device.type == "cuda" and not several()
+
+
+def compile_layers(model: SetEncoder) -> None:
+    """Let the compiler fuse the small operations of our own layers."""
+    for module in model.modules():
+        if isinstance(module, SetHead | PIEHead | RegionEncoder):
+            module.compile()

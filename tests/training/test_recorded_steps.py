@@ -5,7 +5,7 @@ import torch
 from small_runs import recipe_for
 
 from maxmatch.core.types import Batch, Inputs
-from maxmatch.training.graph import can_record, padded
+from maxmatch.training.step import can_record, padded
 
 
 def test_texts_are_padded_to_a_multiple_and_nothing_else_is_touched():
