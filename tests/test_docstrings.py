@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import maxmatch
+from maxmatch import losses
 from maxmatch.matching import SIMILARITIES
 
 # Of a class also its public methods; a class of data lists its fields under Args.
@@ -20,6 +21,8 @@ PUBLIC = [
     maxmatch.top_hits_both,
     maxmatch.maximal_assignment,
     *(entry.torch for entry in SIMILARITIES.values()),
+    maxmatch.Recipe,
+    *(getattr(losses, name) for name in losses.__all__),
 ]
 
 

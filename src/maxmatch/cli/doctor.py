@@ -288,7 +288,7 @@ def _compiled() -> Finding:
     places = [Path(given)] if given else [beside, user_cache() / "numba"]
     for place in places:
         if _writable(place):
-            done = any(place.rglob("compiled._match_rows*.nbc")) if place.is_dir() else False
+            done = any(place.rglob("numba_backend._match_rows*.nbc")) if place.is_dir() else False
             what = "the matching is compiled" if done else "compiled at the first large job, in two seconds"
             return Finding("numba cache", "ok", f"{place}: {what}")
     cure = "Set NUMBA_CACHE_DIR to a folder that can."

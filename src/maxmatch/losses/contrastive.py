@@ -5,16 +5,33 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from maxmatch.core.checks import check_positive
+from maxmatch.core.defaults import TEMPERATURE
 
 
 def contrastive(
-    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"], temperature: float = 0.01
+    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"], temperature: float = TEMPERATURE
 ) -> Float[Tensor, ""]:
     """Each true pair against all negatives of its anchor; the anchor's other positives are left out.
 
         −log [exp(s(i, j)/τ) / (exp(s(i, j)/τ) + Σ_n exp(s(i, n)/τ))]
 
     Mean over the positives of an anchor, then over anchors; both directions added.
+
+    Args:
+        scores: of every image with every caption.
+        positive: which of them are true pairs.
+        temperature: τ; the smaller, the more the hardest negatives count.
+
+    Returns:
+        The loss, a scalar.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import contrastive
+        >>> positive = torch.eye(2, dtype=torch.bool)
+        >>> right, wrong = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+        >>> bool(contrastive(right, positive) < contrastive(wrong, positive))
+        True
     """
     check_positive(scores, positive)
     if not temperature > 0:

@@ -5,37 +5,99 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from maxmatch.core.defaults import SCALE, SET_MARGIN
+
 
 def global_discriminative(
-    sets: Float[Tensor, "B K D"], pooled: Float[Tensor, "B D"], margin: float = 0.6, scale: float = 0.5
+    sets: Float[Tensor, "B K D"], pooled: Float[Tensor, "B D"], margin: float = SET_MARGIN, scale: float = SCALE
 ) -> Float[Tensor, ""]:
     """GD (eqn:global-discriminative-loss): every vector of a set away from the item's global feature φ.
 
         mean over items and vectors of exp(s · (cos(v, φ) − δ₂))
 
     There is no hinge: δ₂ only scales the loss by exp(−s·δ₂). The gradient flows to φ too.
+
+    Args:
+        sets: of one modality.
+        pooled: φ, the global feature of each item.
+        margin: δ₂.
+        scale: s.
+
+    Returns:
+        The loss, a scalar.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import global_discriminative
+        >>> pooled = torch.tensor([[1.0, 0.0]])
+        >>> near, far = torch.tensor([[[1.0, 0.1]]]), torch.tensor([[[0.0, 1.0]]])
+        >>> bool(global_discriminative(far, pooled) < global_discriminative(near, pooled))
+        True
     """
     cosines = (normalize(sets, dim=-1) @ normalize(pooled, dim=-1)[..., None])[..., 0]
     return (scale * (cosines - margin)).exp().mean()
 
 
-def intra_set_divergence(sets: Float[Tensor, "B K D"], margin: float = 0.6, scale: float = 0.5) -> Float[Tensor, ""]:
+def intra_set_divergence(
+    sets: Float[Tensor, "B K D"], margin: float = SET_MARGIN, scale: float = SCALE
+) -> Float[Tensor, ""]:
     """ISD (eqn:intra-set-divergence-loss): the vectors of a set away from each other.
 
         mean over items and pairs j < k of exp(s · (cos(v_j, v_k) − δ₃))
 
-    Zero for sets of one vector. As in GD there is no hinge.
+    As in GD there is no hinge.
+
+    Args:
+        sets: of one modality.
+        margin: δ₃.
+        scale: s.
+
+    Returns:
+        The loss, a scalar; 0 for sets of one vector.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import intra_set_divergence
+        >>> equal, apart = torch.ones(1, 2, 3), torch.eye(3)[None, :2]
+        >>> bool(intra_set_divergence(apart) < intra_set_divergence(equal))
+        True
     """
     return _mean_over_pairs((scale * (_pair_cosines(sets) - margin)).exp())
 
 
 def uniformity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
-    """Div, as SetDiv computes it: mean over items and pairs of exp(−2‖x − y‖²), on normalised residuals."""
+    """Div, as SetDiv computes it: mean over items and pairs of exp(−2‖x − y‖²), on normalised residuals.
+
+    Args:
+        residual: the slots before the global feature is added to them.
+
+    Returns:
+        The loss, a scalar: 1 where all vectors of a set are equal, 0 for sets of one vector.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import uniformity
+        >>> f"{uniformity(torch.ones(1, 2, 3)):.2f} {uniformity(torch.eye(3)[None, :2]):.2f}"
+        '1.00 0.02'
+    """
     return _mean_over_pairs((4 * _pair_cosines(residual) - 4).exp())
 
 
 def pvse_diversity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
-    """Div, as PVSE computes it: the Frobenius norm of the off-diagonal Gram matrix over K², on normalised residuals."""
+    """Div, as PVSE computes it: the Frobenius norm of the off-diagonal Gram matrix over K², on normalised residuals.
+
+    Args:
+        residual: the slots before the global feature is added to them.
+
+    Returns:
+        The loss, a scalar; 0 for sets of one vector.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import pvse_diversity
+        >>> f"{pvse_diversity(torch.ones(1, 2, 3)):.2f} {pvse_diversity(torch.eye(3)[None, :2]):.2f}"
+        '0.35 0.00'
+    """
     size = residual.shape[1]
     if size == 1:
         return residual.sum() * 0.0

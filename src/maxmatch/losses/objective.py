@@ -7,6 +7,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from maxmatch.core.defaults import (
+    CON_WEIGHT,
+    DIV_WEIGHT,
+    GD_WEIGHT,
+    ISD_WEIGHT,
+    MARGIN,
+    MMD_WEIGHT,
+    SCALE,
+    SET_MARGIN,
+    TEMPERATURE,
+    TRIPLET_WEIGHT,
+)
 from maxmatch.core.types import LossTerms, Sets
 from maxmatch.losses.contrastive import contrastive
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
@@ -22,25 +34,61 @@ def objective(
     images: Sets,
     texts: Sets,
     *,
-    margin: float = 0.2,
+    margin: float = MARGIN,
     negatives: Negatives = "hardest",
-    triplet_weight: float = 1.0,
-    gd_weight: float = 0.1,
-    isd_weight: float = 0.1,
-    mmd_weight: float = 0.01,
-    div_weight: float = 0.01,
-    con_weight: float = 0.0,
-    gd_margin: float = 0.6,
-    isd_margin: float = 0.6,
-    scale: float = 0.5,
-    temperature: float = 0.01,
+    triplet_weight: float = TRIPLET_WEIGHT,
+    gd_weight: float = GD_WEIGHT,
+    isd_weight: float = ISD_WEIGHT,
+    mmd_weight: float = MMD_WEIGHT,
+    div_weight: float = DIV_WEIGHT,
+    con_weight: float = CON_WEIGHT,
+    gd_margin: float = SET_MARGIN,
+    isd_margin: float = SET_MARGIN,
+    scale: float = SCALE,
+    temperature: float = TEMPERATURE,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
 ) -> LossTerms:
     """TRI + λ·(GD, ISD, MMD, Div, CON); a term with weight 0 is not computed.
 
-    GD averages the two modalities, ISD and Div add them. The terms are given unweighted. gd_on: what GD keeps away from
-    φ, the fused sets (the paper's equation) or the slots before φ is added to them (its list of contributions).
+    GD averages the two modalities, ISD and Div add them.
+
+    Args:
+        scores: of every image with every caption, by any similarity.
+        positive: which of them are true pairs.
+        images: the images' sets.
+        texts: the captions' sets.
+        margin: of the triplet loss.
+        negatives: of the triplet loss: "hardest", "mean" or "semi_hard".
+        triplet_weight: of the triplet loss.
+        gd_weight: of `global_discriminative`.
+        isd_weight: of `intra_set_divergence`.
+        mmd_weight: of `mmd`.
+        div_weight: of the diversity.
+        con_weight: of `contrastive`.
+        gd_margin: δ₂.
+        isd_margin: δ₃.
+        scale: s of GD and ISD.
+        temperature: of the contrastive loss.
+        diversity: "uniformity" (SetDiv's) or "pvse".
+        gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
+            is added to them (its list of contributions).
+
+    Returns:
+        The weighted total, and each term that was computed, unweighted.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import objective
+        >>> from maxmatch import similarity
+        >>> from maxmatch.core.types import Sets
+        >>> unit = torch.nn.functional.normalize
+        >>> a, b = unit(torch.randn(3, 4, 8), dim=-1), unit(torch.randn(6, 4, 8), dim=-1)  # 3 images, 6 captions
+        >>> images, texts = Sets(a, a, a.mean(1)), Sets(b, b, b.mean(1))  # vectors, residual, pooled
+        >>> positive = torch.arange(3)[:, None] == torch.arange(6) // 2
+        >>> terms = objective(similarity.maxmatch(a, b), positive, images, texts, div_weight=0.0)
+        >>> terms.total.shape, terms.diversity is None
+        (torch.Size([]), True)
     """
     if gd_on not in ("sets", "residual"):
         raise ValueError(f"gd_on: expected sets or residual, got {gd_on!r}.")

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from maxmatch.core.checks import check_positive
+from maxmatch.core.defaults import MARGIN
 
 Negatives = Literal["hardest", "mean", "semi_hard"]
 
@@ -14,17 +15,31 @@ Negatives = Literal["hardest", "mean", "semi_hard"]
 def triplet(
     scores: Float[Tensor, "B C"],
     positive: Bool[Tensor, "B C"],
-    margin: float = 0.2,
+    margin: float = MARGIN,
     negatives: Negatives = "hardest",
 ) -> Float[Tensor, ""]:
     """Every true pair must beat its negatives by the margin, image to caption and caption to image.
 
         mean over true pairs (i, j) of [δ₁ + max_n s(i, n) − s(i, j)]₊  +  the same over columns
 
-    negatives: "hardest" of each true pair; "mean" over all pairs of a true pair and a
-    negative of it; "semi_hard": over those below the positive but
-    within the margin (violations cut at the margin, mean of those that are not zero). The margin is in units of the
-    score, not of the cosine.
+    Args:
+        scores: of every image with every caption.
+        positive: which of them are true pairs.
+        margin: δ₁, in units of the score, not of the cosine.
+        negatives: "hardest" of each true pair; "mean" over all pairs of a true pair and a negative of it; "semi_hard":
+            over those below the positive but within the margin (violations are cut at the margin; mean of those that
+            are not zero).
+
+    Returns:
+        The loss, a scalar.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import triplet
+        >>> scores = torch.tensor([[0.9, 0.8], [0.1, 0.7]])
+        >>> positive = torch.eye(2, dtype=torch.bool)
+        >>> f"{triplet(scores, positive, margin=0.2):.2f}"  # image 0 beats caption 1 by only 0.1, caption 1 loses
+        '0.20'
     """
     check_positive(scores, positive)
     one_way = _ONE_WAY.get(negatives)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from maxmatch.core import defaults
 from maxmatch.core.manifest import describe
 from maxmatch.model.config import (
     PIE,
@@ -75,18 +76,18 @@ class Objective(Section):
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
     mean_negatives_epochs: Whole = 0
-    margin: NotNegative = 0.2
+    margin: NotNegative = defaults.MARGIN
     negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
-    triplet_weight: NotNegative = 1.0
-    gd_weight: NotNegative = 0.1
-    isd_weight: NotNegative = 0.1
-    mmd_weight: NotNegative = 0.01
-    div_weight: NotNegative = 0.01
-    con_weight: NotNegative = 0.0
-    gd_margin: _Number = 0.6
-    isd_margin: _Number = 0.6
-    scale: NotNegative = 0.5
-    temperature: Positive = 0.01
+    triplet_weight: NotNegative = defaults.TRIPLET_WEIGHT
+    gd_weight: NotNegative = defaults.GD_WEIGHT
+    isd_weight: NotNegative = defaults.ISD_WEIGHT
+    mmd_weight: NotNegative = defaults.MMD_WEIGHT
+    div_weight: NotNegative = defaults.DIV_WEIGHT
+    con_weight: NotNegative = defaults.CON_WEIGHT
+    gd_margin: _Number = defaults.SET_MARGIN
+    isd_margin: _Number = defaults.SET_MARGIN
+    scale: NotNegative = defaults.SCALE
+    temperature: Positive = defaults.TEMPERATURE
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
 
@@ -366,7 +367,25 @@ class Evaluate(Section):
 
 
 class Recipe(Section):
-    """An experiment."""
+    """An experiment: everything that decides what is trained and how it is evaluated.
+
+    Args:
+        name: of the recipe; a run is written to `runs/<name>`.
+        description: one line for `maxmatch train --list`.
+        seed: of the weights, the batches and dropout.
+        data: where the pairs come from.
+        model: what is trained.
+        objective: the training loss.
+        train: how it is trained.
+        evaluate: how it is evaluated.
+
+    Examples:
+        >>> from maxmatch import Recipe
+        >>> training = {"epochs": 30, "batch_size": 128, "lr": 5e-4}
+        >>> recipe = Recipe(name="mine", model={"preset": "region_bigru"}, train=training)
+        >>> recipe.objective.margin, recipe.similarities
+        (0.2, ('maxmatch',))
+    """
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
@@ -379,7 +398,20 @@ class Recipe(Section):
 
     @classmethod
     def load(cls, path_or_name: str | PathLike[str], overrides: Sequence[str] = ()) -> "Recipe":
-        """A recipe from a YAML file, or one that ships by its name; overrides as `train.lr=2e-4`."""
+        """Load a recipe.
+
+        Args:
+            path_or_name: a YAML file, or the name of a recipe that ships.
+            overrides: changes to it, as on the command line.
+
+        Returns:
+            The recipe, checked.
+
+        Examples:
+            >>> from maxmatch import Recipe
+            >>> Recipe.load("f30k_region_bigru", ["train.lr=2e-4"]).train.lr
+            0.0002
+        """
         from maxmatch.recipe.yaml_files import load_recipe
 
         return load_recipe(path_or_name, overrides)
@@ -390,7 +422,19 @@ class Recipe(Section):
         return self.evaluate.similarities or (self.model.similarity,)
 
     def similarity_options(self, similarity: str) -> dict[str, int | float]:
-        """The options of a similarity at inference: those of training, if it is the one of training."""
+        """The options of a similarity at inference.
+
+        Args:
+            similarity: its name.
+
+        Returns:
+            Those of training if the model is trained with this similarity, else none.
+
+        Examples:
+            >>> from maxmatch import Recipe
+            >>> Recipe.load("f30k_region_bigru").similarity_options("mil")
+            {}
+        """
         return dict(self.model.similarity_options) if similarity == self.model.similarity else {}
 
     @model_validator(mode="after")
@@ -404,12 +448,12 @@ class Recipe(Section):
                 misfit = _misfit(key, towers)
                 if misfit:
                     raise refusal(misfit, "train", option, key)
-        transformer = "text" in towers and towers["text"].encoder.name == "transformer"
+        transformer = any(tower.encoder.name == "transformer" for tower in towers.values())
         if transformer and self.data.tokenizer == "words":
-            text = "a transformer does not read whole words: take 'pretrained', its own, or 'wordpiece'"
+            text = "a transformer does not read whole words: use 'pretrained', its own, or 'wordpiece'"
             raise refusal(text, "data", "tokenizer")
         if self.data.tokenizer == "pretrained" and not transformer:
-            raise refusal("'pretrained' is a transformer's; take 'words' for a Bi-GRU", "data", "tokenizer")
+            raise refusal("'pretrained' is a transformer's; use 'words' for a Bi-GRU", "data", "tokenizer")
         return self
 
 

@@ -88,7 +88,7 @@ class RunLog:
             self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}) + "\n")
             self._file.flush()
         except OSError as error:
-            text = f"{self._file.name}: cannot be written ({error}). Free some space, then continue with --resume."
+            text = f"{self._file.name}: could not be written ({error}). Free some space, then continue with --resume."
             raise OSError(error.errno, text) from error
         self.records += 1
         named = {f"{kind}/{name}": value for name, value in rounded.items()}

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders.backbone import Freezable
+from maxmatch.model.inputs import TextReader
 from maxmatch.recipe.schema import Cosine as CosineSchedule
 from maxmatch.recipe.schema import Schedule, StepSchedule, Train
-
-# AdamW with the parameter groups of the paper's recipes, and how the learning rate goes (SPEC §6).
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Group:
 
 
 def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
-    """Who learns how fast. What stays frozen for good is left out.
+    """Parameters by learning rate. What stays frozen throughout is left out.
 
     The set module of a tower of pictures or features is its head and what projects into it; that of texts its head.
     """
@@ -49,8 +48,8 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
 def _kind(tower: Tower, name: str) -> str:
     if name.startswith("encoder.backbone."):
         return "backbone"
-    visual = not hasattr(tower.reader, "tokenizer")
-    return "set_module" if visual or name.startswith("head.") else "encoder"
+    reads_text = isinstance(tower.reader, TextReader)
+    return "encoder" if reads_text and not name.startswith("head.") else "set_module"
 
 
 def _for_good(train: Train, tower: str) -> bool:
@@ -77,7 +76,7 @@ def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
 
 
 def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, steps_per_epoch: int) -> float:
-    """Put the learning rate of a step into the optimiser; returns that of a group with factor 1."""
+    """Set the learning rates of a step; returns that of a group with factor 1."""
     rate = train.lr * schedule_factor(train, step, steps_per_epoch)
     for group in adam.param_groups:
         if isinstance(group["lr"], torch.Tensor):
@@ -121,11 +120,11 @@ def clip_gradients(groups: list[Group], most: float | None) -> torch.Tensor | No
     return nn.utils.clip_grad_norm_([p for group in groups for p in group.parameters.values()], most)
 
 
-# The moving average of the weights, which often validates better than the weights themselves.
-
-
 class Average:
-    """average ← decay · average + (1 − decay) · weights, after each step; BatchNorm's statistics go along."""
+    """The moving average of the weights, which often validates better than the weights themselves.
+
+    average ← decay · average + (1 − decay) · weights, after each step; BatchNorm's statistics are averaged too.
+    """
 
     def __init__(self, model: SetEncoder, decay: float) -> None:
         self.decay = decay
@@ -133,12 +132,12 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: SetEncoder) -> None:
-        """One step on."""
+        """Take in the weights after a step."""
         torch._foreach_lerp_(list(self.weights.values()), list(_averaged(model).values()), 1 - self.decay)
 
     @contextmanager
     def in_place(self, model: SetEncoder) -> Iterator[None]:
-        """The model with the averaged weights, for as long as this lasts."""
+        """The model with the averaged weights, inside the `with` block."""
         own = {name: value.clone() for name, value in _averaged(model).items()}
         self._put(model, self.weights)
         try:
@@ -159,5 +158,5 @@ def _averaged(model: SetEncoder) -> dict[str, Tensor]:
 
 
 def with_average(average: Average | None, model: SetEncoder) -> AbstractContextManager[None]:
-    """The model with the averaged weights, where there are such."""
+    """The model with the averaged weights, if there are any."""
     return nullcontext() if average is None else average.in_place(model)

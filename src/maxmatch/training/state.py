@@ -236,6 +236,6 @@ def _differing(stored: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> list
 
 def _advice(error: Any, path: Path) -> str:
     return (
-        f"{path}: the run's state cannot be written ({error}). Earlier states are intact: free some space or allow "
+        f"{path}: the run's state could not be written ({error}). Earlier states are intact: free some space or allow "
         "writing, then continue with --resume."
     )
