@@ -58,7 +58,7 @@ def test_findings_come_as_lines_or_as_json(capsys):
     for line, finding in zip(shown, findings, strict=True):
         assert line.startswith(f"{finding['status']:<6}{finding['name']} ")
         assert finding["cure"] in line
-    assert verdict == "All that is needed is there."
+    assert verdict == "Everything needed is installed."
     assert {finding["status"] for finding in findings} <= {"ok", "note", "fail"}
 
 
@@ -67,7 +67,7 @@ def test_a_package_that_is_missing_fails_with_the_cure(capsys, installed):
     code, lines = run(capsys)
     assert code == 1
     assert "not installed. Run: pip install 'no-such-package>=4'" in lines
-    assert lines.splitlines()[-1].endswith("need mending: numpy, no-such-package.")
+    assert lines.splitlines()[-1].endswith(": numpy, no-such-package.")
 
 
 def test_a_package_that_is_too_old_fails_with_what_is_needed(installed):
@@ -154,7 +154,7 @@ def test_memory_that_is_not_known_is_a_note(monkeypatch):
 
 def test_why_there_is_no_gpu_is_said():
     assert "none found" in doctor._no_gpu(None, False).detail
-    assert "made for the CPU alone" in doctor._no_gpu(None, True).detail
+    assert "built for the CPU only" in doctor._no_gpu(None, True).detail
     assert "CUDA 12.8" in doctor._no_gpu("12.8", True).detail
 
 
@@ -175,7 +175,7 @@ def test_a_cache_that_cannot_be_written_is_a_note_with_the_variable_to_set(monke
     assert "XDG_CACHE_HOME" in doctor._photos().cure
     assert "NUMBA_CACHE_DIR" in doctor._compiled().cure
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    assert "not there yet" in doctor._photos().detail
+    assert "not created yet" in doctor._photos().detail
     (tmp_path / "new" / "maxmatch" / "photos" / "holidays").mkdir(parents=True)
     assert "1 folders, 0.0 GiB" in doctor._photos().detail
 

@@ -102,7 +102,7 @@ def test_arrays_of_another_program_become_an_index(tmp_path, capsys):
         assert all(int(hit.metadata["year"]) >= 2001 for hit in hits)
     code, _, err = run(capsys, "search", "a dog", tmp_path / "index")
     assert code == 1
-    assert "the index does not say which model made its sets. Name it with --model" in err
+    assert "Name it with --model" in err
 
 
 def test_a_source_is_encoded_on_its_way_into_the_index_and_nothing_is_left_beside_it(photos, heap, model):
@@ -218,13 +218,13 @@ def test_a_wrong_model_is_refused_with_the_cure_and_one_that_moved_is_asked_for(
     tiny_model("resnet152_bigru", seed=2).save_pretrained(tmp_path / "other")
     code, out, err = run(capsys, "search", "a dog", photos, "--model", tmp_path / "other")
     assert (code, out) == (1, "")
-    assert f"another model than the one that made the sets of {photos} (then in {model})" in err
+    assert f"not the model that made the sets of {photos} (then in {model})" in err
     assert "Name the right one with --model" in err
     noted = (photos / "encoder.json").read_text()
     (photos / "encoder.json").write_text(noted.replace("tiny", "moved"))
     code, _, err = run(capsys, "search", "a dog", photos)
     assert code == 1
-    assert "If it has moved, say where it is with --model" in err
+    assert "If it has moved" in err
     assert run(capsys, "search", "a dog", photos, "--model", model)[0] == 0
     (photos / "encoder.json").write_text(noted)
 

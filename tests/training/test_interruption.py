@@ -141,9 +141,7 @@ def when_record_is_written(fill):
         (when_record_is_written, 300, "metrics.jsonl: could not be written"),
     ],
 )
-def test_a_full_disk_is_reported_and_the_run_can_be_resumed(
-    arm, size, expected, recipe, uninterrupted, tmp_path
-):
+def test_a_full_disk_is_reported_and_the_run_can_be_resumed(arm, size, expected, recipe, uninterrupted, tmp_path):
     file, run, said = tmp_path / "tiny.yaml", tmp_path / "run", tmp_path / "said"
     file.write_text(dump_recipe(recipe))
     stopped = start(partial(command, patch=partial(limited, size, arm)), said, "train", file, "--out", run)

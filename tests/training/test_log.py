@@ -1,4 +1,4 @@
-"""What a run writes down and says."""
+"""What a run writes and prints."""
 
 import json
 import sys
@@ -18,8 +18,8 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def log_in(folder, records=0, speaks=True):
-    log = RunLog(folder, recipe_for("nowhere"), speaks, show_progress=False)
+def log_in(folder, records=0, writes=True):
+    log = RunLog(folder, recipe_for("nowhere"), writes, show_progress=False)
     log.begin(0, 10, records)
     return log
 
@@ -58,10 +58,10 @@ def test_on_resuming_the_records_of_what_will_be_done_again_are_cut_off(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
-def test_a_process_that_is_not_the_first_says_and_writes_nothing(tmp_path, capsys):
-    with log_in(tmp_path, speaks=False) as log:
+def test_only_the_first_process_prints_and_writes(tmp_path, capsys):
+    with log_in(tmp_path, writes=False) as log:
         log.record("train", 1, 0, {"loss": 1.0})
-        log.say("hello")
+        log.print("hello")
         log.show(0, {"loss": 1.0})
         log.step()
     assert not list(tmp_path.iterdir())
@@ -88,13 +88,13 @@ def test_an_epoch_is_one_line_with_loss_rsum_collapse_speed_and_time_left():
         "text_log_variance": -2.5, "slots_used": 1.0, "pairing_stability": 0.97, "items_per_second": 1234.5, "x": 1.0,
     }  # fmt: skip
     assert epoch_line(2, 30, values, 3725.0) == (
-        "epoch 3/30  loss 0.5123  RSUM 431.2  i→t R@1 60.5  t→i R@1 44  log var image -1.234  text -2.5  slots used 1"
-        "  pairing 0.97  items/s 1234  1:02:05 left"
+        "epoch 3/30  loss 0.5123  RSUM 431.2  i→t R@1 60.5  t→i R@1 44  log var image -1.234  log var text -2.5"
+        "  slots used 1  pairing 0.97  items/s 1234  1:02:05 left"
     )
     assert epoch_line(0, 1, {"loss": 2.0}) == "epoch 1/1  loss 2"
 
 
-def test_a_run_writes_losses_validation_and_collapse_and_says_a_line_an_epoch(data, tmp_path, capsys):
+def test_a_run_writes_losses_validation_and_collapse_and_prints_a_line_per_epoch(data, tmp_path, capsys):
     train(recipe_for(data, epochs=2, log_every=2), tmp_path / "run")
     records = [strict(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     assert [(one["kind"], one["step"], one["epoch"]) for one in records] == [

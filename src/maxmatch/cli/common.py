@@ -1,4 +1,4 @@
-"""What verbs share: messages on stderr, Ctrl-C, the model and the data that a command names."""
+"""What verbs share: messages on stderr, Ctrl-C, loading the model and the index that a command names."""
 
 import os
 import signal
@@ -21,23 +21,20 @@ if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
 
 
-# What is said on stderr while work goes on.
-
-
 def cores() -> int:
-    """How many threads or processes to use: one for each core that there is, and no more than eight."""
+    """How many threads or processes to use: one per core, at most eight."""
     return min(8, os.cpu_count() or 1)
 
 
 def say(line: str) -> None:
-    """A line on stderr that no bar runs into."""
+    """Print a line on stderr, above a progress bar."""
     from tqdm import tqdm
 
     tqdm.write("\n".join(map(plain, f"maxmatch: {line}".split("\n"))), file=sys.stderr)
 
 
 def plain(text: str) -> str:
-    """A text that commands a terminal to nothing: a file's name may hold any character, escape sequences too."""
+    """The text with escape sequences made harmless: a file's name may contain any character."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
@@ -52,13 +49,11 @@ def usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
-# Ctrl-C: known of even where a library makes an error of its own of it, and said what became of the work.
-
-
 @contextmanager
 def noticed() -> Iterator[Callable[[], bool]]:
-    """What says whether Ctrl-C was pressed meanwhile. Who handles it stays as it is: Python writes the number of each
-    signal to a socket besides.
+    """A function that tells whether Ctrl-C was pressed, even if a library turned it into another error.
+
+    Handlers stay as they are: Python writes the number of each signal to a socket as well.
     """
     ours, pythons = socket.socketpair()
     with ours, pythons:
@@ -66,7 +61,7 @@ def noticed() -> Iterator[Callable[[], bool]]:
         pythons.setblocking(False)
         try:
             before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-        except ValueError:  # not in the main thread, which alone hears of signals
+        except ValueError:  # only the main thread receives signals
             yield lambda: False
             return
 
@@ -84,15 +79,13 @@ def noticed() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def going_on(what: object) -> Iterator[None]:
-    """Work that the same command takes up again: whoever interrupts it is told so."""
+    """Work that the same command resumes after an interruption; the message tells so."""
     try:
         yield
     except KeyboardInterrupt:
-        say(f"{what}: interrupted; what is done is kept. Go on with the same command.")
+        say(f"{what}: interrupted; finished work is kept. Run the same command again to continue.")
         raise
 
-
-# The model that a command names, on the device that it is to work on.
 
 Loaded = TypeVar("Loaded", bound="AnyModel")
 Runtime = Literal["auto", "torch", "onnx"]
@@ -135,7 +128,7 @@ def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", ma
 
 
 def _has_gpu() -> bool:
-    """Whether torch is installed, and sees a GPU: it alone can tell."""
+    """Whether torch is installed and sees a GPU."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -152,8 +145,8 @@ def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> 
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
-    """A model by its name (`maxmatch.model.names`), on a GPU where there is one unless the user names a device.
-    modality: one that it has to have a tower for.
+    """A model by its name (`maxmatch.model.names`), by default on a GPU if there is one.
+    modality: one that it must have a tower for.
     """
     from maxmatch.core.devices import chosen_device
     from maxmatch.model.encoder import SetEncoder
@@ -164,7 +157,7 @@ def load_model(name: str, device: str | None, modality: str | None = None) -> "S
 
 
 def default_model(named_by: str = "--model") -> str:
-    """Where the model lies that is taken when none is named."""
+    """The folder of the model used when none is named."""
     folder = shipped_model(SHIPPED)
     if folder is None:
         raise ValueError(
@@ -181,8 +174,8 @@ def model_of(
     device: str | None,
     load: "Callable[[str, str | None], Loaded]" = load_model,  # type: ignore[assignment]  # which makes it SetEncoder
 ) -> "Loaded":
-    """The model of an index, where it was when the index was made, or where the user says; another one is refused.
-    load: `load_model` or `load_for_search`.
+    """The model of an index, from where it was when the index was built, or as named by the user; another one is
+    refused. load: `load_model` or `load_for_search`.
     """
     from maxmatch.model.identity import model_identity
     from maxmatch.search.encode_files import read_origin
@@ -193,7 +186,7 @@ def model_of(
         shipped = shipped_model(SHIPPED)
         found = load(str(shipped), device) if shipped is not None and noted is not None else None
         if found is None or model_identity(found) != noted:
-            raise ValueError(f"{folder}: the index does not say which model made its sets. Name it with --model.")
+            raise ValueError(f"{folder}: the index does not record which model made its sets. Name it with --model.")
         return found
     wanted = name or (recorded_model(origin.model) if origin else "")
     try:
@@ -202,25 +195,23 @@ def model_of(
         if name is not None:
             raise
         raise ValueError(
-            f"{folder}: the model that made its sets was {wanted}, and cannot be loaded ({error}) "
-            "If it has moved, say where it is with --model."
+            f"{folder}: the model that made its sets, {wanted}, cannot be loaded ({error}) "
+            "If it has moved, name its new place with --model."
         ) from error
     if noted is not None and model_identity(model) != noted:
         where = f" (then in {origin.model})" if origin and origin.model != wanted else ""
         raise ValueError(
-            f"{wanted}: another model than the one that made the sets of {folder}{where}: scores between the two mean "
-            "nothing. Name the right one with --model, or encode again with this one."
+            f"{wanted}: not the model that made the sets of {folder}{where}: scores between the two are meaningless. "
+            "Name the right one with --model, or encode again with this one."
         )
     return model
 
-
-# A folder of photos, opened for a search: its index is made or brought up to date first.
 
 _SHOWN = 10
 
 
 def is_folder_of_photos(folder: Path) -> bool:
-    """Whether what was named holds photos, not an index. FileNotFoundError where it is no folder at all."""
+    """Whether a folder holds photos rather than an index. FileNotFoundError if it is not a folder."""
     from maxmatch.search.index_folder import is_index
 
     place = folder.expanduser()
@@ -237,8 +228,8 @@ def open_folder(
     load: "Callable[[str, str | None], Loaded]",
     load_many: "Callable[[str, str | None], Loaded] | None" = None,
 ) -> "tuple[SetIndex, Loaded]":
-    """The index of a folder of photos, up to date, and its model. load: `load_model` or `load_for_search`. load_many:
-    what loads it where all photos are still to be read.
+    """The index of a folder of photos, brought up to date first, and its model. load: `load_model` or
+    `load_for_search`. load_many: used instead if no photo has been read yet.
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE

@@ -38,8 +38,6 @@ class Finding:
     cure: str = ""
 
 
-# What the doctor says of packages: those that are needed, those of extras, and whether the difficult ones load.
-
 _LONGEST_IMPORT = 120  # seconds; a cold disk is slow
 _FOR_DEVELOPERS = {"all", "dev", "docs"}
 # Native code that can be made for another machine or another torch: package -> what is lost when it does not load.
@@ -51,7 +49,7 @@ _DIFFICULT = {
 
 
 def package_findings(uri: str | None) -> Iterator[Finding]:
-    """All of them. uri: of a Milvus server that is to be asked."""
+    """Required packages, extras, and whether the difficult ones load. uri: of a Milvus server to ask."""
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield from _installed()
     yield _torchvision()
@@ -119,7 +117,7 @@ def _version(package: str) -> str | None:
 
 
 def _torchvision() -> Finding:
-    """Beside another torch than its own it breaks transformers, and so whatever imports it."""
+    """Next to a torch it was not built for, it breaks transformers and whatever imports that."""
     if find_spec("torchvision") is None:
         return Finding("torchvision", "ok", "not installed (not needed)")
     well, what = _imported("torchvision")
@@ -134,8 +132,8 @@ def _loads(package: str, use: str, cure: str) -> Finding:
 
 
 def _imported(package: str) -> tuple[bool, str]:
-    """Whether a package can be imported, and its version or the last thing it said. In a process of its own: one that
-    was made for another machine can end it.
+    """Whether a package can be imported, and its version or the last line of the error. In a process of its own, which
+    a package built for another machine may crash.
     """
     code = f"import {package}; print(getattr({package}, '__version__', 'yes'))"
     try:
@@ -146,8 +144,8 @@ def _imported(package: str) -> tuple[bool, str]:
         return False, f"not imported after {_LONGEST_IMPORT} seconds"
     if done.returncode == 0:
         return True, done.stdout.strip().splitlines()[-1]
-    said = done.stderr.strip().splitlines()
-    return False, said[-1] if said else f"the process ended with {done.returncode}"
+    errors = done.stderr.strip().splitlines()
+    return False, errors[-1] if errors else f"the process ended with {done.returncode}"
 
 
 def _milvus(uri: str) -> Finding:
@@ -167,8 +165,6 @@ def _milvus(uri: str) -> Finding:
     return Finding("milvus server", "ok", f"{uri}: Milvus {str(version).removeprefix('v')}")
 
 
-# What the doctor says of the machine: processors, memory, disks, and a browser for the tests of the page.
-
 BROWSER_CURE = "apt-get install chromium (or set MAXMATCH_CHROMIUM to the path of another Chromium)"
 _GIB = 2**30
 _LITTLE_DISK, _LITTLE_MEMORY, _LITTLE_SHARED = 2 * _GIB, 2 * _GIB, _GIB
@@ -176,7 +172,7 @@ _SHARED = Path("/dev/shm")
 
 
 def machine_findings() -> Iterator[Finding]:
-    """All of them."""
+    """Processors, memory, disks, and a browser for the tests of the page."""
     yield from _devices()
     yield _memory()
     if _SHARED.is_dir():
@@ -216,7 +212,7 @@ def _no_gpu(made_for_cuda: str | None, has_driver: bool) -> Finding:
     if not has_driver:
         return Finding("gpu", "note", "none found: everything runs on the CPU")
     if made_for_cuda is None:
-        detail = "this machine has NVIDIA's driver, but this torch was made for the CPU alone."
+        detail = "this machine has NVIDIA's driver, but this torch is built for the CPU only."
         return Finding("gpu", "note", detail, "Install a torch for CUDA.")
     detail = f"this machine has NVIDIA's driver, but torch (CUDA {made_for_cuda}) sees no GPU."
     return Finding("gpu", "note", detail, "Run nvidia-smi: is the driver too old, or CUDA_VISIBLE_DEVICES empty?")
@@ -227,7 +223,7 @@ def _memory() -> Finding:
     if free is None:
         return Finding("memory", "note", "unknown on this system")
     little = free < _LITTLE_MEMORY
-    cure = "Use smaller batches (train.batch_size=…, --batch-size), or end other programs." if little else ""
+    cure = "Use smaller batches (train.batch_size=…, --batch-size), or close other programs." if little else ""
     return Finding("memory", "note" if little else "ok", f"{free / _GIB:.1f} GiB free", cure)
 
 
@@ -244,7 +240,9 @@ def _disk(name: str, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     detail = f"{free / _GIB:.1f} GiB free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Finding(name, "note", f"{detail}, which cannot be written to.", "Say where results go, with --out.")
+        return Finding(
+            name, "note", f"{detail}, which cannot be written to.", "Choose where results are written with --out."
+        )
     if free < _LITTLE_DISK:
         return Finding(name, "note", f"{detail}: little for runs and indexes.", "Free some, or name another disk.")
     return Finding(name, "ok", detail)
@@ -254,15 +252,12 @@ def _browser() -> Finding:
     found = chromium_path()
     if found is not None:
         return Finding("browser", "ok", found)
-    detail = "no Chromium: `make test` leaves out the tests of the page; all else works."
+    detail = "no Chromium: `make test` skips the tests of the page; everything else works."
     return Finding("browser", "note", detail, f"For developers: {BROWSER_CURE}")
 
 
-# What the doctor says of caches, and of the model that ships.
-
-
 def cache_findings() -> Iterator[Finding]:
-    """All of them."""
+    """Caches, and the model that ships."""
     yield _hub()
     yield _compiled()
     yield _photos()
@@ -270,7 +265,7 @@ def cache_findings() -> Iterator[Finding]:
 
 
 def _hub() -> Finding:
-    """Where models of the Hugging Face Hub are kept once fetched."""
+    """Where models fetched from the Hugging Face Hub are kept."""
     try:
         from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
     except ImportError as error:
@@ -306,22 +301,22 @@ def _cache(name: str, place: Path, holds: str, cure: str) -> Finding:
     if not _writable(place):
         return Finding(name, "note", f"{place}: cannot be written to.", f"Make it writable, or {cure}.")
     if not place.is_dir():
-        return Finding(name, "ok", f"{place}: not there yet")
+        return Finding(name, "ok", f"{place}: not created yet")
     size = sum(file.lstat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
     return Finding(name, "ok", f"{place}: {holds}, {size / _GIB:.1f} GiB")
 
 
 def _writable(place: Path) -> bool:
-    """Whether a folder can be written to, or be made."""
+    """Whether a folder can be written to, or created."""
     there = next((one for one in (place, *place.absolute().parents) if one.exists()), None)
     return there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _shipped(models: Path) -> Finding:
-    """The models in the package, whole or not."""
+    """The models in the package, complete or damaged."""
     found = sorted(path.parent for path in models.glob("*/config.json"))
     if not found:
-        detail = "no trained model is in this installation."
+        detail = "this installation has no trained model."
         return Finding("shipped model", "note", detail, "Name one with --model, or train one: maxmatch train --list")
     from safetensors import SafetensorError, safe_open
 
@@ -339,15 +334,16 @@ def _shipped(models: Path) -> Finding:
 
 def doctor(
     uri: Annotated[
-        str | None, typer.Option(help="A Milvus server to ask too, as http://localhost:19530.", show_default=False)
+        str | None,
+        typer.Option(help="A Milvus server to check too, such as http://localhost:19530.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Look at installation and machine: what is wrong, and the cure.
+    """Check installation and machine: what is wrong, and the cure.
 
     Packages and their versions, a torchvision that does not fit, devices, memory and disk, caches, engines of an index,
-    the model that ships. Nothing is changed and, but for --uri, nobody is asked. Exit 1 if something is broken; what is
-    only worth knowing, as an extra that is not installed, is a note.
+    the model that ships. Nothing is changed and, except for --uri, no network is used. Exit 1 if something is broken;
+    what is only worth knowing, such as an extra that is not installed, is a note.
 
     Examples:
 
@@ -370,8 +366,7 @@ def doctor(
 
 
 def examine(uri: str | None = None) -> Iterator[Finding]:
-    """Everything the doctor looks at."""
-
+    """Everything the doctor checks."""
     yield from package_findings(uri)
     yield from machine_findings()
     yield from cache_findings()
@@ -380,5 +375,5 @@ def examine(uri: str | None = None) -> Iterator[Finding]:
 def _verdict(findings: list[Finding]) -> str:
     broken = [finding.name for finding in findings if finding.status == "fail"]
     if not broken:
-        return "All that is needed is there."
-    return f"{len(broken)} of {len(findings)} need mending: {', '.join(broken)}."
+        return "Everything needed is installed."
+    return f"{len(broken)} of {len(findings)} need attention: {', '.join(broken)}."

@@ -1,6 +1,6 @@
 """`maxmatch`: results on stdout, logs on stderr; exit 0 done, 1 failed, 2 wrong use, 130 interrupted.
 
-What is heavy is imported inside the verbs, so that --help answers at once.
+Heavy modules are imported inside the verbs, so that --help answers at once.
 """
 
 import errno
@@ -27,10 +27,10 @@ from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
 from maxmatch.core.machine import CURE, is_to_blame
 
-_WRITABLE = "Name a place that you may write to, or change its rights."
+_WRITABLE = "Choose a folder that you may write to, or change its permissions."
 _CURES = {
-    errno.ENOSPC: "Free some room, or name another disk.",
-    errno.EDQUOT: "Free some room, or name another disk.",
+    errno.ENOSPC: "Free some space, or use another disk.",
+    errno.EDQUOT: "Free some space, or use another disk.",
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.EROFS: _WRITABLE,
@@ -39,7 +39,7 @@ _CURES = {
 
 _HELP = """Sets of K vectors for images and texts, compared by their best one-to-one matching.
 
-Find photos by words, train and measure models, look into them, index millions.
+Find photos by words; train, evaluate and analyse models; index millions of items.
 
   maxmatch search "two dogs in the snow" ~/Pictures
 
@@ -84,13 +84,13 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What goes before a verb."""
+    """Options before the verb."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; whatever goes wrong becomes one clear line. MAXMATCH_DEBUG=1 shows where it came from."""
-    # Threads that wait by spinning make training ten times slower on a machine that has other work too. Read by torch's
-    # libraries when they are loaded, which is later.
+    """Run a command; an error becomes one line. MAXMATCH_DEBUG=1 shows the traceback."""
+    # Threads that wait by spinning make training ten times slower on a busy machine. Torch's libraries read this when
+    # they are loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with noticed() as was_interrupted:
         _run(arguments, was_interrupted)
@@ -105,7 +105,7 @@ def _run(arguments: Sequence[str] | None, was_interrupted: Callable[[], bool]) -
         if os.environ.get("MAXMATCH_DEBUG"):
             traceback.print_exc()
         line = CURE if is_to_blame(error) else _line(error)
-        if was_interrupted() and not _is_ours(error):  # torch, while it reads weights, makes a RuntimeError of Ctrl-C
+        if was_interrupted() and not _is_ours(error):  # torch turns Ctrl-C into a RuntimeError while it reads weights
             print(f"maxmatch: interrupted ({line})", file=sys.stderr)
             raise SystemExit(130) from error
         print(f"maxmatch: {line}", file=sys.stderr)
@@ -113,21 +113,21 @@ def _run(arguments: Sequence[str] | None, was_interrupted: Callable[[], bool]) -
 
 
 def _line(error: Exception) -> str:
-    """An error as a person reads it: our own messages stand for themselves, others with what they are."""
+    """An error in one line: our own messages as they are, others with their type."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         if error.strerror != os.strerror(error.errno):
             return error.strerror
         names = "".join(f"{name}: " for name in (error.filename, error.filename2) if name is not None)
         return f"{names}{error.strerror.lower()}. {_CURES.get(error.errno, '')}".rstrip()
     if isinstance(error, MemoryError):
-        return "the memory does not suffice. Use smaller batches, or end other programs: see `maxmatch doctor`."
+        return "Out of memory. Use smaller batches, or close other programs: see `maxmatch doctor`."
     text = str(error).strip()
     return text if _is_ours(error) and text else f"{type(error).__name__}: {text}"
 
 
 def _is_ours(error: Exception) -> bool:
     """Whether its message is one of our own, or the system's."""
-    # An ImportError of our own says what to install; one of Python's names the module alone.
+    # Our own ImportErrors tell what to install; Python's only name the module.
     return isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
 
 

@@ -9,27 +9,28 @@ import typer
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe that ships, by its name, or a YAML file.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="The name of a recipe that ships, or a YAML file.")] = None,
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to it: train.lr=2e-4 data.path=FOLDER …", metavar="KEY=VALUE")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<name of the recipe>.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, to the bit.")] = False,
-    auto_recover: Annotated[
-        bool, typer.Option("--auto-recover", help="Where training fails in a known way, apply the cure and go on.")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in the folder, exactly where it stopped.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    auto_recover: Annotated[
+        bool, typer.Option("--auto-recover", help="When training fails in a known way, apply the cure and continue.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be trained, how fast each part learns, and stop.")
     ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model by a recipe.
+    """Train a model from a recipe.
 
-    The run's folder gets the resolved recipe, metrics.jsonl, and the checkpoints best/ and last/. A run that was
-    interrupted goes on with --resume where it was. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch.cli.main
-    train …
+    The run's folder gets the resolved recipe, metrics.jsonl, and the checkpoints best/ and last/. --resume continues an
+    interrupted run exactly where it stopped. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch.cli.main train …
 
     Examples:
 

@@ -1,7 +1,7 @@
 """The losses of the paper: pure functions of scores (B, C), of sets (B, K, D) and of a boolean `positive` (B, C).
 
 They know no encoder and no similarity. A batch is B distinct images with all their captions, any number of them;
-`positive[i, j]` says that caption j describes image i. What is positive is never a negative.
+`positive[i, j]` means that caption j describes image i. What is positive is never a negative.
 """
 
 from maxmatch.losses.contrastive import contrastive

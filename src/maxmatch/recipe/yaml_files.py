@@ -31,23 +31,23 @@ _SCALARS = {
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be read or makes no sense."""
+    """A recipe that cannot be read or is invalid."""
 
 
 class LocatedValues(NamedTuple):
-    """What a text says, and where: the place of each path of keys; that of the empty path is the text itself."""
+    """The values of a YAML text, and the line of each path of keys; the empty path is the text itself."""
 
     values: Any
     places: dict[tuple[Key, ...], str]
 
 
 class _Loader(yaml.SafeLoader):
-    """Nothing but the scalars of YAML 1.2's core; those of YAML 1.1, which PyYAML reads, hold surprises."""
+    """Only the scalars of YAML 1.2's core schema; those of YAML 1.1, PyYAML's own, hold surprises."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As in any loader; but a reference could make a small file large, or go in a circle."""
+        """As in any loader, but references are refused: they could make a small file huge, or a cycle."""
         if self.check_event(yaml.AliasEvent):
             event: Any = self.get_event()  # type: ignore[no-untyped-call]
             what = "references (*name) are not read; write it out"
@@ -59,11 +59,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes whatever YAML 1.1 or 1.2 would take for something other than a text."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Everything is written out."""
+        """Write everything out."""
         return True
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        """A list stands on one line."""
+        """Write a list on one line."""
         return super().represent_sequence(tag, sequence, flow_style=True)
 
 
@@ -110,9 +110,7 @@ def _value(node: yaml.Node, path: tuple[Key, ...], source: str, places: dict[tup
             if key_node.tag != f"{_CORE}str":
                 raise _refusal(key_node, source, f"expected the name of an option, got {key!r}")
             if key in values:
-                raise _refusal(
-                    key_node, source, f"{key!r} was said before ({places[(*path, key)]}); each key counts once"
-                )
+                raise _refusal(key_node, source, f"duplicate key {key!r}, first given at {places[(*path, key)]}")
             places[(*path, key)] = _place(key_node, source)
             values[key] = _value(value_node, (*path, key), source, places)
         return values
@@ -158,20 +156,20 @@ def load_recipe(path_or_name: str | PathLike[str], overrides: Sequence[str] = ()
     """A recipe from a file (`.yaml`), or one that ships, by its name (`list_recipes`).
 
     `extends:` in a file names another, relative to the file, or one that ships. Mappings are merged; lists and values
-    are replaced, and so is a part whose `name` or `source` changes; `null` takes back what was said. Name and
+    are replaced, and so is a part whose `name` or `source` changes; `null` resets a value. Name and
     description are not inherited; without a name a recipe has that of its file. overrides: "train.lr=2e-4", the value
     in YAML.
     """
     path = _find(str(path_or_name), Path())
-    said = _read(path, ())
+    found = _read(path, ())
     for override in overrides:
-        said = _merge(said, _override(override))
+        found = _merge(found, _override(override))
     own_name = _name(path) if path.is_relative_to(SHIPPED) else path.stem
-    values = said.values | {"name": own_name if said.values.get("name") is None else said.values["name"]}
+    values = found.values | {"name": own_name if found.values.get("name") is None else found.values["name"]}
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        lines = [f"{_place_of_keys(said, location(problem))}: {describe(problem)}" for problem in error.errors()]
+        lines = [f"{_place_of_keys(found, location(problem))}: {describe(problem)}" for problem in error.errors()]
         raise RecipeError("\n".join(lines)) from error
 
 
@@ -200,27 +198,27 @@ def _find(wanted: str, beside: Path) -> Path:
     names = {_name(file): file for file in SHIPPED.rglob("*.yaml")}
     if wanted not in names:
         if (beside / wanted).is_file():
-            raise RecipeError(f"{beside / wanted}: no recipe: the name of a file of your own ends in .yaml.")
+            raise RecipeError(f"{beside / wanted}: not a recipe: the name of your own file must end in .yaml.")
         near = get_close_matches(wanted, names, n=1)
         advice = f"Did you mean {near[0]!r}?" if near else "`maxmatch train --list` shows those that ship."
-        raise RecipeError(f"{wanted}: no recipe of this name. {advice} A file of your own ends in .yaml.")
+        raise RecipeError(f"{wanted}: no recipe of this name. {advice} The name of your own file must end in .yaml.")
     return names[wanted]
 
 
 def _parse_file(path: Path) -> LocatedValues:
     try:
-        said = parse(path.read_text(encoding="utf-8"), str(path))
+        found = parse(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not UTF-8 ({error}). Save it as UTF-8.") from error
-    if said.values is None:
-        return LocatedValues({}, said.places)
-    if not isinstance(said.values, dict):
-        raise RecipeError(f"{path}: expected keys with values, such as `train:`, got {said.values!r}."[:200])
-    return said
+    if found.values is None:
+        return LocatedValues({}, found.places)
+    if not isinstance(found.values, dict):
+        raise RecipeError(f"{path}: expected keys with values, such as `train:`, got {found.values!r}."[:200])
+    return found
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> LocatedValues:
-    """What a file says together with all that it extends."""
+    """A file merged with all that it extends."""
     own = _parse_file(path)
     wanted = own.values.pop("extends", None)
     if wanted is None:
@@ -235,7 +233,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> LocatedValues:
     chain = (*chain, path)
     if base in chain:
         circle = " -> ".join(file.name for file in (*chain[chain.index(base) :], base))
-        raise RecipeError(f"{place}: extends: goes in a circle: {circle}.")
+        raise RecipeError(f"{place}: extends: a cycle: {circle}.")
     inherited = _read(base, chain)
     for key in ("name", "description"):
         inherited.values.pop(key, None)
@@ -243,7 +241,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> LocatedValues:
 
 
 def _override(text: str) -> LocatedValues:
-    """What "train.lr=2e-4" says."""
+    """The values of "train.lr=2e-4"."""
     key, equals, value = text.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not equals or not all(keys):
@@ -270,7 +268,7 @@ def _merge(base: LocatedValues, over: LocatedValues) -> LocatedValues:
 def _merged(
     base: dict[str, Any], over: dict[str, Any], path: tuple[Key, ...], places: dict[tuple[Key, ...], str]
 ) -> dict[str, Any]:
-    """Both together. The places of what is replaced are forgotten."""
+    """Both merged. The places of replaced values are dropped."""
     merged = dict(base)
     for key, new in over.items():
         old, here = merged.get(key), (*path, key)
@@ -288,14 +286,14 @@ def _another_part(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return any(choice in new and new[choice] != old.get(choice) for choice in ("name", "source"))
 
 
-def _place_of_keys(said: LocatedValues, keys: tuple[Key, ...]) -> str:
-    """Where the innermost of the keys was said. What is no key of the data (the name of a choice) is passed over."""
-    place, path, value = said.places[()], tuple[Key, ...](), said.values
+def _place_of_keys(found: LocatedValues, keys: tuple[Key, ...]) -> str:
+    """Where the innermost of the keys was given. What is no key of the data (the name of a choice) is skipped."""
+    place, path, value = found.places[()], tuple[Key, ...](), found.values
     for key in keys:
         known = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
         if key in known:
             path, value = (*path, key), value[key]
             # Of "train" in the override `train.lr=3` there is no place of its own: that of something in it will do.
-            inside = (at for inner, at in said.places.items() if inner[: len(path)] == path)
-            place = said.places.get(path) or next(inside, place)
+            inside = (at for inner, at in found.places.items() if inner[: len(path)] == path)
+            place = found.places.get(path) or next(inside, place)
     return place

@@ -27,13 +27,13 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and messages."""
         return self.rank == 0
 
 
 @contextmanager
 def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
-    """Join the processes that `torchrun` started, or be the only one. device: None takes a GPU where there is one."""
+    """Join the processes that `torchrun` started, or be the only one. device: None takes a GPU if there is one."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = chosen_device(device)
     if device.type == "cuda" and device.index is None:
@@ -56,7 +56,7 @@ def several() -> bool:
 
 
 def gather(mine: Tensor) -> Tensor:
-    """The rows of all processes, one after the other; gradient flows to one's own."""
+    """The rows of all processes, one after the other; gradients flow to this process's own."""
     if not several():
         return mine
     count = torch.tensor([len(mine)], device=mine.device)
@@ -78,7 +78,7 @@ def gather_sets(mine: Sets) -> Sets:
 
 
 def add_gradients(model: nn.Module) -> None:
-    """Make every process's gradient the sum of all."""
+    """Add up the gradients of all processes."""
     if not several():
         return
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -90,19 +90,19 @@ def add_gradients(model: nn.Module) -> None:
 
 
 def same_everywhere(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
-    """The first process's figures, in all of them."""
+    """The first process's figures, in all processes."""
     if not several():
         return dict(values)
-    said = torch.tensor(list(json.dumps(dict(values)).encode()), dtype=torch.uint8, device=device)
-    length = torch.tensor([len(said)], device=device)
+    mine = torch.tensor(list(json.dumps(dict(values)).encode()), dtype=torch.uint8, device=device)
+    length = torch.tensor([len(mine)], device=device)
     distributed.broadcast(length, 0)
-    told = said if distributed.get_rank() == 0 else said.new_empty(int(length))
-    distributed.broadcast(told, 0)
-    return dict(json.loads(bytes(told.tolist())))
+    shared = mine if distributed.get_rank() == 0 else mine.new_empty(int(length))
+    distributed.broadcast(shared, 0)
+    return dict(json.loads(bytes(shared.tolist())))
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
-    """Whether it is so in any process."""
+    """Whether the flag is set in any process."""
     if not several():
         return flag
     votes = torch.tensor([float(flag)], device=device)
@@ -121,7 +121,7 @@ def fewest(count: int, device: torch.device) -> int:
 
 @contextmanager
 def first_alone(here: Processes) -> Iterator[None]:
-    """The first process goes through this before the others: they find what it wrote."""
+    """The first process runs this before the others, which find what it wrote."""
     if several() and not here.first:
         distributed.barrier()
     yield

@@ -102,7 +102,7 @@ def _decay(schedule: Schedule, step: int, steps_per_epoch: int, total: int) -> f
 
 
 def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:
-    """Freeze and unfreeze backbones as the recipe says for an epoch; the names of the towers that are now frozen."""
+    """Freeze and unfreeze backbones for an epoch; yields the names of the towers that are frozen."""
     for name in model.towers:
         encoder = model.tower(name).encoder
         if isinstance(encoder, Freezable):

@@ -30,12 +30,10 @@ from maxmatch.recipe.schema import Data, Recipe, Train
 from maxmatch.training.distributed import Processes, first_alone
 from maxmatch.training.optim import Group, parameter_groups, schedule_factor
 
-# From a recipe to what the loop works with: data, tokenizer, model, feeds.
-
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """All that training needs beside the recipe."""
+    """The model, the data and how they are fed to it."""
 
     model: SetEncoder
     train: Split
@@ -43,7 +41,7 @@ class TrainingParts:
     feed: Feed
     val_feed: Feed | None
     runs_backbones: bool
-    """Whether a step goes through a backbone of which is not known that its steps can be recorded."""
+    """Whether a step runs a backbone whose steps may not be recordable."""
 
 
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
@@ -55,7 +53,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         train = hold_out(train, recipe.data.hold_out_words, say)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
-        say(f"no split {recipe.data.val_split!r} in {dataset.path}: training goes on without validation")
+        say(f"no split {recipe.data.val_split!r} in {dataset.path}: training without validation")
     model = new_model(recipe, train, say).to(processes.device)
     readers = readers_for(model, train)
     options = recipe.train
@@ -76,22 +74,22 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
             val, readers, processes.device, feed=options.feed, workers=options.workers, say=lambda _: None
         )
     backbones = any(
-        not isinstance(reader, FeatureReader) and _may_look(getattr(model.tower(name).encoder, "backbone", None))
+        not isinstance(reader, FeatureReader) and _reads_values(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
     return TrainingParts(model, train, val, feed, val_feed, backbones)
 
 
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
-    """What training does to a picture, as the recipe says."""
+    """What the recipe does to a training picture."""
     picture, flip = reader.transform, 0.5 if options.flip else 0.0
     if options.crop_scale is not None:
         return RandomCrop(picture.size, scale=options.crop_scale, flip=flip, mean=picture.mean, std=picture.std)
     return RandomMirror(picture, flip) if flip else None
 
 
-def _may_look(backbone: Any) -> bool:
-    """Whether a backbone might look at values while it works, so that its steps cannot be recorded. BERT does not."""
+def _reads_values(backbone: Any) -> bool:
+    """Whether the host may read values while a backbone runs, so that steps cannot be recorded. BERT's does not."""
     kind = getattr(getattr(backbone, "config", None), "model_type", None)
     return backbone is not None and kind != "bert"
 
@@ -109,7 +107,7 @@ def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
 
 
 def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
-    """The tokenizer that a recipe asks for."""
+    """The tokenizer of a recipe."""
     if data.tokenizer == "words":
         return word_tokenizer(captions, data.min_count, data.max_length)
     if data.tokenizer == "vectors":
@@ -129,7 +127,7 @@ def _word_vectors(path: str, tokenizer: Tokenizer, seed: int, say: Say) -> Tenso
     vocabulary = tokenizer.get_vocab()
     words = sorted(vocabulary, key=lambda word: vocabulary[word])
     table, missing = read_glove(_expanded(path), words, torch.Generator().manual_seed(seed))
-    say(f"word vectors: {len(words) - len(missing)} of {len(words)} words found in {path}, the others start at random")
+    say(f"word vectors: {len(words) - len(missing)} of {len(words)} words found in {path}, the others are random")
     return table
 
 
@@ -152,9 +150,7 @@ def _fetched_tokenizer(name: str | None) -> Path:
     return Path(hf_hub_download(place, "tokenizer.json"))
 
 
-# What a recipe would do: who learns how fast and when, without data and without weights.
-
-# Training images of the data sets we know, by how recipes for them are called.
+# Training images of known data sets, by the names of their recipes.
 _SIZES = {"coco": 113_287, "ablation/": 113_287, "f30k": 29_000, "flickr8k": 6_000}
 
 
@@ -178,7 +174,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
     if any(tower.encoder.name == "gru" for tower in towers.values()):
         lines.append("The words of a Bi-GRU come with the data and are not counted.")
     lines += ["", f"{'epoch':<8}{'learning rate':>15}  of factor 1, at its first step"]
-    for epoch in _telling(recipe):
+    for epoch in _milestones(recipe):
         rate = recipe.train.lr * schedule_factor(recipe.train, epoch * steps, steps)
         notes = [f"{name} frozen" for name in backbones if recipe.train.frozen(name, epoch)]
         if recipe.objective.keywords(epoch)["negatives"] != recipe.objective.negatives:
@@ -188,7 +184,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
 
 
 def groups_of(recipe: Recipe) -> list[Group]:
-    """The parameter groups, with nothing in memory and nothing fetched."""
+    """The parameter groups, without allocating or fetching weights."""
     config = recipe.model.resolved()
     tokenizers = {}
     for name, tower in config.towers.items():
@@ -219,12 +215,12 @@ def _objective(recipe: Recipe) -> str:
         "Div": goal.div_weight,
         "CON": goal.con_weight,
     }
-    said = " + ".join(f"{weight:g}·{name}" for name, weight in weights.items() if weight)
-    return f"loss {said}; margins {goal.margin:g}, {goal.gd_margin:g}, {goal.isd_margin:g}"
+    terms = " + ".join(f"{weight:g}·{name}" for name, weight in weights.items() if weight)
+    return f"loss {terms}; margins {goal.margin:g}, {goal.gd_margin:g}, {goal.isd_margin:g}"
 
 
-def _telling(recipe: Recipe) -> list[int]:
-    """The epochs at which something changes, and some between."""
+def _milestones(recipe: Recipe) -> list[int]:
+    """The epochs at which something changes, and some in between."""
     train = recipe.train
     marks = {0, 1, train.epochs // 4, train.epochs // 2, 3 * train.epochs // 4, train.epochs - 1}
     marks |= {until for until in train.freeze.values() if isinstance(until, int)}
