@@ -27,12 +27,13 @@ from maxmatch import __version__
 from maxmatch.core.files import sync
 from maxmatch.core.manifest import description, read_described
 from maxmatch.model.build import build_model
-from maxmatch.model.config import FORMAT, SCHEMA_VERSION, ModelConfig
+from maxmatch.model.config import SCHEMA_VERSION, ModelConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import TextReader
 from maxmatch.model.names import (
     CARD,
     CONFIG,
+    FORMAT,
     WEIGHTS,
     CheckpointError,
     is_checkpoint,

@@ -15,7 +15,6 @@ from pydantic_core import PydanticCustomError
 
 from maxmatch.matching import SIMILARITIES
 
-FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
 SCHEMA_VERSION = 1
 """The version of what is written to config.json. A reader refuses a higher one."""
 

@@ -4,11 +4,10 @@ import logging
 import re
 from pathlib import Path
 
-from maxmatch.model.config import FORMAT
-
 SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
 MODELS = Path(__file__).resolve().parent / "shipped"
+FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _log = logging.getLogger("maxmatch")

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from maxmatch.core.manifest import read_described
-from maxmatch.model.config import FORMAT, GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
+from maxmatch.model.config import GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
 from maxmatch.model.identity import Weight, encoder_fingerprint, model_fingerprint
+from maxmatch.model.names import FORMAT
 from maxmatch.model.read_ahead import checked_items
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer
 

@@ -53,7 +53,9 @@ class RunLog:
         self._file = path.open("a", encoding="utf-8")
         self._board = _tensorboard(self.folder, from_step) if self.recipe.train.tensorboard else None
         if self.recipe.train.tracker == "trackio":
-            self.say("train.tracker=trackio is deprecated and will be removed in 0.2: use wandb or train.tensorboard.")
+            self.print(
+                "train.tracker=trackio is deprecated and will be removed in 0.2: use wandb or train.tensorboard."
+            )
         self._tracker = _tracker(self.recipe, self.folder)
 
     def __enter__(self) -> "RunLog":

@@ -99,7 +99,7 @@ def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
     config = recipe.model.resolved()
     tokenizers, vectors = {}, {}
     for name, tower in config.towers.items():
-        if tower.encoder.name in ("gru", "transformer"):
+        if tower.reads == "text":
             tokenizers[name] = tokenizer_for(recipe.data, tower.encoder, train[name].values)
             if recipe.data.word_vectors is not None and tower.encoder.name == "gru":
                 vectors[name] = _word_vectors(recipe.data.word_vectors, tokenizers[name], recipe.seed, say)
