@@ -38,11 +38,11 @@ def in_this_process():
 
 
 def arguments(data, out, *more, target="ablation"):
-    said = ["--data", data / "regions", "--base", data / "tiny.yaml", "--out", out, "--device", "cpu", "--jobs", 1]
-    return [str(one) for one in ("reproduce", target, *said, *more)]
+    options = ["--data", data / "regions", "--base", data / "tiny.yaml", "--out", out, "--device", "cpu", "--jobs", 1]
+    return [str(one) for one in ("reproduce", target, *options, *more)]
 
 
-def run(capsys, *said):
+def run(capsys, *arguments):
     with pytest.raises(SystemExit) as end:
-        main(list(said))
+        main(list(arguments))
     return end.value.code, capsys.readouterr()

@@ -29,7 +29,7 @@ def regions(tmp_path):
     return run
 
 
-def said(capsys, *arguments, code=0):
+def analyse(capsys, *arguments, code=0):
     """What a command printed on stdout and stderr."""
     with pytest.raises(SystemExit) as end:
         main(["analyse", *map(str, arguments)])
@@ -39,7 +39,7 @@ def said(capsys, *arguments, code=0):
 
 
 def test_a_run_says_itself_what_it_was_trained_on(regions, capsys):
-    shown = said(capsys, regions, "--split", "val", "--examples", 2)
+    shown = analyse(capsys, regions, "--split", "val", "--examples", 2)
     lines = shown.out.splitlines()
     assert lines[0].startswith("RSUM ")
     assert lines[-1] == f"open {regions / 'analysis' / 'report.html'}"
@@ -53,7 +53,7 @@ def test_a_run_says_itself_what_it_was_trained_on(regions, capsys):
 
 
 def test_json_is_what_the_file_says_and_nothing_else_is_on_stdout(regions, capsys, tmp_path):
-    shown = said(capsys, regions, "--split", "val", "--out", tmp_path / "out", "--json", "--similarity", "mil")
+    shown = analyse(capsys, regions, "--split", "val", "--out", tmp_path / "out", "--json", "--similarity", "mil")
     printed = json.loads(shown.out)
     stored = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert printed.pop("report") == str(tmp_path / "out" / "report.html")
@@ -67,7 +67,7 @@ def test_pictures_are_shown_and_looked_at_as_the_model_sees_them(tmp_path, capsy
     data = write_pictures(tmp_path / "data", train=2, val=6)
     tiny_model("resnet152_bigru").save_pretrained(tmp_path / "model")
     out = tmp_path / "out"
-    said(capsys, tmp_path / "model", data, "--split", "val", "--examples", 2, "--out", out)
+    analyse(capsys, tmp_path / "model", data, "--split", "val", "--examples", 2, "--out", out)
     page = (out / "report.html").read_text()
     assert "data:image/jpeg" in page
     assert sorted(file.name for file in (out / "figures").glob("attention-*-image.png")) == [
@@ -79,7 +79,7 @@ def test_pictures_are_shown_and_looked_at_as_the_model_sees_them(tmp_path, capsy
 def test_a_model_of_one_vector_makes_a_report(tmp_path, capsys):
     data = write_data(tmp_path / "data", train=4, val=5, captions=1)
     tiny_model("region_bigru", set_size=1).save_pretrained(tmp_path / "model")
-    shown = said(capsys, tmp_path / "model", data, "--split", "val", "--out", tmp_path / "out")
+    shown = analyse(capsys, tmp_path / "model", data, "--split", "val", "--out", tmp_path / "out")
     assert "one vector a set" in shown.out
 
 
@@ -92,7 +92,7 @@ def test_a_model_of_one_vector_makes_a_report(tmp_path, capsys):
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_it(regions, capsys, arguments, message):
-    error = said(capsys, regions, *arguments, code=1).err.splitlines()[-1]
+    error = analyse(capsys, regions, *arguments, code=1).err.splitlines()[-1]
     assert error.startswith("maxmatch: ")
     assert message in error
     assert not (regions / "analysis").exists()
@@ -100,16 +100,16 @@ def test_a_wrong_option_is_one_line_that_names_it(regions, capsys, arguments, me
 
 def test_a_missing_package_is_reported_before_anything_is_read(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(make_report, "find_spec", lambda name: None if name == "umap" else object())
-    error = said(capsys, tmp_path / "no model", "--umap", code=1).err
+    error = analyse(capsys, tmp_path / "no model", "--umap", code=1).err
     assert "pip install 'maxmatch[umap]'" in error
     assert sum("deprecated" in line for line in error.splitlines()) == 1
 
 
 def test_a_folder_with_figures_of_someone_else_is_left_alone(regions, capsys, tmp_path):
     (tmp_path / "out" / "figures").mkdir(parents=True)
-    error = said(capsys, regions, "--out", tmp_path / "out", code=1).err
+    error = analyse(capsys, regions, "--out", tmp_path / "out", code=1).err
     assert "Choose another --out" in error
 
 
 def test_help_has_examples(capsys):
-    assert "maxmatch analyse runs/demo/scenes-0" in said(capsys, "--help").out
+    assert "maxmatch analyse runs/demo/scenes-0" in analyse(capsys, "--help").out

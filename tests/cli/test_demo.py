@@ -23,17 +23,17 @@ def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys
     shown = []
     monkeypatch.setattr("maxmatch.cli.demo.tour", lambda *places: shown.append(places))
     monkeypatch.setattr("maxmatch.cli.demo._SHOWN", 6)
-    code, said = demo(capsys, tmp_path, "--json")
+    code, printed = demo(capsys, tmp_path, "--json")
     assert code == 0
-    results = json.loads(said.out)
+    results = json.loads(printed.out)
     assert list(results) == ["MaxMatch", "SetDiv", "MIL"]
     assert {"rsum", "chance_rsum", "image_log_variance", "slots_used"} <= results["MIL"].keys()
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert folders == ["scenes", "scenes-0", "scenes_mil-0", "scenes_setdiv-0"]
-    code, said = demo(capsys, tmp_path)
+    code, printed = demo(capsys, tmp_path)
     assert code == 0
-    assert "epoch 1" not in said.err
-    assert said.out == table(results) + "\n"
+    assert "epoch 1" not in printed.err
+    assert printed.out == table(results) + "\n"
     assert shown == [(tmp_path / "scenes-0", tmp_path / "gallery" / "images", tmp_path)]
 
 
@@ -72,8 +72,8 @@ def test_the_page_opens_on_new_scenes_with_the_demos_own_model(tmp_path, capsys,
     trained = []
     monkeypatch.setattr("maxmatch.cli.demo._side_by_side", lambda commands, runs, steps: trained.extend(commands))
     monkeypatch.setattr("maxmatch.cli.demo._SHOWN", 6)
-    code, said = demo(capsys, tmp_path, "--serve", "--port", "0")
-    assert code == 0, said.err
+    code, printed = demo(capsys, tmp_path, "--serve", "--port", "0")
+    assert code == 0, printed.err
     assert trained == ["MaxMatch"]
     [(folder, more)] = served
     assert more == {"model": str(tmp_path / "scenes-0"), "port": 0, "open_page": True}
@@ -85,8 +85,8 @@ def test_the_page_opens_on_new_scenes_with_the_demos_own_model(tmp_path, capsys,
 
 
 def test_the_page_opens_on_photos_without_any_training(tmp_path, capsys, served):
-    code, said = demo(capsys, tmp_path / "out", "--serve", "--photos", str(tmp_path))
-    assert code == 0, said.err
+    code, printed = demo(capsys, tmp_path / "out", "--serve", "--photos", str(tmp_path))
+    assert code == 0, printed.err
     assert served == [(tmp_path, {"port": 8765, "open_page": True})]
     assert not (tmp_path / "out").exists()
 

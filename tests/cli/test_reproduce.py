@@ -28,9 +28,9 @@ def killed_within():
 def uninterrupted(data, tmp_path_factory):
     """The folder of a sweep, and what it printed."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    said = out.parent / "said"
-    assert ended(start(partial(command, patch=in_this_process), said, *arguments(data, out))) == 0
-    return out, said.read_text()
+    printed = out.parent / "printed"
+    assert ended(start(partial(command, patch=in_this_process), printed, *arguments(data, out))) == 0
+    return out, printed.read_text()
 
 
 def figures(out):
@@ -42,7 +42,7 @@ def figures(out):
 
 
 def test_the_ablation_is_a_table_of_eleven_rows_beside_the_papers(uninterrupted):
-    out, said = uninterrupted
+    out, printed = uninterrupted
     table = (out / "ablation.md").read_text().splitlines()
     rows = [line for line in table if line.startswith(("| MIL", "| Smooth", "| Maximal"))]
     assert len(rows) == ROWS
@@ -52,38 +52,38 @@ def test_the_ablation_is_a_table_of_eleven_rows_beside_the_papers(uninterrupted)
     for row, line in zip(whole["rows"], rows, strict=True):
         assert f"{row['ours']['rsum']['mean']:.1f}" in line
         assert {"image_log_variance", "pairing_stability", "slots_used", "text_slot_4_rsum"} <= row["ours"].keys()
-    assert "split val (8 images, RSUM" in said  # there is no test split
-    assert "changes to the recipe" in said
+    assert "split val (8 images, RSUM" in printed  # there is no test split
+    assert "changes to the recipe" in printed
     files = [str(out / f"ablation{end}") for end in (".md", ".json", "-curves.png")]
-    assert f"written to {', '.join(files)}" in said
+    assert f"written to {', '.join(files)}" in printed
     assert (out / "ablation-curves.png").stat().st_size > 1000
 
 
 def test_a_sweep_killed_between_models_resumes_and_gives_the_same(uninterrupted, data, tmp_path):
-    out, said = tmp_path / "out", tmp_path / "said"
+    out, printed = tmp_path / "out", tmp_path / "printed"
 
-    assert ended(start(partial(command, patch=killed_between), said, *arguments(data, out))) == -9
+    assert ended(start(partial(command, patch=killed_between), printed, *arguments(data, out))) == -9
     before = figures(out)
     assert len(before) == 3
     assert not (out / "ablation.md").exists()
     times = {name: (out / "cells" / name / "result.json").stat().st_mtime_ns for name in before}
-    assert ended(start(partial(command, patch=in_this_process), said, *arguments(data, out))) == 0
-    assert said.read_text().count("(done before)") == 3
+    assert ended(start(partial(command, patch=in_this_process), printed, *arguments(data, out))) == 0
+    assert printed.read_text().count("(done before)") == 3
     assert {name: (out / "cells" / name / "result.json").stat().st_mtime_ns for name in before} == times
     assert figures(out) == figures(uninterrupted[0])
     assert (out / "ablation.md").read_text() == (uninterrupted[0] / "ablation.md").read_text()
 
 
 def test_a_sweep_killed_within_a_model_resumes_and_gives_the_same(uninterrupted, data, tmp_path):
-    out, said = tmp_path / "out", tmp_path / "said"
+    out, printed = tmp_path / "out", tmp_path / "printed"
 
-    assert ended(start(partial(command, patch=killed_within), said, *arguments(data, out, target="elements"))) == -9
+    assert ended(start(partial(command, patch=killed_within), printed, *arguments(data, out, target="elements"))) == -9
     assert len(figures(out)) == 1
-    assert ended(start(partial(command, patch=in_this_process), said, *arguments(data, out, target="elements"))) == 0
+    assert ended(start(partial(command, patch=in_this_process), printed, *arguments(data, out, target="elements"))) == 0
     whole = figures(uninterrupted[0])
     assert figures(out) == {name: whole[name] for name in figures(out)}
     assert len(figures(out)) == 3
-    assert "image: only slot 4" in said.read_text()
+    assert "image: only slot 4" in printed.read_text()
 
 
 def test_interrupted_it_reports_how_to_resume_and_exits_130(data, tmp_path, capsys, monkeypatch):
@@ -91,24 +91,26 @@ def test_interrupted_it_reports_how_to_resume_and_exits_130(data, tmp_path, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs, "start", interrupted)
-    code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    code, printed = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
     assert code == 130
-    assert f"{tmp_path / 'out'}: interrupted; all models at work are saved. Resume with the same command." in said.err
+    assert (
+        f"{tmp_path / 'out'}: interrupted; all models at work are saved. Resume with the same command." in printed.err
+    )
 
 
 def test_what_another_table_trained_is_not_trained_again(uninterrupted, data, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "start", None)  # would fail if it were called
-    code, said = run(capsys, *arguments(data, uninterrupted[0], "--json", target="tab:5"))
+    code, printed = run(capsys, *arguments(data, uninterrupted[0], "--json", target="tab:5"))
     assert code == 0
-    whole = json.loads(said.out)
+    whole = json.loads(printed.out)
     assert [row["title"] for row in whole["rows"]] == [{"method": m} for m in ("MIL", "smooth-Chamfer", "MaxMatch")]
 
 
 def test_a_figure_as_json_says_where_its_files_are(uninterrupted, data, capsys):
-    code, said = run(capsys, *arguments(data, uninterrupted[0], "--json", target="heatmap"))
+    code, printed = run(capsys, *arguments(data, uninterrupted[0], "--json", target="heatmap"))
     assert code == 0
     files = [str(uninterrupted[0] / f"heatmap.{kind}") for kind in ("pdf", "png")]
-    assert json.loads(said.out) == {"target": "heatmap", "label": "fig:heatmap", "files": files}
+    assert json.loads(printed.out) == {"target": "heatmap", "label": "fig:heatmap", "files": files}
 
 
 @pytest.mark.parametrize(
@@ -123,9 +125,9 @@ def test_a_figure_as_json_says_where_its_files_are(uninterrupted, data, capsys):
 )
 def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, uninterrupted, data, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "start", None)  # would fail if it were called
-    code, said = run(capsys, *arguments(data, uninterrupted[0], target=target))
+    code, printed = run(capsys, *arguments(data, uninterrupted[0], target=target))
     assert code == 0
-    assert said.out.split() == [str(uninterrupted[0] / name) for name in expected]
+    assert printed.out.split() == [str(uninterrupted[0] / name) for name in expected]
     assert all((uninterrupted[0] / name).stat().st_size > 1000 for name in expected)
 
 
@@ -137,9 +139,9 @@ def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, c
         return SimpleNamespace(report=out / "report.html")
 
     monkeypatch.setattr(compare, "analyse_run", report)  # it has tests of its own
-    code, said = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
+    code, printed = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
     assert code == 0
     folders = [uninterrupted[0] / f"qualitative-{name}" for name in ("smooth-chamfer", "maxmatch")]
-    assert said.out.split() == [str(folder / "report.html") for folder in folders]
+    assert printed.out.split() == [str(folder / "report.html") for folder in folders]
     regions = str(data / "regions")
     assert made == [("cells", regions, "val", title) for title in ("smooth-Chamfer", "MaxMatch")]

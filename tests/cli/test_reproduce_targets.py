@@ -17,18 +17,18 @@ def test_a_model_that_fails_is_in_the_table_with_its_reason_and_the_others_too(d
         return at_once(job, device)
 
     monkeypatch.setattr(jobs, "start", failing)
-    code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    code, printed = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
     assert code == 1
-    assert "smooth-Chamfer: failed: the features are damaged. Copy them again." in said.out
-    assert "1 of 3 models failed; the same command tries them again" in said.err
-    code, said = run(capsys, *arguments(data, tmp_path / "out", "--json", target="elements"))
-    rows = json.loads(said.out)["rows"]
+    assert "smooth-Chamfer: failed: the features are damaged. Copy them again." in printed.out
+    assert "1 of 3 models failed; the same command tries them again" in printed.err
+    code, printed = run(capsys, *arguments(data, tmp_path / "out", "--json", target="elements"))
+    rows = json.loads(printed.out)["rows"]
     assert [len(row["failed"]) for row in rows] == [0, 1, 0]
     assert [bool(row["ours"]) for row in rows] == [True, False, True]
     monkeypatch.setattr(jobs, "start", at_once)
-    code, said = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    code, printed = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
     assert code == 0
-    assert said.err.count("(done before)") == 2
+    assert printed.err.count("(done before)") == 2
 
 
 def test_a_table_is_reproduced_from_python_with_a_base_of_ones_own(data, tmp_path, monkeypatch):
@@ -59,24 +59,24 @@ def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(da
 
     monkeypatch.setattr(jobs, "start", counted)
     out = tmp_path / "out"
-    code, said = run(capsys, *arguments(data, out, "tab:5", "train.epochs=1", "heatmap", target="sizes"))
+    code, printed = run(capsys, *arguments(data, out, "tab:5", "train.epochs=1", "heatmap", target="sizes"))
     assert code == 1
     assert len(trained) == len(set(trained)) == 4 + 2  # K = 4 is the third model of the other table
     assert trained[3].startswith("maxmatch-k8-")  # after which the others went on
-    first, second, third = said.out.strip().split("\n\n")
+    first, second, third = printed.out.strip().split("\n\n")
     assert first.splitlines()[1].startswith("set size")
     assert "K = 8: failed: no room for eight." in first
     assert second.splitlines()[1].startswith("kept")
     assert third.split() == [str(out / "heatmap.pdf"), str(out / "heatmap.png")]
-    assert "1 of 6 models failed" in said.err
+    assert "1 of 6 models failed" in printed.err
     assert (out / "sizes.md").exists()
     assert (out / "elements.json").exists()
 
     monkeypatch.setattr(jobs, "start", at_once)
-    code, said = run(capsys, *arguments(data, out, "elements", "train.epochs=1", "tab:5", "--json", target="sizes"))
+    code, printed = run(capsys, *arguments(data, out, "elements", "train.epochs=1", "tab:5", "--json", target="sizes"))
     assert code == 0
-    assert said.err.count("(done before)") == 5
-    whole = json.loads(said.out)
+    assert printed.err.count("(done before)") == 5
+    whole = json.loads(printed.out)
     assert list(whole) == ["sizes", "elements"]
     for name, one in whole.items():
         assert one == json.loads((out / f"{name}.json").read_text())
@@ -89,7 +89,7 @@ def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(da
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("printed", "expected"),
     [
         (["ablation"], "--data"),
         (["ablation", "sizse", "--data", "scenes"], "sizes"),
@@ -101,17 +101,17 @@ def test_several_targets_are_one_sweep_in_which_what_two_need_is_trained_once(da
         ([], "name one of these"),
     ],
 )
-def test_wrong_use_is_exit_2(said, expected, capsys, tmp_path, monkeypatch):
+def test_wrong_use_is_exit_2(printed, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, output = run(capsys, "reproduce", *said)
+    code, output = run(capsys, "reproduce", *printed)
     assert code == 2
     assert expected in output.err
 
 
 def test_the_list_names_targets_and_labels(capsys):
-    code, said = run(capsys, "reproduce", "--list")
+    code, printed = run(capsys, "reproduce", "--list")
     assert code == 0
-    assert [line.split()[:2] for line in said.out.splitlines()][2:4] == [
+    assert [line.split()[:2] for line in printed.out.splitlines()][2:4] == [
         ["ablation", "table_abl"],
         ["elements", "tab:5"],
     ]

@@ -42,10 +42,10 @@ def test_a_split_is_what_the_model_makes_of_its_items(model, batch_size):
 
 
 def test_a_group_that_cannot_be_read_is_left_out_and_the_others_keep_their_numbers(model):
-    data, said = split(4), []
+    data, messages = split(4), []
     data["image"].values[1][:] = np.nan
-    found = encode_items(model, data, workers=0, report=said.append)
-    assert [one.id for one in said] == ["image image1"]
+    found = encode_items(model, data, workers=0, report=messages.append)
+    assert [one.id for one in messages] == ["image image1"]
     assert found.groups["image"].tolist() == [0, 2, 3]
     assert found.ids["text"] == ["text0", "text1", "text4", "text5", "text6", "text7"]
 

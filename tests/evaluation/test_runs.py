@@ -24,8 +24,8 @@ def run(tmp_path_factory):
 
 
 def test_a_run_is_measured_in_one_line_as_by_its_parts(run):
-    said = []
-    found = evaluate_runs(run, similarity=["maxmatch", "max"], draws=20, say=said.append)
+    messages = []
+    found = evaluate_runs(run, similarity=["maxmatch", "max"], draws=20, say=messages.append)
     model = SetEncoder.from_pretrained(run / "best")
     encoded = encode_items(model, read_dataset(run.parent / "data").split("val"))
     for result, name in zip(found.results, ("maxmatch", "mil"), strict=True):
@@ -33,8 +33,8 @@ def test_a_run_is_measured_in_one_line_as_by_its_parts(run):
     assert dict(found.about) == {"data": str(run.parent / "data"), "split": "val", "images": 6, "captions": 12}
     assert [line["similarity"] for line in found.to_json()["results"]] == ["maxmatch", "mil"]
     assert len(found.tables()) == 2
-    assert any("best epoch" in line for line in said)
-    assert any("'val'" in line for line in said)
+    assert any("best epoch" in line for line in messages)
+    assert any("'val'" in line for line in messages)
 
 
 def test_an_analysis_is_made_in_one_line_and_its_report_written(run, tmp_path):

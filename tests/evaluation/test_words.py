@@ -105,9 +105,9 @@ def runs(tmp_path_factory):
     data = write_data(place / "data", train=8, val=24)
     for seed, name in enumerate(("held_out", "all")):
         recipe = recipe_for(data)
-        said = recipe.data.model_copy(update={"hold_out_words": ("thing1", "thing2")} if name == "held_out" else {})
+        changed = recipe.data.model_copy(update={"hold_out_words": ("thing1", "thing2")} if name == "held_out" else {})
         (place / name).mkdir()
-        (place / name / "recipe.yaml").write_text(dump_recipe(recipe.model_copy(update={"data": said})))
+        (place / name / "recipe.yaml").write_text(dump_recipe(recipe.model_copy(update={"data": changed})))
         config = tiny_config("region_bigru")
         build_model(config, {"text": tokenizer_for(config)}, seed=seed).save_pretrained(place / name / "best")
     return place

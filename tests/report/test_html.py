@@ -114,7 +114,7 @@ def test_captions_and_names_are_shown_as_they_are_and_never_run(encoded):
     text, found = read(full(encoded, Image.new("RGB", (40, 30), "red")))
     assert "script" not in found.tags
     assert "<script" not in text
-    assert any(EVIL in said for said in found.texts)
+    assert any(EVIL in text for text in found.texts)
     assert "What run <1> has learnt" in found.texts
     assert "</b>" in found.texts  # a word of the caption
     assert "folder & more" in found.texts
@@ -140,7 +140,7 @@ def test_without_pictures_names_stand_in_their_place(encoded):
 
 def test_a_picture_that_is_gone_does_not_stop_a_report(encoded):
     _, found = read(full(encoded, Path("/nowhere/gone.jpg")))
-    assert any(said.startswith("picture-") for said in found.texts)
+    assert any(text.startswith("picture-") for text in found.texts)
 
 
 def test_an_analysis_alone_makes_a_page_with_numbers_for_names():
@@ -149,7 +149,7 @@ def test_an_analysis_alone_makes_a_page_with_numbers_for_names():
     found = analyse(nameless, PAIR, "maxmatch", examples=1, worst=1)
     _, seen = read(ReportContents("model", found))
     assert set(seen.ids) == ALWAYS
-    assert any(said.startswith("number ") for said in seen.texts)
+    assert any(text.startswith("number ") for text in seen.texts)
 
 
 def test_sets_of_one_vector_have_nothing_to_compare():

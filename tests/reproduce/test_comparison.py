@@ -91,13 +91,13 @@ def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tm
     assert min(test.p for test in tests[1:4]) > 0.01
 
     written = write(made, outcomes)
-    said = render(written.table).splitlines()
-    assert said[0].split()[-2:] == ["against", "MaxMatch"]
-    shown = said[3].split()
+    printed = render(written.table).splitlines()
+    assert printed[0].split()[-2:] == ["against", "MaxMatch"]
+    shown = printed[3].split()
     assert shown[-6] == f"{tests[0].rsum:+.1f}"
     assert shown[-5:-2] == [f"{tests[0].low:+.1f}", "…", f"{tests[0].high:+.1f}"]
     assert shown[-2:] == [f"{tests[0].p:.4f}", f"{tests[0].p_seeds:.4f}"]
-    assert said[7].split()[-3:] == ["97%", "±", "0%"]  # nothing beside MaxMatch itself
+    assert printed[7].split()[-3:] == ["97%", "±", "0%"]  # nothing beside MaxMatch itself
     assert "paired test over images" in (tmp_path / "pvse.md").read_text()
     rows = json.loads((tmp_path / "pvse.json").read_text())["rows"]
     assert rows[0]["against_reference"] == pytest.approx(tests[0]._asdict())

@@ -28,11 +28,11 @@ def processes(monkeypatch):
     def start(job, device):
         started.append(job.recipes[-1].seed)
         job.folder.mkdir(exist_ok=True)
-        said = programs.get(job.folder)
-        if said is None:
+        program = programs.get(job.folder)
+        if program is None:
             job.finish({"figures": {"rsum": float(job.recipes[-1].seed)}, "seconds": 0.0})
         with (job.folder / LOG).open("wb") as log:
-            return subprocess.Popen([sys.executable, "-c", said or "pass"], stdin=subprocess.PIPE, stderr=log)
+            return subprocess.Popen([sys.executable, "-c", program or "pass"], stdin=subprocess.PIPE, stderr=log)
 
     monkeypatch.setattr(module, "start", start)
     return started, programs
