@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.search_data import K_BEST, Data
 from maxmatch import SetIndex
+from maxmatch.search.engine import proposes
 from maxmatch.search.engines.lance import LanceEngine
 from maxmatch.search.index_folder import read_manifest, write_manifest
 
@@ -43,7 +44,7 @@ def build_index(data: Data, folder: Path, engine: str, **options: Any) -> dict[s
         with warnings.catch_warnings(action="ignore"):
             index.engine.table.optimize(cleanup_older_than=timedelta(0))
     facts["exact"] = _compare(index, data)
-    if index.engine.approximate:
+    if proposes(index.engine):
         chosen = {"as it chose": index.manifest.tuning}
         begin = time.perf_counter()
         chosen["after verify"] = index.verify(data.tuning).chosen

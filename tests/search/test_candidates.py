@@ -7,7 +7,7 @@ import pytest
 from made_sets import ENGINES, aligned_sets, unit_sets
 
 from maxmatch import SetIndex, score_matrix, top_hits
-from maxmatch.search.engine import Location
+from maxmatch.search.engine import Location, proposes
 from maxmatch.search.engines.lance import cache_bytes
 from maxmatch.search.rerank import Settings, settings_for
 from maxmatch.search.verify import measure, standard_error, wilson
@@ -126,7 +126,7 @@ def test_unstable_slots_are_answered_by_a_scan_and_that_is_said_once(data, tmp_p
     ):
         index = SetIndex.create(tmp_path / name, dim=16, set_size=4, settings={"train_from": 100}, **options)
         index.add([str(n) for n in range(300)], items)
-        assert index.engine.approximate
+        assert proposes(index.engine)
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="maxmatch"):
             index.search(turned, k=5)

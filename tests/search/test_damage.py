@@ -11,6 +11,7 @@ from made_sets import unit_sets
 
 import maxmatch
 from maxmatch import SetIndex
+from maxmatch.search.engines import check_files
 from maxmatch.search.engines.lance_files import damaged
 from maxmatch.search.index_folder import IndexFolderError
 
@@ -51,7 +52,7 @@ def test_a_full_disk_is_told_and_the_old_state_stays(tmp_path):
         assert "Nothing was changed. Free some space" in line
     assert count == "2"
     again = SetIndex.open(index.folder)
-    again.engine.check()
+    check_files(again.manifest.engine, again.engine.place)
     assert {hit.id for hit in again.search(unit_sets(1, 2, 64))[0]} == {"old", "small"}
 
 
@@ -131,9 +132,9 @@ def test_room_is_freed_and_files_are_merged(tmp_path, monkeypatch):
     for piece in range(6):
         index.add([f"{piece}-{n}" for n in range(100)], unit_sets(100, seed=piece))
     index.remove([f"{piece}-{n}" for piece in range(5) for n in range(100)])
-    before = index.engine.info()
+    before = index.engine.facts
     index.compact()
-    after = index.engine.info()
+    after = index.engine.facts
     assert (before["files"], after["files"]) == (6, 1) or before["files"] == after["files"] == 1
     assert int(str(after["bytes"])) < int(str(before["bytes"])) / 2
     listed = (index.folder / "items.lance.sums").read_text().splitlines()

@@ -18,6 +18,7 @@ from made_sets import ENGINES
 from writer import STEPS, item, states
 
 from maxmatch import SetIndex
+from maxmatch.search.engines import check_files
 
 KILLS = int(os.environ.get("KILLS", "10"))
 _PATIENCE = 60.0
@@ -66,8 +67,8 @@ def _kill_at(writer, folder, seed, moment):
 def _held(index):
     """id -> version, with every vector and all metadata compared with what was written."""
     held = {}
-    for block in index.engine.scan(1000):
-        texts = index.engine.metadata(block.ids)
+    for block in index.engine.scan(1000, metadata=True):
+        texts = dict(zip(block.ids, block.metadata, strict=True))
         for name, vector in zip(block.ids, block.vectors, strict=True):
             version = int(texts[name].removeprefix('{"version": ').removesuffix("}"))
             assert name not in held
@@ -90,6 +91,6 @@ def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_half(name,
         assert held in ([known[done], known[done + 1]] if under_way else [known[done]]), f"kill {kill}, step {done}"
         index.add(["after"], torch.stack([item("after", 0)]))
         index.compact()
-        index.engine.check()
+        check_files(index.manifest.engine, index.engine.place)
         assert len(index) == len(held) + 1
         index.close()

@@ -12,7 +12,7 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex, top_hits
-from maxmatch.search.engine import Location
+from maxmatch.search.engine import Location, metadata_of, present, sample
 from maxmatch.search.engines import milvus
 from maxmatch.search.engines.milvus import (
     FILE,
@@ -185,7 +185,7 @@ def test_what_a_killed_create_has_left_is_dropped(index, settings, tmp_path):
 def test_long_writes_reads_and_batches_of_queries_go_in_several_messages(index, monkeypatch):
     monkeypatch.setattr(milvus, "_MESSAGE_BYTES", 20_000)
     monkeypatch.setattr(milvus, "_IDS", 50)
-    small = milvus.open_engine(index.engine.place)  # pages of 62 items
+    small = milvus.open_engine(index.engine.place)  # pages of some sixty items
     items, queries = unit_sets(300), unit_sets(4, seed=1)
     names = [f"item {place}" for place in range(300)]
     index.engine.close()
@@ -203,7 +203,7 @@ def test_long_writes_reads_and_batches_of_queries_go_in_several_messages(index, 
     place = names.index(candidates[3].ids[11])
     assert np.array_equal(candidates[3].vectors[11], items[place].reshape(-1).numpy())
     index.remove(names[:100])
-    assert small.present(names) == set(names[100:])
+    assert present(small, names) == set(names[100:])
 
 
 def test_the_metadata_of_few_candidates_come_along_and_those_of_many_are_fetched(index):
@@ -212,19 +212,19 @@ def test_the_metadata_of_few_candidates_come_along_and_those_of_many_are_fetched
     few, many = index.engine.candidates(queries[:1], 2)[0], index.engine.candidates(queries, 1000)[0]
     assert dict(zip(few.ids, few.metadata, strict=True)) == {"a": '{"n": 1}', "b": '{"n": 2}'}
     assert many.metadata is None
-    assert index.engine.metadata(["b", "gone", "a"]) == {"b": '{"n": 2}', "a": '{"n": 1}'}
+    assert metadata_of(index.engine, ["b", "gone", "a"]) == {"b": '{"n": 2}', "a": '{"n": 1}'}
 
 
 def test_a_sample_is_the_same_for_a_seed_and_spread_over_all_items(index):
     names = [str(place) for place in range(400)]
     index.add(names, unit_sets(400))
-    drawn = [index.engine.sample(40, seed) for seed in (0, 0, 1)]
+    drawn = [sample(index.engine, 40, seed) for seed in (0, 0, 1)]
     assert drawn[0].ids == drawn[1].ids != drawn[2].ids
     assert all(len(set(one.ids)) == 40 for one in drawn)
-    seen = [int(name) for seed in range(10) for name in index.engine.sample(40, seed).ids]
+    seen = [int(name) for seed in range(10) for name in sample(index.engine, 40, seed).ids]
     assert 150 < np.mean(seen) < 250
     assert len(set(seen)) > 200
-    assert sorted(index.engine.sample(1000, 0).ids) == sorted(names)
+    assert sorted(sample(index.engine, 1000, 0).ids) == sorted(names)
     vectors = unit_sets(400).reshape(400, -1).numpy()
     assert all(
         np.array_equal(vector, vectors[int(name)]) for name, vector in zip(drawn[0].ids, drawn[0].vectors, strict=True)

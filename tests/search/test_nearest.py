@@ -12,6 +12,8 @@ import torch
 from made_sets import aligned_sets
 
 from maxmatch import SetIndex
+from maxmatch.matching import SIMILARITIES
+from maxmatch.search.engine import proposes
 from maxmatch.search.filters import condition_of
 from maxmatch.search.rerank import places_of_best
 
@@ -21,7 +23,7 @@ ALL = {"candidates": 300, "effort": 16.0}
 def _index(folder, items, **options):
     index = SetIndex.create(folder, dim=16, set_size=4, stability=1.0, settings={"train_from": 100}, **options)
     index.add([f"{place:03d}" for place in range(len(items))], items, [{"n": place} for place in range(len(items))])
-    assert index.engine.approximate
+    assert proposes(index.engine)
     return index
 
 
@@ -75,7 +77,7 @@ def test_rows_that_change_between_finding_and_naming_are_looked_for_anew(tmp_pat
                 writer.remove(best)
             else:
                 writer.remove(["299" if "299" not in best else "298"])
-                writer.engine.optimise(thorough=True)
+                writer.engine.flush(thorough=True)
                 assert writer.engine.table.stats()["fragment_stats"]["num_fragments"] == 1
             return [np.arange(len(each)) for each in vectors]
 
@@ -93,7 +95,7 @@ def test_nobody_is_found_where_nobody_passes_and_nobody_named_where_nobody_is_wa
     items, queries = aligned_sets(300, count)
     flat, wanted = (
         queries.reshape(count, -1).numpy(),
-        partial(places_of_best, queries.numpy(), k=5, similarity="maxmatch"),
+        partial(places_of_best, queries.numpy(), k=5, similarity=SIMILARITIES["maxmatch"]),
     )
     with _index(tmp_path / "index", items) as index:
         nobody = index.engine.candidates(flat, 10, condition_of("n > 1000"), 1.0, wanted)

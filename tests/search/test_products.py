@@ -5,7 +5,7 @@ import pytest
 from made_sets import aligned_sets
 
 from maxmatch import SetIndex
-from maxmatch.search.engine import Found
+from maxmatch.search.engine import Found, proposes
 from maxmatch.search.engines.lance import nearest
 
 
@@ -40,8 +40,8 @@ def test_a_search_among_items_that_are_held_is_exact_up_to_its_candidates_and_ne
     settings = {"train_from": 1_000}
     with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
         index.add([f"{place:04d}" for place in range(2000)], items, [{"n": place} for place in range(2000)])
-        assert index.engine.approximate
-        index.engine.hold()
+        assert proposes(index.engine)
+        index.engine.in_memory = True
         found = index.search(queries, k=10, candidates=2000)
         for first, second in zip(found, index.search(queries, k=10, exact=True), strict=True):
             assert [(hit.id, hit.metadata) for hit in first] == [(hit.id, hit.metadata) for hit in second]
@@ -60,7 +60,7 @@ def test_recall_is_measured_without_what_is_held_by_others(tmp_path):
         index.add([f"{place:04d}" for place in range(2000)], items)
         list(index.engine.scan(1000))  # as verify does first
         before = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
-        index.engine.hold()
+        index.engine.in_memory = True
         after = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
         assert any(set(one.ids) != set(other.ids) for one, other in zip(before, after, strict=True))
 
@@ -70,18 +70,18 @@ def test_recall_is_measured_as_those_meet_it_who_hold_nothing(tmp_path, monkeypa
     settings = {"train_from": 1_000}
     with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
         index.add([f"{place:04d}" for place in range(2000)], items)
-        index.engine.hold()
+        index.engine.in_memory = True
         held, candidates = [], type(index.engine).candidates
 
         def watched(engine, *arguments, **options):
-            held.append(engine.held)
+            held.append(engine.in_memory)
             return candidates(engine, *arguments, **options)
 
         monkeypatch.setattr(type(index.engine), "candidates", watched)
         index.verify(queries)
         assert held
         assert not any(held)
-        assert index.engine.held
+        assert index.engine.in_memory
 
 
 def test_items_that_are_held_are_searched_without_the_engine_until_someone_writes(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_items_that_are_held_are_searched_without_the_engine_until_someone_write
         tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}
     ) as index:
         index.add([f"{place:04d}" for place in range(2000)], items)
-        index.engine.hold()
+        index.engine.in_memory = True
         first = [[hit.id for hit in hits] for hits in index.search(queries, k=3)]
         with monkeypatch.context() as patch:
             patch.setattr(index.engine._items, "_table", None)

@@ -113,7 +113,7 @@ def test_an_open_index_sees_what_another_one_writes(make):
 
 def test_the_version_is_another_after_every_write_of_whomever_and_else_the_same(make):
     index = make()
-    seen = [index.engine.version()]
+    seen = [index.engine.version]
     with SetIndex.open(index.folder) as other:
         for write in (
             lambda: index.add(["a", "b"], unit_sets(2)),
@@ -123,8 +123,8 @@ def test_the_version_is_another_after_every_write_of_whomever_and_else_the_same(
             lambda: index.add(["b"], unit_sets(1)),
         ):
             write()
-            seen.append(index.engine.version())
-            assert index.engine.version() == seen[-1]
+            seen.append(index.engine.version)
+            assert index.engine.version == seen[-1]
     assert len(set(seen)) == len(seen)
 
 

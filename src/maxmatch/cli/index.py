@@ -208,6 +208,7 @@ def _encoded(
     from maxmatch.core.progress import bar
     from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import encode_for, waiting_shards
+    from maxmatch.search.engine import present
     from maxmatch.search.ingest import is_begun, shards_cargo, unfinished
     from maxmatch.search.shards import SKIPPED, read_manifest
     from maxmatch.search.sources import list_source, without
@@ -219,7 +220,7 @@ def _encoded(
         raise unfinished(folder)
     listing = list_source(source, modality)
     if keep is not None:
-        listing = without(listing, keep.engine.present(list(listing.ids)))
+        listing = without(listing, present(keep.engine, list(listing.ids)))
     say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format})")
     precision: Literal["float16", "float32"] = "float32" if dtype == "fp32" else "float16"
     batch = 16 if encoder.device.type == "cpu" else 64
@@ -317,6 +318,7 @@ def remove(
 
       maxmatch index remove photos --ids-file gone.txt --missing ignore
     """
+    from maxmatch.search.engine import present
     from maxmatch.search.ingest import read_ids
     from maxmatch.search.set_index import SetIndex
 
@@ -326,8 +328,8 @@ def remove(
         raise typer.BadParameter("name the items, with --ids-file where they are many")
     with SetIndex.open(index) as opened:
         if missing == "ignore":
-            present = opened.engine.present(names)
-            names = [name for name in names if name in present]
+            known = present(opened.engine, names)
+            names = [name for name in names if name in known]
         opened.remove(names)
         left = len(opened)
     facts = {"path": str(index), "removed": len(names), "items": left}

@@ -85,8 +85,9 @@ def encoded_folder(index: "SetIndex") -> Path | None:
     """The folder that ids are relative to, from the full path that `maxmatch encode` records with each item. None if
     there is no such path: then ids are full paths.
     """
-    for name, noted in index.engine.metadata(index.engine.sample(1, seed=0).ids).items():
-        path = json.loads(noted).get("path")
+    first = next(index.engine.scan(1, vectors=False, metadata=True), None)
+    for name, text in zip(first.ids, first.metadata or [], strict=True) if first is not None else ():
+        path = json.loads(text).get("path")
         if isinstance(path, str) and path != name and path.endswith(f"/{name}"):
             return Path(path.removesuffix(name))
     return None

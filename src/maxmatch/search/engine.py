@@ -1,5 +1,12 @@
-"""What an engine does for an index: store items durably, and find those whose vector is near."""
+"""What an engine does for an index: store items durably, and find those whose vector is near.
 
+An engine knows nothing of sets. An item is an id, one vector (the set's K vectors of width D one after the other: K·D
+numbers) and metadata; the inner product of two such vectors is the sum of the cosines of slot i with slot i. `SetIndex`
+checks all input, holds the writers' lock, and scores; an engine stores, filters and proposes.
+"""
+
+import hashlib
+import heapq
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +17,7 @@ from pydantic import JsonValue
 
 from maxmatch.search.filters import Condition
 
-# What a search gives.
+_SCAN_BLOCK = 4096
 
 
 class Match(NamedTuple):
@@ -33,24 +40,16 @@ class Hit:
     metadata: dict[str, JsonValue] = field(default_factory=dict)
 
 
-# What an engine does for an index: keep items for good, and find those whose vector is near.
-#
-# An engine knows nothing of sets. An item is an id, one vector (the set's K vectors of width D one after the other,
-# so
-# K·D numbers) and metadata; the inner product of two such vectors is the sum of the cosines of slot i with slot i.
-# `SetIndex` checks all input, holds the lock of writers, and scores; an engine stores, filters and proposes.
-
-
 @dataclass(frozen=True)
 class Location:
-    """Where an engine keeps its items, and of what form they are."""
+    """Where an engine keeps its items, and in what form."""
 
     folder: Path
     """The index's folder. An engine on this machine keeps its files in it, under its own name."""
     width: int
     """Numbers in a vector: K·D."""
     dtype: str = "float32"
-    """In what precision vectors are kept: float32 or float16."""
+    """The precision in which vectors are kept: float32 or float16."""
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
     """The engine's own, as given to `SetIndex.create(settings=…)` and kept in index.json: a URI, a type of index."""
 
@@ -63,21 +62,21 @@ class ItemRows(NamedTuple):
     added: np.ndarray
     """int64, (n,): rises with every item that is ever added. Where scores are equal, the lower comes first."""
     vectors: np.ndarray
-    """(n, K·D), in the precision of the place, finite; every K-th part is of unit length."""
+    """(n, K·D), in the precision of the location, finite; each of the K vectors has unit length."""
     metadata: list[str]
-    """A JSON object each, as text, to be given back as it is; `where` sees its text, number and boolean values."""
+    """A JSON object each, as text, to be returned unchanged; `where` sees its text, number and boolean values."""
 
 
 class Found(NamedTuple):
-    """Items that were found, with what it takes to score them."""
+    """Stored items."""
 
     ids: list[str]
     added: np.ndarray
     """int64, (n,)"""
     vectors: np.ndarray
-    """(n, K·D), in the precision of the place."""
+    """(n, K·D), in the precision of the location; (n, 0) where they were not asked for."""
     metadata: list[str] | None = None
-    """The JSON texts, where they came at no cost; else None, and `metadata(ids)` gives them."""
+    """The JSON texts, where they were asked for or came at no cost."""
 
 
 Choose = Callable[[list[np.ndarray]], list[np.ndarray]] | None
@@ -86,93 +85,106 @@ Choose = Callable[[list[np.ndarray]], list[np.ndarray]] | None
 
 @runtime_checkable
 class Engine(Protocol):
-    """The calls that `SetIndex` makes.
+    """What `SetIndex` calls.
 
     Writing calls are made by one process at a time, and are all or nothing: a process that is killed at any moment
-    leaves the items as before the call or as after it; when a call has returned, its items survive. What a reader sees
-    is what was acknowledged before its call began, whoever wrote it, and never a part of a write. No call changes
-    arrays that it was given.
+    leaves the items as before the call or as after it; when a call has returned, its items survive. A reader sees what
+    was acknowledged before its call began, whoever wrote it, and never a part of a write. No call changes arrays that
+    it was given.
 
     Errors: OSError where the disk or the server fails (ConnectionError for a server that does not answer), with the
     state as it was before; ValueError where stored files are damaged, naming them.
     """
 
+    in_memory: bool
+    """Set it to keep the items in memory, if they fit, for many searches. It is True only where they are kept: then
+    `candidates` compares all inner products, whatever the effort, and few are enough.
+    """
+
     @property
-    def approximate(self) -> bool:
-        """Whether `candidates` is faster than scanning all items. If not, the index scans, and never asks for them."""
+    def version(self) -> Hashable:
+        """Changes when items are added, replaced or removed, by any process."""
+
+    @property
+    def facts(self) -> dict[str, JsonValue]:
+        """For people: version, kind of index, how many items are in it, bytes on the disk."""
 
     def add(self, rows: ItemRows) -> None:
-        """Store new items. None of the ids is stored yet: the index has looked."""
+        """Store new items. None of the ids is stored yet: the index has checked."""
 
     def upsert(self, rows: ItemRows) -> None:
-        """Store items; those whose id is stored already are replaced, vector, metadata and `added`."""
+        """Store items; those whose id is stored already are replaced: vector, metadata and `added`."""
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Remove items. All of the ids are stored: the index has looked."""
+        """Remove items. All of the ids are stored: the index has checked."""
 
-    def present(self, ids: Sequence[str]) -> set[str]:
-        """Which of the ids are stored."""
-
-    def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
-    ) -> list[Found]:
-        """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
-
-        In any order; fewer only where fewer items pass the filter, or where the engine's index finds no more. Only
-        items that pass the filter, and `count` of those: it is applied before, not after. effort: 1 is what the engine
-        does by default; twice the effort looks at about twice as much of its index and misses less.
-        choose: an engine to which it is less work may give only those that are wanted of them.
-        """
-
-    def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
+    def scan(
+        self, block: int, where: Condition | None = None, vectors: bool = True, metadata: bool = False
+    ) -> Iterator[Found]:
         """Every item that passes the filter once, at most `block` at a time: one state of the items, whatever is
         written meanwhile.
         """
 
-    def metadata(self, ids: Sequence[str]) -> dict[str, str]:
-        """The metadata of stored items, as JSON text. An id that was removed meanwhile is left out."""
+    def candidates(
+        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+    ) -> list[Found] | None:
+        """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
+        None where scanning all items is as fast, whatever the queries: none at all asks just this.
 
-    def fetch(self, ids: Sequence[str]) -> Found:
+        In any order; fewer only where fewer items pass the filter, or where the engine's index finds no more. The
+        filter is applied before the search, so that `count` items pass it. effort: 1 is what the engine does by
+        default; twice the effort looks at about twice as much of its index and misses less. choose: an engine for which
+        it is less work may return only those that are wanted.
+        """
+
+    def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids, in any order. An id that is not stored is left out."""
-
-    def sample(self, count: int, seed: int) -> Found:
-        """Some items drawn at random, the same for the same seed and the same items; all of them if there are fewer."""
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass the filter."""
 
-    def version(self) -> Hashable:
-        """What is another value after items were added, replaced or removed, by whomever."""
-
-    def optimise(self, thorough: bool = False) -> bool:
-        """Put the stored items in order for fast search: merge small files, bring the engine's index up to date, train
-        it anew where it no longer fits. Called after every write, when it does only what is worth its time; thorough
-        does it all, and frees the room of what was removed. Changes no item. True if the index was trained anew, so
-        that its recall is to be measured again.
+    def flush(self, thorough: bool = False) -> bool:
+        """Arrange the stored items for fast search: merge small files, update the engine's index, retrain it where it
+        no longer fits. Called after every write, when it does only what is worth its time; thorough does it all, and
+        frees the space of what was removed. Changes no item. True if the index was retrained, so that its recall has to
+        be measured again.
         """
 
-    def hold(self, on: bool = True) -> None:
-        """From now on keep the items in memory, if they fit, for one who searches often; or no longer."""
-
-    @property
-    def held(self) -> bool:
-        """Whether they are, and `candidates` those of all inner products, whatever the effort: few then suffice."""
-
-    def check(self) -> None:
-        """Look for damage that reading alone does not show; ValueError that names the file. A server checks itself."""
-
-    def info(self) -> dict[str, JsonValue]:
-        """What a person wants to know: version, kind of index, how many items are in it, bytes on the disk."""
-
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Release files and connections."""
 
 
 @runtime_checkable
 class EngineMaker(Protocol):
-    """A module of `search.engines` has two functions: `create` and `open_engine`, with the same arguments."""
+    """The functions `create` and `open_engine` of a module in `search.engines`."""
 
     def __call__(self, place: Location) -> Engine:
-        """`create` makes an empty store (what a `create` that was killed has left there is discarded); `open_engine`
-        opens one that is there, and raises FileNotFoundError or ConnectionError, saying where it looked, if it is not.
+        """`create` makes an empty store (what a killed `create` left there is discarded); `open_engine` opens an
+        existing one, and raises FileNotFoundError or ConnectionError, naming the place, if there is none.
         """
+
+
+def proposes(engine: Engine) -> bool:
+    """Whether the engine has candidates to propose, and a search need not scan."""
+    return engine.candidates(np.empty((0, 0), np.float32), 1) is not None
+
+
+def present(engine: Engine, ids: Sequence[str]) -> set[str]:
+    """Which of the ids are stored."""
+    return set(engine.fetch(ids, vectors=False).ids) if ids else set()
+
+
+def metadata_of(engine: Engine, ids: Sequence[str]) -> dict[str, str]:
+    """The metadata of stored items, as JSON text. An id that is not stored is left out."""
+    found = engine.fetch(ids, vectors=False, metadata=True)
+    return dict(zip(found.ids, found.metadata or [], strict=True))
+
+
+def sample(engine: Engine, count: int, seed: int) -> Found:
+    """Some items drawn at random, the same for the same seed and the same items; all of them if there are fewer."""
+
+    def drawn(name: str) -> bytes:
+        return hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+
+    names = (name for found in engine.scan(_SCAN_BLOCK, vectors=False) for name in found.ids)
+    return engine.fetch(heapq.nsmallest(count, names, key=drawn))

@@ -14,6 +14,7 @@ from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import DataError, Problem
 from maxmatch.data.formats.shared import read_lines
 from maxmatch.data.formats.tables import TABLES
+from maxmatch.search.engine import present
 from maxmatch.search.index_folder import FILE as INDEX_FILE
 from maxmatch.search.index_folder import checked_ids
 from maxmatch.search.set_index import SetIndex
@@ -268,17 +269,17 @@ def _put(call: Callable[..., None], parcel: Parcel) -> None:
 
 def _without(index: SetIndex, parcel: Parcel) -> Parcel:
     """The items of a parcel that the index does not have."""
-    present = index.engine.present(list(parcel.ids))
-    new = [place for place, name in enumerate(parcel.ids) if name not in present]
+    known = present(index.engine, list(parcel.ids))
+    new = [place for place, name in enumerate(parcel.ids) if name not in known]
     metadata = None if parcel.metadata is None else [parcel.metadata[place] for place in new]
     return Parcel([parcel.ids[place] for place in new], parcel.sets[np.array(new, np.int64)], metadata)
 
 
 def _refuse_existing(index: SetIndex, cargo: Cargo) -> None:
     for parcel in cargo.parcels():
-        present = index.engine.present(list(parcel.ids))
-        if present:
-            first = next(name for name in parcel.ids if name in present)
+        known = present(index.engine, list(parcel.ids))
+        if known:
+            first = next(name for name in parcel.ids if name in known)
             raise ValueError(
                 f"{index.folder}: {first!r} is in the index already. Nothing was added: say --existing skip to keep "
                 "what is there, or --existing replace."

@@ -16,7 +16,8 @@ from maxmatch.core.files import user_cache, write_whole
 from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.model.identity import AnyModel, model_identity
-from maxmatch.search.engines.cached_table import keep_copy
+from maxmatch.search.engine import present
+from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
 from maxmatch.search.index_folder import FILE, writing
 from maxmatch.search.set_index import SetIndex
@@ -183,7 +184,7 @@ def sync(
             _write_notes(index, bad)
             advance(len(names))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
-        keep_copy(index.engine, index.folder)
+        write_cache(index.engine, index.folder)
     lost = {one.id for one in failed}
     stale = [name for name in changed if name in lost]
     failed += [
@@ -196,7 +197,7 @@ def sync(
 
 def _forget(index: SetIndex, names: Sequence[str]) -> None:
     """Remove photos; another process may have done so already."""
-    there = index.engine.present(names) if names else set()
+    there = present(index.engine, names)
     if there:
         index.remove([name for name in names if name in there])
 
@@ -259,8 +260,8 @@ def _is_below(name: str, places: Container[str]) -> bool:
 def _known(index: SetIndex) -> dict[str, FileState]:
     """The photos in the index, as their files were."""
     known: dict[str, FileState] = {}
-    for found in index.engine.scan(_SCAN):
-        for name, text in index.engine.metadata(found.ids).items():
+    for found in index.engine.scan(_SCAN, vectors=False, metadata=True):
+        for name, text in zip(found.ids, found.metadata or [], strict=True):
             facts = json.loads(text)
             known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
     return known

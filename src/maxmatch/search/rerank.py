@@ -11,7 +11,7 @@ import numpy as np
 
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched, mean_exp
-from maxmatch.search.engine import Engine, Found, Hit, Match
+from maxmatch.search.engine import Engine, Found, Hit, Match, metadata_of
 from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 
@@ -186,7 +186,7 @@ _SCAN_BYTES = 8 * 2**20
 _BATCH_BYTES = 32 * 2**20
 _AT_LEAST = 100
 _TIMES_K = 10
-_TIMES_K_HELD = 4  # twice k has all that is to be found, where slots meet in their order (docs/log.md)
+_TIMES_K_IN_MEMORY = 4  # twice k has all that is to be found, where slots meet in their order (docs/log.md)
 
 
 STABLE = 0.9
@@ -223,17 +223,17 @@ def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
 
 
 def settings_for(
-    tuning: Tuning | None, k: int, candidates: int | None, effort: float | None, held: bool = False
+    tuning: Tuning | None, k: int, candidates: int | None, effort: float | None, in_memory: bool = False
 ) -> Settings:
-    """As given; else as measured, in proportion to k; else ten times k, a hundred at least. held: candidates are those
-    of all inner products, so that four times k will do.
+    """As given; else as measured, in proportion to k; else ten times k, and at least a hundred. in_memory: candidates
+    are those of all inner products, so that four times k are enough.
     """
     if candidates is not None and checked_count("candidates", candidates) < k:
         raise ValueError(f"candidates: expected at least k = {k}, got {candidates}.")
     if effort is not None and not effort > 0:
         raise ValueError(f"effort: expected a positive number, got {effort}.")
     if tuning is None:
-        usual = Settings(max(_AT_LEAST, (_TIMES_K_HELD if held else _TIMES_K) * k), 1.0)
+        usual = Settings(max(_AT_LEAST, (_TIMES_K_IN_MEMORY if in_memory else _TIMES_K) * k), 1.0)
     else:
         usual = Settings(tuning.candidates * math.ceil(k / tuning.k), tuning.effort)
     return Settings(candidates or usual.candidates, effort or usual.effort)
@@ -255,6 +255,9 @@ def by_candidates(
         part = queries[start : start + at_once]
         choose = partial(places_of_best, part, k=k, similarity=manifest.scoring)
         found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort, choose)
+        if found is None:  # another process has removed most items meanwhile
+            best += scan(engine, part, k, where, manifest)
+            continue
         best += best_of_each(part, [_unique(each) for each in found], k, manifest.scoring)
     short = [place for place, each in enumerate(best) if len(each.ids) < k]
     if short and engine.count(where) > min(len(best[place].ids) for place in short):
@@ -275,7 +278,7 @@ def _unique(found: Found) -> Found:
 def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
     """What a search gives; metadata that did not come along is fetched. An item removed meanwhile is left out."""
     missing = sorted({name for each in best if each.metadata is None for name in each.ids})
-    fetched = engine.metadata(missing) if missing else {}
+    fetched = metadata_of(engine, missing) if missing else {}
     return [_hits(each, fetched) for each in best]
 
 

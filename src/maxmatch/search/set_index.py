@@ -11,8 +11,9 @@ from pydantic import JsonValue, ValidationError
 from maxmatch.core.array_checks import Array
 from maxmatch.core.manifest import problems
 from maxmatch.model.identity import AnyModel, check_same_model, model_identity, slot_stability
-from maxmatch.search.engine import Engine, Hit, Location
-from maxmatch.search.engines import create_engine, open_engine
+from maxmatch.search.engine import Engine, Hit, Location, present, proposes
+from maxmatch.search.engine import sample as drawn_items
+from maxmatch.search.engines import check_files, create_engine, open_engine
 from maxmatch.search.filters import Condition, Value, condition_of
 from maxmatch.search.index_folder import (
     Manifest,
@@ -70,7 +71,7 @@ class SetIndex:
         self.manifest = manifest
         self.engine = engine
         self._last_added = 0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     @classmethod
     def create(
@@ -265,7 +266,7 @@ class SetIndex:
         if not names:
             return
         with writing(self.folder):
-            refuse_unknown(names, self.engine.present(names))
+            refuse_unknown(names, present(self.engine, names))
             self.engine.delete(names)
             self._settle(optimise=True)
 
@@ -310,11 +311,12 @@ class SetIndex:
         """
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
-        queries = np.array(checked_sets(self.manifest, "sets", sets), dtype=np.float32)
+        queries = np.array(self._checked(sets), dtype=np.float32)
         condition, tuning = condition_of(where), self.manifest.tuning
-        if (held := condition is None and self.engine.held) and tuning is not None and not tuning.real_queries:
+        in_memory = condition is None and self.engine.in_memory
+        if in_memory and tuning is not None and not tuning.real_queries:
             tuning = None  # it was to make up for what the engine's index misses, which is not asked
-        chosen = settings_for(tuning, k, candidates, effort, held)
+        chosen = settings_for(tuning, k, candidates, effort, in_memory)
         if len(queries) == 0:
             return []
         if exact or self._must_scan(queries.shape[1], condition):
@@ -381,16 +383,16 @@ class SetIndex:
             >>> index.verify(k=1).chosen.recall
             1.0
         """
-        self.engine.check()
+        check_files(self.manifest.engine, _place(self.folder, self.manifest))
         real = sets is not None
-        drawn = self.engine.sample(sample, seed).vectors if sets is None else checked_sets(self.manifest, "sets", sets)
+        drawn = drawn_items(self.engine, sample, seed).vectors if sets is None else self._checked(sets)
         if real and drawn.shape[1] != self.manifest.set_size:
             raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {drawn.shape[1]}.")
         queries = np.array(drawn, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
         if not len(queries):
             raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
         result = measure(self.engine, queries, k, self.manifest, target, real)
-        if self.engine.approximate:
+        if result.trials:
             with writing(self.folder):
                 self._keep(result.chosen)
         return result
@@ -410,7 +412,7 @@ class SetIndex:
             >>> index.compact()
         """
         with writing(self.folder):
-            self._tune(self.engine.optimise(thorough=True))
+            self._tune(self.engine.flush(thorough=True))
 
     def info(self) -> dict[str, JsonValue]:
         """What the index holds, how it is stored, and the recall that was last measured.
@@ -431,7 +433,7 @@ class SetIndex:
         """
         facts, reason = self.manifest.model_dump(mode="json"), reason_to_scan(self.manifest, self.manifest.set_size)
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
-        return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.info()}
+        return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.facts}
 
     def _store(
         self,
@@ -449,7 +451,7 @@ class SetIndex:
         self._last_added = int(rows.added[-1])
         with writing(self.folder):
             if not replace:
-                refuse_known(rows.ids, self.engine.present(rows.ids))
+                refuse_known(rows.ids, present(self.engine, rows.ids))
             (self.engine.upsert if replace else self.engine.add)(rows)
             self._settle(optimise)
 
@@ -458,7 +460,7 @@ class SetIndex:
         if not optimise:
             return
         try:
-            self._tune(self.engine.optimise())
+            self._tune(self.engine.flush())
         except OSError as error:
             _log.warning("%s: the items are stored, but were not put in order: %s", self.folder, error)
 
@@ -469,7 +471,7 @@ class SetIndex:
         known = self.manifest.tuning
         if known is not None and known.real_queries:
             return
-        drawn = np.array(self.engine.sample(_TUNED_WITH, seed=0).vectors, dtype=np.float32)
+        drawn = np.array(drawn_items(self.engine, _TUNED_WITH, seed=0).vectors, dtype=np.float32)
         queries = drawn.reshape(-1, self.manifest.set_size, self.manifest.dim)
         self._keep(measure(self.engine, queries, 10, self.manifest, _TARGET, real_queries=False).chosen)
 
@@ -477,15 +479,18 @@ class SetIndex:
         self.manifest = self.manifest.model_copy(update={"tuning": tuning})
         write_manifest(self.folder, self.manifest)
 
+    def _checked(self, sets: Array) -> np.ndarray:
+        return checked_sets(self.manifest, "sets", sets)
+
     def _must_scan(self, set_size: int, condition: Condition | None) -> bool:
-        """Whether all items are to be scored; why is said once, unless it is only that there are few."""
-        if not self.engine.approximate:
+        """Whether all items are scored; the reason is logged once, unless it is only that there are few."""
+        if not proposes(self.engine):
             return True
         reason = reason_to_scan(self.manifest, set_size)
         if reason is not None:
-            if reason not in self._said:
+            if reason not in self._warned:
                 _log.warning("%s: every search scans all items: %s", self.folder, reason)
-                self._said.add(reason)
+                self._warned.add(reason)
             return True
         # Of few items that pass, an index over all of them finds hardly any.
         return condition is not None and self.engine.count(condition) <= _SCAN_BELOW

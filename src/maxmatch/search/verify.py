@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maxmatch.search.engine import Engine
+from maxmatch.search.engine import Engine, proposes
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 from maxmatch.search.rerank import Best, Settings, by_candidates, scan
 
@@ -45,16 +45,16 @@ class Verification:
 
 
 @contextmanager
-def _not_held(engine: Engine) -> Iterator[None]:
-    """The engine as one meets it who does not keep its items in memory: for them the recall is measured."""
-    held = engine.held
-    if held:
-        engine.hold(False)
+def _from_disk(engine: Engine) -> Iterator[None]:
+    """The engine without its items in memory: recall is measured for those who search so."""
+    if not engine.in_memory:
+        yield
+        return
+    engine.in_memory = False
     try:
         yield
     finally:
-        if held:
-            engine.hold()
+        engine.in_memory = True
 
 
 def measure(
@@ -75,7 +75,7 @@ def measure(
 
     def tried(settings: Settings) -> Trial:
         begin = time.perf_counter()
-        with _not_held(engine):
+        with _from_disk(engine):
             found = by_candidates(engine, queries, k, None, manifest, settings)
         each = (time.perf_counter() - begin) * 1e3 / len(queries)
         shares = shares_of(found, truth)
@@ -83,7 +83,7 @@ def measure(
         return trials[-1]
 
     last = Trial(Settings(k, 1.0), 1.0, 0.0, scan_ms)  # what a scan finds
-    if engine.approximate:
+    if proposes(engine):
         # Items of the index are found among fewer candidates than real queries need: with them more are taken at once.
         last = tried(Settings((_FEWEST if real_queries else 2 * _FEWEST) * k, 1.0))
         while last.recall - last.error < target and (next_ones := _steps(last.settings, k)):

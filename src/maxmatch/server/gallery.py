@@ -96,7 +96,7 @@ class Gallery:
 
     def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
         self.index = index
-        index.engine.hold()
+        index.engine.in_memory = True
         self.picture = picture
         self.name = name
         self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
@@ -113,7 +113,7 @@ class Gallery:
         if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
             return
         try:
-            changed = self.index.engine.version() != self.state.version
+            changed = self.index.engine.version != self.state.version
             self.state = self._read() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
@@ -140,14 +140,11 @@ class Gallery:
         return dict(sorted(counts.items()))
 
     def _read(self) -> GalleryState:
-        version = self.index.engine.version()
+        version = self.index.engine.version
         items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
-        for found in self.index.engine.scan(_SCAN_BLOCK):
-            texts = found.metadata
-            if texts is None:
-                known = self.index.engine.metadata(found.ids)
-                texts = [known.get(name, "{}") for name in found.ids]
+        for found in self.index.engine.scan(_SCAN_BLOCK, metadata=True):
+            texts = found.metadata or []
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.taken or "", item.id), reverse=True)

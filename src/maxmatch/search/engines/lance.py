@@ -58,7 +58,9 @@ def found_in(table: Any) -> Found:
 
 
 def vectors_in(table: Any) -> np.ndarray:
-    """The vectors of a table, (n, width)."""
+    """The vectors of a table, (n, width); (n, 0) where it has none."""
+    if "vector" not in table.column_names:
+        return np.empty((len(table), 0), np.float32)
     vectors = table["vector"].combine_chunks()
     flat: np.ndarray = vectors.flatten().to_numpy(zero_copy_only=False)
     return flat.reshape(len(vectors), vectors.type.list_size)
@@ -316,7 +318,7 @@ class Held:
 # here.
 
 _NAME = TABLE.removesuffix(".lance")
-_FOUND = ["id", "added", "vector"]
+_OWN = ("id", "added", "vector", "metadata")
 _AT_ONCE = 1000  # ids in one filter
 _MANY_FILES = 200
 _KEPT = timedelta(minutes=10)  # how long what was replaced stays for those who are reading it
@@ -360,6 +362,14 @@ def open_engine(place: Location, trained: bool = True) -> "LanceEngine":
     return LanceEngine(place, table, session, trained)
 
 
+def check_files(place: Location, trained: bool = True) -> None:
+    """Compare every file with its checksum."""
+    wrong = damaged(place.folder / TABLE)
+    if wrong:
+        names = ", ".join(map(str, wrong))
+        raise IndexFolderError(f"{names}: changed since it was written. Restore it from a copy.")
+
+
 def _connect(place: Location) -> tuple[Any, Any]:
     """What is kept in memory, and the folder as a database."""
     lancedb = lancedb_library()
@@ -369,6 +379,10 @@ def _connect(place: Location) -> tuple[Any, Any]:
     return session, lancedb.connect(
         str(place.folder), read_consistency_interval=now, session=session, storage_options=options
     )
+
+
+def _columns_for(vectors: bool, metadata: bool) -> list[str]:
+    return ["id", "added", *(["vector"] if vectors else []), *(["metadata"] if metadata else [])]
 
 
 def cache_bytes(place: Location) -> int:
@@ -390,19 +404,39 @@ class LanceEngine:
         self.index = VectorIndex(table, place) if trained else None
         self._items = Held(place, table, self.index)
         self._session = session
-        self._hold = False
+        self._keep = False
 
     @property
-    def approximate(self) -> bool:
-        """Whether there is an index over the vectors."""
+    def in_memory(self) -> bool:
+        """Whether the items are kept in memory: asked for, and they fit."""
         with reading(self.path):
-            return self._items.known().indexed
+            return self._keep and self._items.known().fits
+
+    @in_memory.setter
+    def in_memory(self, keep: bool) -> None:
+        self._keep = keep
 
     @property
-    def held(self) -> bool:
-        """Whether candidates are those of all inner products."""
+    def version(self) -> int:
+        """The table's version."""
         with reading(self.path):
-            return self._hold and self._items.known().fits
+            return int(self.table.version)
+
+    @property
+    def facts(self) -> dict[str, JsonValue]:
+        """Version, index, room."""
+        with reading(self.path):
+            facts: dict[str, JsonValue] = {
+                "library": f"lancedb {lancedb_library().__version__}",
+                "version": self.table.version,
+                "files": self.table.stats()["fragment_stats"]["num_fragments"],
+                "bytes": bytes_on_disk(self.path),
+                "metadata_columns": [*self._columns()],
+            }
+            if self.index is not None:
+                coverage = self.index.coverage()
+                facts |= {"index": self.index.kind, "indexed": coverage.indexed, "not_yet_indexed": coverage.beside}
+            return facts
 
     def add(self, rows: ItemRows) -> None:
         """Store new items."""
@@ -420,22 +454,18 @@ class LanceEngine:
         with self._writing():
             self.table.delete(f"id IN ({literals(ids)})")
 
-    def present(self, ids: Sequence[str]) -> set[str]:
-        """Which of the ids are stored."""
-        with reading(self.path):
-            if len(ids) > max(_AT_ONCE, self.table.count_rows() // 20):  # then reading all ids is less work
-                wanted = set(ids)
-                batches = self.table.search().select(["id"]).to_batches()
-                return {name for batch in batches for name in batch["id"].to_pylist() if name in wanted}
-            return {name for batch in self._with_ids(ids, ["id"]) for name in batch["id"].to_pylist()}
-
     def candidates(
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
-    ) -> list[Found]:
-        """The nearest items by the index over the vectors; where all are in memory, by all inner products."""
-        assert self.index is not None
+    ) -> list[Found] | None:
+        """The nearest items by the index over the vectors, None where there is none; where all items are in memory, by
+        all inner products.
+        """
         with reading(self.path):
-            items = self._items.items() if where is None and self.held else None
+            if self.index is None or not self._items.known().indexed:
+                return None
+            if not len(queries):
+                return []
+            items = self._items.items() if where is None and self.in_memory else None
         if items is not None:
             return nearest(queries, items, count)
         with reading(self.path):
@@ -443,51 +473,41 @@ class LanceEngine:
             table = self._nearest
         return table.search(queries, count, self.index.probes(effort), condition, choose)
 
-    def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
+    def scan(
+        self, block: int, where: Condition | None = None, vectors: bool = True, metadata: bool = False
+    ) -> Iterator[Found]:
         """Every item that passes, in blocks. A small table is read once for all scans of one version."""
         with reading(self.path):
-            search = self.table.search().select(_FOUND)
-            if where is not None:
-                search = search.where(self._sql(where))
-            elif self._items.known().fits:
+            if where is None and vectors and self._items.known().fits:
                 yield from self._items.blocks(block)
                 return
+            search = self.table.search().select(_columns_for(vectors, metadata))
+            if where is not None:
+                search = search.where(self._sql(where))
             for batch in search.to_batches(batch_size=block):
                 yield found_in(pa.Table.from_batches([batch]))
 
-    def metadata(self, ids: Sequence[str]) -> dict[str, str]:
-        """The JSON texts of stored items."""
-        with reading(self.path):
-            found: dict[str, str] = {}
-            for batch in self._with_ids(ids, ["id", "metadata"]):
-                found.update(zip(batch["id"].to_pylist(), batch["metadata"].to_pylist(), strict=True))
-            return found
-
-    def fetch(self, ids: Sequence[str]) -> Found:
+    def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""
+        columns = _columns_for(vectors, metadata)
         with reading(self.path):
-            batches = list(self._with_ids(ids, _FOUND))
-            schema = None if batches else pa.schema([self.table.schema.field(name) for name in _FOUND])
+            if not (vectors or metadata) and len(ids) > max(_AT_ONCE, self.table.count_rows() // 20):
+                return self._named(set(ids))
+            batches = list(self._with_ids(ids, columns))
+            schema = None if batches else pa.schema([self.table.schema.field(name) for name in columns])
             return found_in(pa.Table.from_batches(batches, schema=schema))
 
-    def sample(self, count: int, seed: int) -> Found:
-        """Items drawn by their place in the table."""
-        with reading(self.path):
-            total = self.table.count_rows()
-            places = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-            return found_in(self.table.take_offsets(places.tolist()).select(_FOUND).to_arrow())
+    def _named(self, names: set[str]) -> Found:
+        """Those of many ids that are stored: reading all ids is less work than a filter for each."""
+        table = self.table.search().select(["id", "added"]).to_arrow()
+        return found_in(table.filter(pa.array([name in names for name in table["id"].to_pylist()], pa.bool_())))
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""
         with reading(self.path):
             return int(self.table.count_rows(None if where is None else self._sql(where)))
 
-    def version(self) -> int:
-        """The table's version."""
-        with reading(self.path):
-            return int(self.table.version)
-
-    def optimise(self, thorough: bool = False) -> bool:
+    def flush(self, thorough: bool = False) -> bool:
         """Merge small files, keep the indexes up to date."""
         with self._writing():
             files = self.table.stats()["fragment_stats"]["num_fragments"]
@@ -502,34 +522,8 @@ class LanceEngine:
             forget_removed(self.path)
         return trained
 
-    def hold(self, on: bool = True) -> None:
-        """Search in memory."""
-        self._hold = on
-
-    def check(self) -> None:
-        """Compare every file with its checksum."""
-        wrong = damaged(self.path)
-        if wrong:
-            names = ", ".join(map(str, wrong))
-            raise IndexFolderError(f"{names}: changed since it was written. Restore it from a copy.")
-
-    def info(self) -> dict[str, JsonValue]:
-        """Version, index, room."""
-        with reading(self.path):
-            facts: dict[str, JsonValue] = {
-                "library": f"lancedb {lancedb_library().__version__}",
-                "version": self.table.version,
-                "files": self.table.stats()["fragment_stats"]["num_fragments"],
-                "bytes": bytes_on_disk(self.path),
-                "metadata_columns": [*self._columns()],
-            }
-            if self.index is not None:
-                coverage = self.index.coverage()
-                facts |= {"index": self.index.kind, "indexed": coverage.indexed, "not_yet_indexed": coverage.beside}
-            return facts
-
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is open."""
 
     @cached_property
     def _nearest(self) -> Nearest:
@@ -561,7 +555,7 @@ class LanceEngine:
         return pa.table([(columns | empty)[name] for name in schema.names], schema=schema)
 
     def _columns(self) -> list[str]:
-        return [name for name in self.table.schema.names if name not in (*_FOUND, "metadata")]
+        return [name for name in self.table.schema.names if name not in _OWN]
 
     def _sql(self, where: Condition) -> str:
         return sql(where, self._columns())

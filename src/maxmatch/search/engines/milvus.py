@@ -359,7 +359,6 @@ _QUERIES = 16_384  # of one search
 _IDS = 1000  # in one expression
 _CIRCLE = 2**62
 _SETTLING = 24 * 3600.0  # seconds
-_SCORED = ["id", "added", "vector"]
 
 
 def create(place: Location) -> "Milvus":
@@ -379,10 +378,15 @@ def open_engine(place: Location) -> "Milvus":
     return Milvus(place, server, client, name)
 
 
+def check_files(place: Location) -> None:
+    """A server checks its own files."""
+
+
 class Milvus:
     """Items on a Milvus server."""
 
-    approximate, held = True, False
+    in_memory = False
+    """The items are in the server's memory."""
 
     def __init__(self, place: Location, server: Server, client: "MilvusClient", collection: str) -> None:
         self.place = place
@@ -394,12 +398,33 @@ class Milvus:
             self.half = keeps_half(place, client)
         self._item_bytes = place.width * (2 if self.half else 4) + 256
         self._newest = time.time_ns() - 60 * 10**9  # clocks of others may be behind
-        self._page = max(1, min(MOST_FOUND, _MESSAGE_BYTES // self._item_bytes))
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
         with self.server.talking(self.collection):
             yield
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """How many items there are, and when the last was added: what is replaced counts as added anew."""
+        rows = self._query(f"added > {self._newest}", ["added"], limit=MOST_FOUND)
+        self._newest = max([self._newest, *(int(row["added"]) for row in rows)])
+        return self.count(), self._newest
+
+    @property
+    def facts(self) -> dict[str, JsonValue]:
+        """Where the items are, and how many of them are in the index."""
+        with self._talking():
+            index = self.client.describe_index(self.collection, "vector")
+            version = self.client.get_server_version()
+        return {
+            "server": self.server.uri,
+            "version": version,
+            "collection": self.collection,
+            "index": self.kind,
+            "indexed": int(index.get("indexed_rows", 0)),
+            "stored_as": "float16" if self.half else "float32",
+        }
 
     def add(self, rows: ItemRows) -> None:
         """Store new items."""
@@ -447,31 +472,25 @@ class Milvus:
                 part = _among(ids[start : start + _IDS])
                 self.client.delete(self.collection, filter=part, timeout=self.server.seconds)
 
-    def present(self, ids: Sequence[str]) -> set[str]:
-        """Which of the ids are stored."""
-        return {row["id"] for row in self._get(ids, ["id"])}
-
-    def metadata(self, ids: Sequence[str]) -> dict[str, str]:
-        """The metadata of stored items."""
-        return {row["id"]: row["metadata"] for row in self._get(ids, ["id", "metadata"])}
-
-    def fetch(self, ids: Sequence[str]) -> Found:
+    def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""
-        return self._found(self._get(ids, _SCORED))
+        together = max(1, min(_IDS, _MESSAGE_BYTES // self._row_bytes(vectors, metadata)))
+        parts = (ids[start : start + together] for start in range(0, len(ids), together))
+        rows = [row for part in parts for row in self._query(_among(part), _fields(vectors, metadata))]
+        return self._found(rows, vectors, metadata)
 
     def candidates(
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
-    ) -> list[Found]:
+    ) -> list[Found] | None:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)
         together = min(_QUERIES, _MESSAGE_BYTES // (count * self._item_bytes))
         if together == 0:  # not even one query's vectors fit into an answer
             found = self._search(queries, count, where, effort, ["id"], max(1, _MESSAGE_BYTES // (count * 256)))
-            return [self._found(self._get([hit["id"] for hit in hits], _SCORED)) for hits in found]
+            return [self.fetch([hit["id"] for hit in hits]) for hits in found]
         # A strongly consistent read waits some 0.4 s for the server's clock: of few items the metadata come along.
         few = len(queries) * count * LONGEST <= _MESSAGE_BYTES // 2
-        fields = [*_SCORED, "metadata"] if few else _SCORED
-        hits = self._search(queries, count, where, effort, fields, together)
+        hits = self._search(queries, count, where, effort, _fields(metadata=few), together)
         return [self._found([hit["entity"] for hit in one], metadata=few) for one in hits]
 
     def _search(
@@ -491,45 +510,27 @@ class Milvus:
                     **self._reading(),
                 )
 
-    def scan(self, block: int, where: Condition | None = None) -> Iterator[Found]:
+    def scan(
+        self, block: int, where: Condition | None = None, vectors: bool = True, metadata: bool = False
+    ) -> Iterator[Found]:
         """Every item that passes the filter once, in the order of their hashes."""
         # By arcs of the circle of hashes, which hold about as many items each: the pages of Milvus are in no order that
         # it promises, and the client's iterator writes ids into expressions without minding their quotes.
-        arcs = math.ceil(1.25 * self.count(where) / self._page) or 1
+        page = max(1, min(MOST_FOUND, _MESSAGE_BYTES // self._row_bytes(vectors, metadata)))
+        arcs = math.ceil(1.25 * self.count(where) / page) or 1
         passing = "" if where is None else f" and {expression(where)}"
         for arc in range(arcs):
-            rows = self._query(_arc(_CIRCLE * arc // arcs, _CIRCLE * (arc + 1) // arcs) + passing, _SCORED)
+            span = f"draw >= {_CIRCLE * arc // arcs} and draw < {_CIRCLE * (arc + 1) // arcs}"
+            rows = self._query(span + passing, _fields(vectors, metadata))
             for start in range(0, len(rows), block):
-                yield self._found(rows[start : start + block])
-
-    def sample(self, count: int, seed: int) -> Found:
-        """Some items: those whose hashes come next from a place on the circle of hashes that the seed draws."""
-        start = int(np.random.default_rng(seed).integers(_CIRCLE))
-        share = (count + 2 * math.sqrt(count) + 2) / max(1, self.count())
-        step = min(_CIRCLE, math.ceil(_CIRCLE * share))
-        ahead: dict[str, int] = {}
-        for near in range(0, _CIRCLE, step):
-            far = min(_CIRCLE, near + step)
-            for turn in (0, _CIRCLE):
-                for row in self._query(_arc(start + near - turn, start + far - turn), ["id", "draw"]):
-                    ahead[row["id"]] = (row["draw"] - start) % _CIRCLE
-            if len(ahead) >= count:
-                break
-        chosen = sorted(ahead, key=lambda name: (ahead[name], name))[:count]
-        return self._found(self._get(chosen, _SCORED))
+                yield self._found(rows[start : start + block], vectors, metadata)
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass the filter."""
         passing = "" if where is None else expression(where)
         return int(self._query(passing, ["count(*)"])[0]["count(*)"])
 
-    def version(self) -> tuple[int, int]:
-        """How many items there are, and when the last was added: what is replaced counts as added anew."""
-        rows = self._query(f"added > {self._newest}", ["added"], limit=MOST_FOUND)
-        self._newest = max([self._newest, *(int(row["added"]) for row in rows)])
-        return self.count(), self._newest
-
-    def optimise(self, thorough: bool = False) -> bool:
+    def flush(self, thorough: bool = False) -> bool:
         """Thorough: close the segments that grow, have small ones merged, and wait until the index covers all. Milvus
         does the same by itself, when it thinks it is time.
         """
@@ -548,26 +549,6 @@ class Milvus:
                 time.sleep(0.2)
         return True
 
-    def hold(self, on: bool = True) -> None:
-        """They are in the server's."""
-
-    def check(self) -> None:
-        """A server looks after its own files."""
-
-    def info(self) -> dict[str, JsonValue]:
-        """Where the items are, and how many of them are in the index."""
-        with self._talking():
-            index = self.client.describe_index(self.collection, "vector")
-            version = self.client.get_server_version()
-        return {
-            "server": self.server.uri,
-            "version": version,
-            "collection": self.collection,
-            "index": self.kind,
-            "indexed": int(index.get("indexed_rows", 0)),
-            "stored_as": "float16" if self.half else "float32",
-        }
-
     def close(self) -> None:
         """Close the connection."""
         self.client.close()
@@ -581,30 +562,25 @@ class Milvus:
     def _reading(self) -> dict[str, Any]:
         return {"consistency_level": self.server.consistency, "timeout": self.server.seconds}
 
-    def _get(self, ids: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
-        """The items of these ids that are there, in the order of the ids."""
-        largest = self._item_bytes if "vector" in fields else LONGEST if "metadata" in fields else 1
-        together = max(1, min(_IDS, _MESSAGE_BYTES // largest))
-        parts = (ids[start : start + together] for start in range(0, len(ids), together))
-        by_id = {row["id"]: row for part in parts for row in self._query(_among(part), fields)}
-        return [by_id[name] for name in ids if name in by_id]
+    def _row_bytes(self, vectors: bool, metadata: bool) -> int:
+        """At most, in an answer."""
+        return 256 + (self._item_bytes if vectors else 0) + (LONGEST if metadata else 0)
 
-    def _found(self, rows: Sequence[Mapping[str, Any]], metadata: bool = False) -> Found:
-        vectors = np.empty((len(rows), self.place.width), np.float16 if self.half else np.float32)
-        for place, row in enumerate(rows):
-            vectors[place] = _numbers(row["vector"])
+    def _found(self, rows: Sequence[Mapping[str, Any]], vectors: bool = True, metadata: bool = False) -> Found:
+        found = np.empty((len(rows), self.place.width if vectors else 0), np.float16 if self.half else np.float32)
+        for place, row in enumerate(rows if vectors else ()):
+            found[place] = _numbers(row["vector"])
         added = np.array([row["added"] for row in rows], np.int64)
         texts = [row["metadata"] for row in rows] if metadata else None
-        return Found([row["id"] for row in rows], added, vectors.astype(self.place.dtype, copy=False), texts)
+        return Found([row["id"] for row in rows], added, found.astype(self.place.dtype, copy=False), texts)
+
+
+def _fields(vectors: bool = True, metadata: bool = False) -> list[str]:
+    return ["id", "added", *(["vector"] if vectors else []), *(["metadata"] if metadata else [])]
 
 
 def _among(ids: Sequence[str]) -> str:
     return f"id in [{', '.join(map(quoted, ids))}]"
-
-
-def _arc(start: int, end: int) -> str:
-    """The items on a part of the circle of hashes, as far as it lies between 0 and its end."""
-    return f"draw >= {min(max(0, start), _CIRCLE)} and draw < {min(max(0, end), _CIRCLE)}"
 
 
 def _draw(name: str) -> int:
