@@ -47,7 +47,7 @@ def write_heap(folder, count, seed=0, size=40):
             bad[f"{name}.jpg"] = "not a readable picture"
         elif kind == 35:
             path.with_suffix(".txt").write_text("notes")
-            bad[f"{name}.txt"] = "no picture by its name"
+            bad[f"{name}.txt"] = "not a picture"
         elif kind == 43:
             path.symlink_to(folder / "nowhere.jpg")
             bad[f"{name}.jpg"] = "no such file"

@@ -63,7 +63,7 @@ def test_items_are_added_removed_and_the_rest_compacted(tmp_path, capsys):
     run(capsys, "index", "build", index, "--from", tmp_path / "a", "--engine", "exhaustive")
     code, out, err = run(capsys, "index", "add", index, "--from", tmp_path / "b")
     assert (code, out) == (1, "")
-    assert "'item0' is in the index already. Nothing was added: say --existing skip" in err
+    assert "'item0' is in the index already. Nothing was added: use --existing skip" in err
     code, out, _ = run(capsys, "index", "add", index, "--from", tmp_path / "b", "--existing", "skip", "--json")
     assert (code, json.loads(out)["items"]) == (0, 18)
     (tmp_path / "gone.txt").write_text("item3\nitem4\nnobody\n")
@@ -133,7 +133,7 @@ def test_while_something_was_not_added_to_its_end_nothing_else_is_encoded_or_los
     code, _, err = run(capsys, "index", "build", index, "--source", tmp_path / "third", "--model", model)
     assert (code, "is an index already" in err) == (1, True)
     code, _, err = run(capsys, "index", "add", index, "--source", tmp_path / "third")
-    assert (code, "something else is being added to it, and was not finished" in err) == (1, True)
+    assert (code, "adding other items was interrupted" in err) == (1, True)
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
     code, out, err = run(capsys, "index", "add", index, "--source", tmp_path / "second")
     assert (code, out[:40]) == (0, f"{index}: 1 added; 2 items"[:40]), err

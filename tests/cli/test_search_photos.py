@@ -82,7 +82,7 @@ def test_what_is_no_folder_is_named_with_what_was_expected(given, capsys, verb, 
     ("arguments", "said"),
     [
         ([], 'maxmatch search "two dogs" ~/Pictures'),
-        (["two dogs"], "name a folder of photos, or an index, too"),
+        (["two dogs"], "give a folder of photos or an index"),
         (["--image", "0.png"], "maxmatch search --image dog.jpg ~/Pictures"),
         (["two dogs", ".", "--image", "0.png"], "words, or --image; not both"),
         (["  ", "."], "write some words"),

@@ -132,9 +132,9 @@ def test_room_is_freed_and_files_are_merged(tmp_path, monkeypatch):
     for piece in range(6):
         index.add([f"{piece}-{n}" for n in range(100)], unit_sets(100, seed=piece))
     index.remove([f"{piece}-{n}" for piece in range(5) for n in range(100)])
-    before = index.engine.facts
+    before = index.engine.facts()
     index.compact()
-    after = index.engine.facts
+    after = index.engine.facts()
     assert (before["files"], after["files"]) == (6, 1) or before["files"] == after["files"] == 1
     assert int(str(after["bytes"])) < int(str(before["bytes"])) / 2
     listed = (index.folder / "items.lance.sums").read_text().splitlines()

@@ -96,7 +96,7 @@ def test_a_server_that_is_not_there_is_named_with_the_cure_and_the_folder_stays_
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = {"uri": f"http://127.0.0.1:{free.getsockname()[1]}", "timeout": 0.5}
-        with pytest.raises(ConnectionError, match=r"does not answer .* Start it, or mend the address") as caught:
+        with pytest.raises(ConnectionError, match=r"does not answer .* Start it, or correct the address") as caught:
             SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="milvus", settings=nobody)
     assert nobody["uri"] in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -139,7 +139,7 @@ def test_a_disk_that_is_not_mounted_costs_no_index(model, tmp_path):
         sync(index, model, tmp_path / "pictures")
         (tmp_path / "pictures").rename(tmp_path / "elsewhere")
         (tmp_path / "pictures").mkdir()
-        with pytest.raises(DataError, match=r"no pictures, where 11 were; nothing was forgotten. Is the disk mounted"):
+        with pytest.raises(DataError, match=r"the index has 11; nothing was removed. Is the disk mounted"):
             sync(index, model, tmp_path / "pictures")
         assert len(ids_of(index)) == 11
 

@@ -65,26 +65,26 @@ def test_recall_is_measured_without_what_is_held_by_others(tmp_path):
         assert any(set(one.ids) != set(other.ids) for one, other in zip(before, after, strict=True))
 
 
-def test_recall_is_measured_as_those_meet_it_who_hold_nothing(tmp_path, monkeypatch):
+def test_recall_is_measured_without_items_in_memory(tmp_path, monkeypatch):
     items, queries = aligned_sets(2000, 5)
     settings = {"train_from": 1_000}
     with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
         index.add([f"{place:04d}" for place in range(2000)], items)
         index.engine.in_memory = True
-        held, candidates = [], type(index.engine).candidates
+        seen, candidates = [], type(index.engine).candidates
 
         def watched(engine, *arguments, **options):
-            held.append(engine.in_memory)
+            seen.extend([engine.in_memory] * len(arguments[0]))
             return candidates(engine, *arguments, **options)
 
         monkeypatch.setattr(type(index.engine), "candidates", watched)
         index.verify(queries)
-        assert held
-        assert not any(held)
+        assert seen
+        assert not any(seen)
         assert index.engine.in_memory
 
 
-def test_items_that_are_held_are_searched_without_the_engine_until_someone_writes(tmp_path, monkeypatch):
+def test_items_in_memory_are_searched_without_the_engine_until_someone_writes(tmp_path, monkeypatch):
     items, queries = aligned_sets(2000, 5)
     with SetIndex.create(
         tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}

@@ -48,7 +48,7 @@ def test_a_folder_is_searched_to_its_ground_in_the_order_of_names_without_what_i
     assert [path.name for path in listing.values] == ["c.JPG", "e.webp", "b.png"]
     found = left_out(listing)
     assert found.keys() == {"notes.txt", "film.mov"}
-    assert found["film.mov"] == "no picture by its name, which ends in .mov."
+    assert found["film.mov"] == "not a picture: its name ends in .mov."
 
 
 def test_links_are_followed_once_and_loops_do_no_harm(tmp_path):

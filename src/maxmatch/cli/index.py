@@ -11,17 +11,15 @@ import typer
 from maxmatch.cli.common import going_on
 
 if TYPE_CHECKING:
-    from maxmatch.search.ingest import Cargo
+    from maxmatch.search.ingest import IngestSource
     from maxmatch.search.set_index import SetIndex
     from maxmatch.search.verify import Verification
 
 
-# `maxmatch index build` and `add`: from shards, arrays of others, or a source that is encoded on the way.
-
 _From = Annotated[list[Path] | None, typer.Option("--from", help="A folder of `maxmatch encode`; may be given again.")]
 _Sets = Annotated[Path | None, typer.Option(help="Another program's sets: a .npy (items, K, D) of unit vectors.")]
-_Ids = Annotated[Path | None, typer.Option(help="Their ids: a text file with one a line.")]
-_Metadata = Annotated[Path | None, typer.Option(help="What is known about them: a table with a row each.")]
+_Ids = Annotated[Path | None, typer.Option(help="Their ids: a text file with one per line.")]
+_Metadata = Annotated[Path | None, typer.Option(help="Their metadata: a table with one row per item.")]
 _Source = Annotated[Path | None, typer.Option(help="What to encode first: pictures, a table, tars, a .txt.")]
 _Modality = Annotated[str | None, typer.Option(help="Of --source: image, text … Default: image.")]
 _Device = Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")]
@@ -53,7 +51,7 @@ def build(
     device: _Device = None,
     as_json: _Json = False,
 ) -> None:
-    """Make an index. One that was killed goes on when the same command runs again, and adds nothing twice.
+    """Build an index. If it is interrupted, run the same command again to resume; nothing is added twice.
 
     Examples:
 
@@ -80,10 +78,10 @@ def build(
     folder = index.expanduser()
     refuse_index(folder)  # before hours of encoding
     encoder = load_model(model, device) if model is not None else None
-    cargo = _cargo(folder, shards, sets, ids, metadata, source, modality, encoder, model, dtype)
-    made_by = cargo.made_by
+    incoming = _incoming(folder, shards, sets, ids, metadata, source, modality, encoder, model, dtype)
+    made_by = incoming.made_by
     if encoder is not None:
-        _check_model(encoder, cargo, model)
+        _check_model(encoder, incoming, model)
     settings: dict[str, Any] = {} if uri is None else {"uri": uri}
     precision = {"fp16": "float16", "fp32": "float32"}.get(dtype or "", made_by.dtype if made_by else "float32")
 
@@ -92,8 +90,8 @@ def build(
     def create() -> SetIndex:
         return SetIndex.create(
             folder,
-            cargo.dim,
-            cargo.set_size,
+            incoming.dim,
+            incoming.set_size,
             model=encoder if encoder is not None else made_by.identity if made_by else None,
             similarity=similarity or (made_by.similarity if made_by else None),
             similarity_options=trained_with,
@@ -103,12 +101,12 @@ def build(
             settings=settings,
         )
 
-    with going_on(index), bar("items", cargo.items) as advance:
-        opened = fill(folder, cargo, create, advance)
+    with going_on(index), bar("items", incoming.items) as advance:
+        opened = fill(folder, incoming, create, advance)
     name = name_to_record(model) if model is not None else made_by.model if made_by else None
     if name is not None:
         write_origin(folder, Origin(name, made_by.modality if made_by else modality))
-    _finish(opened, index, cargo, source, as_json)
+    _finish(opened, index, incoming, source, as_json)
 
 
 def add(
@@ -126,7 +124,7 @@ def add(
     device: _Device = None,
     as_json: _Json = False,
 ) -> None:
-    """Add items to an index. What was killed goes on when the same command runs again, and adds nothing twice.
+    """Add items to an index. If it is interrupted, run the same command again to resume; nothing is added twice.
 
     Examples:
 
@@ -151,18 +149,18 @@ def add(
     keep = opened if existing == "skip" else None
     precision: Literal["fp16", "fp32"] = "fp16" if manifest.dtype == "float16" else "fp32"
     modality = modality or (origin.modality if origin else None)
-    cargo = _cargo(folder, shards, sets, ids, metadata, source, modality, encoder, name, precision, keep)
-    if cargo.made_by is not None and manifest.model is not None and cargo.made_by.identity != manifest.model:
+    incoming = _incoming(folder, shards, sets, ids, metadata, source, modality, encoder, name, precision, keep)
+    if incoming.made_by is not None and manifest.model is not None and incoming.made_by.identity != manifest.model:
         raise ValueError(
             f"{index}: another model made its sets ({origin.model if origin else manifest.model}) than these "
-            f"({cargo.made_by.model}). Encode again with the index's model, or build another index."
+            f"({incoming.made_by.model}). Encode again with the index's model, or build another index."
         )
-    with going_on(index), bar("items", cargo.items) as advance:
-        fill(opened, cargo, existing, advance)
-    _finish(opened, index, cargo, source, as_json)
+    with going_on(index), bar("items", incoming.items) as advance:
+        fill(opened, incoming, existing, advance)
+    _finish(opened, index, incoming, source, as_json)
 
 
-def _cargo(
+def _incoming(
     folder: Path,
     shards: list[Path] | None,
     sets: Path | None,
@@ -174,20 +172,20 @@ def _cargo(
     name: str | None,
     dtype: Literal["fp16", "fp32"] | None,
     keep: "SetIndex | None" = None,
-) -> "Cargo":
-    """What is to be added, by whichever of the three ways was named."""
-    from maxmatch.search.ingest import array_cargo, shards_cargo
+) -> "IngestSource":
+    """What is added, in whichever of the three ways."""
+    from maxmatch.search.ingest import from_arrays, from_shards
 
     if sum(way is not None for way in (shards or None, sets, source)) != 1:
-        raise typer.BadParameter("say what to add, in one way: --from SHARDS, --sets with --ids, or --source")
+        raise typer.BadParameter("give one of: --from SHARDS, --sets with --ids, or --source")
     if sets is not None:
         if ids is None:
-            raise typer.BadParameter("--sets needs --ids, a text file with one a line")
-        return array_cargo(sets.expanduser(), ids.expanduser(), metadata.expanduser() if metadata else None)
+            raise typer.BadParameter("--sets needs --ids, a text file with one per line")
+        return from_arrays(sets.expanduser(), ids.expanduser(), metadata.expanduser() if metadata else None)
     if ids is not None or metadata is not None:
         raise typer.BadParameter("--ids and --metadata go with --sets; what was encoded has its own")
     if shards:
-        return shards_cargo([one.expanduser() for one in shards])
+        return from_shards([one.expanduser() for one in shards])
     assert source is not None
     assert name is not None
     return _encoded(folder, source, modality, encoder, name, dtype, keep)
@@ -201,7 +199,7 @@ def _encoded(
     name: str,
     dtype: Literal["fp16", "fp32"] | None,
     keep: "SetIndex | None",
-) -> "Cargo":
+) -> "IngestSource":
     """The items of a source, encoded beside the index. keep: an index whose items are not encoded again."""
     from maxmatch.cli.common import cores, say
     from maxmatch.cli.encode import first_reasons
@@ -209,14 +207,14 @@ def _encoded(
     from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import encode_for, waiting_shards
     from maxmatch.search.engine import present
-    from maxmatch.search.ingest import is_begun, shards_cargo, unfinished
+    from maxmatch.search.ingest import from_shards, is_begun, unfinished
     from maxmatch.search.shards import SKIPPED, read_manifest
     from maxmatch.search.sources import list_source, without
 
     place = waiting_shards(folder)
-    if is_begun(folder):  # by a process that was killed while it filled the index, with all encoded
+    if is_begun(folder):  # a process was killed while it filled the index; everything is encoded
         if place.exists() and read_manifest(place).source == str(source.expanduser().absolute()):
-            return shards_cargo([place])
+            return from_shards([place])
         raise unfinished(folder)
     listing = list_source(source, modality)
     if keep is not None:
@@ -230,24 +228,26 @@ def _encoded(
             first_reasons(folder / SKIPPED),
         )  # fmt: skip
     if not manifest.encoded and keep is None:
-        raise ValueError(f"{source}: nothing could be encoded. {place / SKIPPED} says why.")
-    return shards_cargo([place])
+        raise ValueError(f"{source}: nothing could be encoded. See {place / SKIPPED} for the reasons.")
+    return from_shards([place])
 
 
-def _check_model(encoder: Any, cargo: "Cargo", name: str | None) -> None:
+def _check_model(encoder: Any, incoming: "IngestSource", name: str | None) -> None:
     from maxmatch.model.identity import model_identity
 
-    if cargo.made_by is not None and cargo.made_by.identity != model_identity(encoder):
+    if incoming.made_by is not None and incoming.made_by.identity != model_identity(encoder):
         raise ValueError(
-            f"{name}: another model than the one that made the sets ({cargo.made_by.model}). Leave it out."
+            f"{name}: another model than the one that made the sets ({incoming.made_by.model}). Leave it out."
         )
-    if encoder.dim != cargo.dim or cargo.set_size not in encoder.set_sizes.values():
+    if encoder.dim != incoming.dim or incoming.set_size not in encoder.set_sizes.values():
         sizes = ", ".join(f"{size} × {encoder.dim}" for size in sorted(set(encoder.set_sizes.values())))
-        raise ValueError(f"{name}: makes sets {sizes}; these are {cargo.set_size} × {cargo.dim}. Name their own model.")
+        raise ValueError(
+            f"{name}: makes sets {sizes}; these are {incoming.set_size} × {incoming.dim}. Name their own model."
+        )
 
 
-def _finish(opened: "SetIndex", index: Path, cargo: "Cargo", source: Path | None, as_json: bool) -> None:
-    """Say what was done, and tidy up."""
+def _finish(opened: "SetIndex", index: Path, incoming: "IngestSource", source: Path | None, as_json: bool) -> None:
+    """Print what was done, and remove temporary files."""
     from maxmatch.search.encode_files import waiting_shards
     from maxmatch.search.shards import SKIPPED
 
@@ -259,17 +259,14 @@ def _finish(opened: "SetIndex", index: Path, cargo: "Cargo", source: Path | None
         shutil.copyfile(place / SKIPPED, opened.folder / SKIPPED)
         shutil.rmtree(place)
     if as_json:
-        facts = {"path": str(index), "added": cargo.items, "items": items, **manifest.model_dump(mode="json")}
+        facts = {"path": str(index), "added": incoming.items, "items": items, **manifest.model_dump(mode="json")}
         print(json.dumps(facts))
         return
-    print(
-        f"{index}: {cargo.items:,} added; {items:,} items, sets {manifest.set_size} × {manifest.dim}, {manifest.engine}"
-    )
+    sets = f"sets {manifest.set_size} × {manifest.dim}"
+    print(f"{index}: {incoming.items:,} added; {items:,} items, {sets}, {manifest.engine}")
 
 
-# `maxmatch index`: make, fill, check and mend an index.
-
-_HELP = """Make, fill, check and mend an index of sets.
+_HELP = """Build, check and maintain an index of sets.
 
 From sets that were encoded before, or from a folder at once.
 
@@ -292,7 +289,7 @@ Then look, measure, and search.
   maxmatch search "a dog on a beach" photos
 """
 
-app = typer.Typer(help=_HELP, short_help="Make, fill, check and mend an index of sets.", no_args_is_help=True)
+app = typer.Typer(help=_HELP, short_help="Build, check and maintain an index of sets.", no_args_is_help=True)
 app.command()(build)
 app.command()(add)
 
@@ -304,7 +301,7 @@ def remove(
     index: _Folder,
     items: Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Items to remove.")] = None,
     ids: Annotated[list[str] | None, typer.Option(help="The same as an option; may be given again.")] = None,
-    ids_file: Annotated[Path | None, typer.Option(help="A text file with an id a line.")] = None,
+    ids_file: Annotated[Path | None, typer.Option(help="A text file with one id per line.")] = None,
     missing: Annotated[
         Literal["refuse", "ignore"], typer.Option(help="What to do where an id is not in the index.")
     ] = "refuse",
@@ -325,7 +322,7 @@ def remove(
     given = [*(items or []), *(ids or []), *(read_ids(ids_file) if ids_file is not None else [])]
     names = list(dict.fromkeys(given))
     if not names:
-        raise typer.BadParameter("name the items, with --ids-file where they are many")
+        raise typer.BadParameter("give the ids of the items, or --ids-file")
     with SetIndex.open(index) as opened:
         if missing == "ignore":
             known = present(opened.engine, names)
@@ -339,11 +336,11 @@ def remove(
 @app.command()
 def verify(
     index: _Folder,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many best items a search is to find.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many items a search returns.")] = 10,
     sample: Annotated[int, typer.Option(min=1, help="How many searches to measure with.")] = 200,
     target: Annotated[float, typer.Option(min=0, max=1, help="The recall to reach.")] = 0.99,
     queries: Annotated[
-        Path | None, typer.Option(help="Queries such as will come: a text file with one a line. Default: items.")
+        Path | None, typer.Option(help="Real queries: a text file with one per line. Default: items of the index.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="What encodes them. Default: the index's model.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
@@ -351,7 +348,7 @@ def verify(
 ) -> None:
     """Measure how many of the best items a search finds.
 
-    Against scanning them all; settings that suffice are kept.
+    Measured against a scan of all items; the settings that reach the target are kept.
 
     Examples:
 
@@ -383,7 +380,7 @@ def verify(
 
 @app.command()
 def info(index: _Folder, as_json: _Json = False) -> None:
-    """Say what an index holds, and how it is kept.
+    """Show what an index holds, and how it is stored.
 
     Examples:
 
@@ -404,7 +401,7 @@ def info(index: _Folder, as_json: _Json = False) -> None:
 
 @app.command()
 def compact(index: _Folder, as_json: _Json = False) -> None:
-    """Free the room of removed items, and merge small files. The index is brought up to date with what was added.
+    """Free the space of removed items, merge small files and update the index.
 
     Examples:
 
@@ -428,13 +425,13 @@ def _advice(index: Path, measured: "Verification") -> str:
     if measured.trials:
         interval = f"95 %: {chosen.low:.1%} to {chosen.high:.1%}"
         kept = f"{chosen.candidates:,} candidates, effort {chosen.effort:g}"
-        lines.append(f"Searches use {kept} from now on: {chosen.recall:.1%} are found ({interval}).")
+        lines.append(f"Searches use {kept} from now on: {chosen.recall:.1%} found ({interval}).")
     else:
         lines.append("Every search scans all items, and finds all.")
     if not measured.reached:
         lines.append(f"Less than the {measured.target:.1%} asked for: search with --exact where it matters.")
     if not chosen.real_queries:
-        lines.append("Measured with items of the index; --queries FILE measures with what people will ask.")
+        lines.append("Measured with items of the index; use --queries FILE to measure with real queries.")
     return "\n".join(lines)
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
 
 
-# Pictures between the lines of a terminal that can show them, or drawn with coloured half blocks.
-
 Way = Literal["kitty", "iterm", "blocks"]
 _KITTY = ("kitty", "ghostty")
 _ITERM = ("iTerm.app", "WezTerm")
@@ -34,7 +32,7 @@ _CHUNK = 4096  # characters that kitty takes at once
 
 
 def way_to_show(environment: Mapping[str, str], is_terminal: bool) -> Way | None:
-    """How the terminal shows pictures, by what it says of itself; None where it does not, or hides behind another."""
+    """How the terminal shows pictures, by its variables; None where it does not, or where tmux or screen hides it."""
     if not is_terminal or environment.get("TMUX") or environment.get("STY"):
         return None  # tmux and screen swallow pictures, but pass on the variables of the terminal around them
     program = environment.get("TERM_PROGRAM", "")
@@ -45,9 +43,9 @@ def way_to_show(environment: Mapping[str, str], is_terminal: bool) -> Way | None
 
 
 def way_asked_for(environment: Mapping[str, str], is_terminal: bool) -> Way:
-    """How to show pictures to someone who insists; ValueError where it cannot be done."""
+    """How to show pictures that were asked for; ValueError where the terminal cannot."""
     if not is_terminal:
-        raise ValueError("the output is no terminal.")
+        raise ValueError("the output is not a terminal.")
     way = way_to_show(environment, is_terminal)
     if way is None and environment.get("COLORTERM") not in ("truecolor", "24bit"):
         raise ValueError("this terminal shows neither pictures nor all colours (COLORTERM=truecolor).")
@@ -104,27 +102,27 @@ def blocks(picture: "Image.Image") -> str:
     return "\n".join(lines)
 
 
-def _something(query: str | None) -> str:
+def _required(query: str | None) -> str:
     if query is None:
         examples = 'maxmatch search "two dogs" ~/Pictures, or maxmatch search --image dog.jpg ~/Pictures'
-        raise typer.BadParameter(f"say what to look for, and where: {examples}")
+        raise typer.BadParameter(f"give a query and a folder: {examples}")
     return query
 
 
 def search(
     query: Annotated[
         str | None,
-        typer.Argument(help="What to look for, in words. Left out with --image.", callback=_something),
+        typer.Argument(help="What to look for, in words. Left out with --image.", callback=_required),
     ] = None,
     index: Annotated[Path | None, typer.Argument(help="A folder of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
-    where: Annotated[str | None, typer.Option(help='Only items whose metadata are so: "year >= 2020"')] = None,
+    where: Annotated[str | None, typer.Option(help='Only items whose metadata match: "year >= 2020"')] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Score every item: slower, and misses nothing.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
     ] = False,
-    paths: Annotated[bool, typer.Option("--paths", help="Print paths alone, for another program.")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print only paths, for another program.")] = False,
     model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     preview: Annotated[
@@ -138,11 +136,11 @@ def search(
     runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
-    """Find what is nearest to words or to a picture. In a folder of photos, or in an index.
+    """Find the photos of a folder, or the items of an index, that match words or a picture.
 
-    A folder's own index is kept in the user's cache: photos that are new or changed are read first, those that are gone
-    are forgotten. Words can be weighed: '"beach" + 2 "dog" - "people"'. Photos' paths alone are printed where the
-    output is no terminal, and in one that can show pictures they are shown.
+    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. Words
+    can be weighted: '"beach" + 2 "dog" - "people"'. Where the output is not a terminal, only paths are printed; a
+    terminal that can show pictures shows them.
 
     Examples:
 
@@ -161,13 +159,13 @@ def search(
     from maxmatch.search.set_index import SetIndex
 
     if image is not None and index is not None:
-        raise typer.BadParameter("one query: words, or --image; not both")
+        raise typer.BadParameter("give words or --image, not both")
     assert query is not None
     words, folder = (query, index) if image is None else ("", Path(query))
     if folder is None:
-        raise typer.BadParameter('name a folder of photos, or an index, too: maxmatch search "two dogs" ~/Pictures')
+        raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
-        raise typer.BadParameter("an empty query finds nothing: write some words")
+        raise typer.BadParameter("the query is empty: write some words")
     way = _way(preview, as_json or paths)
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
@@ -235,7 +233,7 @@ def _way(asked: bool | None, for_programs: bool) -> "Way | None":
     if asked is None:
         return way_to_show(os.environ, sys.stdout.isatty())
     if for_programs:
-        raise typer.BadParameter("--preview: pictures are for people; leave out --json or --paths")
+        raise typer.BadParameter("--preview: not with --json or --paths")
     try:
         return way_asked_for(os.environ, sys.stdout.isatty())
     except ValueError as error:
@@ -251,7 +249,7 @@ def _show(hit: "Hit", way: "Way") -> None:
 
 
 def _name(hit: "Hit") -> str:
-    """Where an item is, or what it says, or its id."""
+    """An item's path, or its text, or its id."""
     known = hit.metadata.get("path") or hit.metadata.get("text")
     return known if isinstance(known, str) else hit.id
 

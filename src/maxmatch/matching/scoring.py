@@ -333,7 +333,7 @@ class PairwiseJob:
             if self.b_mask is not None:
                 masks["b_mask"] = self.b_mask[columns].to(self.device)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NotUnitLength)  # said once already, with the cure that fits here
+                warnings.simplefilter("ignore", NotUnitLength)  # a warning that fits is given once, at the end
                 out.copy_(self.similarity(a, b, **masks))
             own = not isinstance(self.similarity, SetSimilarity)  # a function of one's own may not check its input
             if own and bool(out.isnan().any()):

@@ -36,8 +36,6 @@ from maxmatch.search.shards import (
 )
 from maxmatch.search.sources import Listing, list_source
 
-# Encoding a source to shards: reads ahead, keeps every batch, and goes on where an earlier run was stopped.
-
 Dtype = Literal["float16", "float32"]
 SHARD_SIZE = 10_000
 _COMMIT_SECONDS = 0.25  # of work at most are lost when the process is killed, beside the batch in hand
@@ -182,7 +180,7 @@ def _encoded(model: SetEncoder, job: EncodingJob, batch: ReadBatch) -> EncodedIt
 
 
 def _why(reason: str, listing: Listing, place: int) -> str:
-    """A reason without the path, which the id says, and without what Pillow calls the open file."""
+    """A reason without the path, which the id gives, and without Pillow's name for the open file."""
     where = listing.metadata[place].get("path")
     return _BUFFER.sub("", reason.removeprefix(f"{where}: "))
 
@@ -196,7 +194,7 @@ def _joined(parts: Sequence[EncodedItems]) -> EncodedItems:
 
 
 def _reader(model: SetEncoder, job: EncodingJob) -> Reader:
-    """How items are read: as the tower says, or, where they are what its backbone made of pictures, as features."""
+    """How items are read: as the tower reads them, or as features where they are the output of its backbone."""
     reader: Reader = model.tower(job.listing.modality).reader
     first = job.listing.values[0]
     if isinstance(reader, PixelReader) and isinstance(first, np.ndarray) and first.ndim == 2:
@@ -281,8 +279,6 @@ def encode_on_ray(task: Task, numbers: Sequence[int], advance: Advance) -> None:
         advance(int(row["items"]))
 
 
-# Where the model of an index lies, so that a search need not be told; and items encoded on their way into an index.
-
 FILE = "encoder.json"
 
 
@@ -305,7 +301,7 @@ def read_origin(folder: Path) -> Origin | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{folder / FILE}: not readable ({error}). Remove it, and say --model.") from error
+        raise ValueError(f"{folder / FILE}: cannot be read ({error}). Remove it, and give --model.") from error
 
 
 def waiting_shards(folder: Path) -> Path:

@@ -101,14 +101,6 @@ class Engine(Protocol):
     `candidates` compares all inner products, whatever the effort, and few are enough.
     """
 
-    @property
-    def version(self) -> Hashable:
-        """Changes when items are added, replaced or removed, by any process."""
-
-    @property
-    def facts(self) -> dict[str, JsonValue]:
-        """For people: version, kind of index, how many items are in it, bytes on the disk."""
-
     def add(self, rows: ItemRows) -> None:
         """Store new items. None of the ids is stored yet: the index has checked."""
 
@@ -155,6 +147,17 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Inspection(Protocol):
+    """What an engine tells about itself, for servers and people."""
+
+    def version(self) -> Hashable:
+        """Changes when items are added, replaced or removed, by any process."""
+
+    def facts(self) -> dict[str, JsonValue]:
+        """Version, kind of index, how many items are in it, bytes on the disk."""
+
+
+@runtime_checkable
 class EngineMaker(Protocol):
     """The functions `create` and `open_engine` of a module in `search.engines`."""
 
@@ -162,6 +165,18 @@ class EngineMaker(Protocol):
         """`create` makes an empty store (what a killed `create` left there is discarded); `open_engine` opens an
         existing one, and raises FileNotFoundError or ConnectionError, naming the place, if there is none.
         """
+
+
+def version_of(engine: Engine) -> Hashable:
+    """Changes when items are added, replaced or removed, by any process."""
+    assert isinstance(engine, Inspection)
+    return engine.version()
+
+
+def facts_of(engine: Engine) -> dict[str, JsonValue]:
+    """What an engine tells about itself."""
+    assert isinstance(engine, Inspection)
+    return engine.facts()
 
 
 def proposes(engine: Engine) -> bool:

@@ -21,13 +21,13 @@ from maxmatch.search.engine import ItemRows
 
 FORMAT = "maxmatch.SetIndex"
 FILE = "index.json"
-_HEAD = 4096  # bytes; the format is said at the beginning
+_HEAD = 4096  # bytes; the format is named at the beginning
 SCHEMA_VERSION = 1
 """The version of what is written to index.json. A reader refuses a higher one."""
 
 
 class IndexFolderError(ValueError):
-    """A folder that is no index, a damaged one, or one of a newer version."""
+    """A folder that is not an index, or a damaged one, or one of a newer version."""
 
 
 class Tuning(ConfigPart):
@@ -80,7 +80,7 @@ class Manifest(ConfigPart):
 
 
 def is_index(folder: Path) -> bool:
-    """Whether a folder is an index, a damaged one too; index.json is a usual name, so that it alone says nothing."""
+    """Whether a folder is an index, a damaged one too; index.json is a common name, so that it alone is no proof."""
     try:
         with (folder / FILE).open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_HEAD) or (folder / "items.lance").is_dir()
@@ -117,7 +117,7 @@ _PAUSE = 0.05
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only one who writes; another one is waited for. The lock goes with the process, however it ends."""
+    """Hold the writers' lock, waiting for another writer. It is released with the process, however that ends."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         with (folder / LOCK).open("ab") as file:
@@ -152,7 +152,7 @@ def _is_left(name: str) -> bool:
     return name in _LEFT or is_draft(name, FILE) or is_draft(name, "milvus.json")
 
 
-# What comes into an index, checked: every refusal names the item and says what to do.
+# What comes into an index, checked: every error names the item and what to do.
 
 _UNIT_TOLERANCE = 1e-2  # as in `maxmatch.core.checks`: half precision moves a norm by a few thousandths
 LONGEST_ID = 1024
@@ -271,8 +271,8 @@ def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any] | Non
         came = "one mapping" if isinstance(metadata, Mapping) else str(len(metadata))
         raise ValueError(f"metadata: expected a mapping for each of the {len(names)} items, got {came}.")
     texts = []
-    for name, said in zip(names, metadata, strict=True):
-        values = {} if said is None else said
+    for name, given in zip(names, metadata, strict=True):
+        values = {} if given is None else given
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
             raise ValueError(f"metadata of {name!r}: expected a mapping with strings as keys, got {values!r:.80}.")
         try:
@@ -283,7 +283,7 @@ def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any] | Non
                     raise ValueError(f"{key!r}: a number of more than 64 bits; write it as a text")
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"metadata of {name!r}: not to be written as JSON ({error}). "
+                f"metadata of {name!r}: cannot be written as JSON ({error}). "
                 "Give texts, finite numbers, booleans, None, lists and mappings of these."
             ) from error
         texts.append(text)

@@ -1,4 +1,4 @@
-"""Filling an index from shards or arrays, over several processes if one is killed: every item once."""
+"""Adding shards or arrays to an index: every item once, also where a process is killed and the next one resumes."""
 
 import hashlib
 import json
@@ -21,13 +21,11 @@ from maxmatch.search.set_index import SetIndex
 from maxmatch.search.shards import ShardError, ShardManifest, read_manifest, read_shard
 from maxmatch.search.sources import plain
 
-# What goes into an index, piece by piece: from shards, or from arrays that another program made.
-
-_PARCEL_BYTES = 64 * 2**20
+_BATCH_BYTES = 64 * 2**20
 _UNIT_TOLERANCE = 1e-2  # as the index has it
 
 
-class Parcel(NamedTuple):
+class IngestBatch(NamedTuple):
     """Items that are added at once."""
 
     ids: Sequence[str]
@@ -36,55 +34,53 @@ class Parcel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cargo:
-    """All that is to be added. read(n) gives parcel n of `count`, always the same; mark tells it from other cargo."""
+class IngestSource:
+    """All that is added. read(n) gives batch n of `count`, always the same; mark identifies the content."""
 
     mark: str
     items: int
     count: int
     set_size: int
     dim: int
-    read: Callable[[int], Parcel]
+    read: Callable[[int], IngestBatch]
     made_by: ShardManifest | None = None
-    """What the shards say of their model."""
+    """The manifest of the shards, which names their model."""
 
-    def parcels(self, start: int = 0) -> Iterator[Parcel]:
-        """All parcels from one on."""
+    def batches(self, start: int = 0) -> Iterator[IngestBatch]:
+        """All batches from number `start`."""
         return (self.read(number) for number in range(start, self.count))
 
 
-def shards_cargo(folders: Sequence[Path]) -> Cargo:
+def from_shards(folders: Sequence[Path]) -> IngestSource:
     """The sets of some folders of shards, all of one model and complete."""
     manifests = [read_manifest(folder) for folder in folders]
     first = manifests[0]
     for folder, manifest in zip(folders, manifests, strict=True):
         if manifest.encoded is None:
             raise ShardError(
-                f"{folder}: the encoding is not finished. Run the same `maxmatch encode` again: it goes on."
+                f"{folder}: the encoding is not finished. Run the same `maxmatch encode` again to resume it."
             )
         if manifest.identity != first.identity:
-            raise ShardError(
-                f"{folder}: other sets than in {folders[0]}: two models made them. Build an index of each."
-            )
+            raise ShardError(f"{folder}: made by another model than {folders[0]}. Build an index of each.")
         if (manifest.set_size, manifest.dim) != (first.set_size, first.dim):
             raise ShardError(f"{folder}: sets of another size than in {folders[0]}. Build an index of each.")
     places = [(at, number) for at, manifest in enumerate(manifests) for number in range(manifest.shards)]
 
-    def read(number: int) -> Parcel:
+    def read(number: int) -> IngestBatch:
         at, shard = places[number]
         found = read_shard(folders[at], shard, manifests[at])
-        return Parcel(found.ids, found.sets, found.metadata)
+        return IngestBatch(found.ids, found.sets, found.metadata)
 
     if len(folders) > 1:
         _refuse_twice(folders, places, read)
     marks = [[manifest.identity, manifest.source_digest, manifest.encoded, manifest.dtype] for manifest in manifests]
     items = sum(manifest.encoded or 0 for manifest in manifests)
-    return Cargo(_mark(marks), items, len(places), first.set_size, first.dim, read, first)
+    return IngestSource(_mark(marks), items, len(places), first.set_size, first.dim, read, first)
 
 
-def array_cargo(sets: Path, ids: Path, metadata: Path | None = None) -> Cargo:
-    """Sets from a .npy (n, K, D), ids from a text file with one a line, metadata from a table of n rows. All of it is
-    looked at before: a bad row is named.
+def from_arrays(sets: Path, ids: Path, metadata: Path | None = None) -> IngestSource:
+    """Sets from a .npy (n, K, D), ids from a text file with one per line, metadata from a table of n rows. All of it is
+    checked first; an error names the row.
     """
     array = _array(sets)
     names = checked_ids(_ids(ids))
@@ -92,21 +88,24 @@ def array_cargo(sets: Path, ids: Path, metadata: Path | None = None) -> Cargo:
         what = f"{len(names):,} ids, and {len(array):,} sets in {sets}"
         raise DataError(Problem(ids, what, "Give one id for each set, in the same order.", fatal=True))
     rows = None if metadata is None else _metadata(metadata, len(array), sets)
-    step = max(1, _PARCEL_BYTES // (array.shape[1] * array.shape[2] * 4))
+    step = max(1, _BATCH_BYTES // (array.shape[1] * array.shape[2] * 4))
     _check(array, names, sets, step)
 
-    def read(number: int) -> Parcel:
+    def read(number: int) -> IngestBatch:
         part = slice(number * step, (number + 1) * step)
         dtype = np.float16 if array.dtype == np.float16 else np.float32
-        return Parcel(names[part], np.asarray(array[part], dtype), None if rows is None else rows[part])
+        return IngestBatch(names[part], np.asarray(array[part], dtype), None if rows is None else rows[part])
 
     files = [file.stat() for file in (sets, metadata) if file is not None]
     mark = _mark([[str(sets.absolute())], names, [[one.st_size, one.st_mtime_ns] for one in files]])
-    return Cargo(mark, len(names), -(-len(names) // step), array.shape[1], array.shape[2], read)
+    return IngestSource(mark, len(names), -(-len(names) // step), array.shape[1], array.shape[2], read)
+
+
+shards_cargo, array_cargo = from_shards, from_arrays  # their earlier, documented names
 
 
 def read_ids(path: Path) -> list[str]:
-    """The ids in a text file, one a line."""
+    """The ids in a text file, one per line."""
     names: list[str] = []
     for number, line in read_lines(path):
         if not line:
@@ -115,7 +114,9 @@ def read_ids(path: Path) -> list[str]:
     return names
 
 
-def _refuse_twice(folders: Sequence[Path], places: Sequence[tuple[int, int]], read: Callable[[int], Parcel]) -> None:
+def _refuse_twice(
+    folders: Sequence[Path], places: Sequence[tuple[int, int]], read: Callable[[int], IngestBatch]
+) -> None:
     """Ids are distinct within a folder, but perhaps not among several."""
     owner: dict[str, int] = {}
     for number, (at, _) in enumerate(places):
@@ -136,7 +137,7 @@ def _array(path: Path) -> np.ndarray:
     if not isinstance(array, np.ndarray) or array.ndim != 3 or array.dtype not in (np.float16, np.float32, np.float64):
         shape = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
         what = f"expected an array of numbers (items, K, D), found {shape}"
-        raise DataError(Problem(path, what, "For one vector an item: sets[:, None, :].", fatal=True))
+        raise DataError(Problem(path, what, "For one vector per item: sets[:, None, :].", fatal=True))
     if not len(array):
         raise DataError(Problem(path, "no sets in it", "Give at least one.", fatal=True))
     return array
@@ -167,7 +168,7 @@ def _metadata(path: Path, count: int, sets: Path) -> list[dict[str, Any]]:
 
 
 def _refused(problem: Problem) -> None:
-    """A row left out would shift all others."""
+    """Leaving a row out would shift all others."""
     raise DataError(problem)
 
 
@@ -194,119 +195,119 @@ def _mark(parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-# Filling an index, over several processes where one is killed: every item once.
+# Resuming.
 #
-# Beside the index lies a note, `.NAME.filling`, which says what is being added and how many parcels are acknowledged.
+# Beside the index lies a note, `.NAME.filling`, which says what is being added and how many batches are acknowledged.
 # The
-# first parcel after those may be in the index already, its acknowledgement lost: it is put there again, in place.
+# first batch after those may be in the index already, its acknowledgement lost: it is put there again, in place.
 
 Existing = Literal["refuse", "skip", "replace"]
 
 
 def build(
     folder: Path,
-    cargo: Cargo,
+    incoming: IngestSource,
     create: Callable[[], SetIndex],
     advance: Advance = quiet,
 ) -> SetIndex:
-    """Make an index of a cargo; or go on with one that a killed process has begun. create: makes the empty index."""
+    """Build an index, or resume what a killed process began. create: makes the empty index."""
     refuse_index(folder)
-    done = _begun(folder, cargo)
+    done = _begun(folder, incoming)
     if done is None:
-        _note(folder, cargo, 0, builds=True)
+        _note(folder, incoming, 0, builds=True)
     try:
         index = SetIndex.open(folder) if (folder / INDEX_FILE).exists() else create()
     except BaseException:
         if not done:
             _note_file(folder).unlink(missing_ok=True)
         raise
-    return _fill(index, folder, cargo, done or 0, "refuse", advance, builds=True)
+    return _fill(index, folder, incoming, done or 0, "refuse", advance, builds=True)
 
 
 def refuse_index(folder: Path) -> None:
-    """Where there is an index already, unless a killed process was building it."""
+    """Refuse to build over an index, unless a killed process was building it."""
     building = is_begun(folder) and json.loads(_note_file(folder).read_text(encoding="utf-8")).get("builds", True)
     if (folder / INDEX_FILE).exists() and not building:
         raise FileExistsError(
-            f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it to build anew."
+            f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it first."
         )
 
 
-def add(index: SetIndex, cargo: Cargo, existing: Existing = "refuse", advance: Advance = quiet) -> SetIndex:
-    """Add a cargo to an index; or go on where a killed process was. existing: what to do with ids that are there:
+def add(index: SetIndex, incoming: IngestSource, existing: Existing = "refuse", advance: Advance = quiet) -> SetIndex:
+    """Add items to an index, or resume where a killed process stopped. existing: what to do with ids that are there:
     refuse them all before anything is added, keep what the index has, or replace it.
     """
     folder = index.folder
-    done = _begun(folder, cargo)
+    done = _begun(folder, incoming)
     if done is None:
         if existing == "refuse":
-            _refuse_existing(index, cargo)
-        _note(folder, cargo, 0, builds=False)
-    return _fill(index, folder, cargo, done or 0, existing, advance, builds=False)
+            _refuse_existing(index, incoming)
+        _note(folder, incoming, 0, builds=False)
+    return _fill(index, folder, incoming, done or 0, existing, advance, builds=False)
 
 
 def _fill(
-    index: SetIndex, folder: Path, cargo: Cargo, done: int, existing: Existing, advance: Advance, builds: bool
+    index: SetIndex, folder: Path, incoming: IngestSource, done: int, existing: Existing, advance: Advance, builds: bool
 ) -> SetIndex:
-    for number, parcel in enumerate(cargo.parcels(done), start=done):
+    for number, batch in enumerate(incoming.batches(done), start=done):
         if existing == "skip":
-            _put(index.add, _without(index, parcel))
+            _put(index.add, _without(index, batch))
         elif existing == "replace" or number == done:
-            _put(index.upsert, parcel)
+            _put(index.upsert, batch)
         else:
-            _put(index.add, parcel)
-        _note(folder, cargo, number + 1, builds)
-        advance(len(parcel.ids))
+            _put(index.add, batch)
+        _note(folder, incoming, number + 1, builds)
+        advance(len(batch.ids))
     index.compact()
     _note_file(folder).unlink(missing_ok=True)
     return index
 
 
-def _put(call: Callable[..., None], parcel: Parcel) -> None:
-    if len(parcel.ids):
-        call(list(parcel.ids), parcel.sets, parcel.metadata, optimise=False)
+def _put(call: Callable[..., None], batch: IngestBatch) -> None:
+    if len(batch.ids):
+        call(list(batch.ids), batch.sets, batch.metadata, optimise=False)
 
 
-def _without(index: SetIndex, parcel: Parcel) -> Parcel:
-    """The items of a parcel that the index does not have."""
-    known = present(index.engine, list(parcel.ids))
-    new = [place for place, name in enumerate(parcel.ids) if name not in known]
-    metadata = None if parcel.metadata is None else [parcel.metadata[place] for place in new]
-    return Parcel([parcel.ids[place] for place in new], parcel.sets[np.array(new, np.int64)], metadata)
+def _without(index: SetIndex, batch: IngestBatch) -> IngestBatch:
+    """The items of a batch that the index does not have."""
+    known = present(index.engine, list(batch.ids))
+    new = [place for place, name in enumerate(batch.ids) if name not in known]
+    metadata = None if batch.metadata is None else [batch.metadata[place] for place in new]
+    return IngestBatch([batch.ids[place] for place in new], batch.sets[np.array(new, np.int64)], metadata)
 
 
-def _refuse_existing(index: SetIndex, cargo: Cargo) -> None:
-    for parcel in cargo.parcels():
-        known = present(index.engine, list(parcel.ids))
+def _refuse_existing(index: SetIndex, incoming: IngestSource) -> None:
+    for batch in incoming.batches():
+        known = present(index.engine, list(batch.ids))
         if known:
-            first = next(name for name in parcel.ids if name in known)
+            first = next(name for name in batch.ids if name in known)
             raise ValueError(
-                f"{index.folder}: {first!r} is in the index already. Nothing was added: say --existing skip to keep "
+                f"{index.folder}: {first!r} is in the index already. Nothing was added: use --existing skip to keep "
                 "what is there, or --existing replace."
             )
 
 
-def _begun(folder: Path, cargo: Cargo) -> int | None:
-    """How many parcels of this cargo an earlier process has acknowledged; None where none was begun."""
+def _begun(folder: Path, incoming: IngestSource) -> int | None:
+    """How many batches an earlier process has added; None where none was begun."""
     file = _note_file(folder)
     if not file.exists():
         return None
     note = json.loads(file.read_text(encoding="utf-8"))
-    if note["mark"] != cargo.mark:
+    if note["mark"] != incoming.mark:
         raise unfinished(folder)
     return int(note["done"])
 
 
 def unfinished(folder: Path) -> FileExistsError:
-    """What is said to one who would add something else meanwhile."""
+    """The error for adding something else before an interrupted addition is finished."""
     return FileExistsError(
-        f"{folder}: something else is being added to it, and was not finished. Run that command again; or, to "
-        f"leave it as it is, remove {_note_file(folder)}."
+        f"{folder}: adding other items was interrupted. Run that command again to finish; or remove "
+        f"{_note_file(folder)} to leave the index as it is."
     )
 
 
-def _note(folder: Path, cargo: Cargo, done: int, builds: bool) -> None:
-    write_whole(_note_file(folder), json.dumps({"mark": cargo.mark, "done": done, "builds": builds}))
+def _note(folder: Path, incoming: IngestSource, done: int, builds: bool) -> None:
+    write_whole(_note_file(folder), json.dumps({"mark": incoming.mark, "done": done, "builds": builds}))
 
 
 def _note_file(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A folder of photos and its index: what is new or changed is encoded, what is gone is forgotten."""
+"""A folder of photos and its index: new and changed photos are encoded, deleted ones removed."""
 
 import hashlib
 import json
@@ -93,11 +93,8 @@ def _taken(notes: Image.Exif) -> datetime | None:
     return None
 
 
-# A folder of photos and its index: what is new or changed is encoded, what is gone is forgotten.
-#
-# The index alone says what is known: a photo's metadata holds the size and time of the file that its set was made of.
-# So
-# whatever interrupts the work, the next call goes on with what is not in the index yet.
+# The index alone records what is known: a photo's metadata holds the size and time of the file that its set was made
+# from. So whatever interrupts the work, the next call resumes with what is not in the index yet.
 
 UNREADABLE = "unreadable.json"
 _BATCH = 64  # photos, after which the index has them for good
@@ -150,7 +147,7 @@ def sync(
     """Bring an index up to date with a folder. bar: shows how many photos are read.
 
     A photo that cannot be read is not tried again before its file changes; those of a folder that cannot be listed stay
-    as they are. Both are told once. Ids are the photos' paths in the folder.
+    as they are. Both are reported once. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
     known, noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
@@ -160,8 +157,8 @@ def sync(
     hidden = {name: state for name, state in {**noted, **known}.items() if closed and _is_below(name, closed)}
     gone = [name for name in known if name not in present and name not in hidden]
     if not present and len(gone) > _MAY_ALL_GO:
-        what = f"no pictures, where {len(gone):,} were; nothing was forgotten"
-        cure = f"Is the disk mounted? If they are gone for good, delete {index.folder.parent}."
+        what = f"no pictures, but the index has {len(gone):,}; nothing was removed"
+        cure = f"Is the disk mounted? If they were deleted, delete {index.folder.parent}."
         raise DataError(Problem(folder, what, cure, fatal=True))
     _forget(index, gone)
     present = {**hidden, **present}
@@ -176,7 +173,7 @@ def sync(
         for start in range(0, len(todo), _BATCH):
             names = todo[start : start + _BATCH]
             more = _encode(index, model, folder, names, present)
-            # Its old set is of a picture that is not there any more. Before the note, which says that all is done.
+            # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
             _forget(index, [one.id for one in more if one.id in known])
             failed += more
             # What only could not be reached is tried again the next time.
@@ -188,7 +185,10 @@ def sync(
     lost = {one.id for one in failed}
     stale = [name for name in changed if name in lost]
     failed += [
-        Skipped(place, f"{folder / place}: cannot be read ({why}); what is known of it stays as it was. Permit it.")
+        Skipped(
+            place,
+            f"{folder / place}: cannot be read ({why}); its photos stay in the index as they were. Allow reading it.",
+        )
         for place, why in closed.items()
         if noted.get(place) != _CLOSED
     ]

@@ -11,7 +11,7 @@ from pydantic import JsonValue, ValidationError
 from maxmatch.core.array_checks import Array
 from maxmatch.core.manifest import problems
 from maxmatch.model.identity import AnyModel, check_same_model, model_identity, slot_stability
-from maxmatch.search.engine import Engine, Hit, Location, present, proposes
+from maxmatch.search.engine import Engine, Hit, Location, facts_of, present, proposes
 from maxmatch.search.engine import sample as drawn_items
 from maxmatch.search.engines import check_files, create_engine, open_engine
 from maxmatch.search.filters import Condition, Value, condition_of
@@ -433,7 +433,13 @@ class SetIndex:
         """
         facts, reason = self.manifest.model_dump(mode="json"), reason_to_scan(self.manifest, self.manifest.set_size)
         how = f"scans all items: {reason}" if reason else "candidates of the engine, scored exactly"
-        return {"folder": str(self.folder), "items": len(self), **facts, "search": how, "storage": self.engine.facts}
+        return {
+            "folder": str(self.folder),
+            "items": len(self),
+            **facts,
+            "search": how,
+            "storage": facts_of(self.engine),
+        }
 
     def _store(
         self,
@@ -456,13 +462,13 @@ class SetIndex:
             self._settle(optimise)
 
     def _settle(self, optimise: bool) -> None:
-        """After a write: the engine's own work. The items are safe, so that a failure here is only told."""
+        """After a write: the engine's own work. The items are safe, so that a failure here is only logged."""
         if not optimise:
             return
         try:
             self._tune(self.engine.flush())
         except OSError as error:
-            _log.warning("%s: the items are stored, but were not put in order: %s", self.folder, error)
+            _log.warning("%s: the items are stored, but the index was not updated: %s", self.folder, error)
 
     def _tune(self, trained: bool) -> None:
         """Measure the recall anew when the engine's index is new. What real queries have shown is kept."""

@@ -26,7 +26,7 @@ from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
 #
 # A shard covers a fixed part of the source, and is there once its .safetensors is. Until then its batches lie beside
 # it
-# as hidden files, each whole: whatever ends the process, the next one goes on after the last batch.
+# as hidden files, each whole: however the process ends, the next one resumes after the last batch.
 
 FORMAT = "maxmatch.shards"
 MANIFEST, SKIPPED = "manifest.json", "skipped.jsonl"
@@ -37,7 +37,7 @@ class ShardError(ValueError):
 
 
 class ShardManifest(ConfigPart):
-    """What a folder of shards says about itself."""
+    """The manifest of a folder of shards."""
 
     model: str | None = None
     """Where the model was when it was used."""
@@ -126,7 +126,7 @@ def _notes_on(skipped: Sequence[Skipped]) -> list[dict[str, Any]]:
 
 
 def notes_of(file: Any) -> dict[str, Any]:
-    """What a file of sets says beside them."""
+    """What a file of sets holds beside them."""
     notes: dict[str, Any] = json.loads(file.metadata()[FORMAT])
     return notes
 
@@ -147,7 +147,7 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "numpy") as file:
             if FORMAT not in (file.metadata() or {}):
-                raise ShardError(f"{path}: no shard of ours. Remove it, and encode again.")
+                raise ShardError(f"{path}: not a shard of MaxMatch. Remove it, and encode again.")
             yield file
     except (SafetensorError, OSError) as error:
         cure = "Remove the file, and run the same `maxmatch encode` again: the rest is kept."
@@ -175,7 +175,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
-    """Make a folder for shards; or take up one that is there, if it was made from the same. Its manifest."""
+    """Start a folder of shards, or resume one that was made from the same source. Its manifest."""
     if not (folder / MANIFEST).exists():
         _write(folder, manifest)
         return manifest
@@ -191,8 +191,8 @@ def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
     ):
         old, new = getattr(there, name), getattr(manifest, name)
         if old != new:
-            said = f"{there.model}, not {manifest.model}" if name == "identity" else f"{old}, not {new}"
-            detail = f"; {there.items:,} items, now {manifest.items:,}" if name == "source_digest" else f" ({said})"
+            differs = f"{there.model}, not {manifest.model}" if name == "identity" else f"{old}, not {new}"
+            detail = f"; {there.items:,} items, now {manifest.items:,}" if name == "source_digest" else f" ({differs})"
             raise FileExistsError(f"{folder}: holds {what}{detail}. Give a new folder with --out, or remove this one.")
     return there
 
@@ -233,7 +233,7 @@ def complete(folder: Path, number: int, manifest: ShardManifest) -> None:
 
 
 def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[Skipped]) -> ShardManifest:
-    """Say that all shards are there, once they are. left_out: what of the source was never listed."""
+    """Record that all shards are complete. left_out: what of the source was never listed."""
     encoded, skipped = 0, list(left_out)
     for number in range(manifest.shards):
         with opened(shard_file(folder, number)) as file:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from maxmatch.core.progress import Skipped
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, pick
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, BadCell
+from maxmatch.data.formats.folder import files_below
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, read_lines
 from maxmatch.data.formats.tables import TABLES, path_inside, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarItems, TarMember, samples, tars_by_split
@@ -52,7 +53,7 @@ class Listing:
         return len(self.values)
 
     def digest(self) -> str:
-        """What tells this source from another: the ids in their order, and texts themselves."""
+        """Identifies the source: the ids in their order, and texts themselves."""
         known = hashlib.sha256(json.dumps([self.modality, len(self)]).encode())
         for place, name in enumerate(self.ids):
             known.update(json.dumps([name, self.values[place] if self.modality == TEXT else None]).encode())
@@ -85,7 +86,6 @@ def plain(value: Any) -> Any:
 # All pictures in a folder and those below it. What is no picture is named, but for what systems leave behind.
 
 _LONGEST = 1024  # characters of an id that an index keeps
-_JUNK = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "$recycle.bin", "@eadir"})
 
 
 class Walked(NamedTuple):
@@ -104,7 +104,7 @@ def list_pictures(folder: Path) -> Listing:
     """
     found, left_out, closed = walk(folder)
     for place, why in closed.items():
-        left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Permit it."))
+        left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Allow reading it."))
     if not found:
         raise no_pictures(folder, {str(place): why for place, why in closed.items()})
     names = sorted(found)
@@ -114,10 +114,10 @@ def list_pictures(folder: Path) -> Listing:
 
 
 def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
-    """What is said of a folder in which nothing was found. closed: the folders that cannot be read, and why."""
+    """The error for a folder without pictures. closed: the folders that cannot be read, and why."""
     if closed:
         place, why = next(iter(closed.items()))
-        return DataError(Problem(folder, f"no pictures that can be read: {place} ({why})", "Permit it."))
+        return DataError(Problem(folder, f"no pictures that can be read: {place} ({why})", "Allow reading it."))
     return DataError(Problem(folder, "no pictures in it", EXPECTED))
 
 
@@ -126,7 +126,7 @@ def walk(folder: Path) -> Walked:
     no harm.
     """
     found, left_out, closed = walked = Walked({}, [], {})
-    for entry in _files(folder, closed):
+    for entry in files_below(folder, closed):
         name = Path(entry.path).relative_to(folder).as_posix()
         suffix = Path(name).suffix.lower()
         if not is_text(name):
@@ -134,48 +134,10 @@ def walk(folder: Path) -> Walked:
         elif len(name) > _LONGEST:
             left_out.append(Skipped(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
         elif suffix not in SUFFIXES:
-            left_out.append(Skipped(name, f"no picture by its name, which ends in {suffix or 'nothing'}."))
+            left_out.append(Skipped(name, f"not a picture: its name ends in {suffix or 'nothing'}."))
         else:
             found[name] = entry
     return walked
-
-
-def _files(folder: Path, closed: dict[Path, str]) -> Iterator[os.DirEntry[str]]:
-    """The files below a folder, those behind links last: a folder keeps the name that it has by itself."""
-    seen: set[tuple[int, int]] = set()
-    waiting, links = [folder], list[Path]()
-    while waiting or links:
-        place = waiting.pop() if waiting else links.pop(0)
-        try:
-            known = os.stat(place)
-            if (known.st_dev, known.st_ino) in seen:
-                continue
-            seen.add((known.st_dev, known.st_ino))
-            with os.scandir(place) as entries:
-                visible = sorted((one for one in entries if not _is_junk(one.name)), key=lambda one: one.name)
-        except OSError as error:
-            if place == folder:
-                raise
-            if not isinstance(error, FileNotFoundError):  # which went a moment ago
-                closed[place] = error.strerror or str(error)
-            continue
-        for entry in visible:
-            if _is_dir(entry):
-                (links if entry.is_symlink() else waiting).append(Path(entry.path))
-            else:
-                yield entry
-
-
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder; a link that cannot be followed may be one, which is seen when it is listed."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return True
-
-
-def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _JUNK
 
 
 def _stat(entry: os.DirEntry[str]) -> dict[str, object]:
@@ -187,7 +149,7 @@ def _stat(entry: os.DirEntry[str]) -> dict[str, object]:
     return {"size": known.st_size, "mtime": known.st_mtime}
 
 
-# Tables, texts and tars whose rows hold pictures, captions or both. Whatever else a row says is metadata.
+# Tables, texts and tars whose rows hold pictures, captions or both. Everything else in a row is metadata.
 
 _COLUMNS = {IMAGE: IMAGE_COLUMNS, TEXT: CAPTION_COLUMNS}
 _IDS = {IMAGE: ("image_id", "id"), TEXT: ("caption_id", "text_id", "id")}
@@ -218,8 +180,8 @@ def list_lines(path: Path) -> Listing:
 
 
 def list_table(path: Path, modality: str | None = None) -> Listing:
-    """The pictures of a table, or its captions. A picture that several rows name is taken once, with what the first of
-    them says; its path counts from the table's folder. Captions keep `text` among their metadata.
+    """The pictures of a table, or its captions. A picture that several rows name is taken once, with the metadata of
+    the first; its path counts from the table's folder. Captions keep `text` among their metadata.
     """
     left_out: list[Skipped] = []
     report = noting(left_out)

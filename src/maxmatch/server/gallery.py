@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from maxmatch.search import photos
+from maxmatch.search.engine import version_of
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
@@ -113,7 +114,7 @@ class Gallery:
         if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
             return
         try:
-            changed = self.index.engine.version != self.state.version
+            changed = version_of(self.index.engine) != self.state.version
             self.state = self._read() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
@@ -140,7 +141,7 @@ class Gallery:
         return dict(sorted(counts.items()))
 
     def _read(self) -> GalleryState:
-        version = self.index.engine.version
+        version = version_of(self.index.engine)
         items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK, metadata=True):

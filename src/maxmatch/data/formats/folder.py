@@ -11,6 +11,7 @@ from maxmatch.data.dataset import IMAGE, Items, Problem, Report, Split, give_up,
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, check_files, copy_all, write_folder
 
 NAME = "all"
+_JUNK = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "$recycle.bin", "@eadir"})
 LOOKS_LIKE, KEEPS_METADATA = "pictures", False
 
 
@@ -48,8 +49,46 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
 
 
 def _pictures(path: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                yield Path(folder) / name
+    files = (Path(entry.path) for entry in files_below(path, {}))
+    return (file for file in files if file.suffix.lower() in SUFFIXES)
+
+
+def files_below(folder: Path, closed: dict[Path, str]) -> Iterator[os.DirEntry[str]]:
+    """The files in a folder and below it; hidden ones and what systems leave behind are left out. Links to folders are
+    followed last, and each folder is listed once, so that a loop does no harm. closed: receives folders that cannot
+    be listed, and why.
+    """
+    seen: set[tuple[int, int]] = set()
+    waiting, links = [folder], list[Path]()
+    while waiting or links:
+        place = waiting.pop() if waiting else links.pop(0)
+        try:
+            known = os.stat(place)
+            if (known.st_dev, known.st_ino) in seen:
+                continue
+            seen.add((known.st_dev, known.st_ino))
+            with os.scandir(place) as entries:
+                visible = sorted((one for one in entries if not _is_junk(one.name)), key=lambda one: one.name)
+        except OSError as error:
+            if place == folder:
+                raise
+            if not isinstance(error, FileNotFoundError):  # which went a moment ago
+                closed[place] = error.strerror or str(error)
+            continue
+        for entry in visible:
+            if _is_dir(entry):
+                (links if entry.is_symlink() else waiting).append(Path(entry.path))
+            else:
+                yield entry
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; a link that cannot be followed may be one, which is seen when it is listed."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _JUNK

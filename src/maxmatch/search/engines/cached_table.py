@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from maxmatch.core.files import whole
-from maxmatch.search.engine import Choose, Engine, Found, ItemRows, Location
+from maxmatch.search.engine import Choose, Engine, Found, ItemRows, Location, facts_of, version_of
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.index_folder import TABLE
 
@@ -134,15 +134,13 @@ class CachedEngine:
     def in_memory(self, keep: bool) -> None:
         self.inner.in_memory = keep  # many searches are coming: opening the engine pays
 
-    @property
     def version(self) -> Hashable:
         """The state of the cache; then the engine's."""
-        return self._cache.state if self._current() else self.inner.version
+        return self._cache.state if self._current() else version_of(self.inner)
 
-    @property
     def facts(self) -> dict[str, JsonValue]:
         """The engine's."""
-        return self.inner.facts
+        return facts_of(self.inner)
 
     def add(self, rows: ItemRows) -> None:
         """By the engine."""

@@ -32,8 +32,6 @@ from maxmatch.search.engines.lance_files import (
 from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import TABLE, IndexFolderError
 
-# LanceDB, told beforehand what it can only be told in its environment.
-
 _AHEAD_BYTES = 64 * 2**20
 
 
@@ -68,7 +66,7 @@ def vectors_in(table: Any) -> np.ndarray:
 
 # Lance's index over the vectors: when it is trained, of what kind, and how much of it a search looks at.
 #
-# Its name says for how many items it was trained, `vector_1000000`: from twice as many on it is trained anew.
+# Its name tells for how many items it was trained, `vector_1000000`; it is retrained when there are twice as many.
 
 KINDS = ("ivf_rq", "ivf_pq", "ivf_sq", "ivf_flat")
 TRAIN_FROM = 10_000
@@ -356,7 +354,7 @@ def open_engine(place: Location, trained: bool = True) -> "LanceEngine":
         found = table.schema.field("vector").type
     if found.list_size != place.width:
         raise ValueError(
-            f"{path}: vectors of {found.list_size} numbers, but index.json says {place.width}. They are of different "
+            f"{path}: vectors of {found.list_size} numbers, but index.json has {place.width}. They are of different "
             "indexes: copy the whole folder again."
         )
     return LanceEngine(place, table, session, trained)
@@ -416,15 +414,13 @@ class LanceEngine:
     def in_memory(self, keep: bool) -> None:
         self._keep = keep
 
-    @property
     def version(self) -> int:
         """The table's version."""
         with reading(self.path):
             return int(self.table.version)
 
-    @property
     def facts(self) -> dict[str, JsonValue]:
-        """Version, index, room."""
+        """Version, index, bytes."""
         with reading(self.path):
             facts: dict[str, JsonValue] = {
                 "library": f"lancedb {lancedb_library().__version__}",

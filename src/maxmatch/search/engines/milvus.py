@@ -55,7 +55,7 @@ class Server:
 
     @contextmanager
     def talking(self, collection: str | None = None) -> Iterator[None]:
-        """Errors of the client become one line each, that says what to do."""
+        """Errors of the client become one line each, with what to do."""
         import grpc
         from pymilvus.exceptions import MilvusException
 
@@ -78,7 +78,7 @@ class Server:
         if isinstance(code, grpc.StatusCode) or re.search("(?i)timeout|fail connecting|unavailable|deadline", reason):
             raise ConnectionError(
                 f"{self.uri}: the Milvus server does not answer ({reason}). "
-                "Start it, or mend the address or the network; what was acknowledged is kept."
+                "Start it, or correct the address or the network; what was acknowledged is kept."
             ) from error
         where = self.uri if collection is None else f"{self.uri}, collection {collection}"
         raise OSError(f"{where}: the Milvus server refused ({reason}).") from error
@@ -301,7 +301,7 @@ def check_collection(place: Location, server: Server, client: "MilvusClient", na
     with server.talking(name):
         if not client.has_collection(name, timeout=server.seconds):
             raise FileNotFoundError(
-                f"{server.uri}: there is no collection {name}. Mend the address, or restore the server's data."
+                f"{server.uri}: there is no collection {name}. Correct the address, or restore the server's data."
             )
         found = {field["name"]: field for field in client.describe_collection(name)["fields"]}
         kind = client.describe_index(name, "vector") or {}
@@ -404,14 +404,12 @@ class Milvus:
         with self.server.talking(self.collection):
             yield
 
-    @property
     def version(self) -> tuple[int, int]:
         """How many items there are, and when the last was added: what is replaced counts as added anew."""
         rows = self._query(f"added > {self._newest}", ["added"], limit=MOST_FOUND)
         self._newest = max([self._newest, *(int(row["added"]) for row in rows)])
         return self.count(), self._newest
 
-    @property
     def facts(self) -> dict[str, JsonValue]:
         """Where the items are, and how many of them are in the index."""
         with self._talking():
@@ -539,12 +537,12 @@ class Milvus:
         deadline = time.monotonic() + _SETTLING
         with self._talking():
             self.client.flush(self.collection, timeout=self.server.seconds)
-            self.client.compact(self.collection, timeout=self.server.seconds)  # which goes on by itself
+            self.client.compact(self.collection, timeout=self.server.seconds)  # which continues in the background
             while int(self.client.describe_index(self.collection, "vector").get("pending_index_rows", 0)):
                 if time.monotonic() > deadline:
                     raise TimeoutError(
                         f"{self.server.uri}, collection {self.collection}: the index is not built after "
-                        f"{_SETTLING / 3600:.0f} hours. The server goes on with it; look at its log and its load."
+                        f"{_SETTLING / 3600:.0f} hours. The server continues; see its log and load."
                     )
                 time.sleep(0.2)
         return True

@@ -7,7 +7,7 @@ import pytest
 from made_data import run
 from made_shards import D, K, random_sets, write_shards
 
-from maxmatch.search.ingest import add, array_cargo, build, shards_cargo
+from maxmatch.search.ingest import add, build, from_arrays, from_shards
 from maxmatch.search.set_index import SetIndex
 from maxmatch.search.shards import ShardError
 
@@ -36,12 +36,12 @@ def test_an_index_built_of_shards_holds_each_item_with_its_metadata(tmp_path):
     first = write_shards(tmp_path / "a", 30)
     second = write_shards(tmp_path / "b", 15, seed=1, prefix="other")
     advanced = []
-    cargo = shards_cargo([tmp_path / "a", tmp_path / "b"])
-    with build(tmp_path / "index", cargo, create(tmp_path / "index"), advanced.append) as index:
+    incoming = from_shards([tmp_path / "a", tmp_path / "b"])
+    with build(tmp_path / "index", incoming, create(tmp_path / "index"), advanced.append) as index:
         assert_holds(index, first | second)
         [[hit]] = index.search(first["item3"][None], 1, exact=True)
         assert (hit.id, hit.metadata) == ("item3", {"year": 2003, "path": "/photos/item3.jpg"})
-    assert sum(advanced) == cargo.items == len(first) + len(second)
+    assert sum(advanced) == incoming.items == len(first) + len(second)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "index"]  # no note is left
 
 
@@ -51,7 +51,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from maxmatch.core.files import write_whole
 from maxmatch.search import ingest
-from maxmatch.search.ingest import shards_cargo
+from maxmatch.search.ingest import from_shards
 
 class Ledger:
     # As an index keeps its promises: a write is whole or not at all, and a new item must not be there.
@@ -89,9 +89,9 @@ for verb in sys.argv[2:]:
         child = os.fork()
         if not child:
             if verb == "build":
-                ingest.build(folder, shards_cargo([root / "shards"]), lambda: Ledger.create(folder))
+                ingest.build(folder, from_shards([root / "shards"]), lambda: Ledger.create(folder))
             else:
-                ingest.add(Ledger.open(folder), shards_cargo([root / "shards"]), verb)
+                ingest.add(Ledger.open(folder), from_shards([root / "shards"]), verb)
             os._exit(0)
         time.sleep(moments.uniform(0, 0.002) * 1.2**step)  # longer and longer, however fast the disk is
         os.kill(child, signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_killed_at_random_moments_it_goes_on_and_adds_nothing_twice(tmp_path):
 
 def test_a_build_that_failed_in_the_midst_goes_on_after_what_was_acknowledged(tmp_path, monkeypatch):
     expected = write_shards(tmp_path / "shards", 30)
-    cargo = shards_cargo([tmp_path / "shards"])
+    incoming = from_shards([tmp_path / "shards"])
     added = []
 
     def full(self, ids, *arguments, **options):
@@ -135,11 +135,11 @@ def test_a_build_that_failed_in_the_midst_goes_on_after_what_was_acknowledged(tm
     with monkeypatch.context() as patched:
         patched.setattr(SetIndex, "add", full)
         with pytest.raises(OSError, match="no space left"):
-            build(tmp_path / "index", cargo, create(tmp_path / "index"))
+            build(tmp_path / "index", incoming, create(tmp_path / "index"))
     advanced = []
-    with build(tmp_path / "index", cargo, create(tmp_path / "index"), advanced.append) as index:
+    with build(tmp_path / "index", incoming, create(tmp_path / "index"), advanced.append) as index:
         assert_holds(index, expected)
-    assert sum(advanced) == len(cargo.read(3).ids)
+    assert sum(advanced) == len(incoming.read(3).ids)
 
 
 def test_an_unfinished_build_of_something_else_is_refused(tmp_path, monkeypatch):
@@ -147,39 +147,39 @@ def test_an_unfinished_build_of_something_else_is_refused(tmp_path, monkeypatch)
     write_shards(tmp_path / "b", 30, seed=1)
     monkeypatch.setattr(SetIndex, "add", lambda *arguments, **options: (_ for _ in ()).throw(OSError("stop")))
     with pytest.raises(OSError, match="stop"):
-        build(tmp_path / "index", shards_cargo([tmp_path / "a"]), create(tmp_path / "index"))
-    with pytest.raises(FileExistsError, match=r"something else is being added.*remove .*\.index\.filling"):
-        build(tmp_path / "index", shards_cargo([tmp_path / "b"]), create(tmp_path / "index"))
+        build(tmp_path / "index", from_shards([tmp_path / "a"]), create(tmp_path / "index"))
+    with pytest.raises(FileExistsError, match=r"adding other items was interrupted.*\.index\.filling"):
+        build(tmp_path / "index", from_shards([tmp_path / "b"]), create(tmp_path / "index"))
 
 
 def test_building_over_an_index_is_refused_and_a_create_that_fails_leaves_nothing(tmp_path):
     write_shards(tmp_path / "shards", 10)
-    cargo = shards_cargo([tmp_path / "shards"])
-    build(tmp_path / "index", cargo, create(tmp_path / "index")).close()
+    incoming = from_shards([tmp_path / "shards"])
+    build(tmp_path / "index", incoming, create(tmp_path / "index")).close()
     with pytest.raises(FileExistsError, match=r"is an index already. Add to it with `maxmatch index add`"):
-        build(tmp_path / "index", cargo, create(tmp_path / "index"))
+        build(tmp_path / "index", incoming, create(tmp_path / "index"))
 
     def fails():
         raise ValueError("engine: no such thing")
 
     with pytest.raises(ValueError, match="no such thing"):
-        build(tmp_path / "other", cargo, fails)
+        build(tmp_path / "other", incoming, fails)
     assert not list(tmp_path.glob(".other*"))
 
 
 def test_items_that_are_there_are_refused_kept_or_replaced(tmp_path):
     old = write_shards(tmp_path / "old", 10)
     new = write_shards(tmp_path / "new", 20, seed=1)
-    with build(tmp_path / "index", shards_cargo([tmp_path / "old"]), create(tmp_path / "index")) as index:
-        cargo = shards_cargo([tmp_path / "new"])
+    with build(tmp_path / "index", from_shards([tmp_path / "old"]), create(tmp_path / "index")) as index:
+        incoming = from_shards([tmp_path / "new"])
         with pytest.raises(
-            ValueError, match=r"'item0' is in the index already. Nothing was added: say --existing skip"
+            ValueError, match=r"'item0' is in the index already. Nothing was added: use --existing skip"
         ):
-            add(index, cargo)
+            add(index, incoming)
         assert_holds(index, old)
-        add(index, cargo, "skip")
+        add(index, incoming, "skip")
         assert_holds(index, new | old)
-        add(index, cargo, "replace")
+        add(index, incoming, "replace")
         assert_holds(index, new)
 
 
@@ -187,14 +187,14 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path):
     write_shards(tmp_path / "a", 10)
     write_shards(tmp_path / "b", 10, prefix="b", identity="b" * 64)
     write_shards(tmp_path / "again", 10)
-    with pytest.raises(ShardError, match="two models made them"):
-        shards_cargo([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(ShardError, match="made by another model"):
+        from_shards([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(ShardError, match=r"again: 'item0' is in .*a, too"):
-        shards_cargo([tmp_path / "a", tmp_path / "again"])
+        from_shards([tmp_path / "a", tmp_path / "again"])
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     (tmp_path / "a" / "manifest.json").write_text(json.dumps({**manifest, "encoded": None}))
     with pytest.raises(ShardError, match=r"the encoding is not finished. Run the same `maxmatch encode` again"):
-        shards_cargo([tmp_path / "a"])
+        from_shards([tmp_path / "a"])
 
 
 @pytest.fixture
@@ -210,8 +210,8 @@ def arrays(tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_arrays_of_another_program_are_taken_in(arrays, dtype):
     np.save(arrays / "sets.npy", random_sets(5, dtype=dtype))
-    cargo = array_cargo(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.jsonl")
-    with build(arrays / "index", cargo, create(arrays / "index")) as index:
+    incoming = from_arrays(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.jsonl")
+    with build(arrays / "index", incoming, create(arrays / "index")) as index:
         [[hit]] = index.search(random_sets(5)[2:3], 1, exact=True)
         assert (hit.id, hit.metadata) == ("c", {"year": 2002})
         assert len(index) == 5
@@ -222,10 +222,10 @@ def test_metadata_may_be_parquet_and_large_arrays_come_in_parcels(arrays, monkey
     import pyarrow.parquet
 
     pa.parquet.write_table(pa.table({"year": [1, 2, 3, 4, None]}), arrays / "meta.parquet")
-    monkeypatch.setattr("maxmatch.search.ingest._PARCEL_BYTES", 2 * K * D * 4)
-    cargo = array_cargo(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.parquet")
-    assert [list(parcel.ids) for parcel in cargo.parcels()] == [["a", "b"], ["c", "d"], ["e"]]
-    assert [list(parcel.metadata) for parcel in cargo.parcels(1)] == [[{"year": 3}, {"year": 4}], [{"year": None}]]
+    monkeypatch.setattr("maxmatch.search.ingest._BATCH_BYTES", 2 * K * D * 4)
+    incoming = from_arrays(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.parquet")
+    assert [list(batch.ids) for batch in incoming.batches()] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [list(batch.metadata) for batch in incoming.batches(1)] == [[{"year": 3}, {"year": 4}], [{"year": None}]]
 
 
 def spoiled(change):
@@ -257,7 +257,7 @@ def test_arrays_that_do_not_fit_are_refused_by_file_and_line_before_anything_is_
     else:
         np.save(arrays / file, value, allow_pickle=True)
     with pytest.raises(ValueError, match=words):
-        array_cargo(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.jsonl")
+        from_arrays(arrays / "sets.npy", arrays / "ids.txt", arrays / "meta.jsonl")
 
 
 def test_files_that_are_not_there_are_named(arrays):
@@ -268,4 +268,4 @@ def test_files_that_are_not_there_are_named(arrays):
         ((arrays / "sets.npy", arrays / "ids.txt", arrays / "x.xml"), "Give a table: .csv"),
     ):
         with pytest.raises((ValueError, OSError), match=words):
-            array_cargo(*files)
+            from_arrays(*files)
