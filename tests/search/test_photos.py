@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,27 @@ def ids_of(index):
     return sorted(name for found in index.engine.scan(100) for name in found.ids)
 
 
+@contextmanager
+def stopped(what, total):
+    """The progress bar of someone who interrupts the first batch."""
+
+    def interrupt(count):
+        raise KeyboardInterrupt
+
+    yield interrupt
+
+
+def totals(seen):
+    """A progress bar that notes how much there is to do."""
+
+    @contextmanager
+    def noting(what, total):
+        seen.append(total)
+        yield lambda count: None
+
+    return noting
+
+
 def test_new_photos_are_added_changed_ones_read_again_and_gone_ones_forgotten(model, tmp_path):
     folder = tmp_path / "pictures"
     for seed, name in enumerate(["a.png", "b.png", "rome/c.png"]):
@@ -39,7 +61,7 @@ def test_new_photos_are_added_changed_ones_read_again_and_gone_ones_forgotten(mo
         assert sync(index, model, folder)[:3] == (3, 0, 0)
         assert ids_of(index) == ["a.png", "b.png", "rome/c.png"]
         read = []
-        assert sync(index, model, folder, begin=read.append)[:3] == (0, 0, 0)
+        assert sync(index, model, folder, bar=totals(read))[:3] == (0, 0, 0)
         assert read == [0]
         photo(folder / "b.png", 77)
         (folder / "a.png").unlink()
@@ -81,20 +103,17 @@ def test_a_photo_that_became_unreadable_is_not_found_by_its_old_picture(model, t
         assert ids_of(index) == ["b.png"]
 
 
-def test_an_interrupted_indexing_goes_on_and_reads_nothing_twice(model, tmp_path, monkeypatch):
+def test_an_interrupted_indexing_resumes_and_reads_nothing_twice(model, tmp_path, monkeypatch):
     for seed in range(9):
         photo(tmp_path / "pictures" / f"{seed}.png", seed)
     monkeypatch.setattr(photos, "_BATCH", 3)
 
-    def stopped(count):
-        raise KeyboardInterrupt
-
     with open_photos(tmp_path / "place", model) as index, pytest.raises(KeyboardInterrupt):
-        sync(index, model, tmp_path / "pictures", advance=stopped)
+        sync(index, model, tmp_path / "pictures", bar=stopped)
     with open_photos(tmp_path / "place", model) as index:
         assert len(index) == 3
         read = []
-        assert sync(index, model, tmp_path / "pictures", begin=read.append).added == read[0] == 6
+        assert sync(index, model, tmp_path / "pictures", bar=totals(read)).added == read[0] == 6
         assert len(index) == 9
 
 
@@ -148,14 +167,11 @@ def test_a_broken_photo_is_forgotten_even_when_the_work_is_interrupted(model, tm
     photo(tmp_path / "pictures" / "a.png", 0)
     photo(tmp_path / "pictures" / "b.png", 1)
 
-    def stopped(count):
-        raise KeyboardInterrupt
-
     with open_photos(tmp_path / "place", model) as index:
         sync(index, model, tmp_path / "pictures")
         (tmp_path / "pictures" / "a.png").write_bytes(b"broken")
         with pytest.raises(KeyboardInterrupt):
-            sync(index, model, tmp_path / "pictures", advance=stopped)
+            sync(index, model, tmp_path / "pictures", bar=stopped)
         sync(index, model, tmp_path / "pictures")
         assert ids_of(index) == ["b.png"]
 
