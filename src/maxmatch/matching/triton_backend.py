@@ -18,8 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 # The best matching in the registers of one thread: the dynamic programming over subsets of columns, unrolled.
 #
 # With eight rows, rows 0–3 and 4–7 are solved on every half of the columns and the best halves put together; ties
-# between
-# totals may then fall differently from `assignment`.
+# between totals may then fall differently from `assignment`.
 
 # --- four by four ---------------------------------------------------------------------------------------------------
 
@@ -276,8 +275,7 @@ def plane_assignment(cosines: Tensor) -> Tensor:
 
 # Fused: product and matching in one kernel, four vectors a set, so that the cosines never leave the registers.
 #
-# The rows of the inputs are reordered first, in such a way that the tensor cores leave the sixteen cosines of a pair
-# of
+# The rows of the inputs are reordered first, in such a way that the tensor cores leave the sixteen cosines of a pair of
 # sets in one thread.
 
 # A tile is 256 image vectors by 128 caption vectors: 64 × 32 pairs of sets. Eight warps each hold rows 16w … 16w+15 and

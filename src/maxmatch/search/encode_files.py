@@ -212,8 +212,7 @@ def _reader(model: SetEncoder, job: EncodingJob) -> Reader:
 # Encoding on a cluster: every shard is a piece of work for whichever machine is free, by Ray Data.
 #
 # The model, the source and the folder of the shards have to be on a file system that all machines share. What the
-# shards
-# hold is what one machine would have written.
+# shards hold is what one machine would have written.
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from typing import Any, Literal, NoReturn
 # "taken by" IS NULL             no text, number or boolean under this key; IS NOT NULL: one
 #
 # Keys are bare words, or anything in double quotes; texts are in single quotes, with '' for one. A comparison holds
-# only
-# for an item that has the key, with a value of the same kind (text, number, boolean): of an item without a year
-# neither
-# `year = 2020` nor `year != 2020` holds, and `NOT year = 2020` does. Texts are ordered by code point, numbers are
-# compared as float64.
+# only for an item that has the key, with a value of the same kind (text, number, boolean): of an item without a year
+# neither `year = 2020` nor `year != 2020` holds, and `NOT year = 2020` does. Texts are ordered by code point, numbers
+# are compared as float64.
 
 Value = str | int | float | bool
 ValueKind = Literal["text", "number", "boolean"]

@@ -198,8 +198,7 @@ def _mark(parts: Any) -> str:
 # Resuming.
 #
 # Beside the index lies a note, `.NAME.filling`, which says what is being added and how many batches are acknowledged.
-# The
-# first batch after those may be in the index already, its acknowledgement lost: it is put there again, in place.
+# The first batch after those may be in the index already, its acknowledgement lost: it is put there again, in place.
 
 Existing = Literal["refuse", "skip", "replace"]
 

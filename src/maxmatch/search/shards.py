@@ -24,8 +24,7 @@ from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
 # shard-000000.jsonl           {"id": …, "metadata": {…}} for each of the n
 # skipped.jsonl                {"id": …, "reason": …} for each item that could not be encoded
 #
-# A shard covers a fixed part of the source, and is there once its .safetensors is. Until then its batches lie beside
-# it
+# A shard covers a fixed part of the source, and is there once its .safetensors is. Until then its batches lie beside it
 # as hidden files, each whole: however the process ends, the next one resumes after the last batch.
 
 FORMAT = "maxmatch.shards"

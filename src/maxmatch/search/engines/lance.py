@@ -141,10 +141,8 @@ class VectorIndex:
 # The nearest vectors of a Lance table; names only of those that are wanted.
 #
 # Ids and metadata of a hundred candidates take as long to read as their vectors do, since each of these columns is
-# looked
-# up and decoded by itself. So vectors come first, with the numbers of their rows; then the names of the few that
-# score
-# best. LanceDB's asynchronous calls are used: the others ask for the table's schema three times a search.
+# looked up and decoded by itself. So vectors come first, with the numbers of their rows; then the names of the few that
+# score best. LanceDB's asynchronous calls are used: the others ask for the table's schema three times a search.
 
 _NAMES = ["id", "added", "metadata"]
 
@@ -257,7 +255,7 @@ def _at(items: Found, places: np.ndarray) -> Found:
 _MOST_BYTES = 256 * 2**20
 
 
-class Known(NamedTuple):
+class TableState(NamedTuple):
     """What is known of a table: of at least that state."""
 
     state: object
@@ -265,7 +263,7 @@ class Known(NamedTuple):
     indexed: bool
 
 
-class Held:
+class ItemsInMemory:
     """Questions to a table that is searched often, answered without LanceDB as long as no new version of it is there: a
     call of LanceDB goes through other threads, which wait for a server's Python, several times as long as it takes.
     """
@@ -274,15 +272,15 @@ class Held:
         self._place = place
         self._table = table
         self._index = index
-        self._known: Known | None = None
+        self._known: TableState | None = None
         self._items: tuple[object, Found] | None = None
 
-    def known(self) -> Known:
+    def known(self) -> TableState:
         """Whether all items fit into memory, and whether the index over the vectors has any."""
         known, state = self._known, self._state()
         if known is None or known.state != state:
             fits = int(self._table.count_rows()) * self._place.width * 4 <= _MOST_BYTES
-            known = Known(state, fits, self._index is not None and self._index.coverage().indexed > 0)
+            known = TableState(state, fits, self._index is not None and self._index.coverage().indexed > 0)
             self._known = known
         return known
 
@@ -310,8 +308,7 @@ class Held:
 
 # Items in a Lance table in the index's folder: `items.lance`, written by LanceDB.
 #
-# A table is versions of immutable files; a write makes new files and then a new version, so that a reader has one
-# state
+# A table is versions of immutable files; a write makes new files and then a new version, so that a reader has one state
 # and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced
 # here.
 
@@ -400,7 +397,7 @@ class LanceEngine:
         self.path = place.folder / TABLE
         self.table = table
         self.index = VectorIndex(table, place) if trained else None
-        self._items = Held(place, table, self.index)
+        self._items = ItemsInMemory(place, table, self.index)
         self._session = session
         self._keep = False
 

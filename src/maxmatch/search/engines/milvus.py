@@ -140,8 +140,7 @@ def noted_collection(place: Location) -> str:
 # Filters in the language of Milvus.
 #
 # What a filter can see of an item's metadata is kept in a JSON field of its own: the kind of a value is a part of its
-# key, and numbers are float64. So a comparison meets values of its own kind only, whatever a version of Milvus makes
-# of
+# key, and numbers are float64. So a comparison meets values of its own kind only, whatever a version of Milvus makes of
 # others. What Milvus makes of `not` before a comparison with a key that an item lacks differs between versions, too:
 # `not` is moved inwards, to stand before `exists` alone.
 
@@ -346,12 +345,9 @@ def _schema(place: Location, client: "MilvusClient") -> Any:
 #
 # SetIndex.create(folder, dim, set_size, engine="milvus", settings={"uri": "http://localhost:19530"})
 #
-# A write is acknowledged when it is in the server's log, which survives the server. One call is one message of at
-# most
-# 32 MB, which is stored as a whole or not at all; a longer call is several, and a process that is killed between two
-# of
-# them leaves whole items of the first. A scan while somebody else writes sees each item that is there throughout
-# once,
+# A write is acknowledged when it is in the server's log, which survives the server. One call is one message of at most
+# 32 MB, which is stored as a whole or not at all; a longer call is several, and a process that is killed between two of
+# them leaves whole items of the first. A scan while somebody else writes sees each item that is there throughout once,
 # and one that is added, replaced or removed meanwhile as before or as after.
 
 _MESSAGE_BYTES = 32 * 2**20  # the server takes and gives 64 MB at most
