@@ -84,7 +84,7 @@ def test_what_is_no_folder_is_named_with_what_was_expected(given, capsys, verb, 
         ([], 'maxmatch search "two dogs" ~/Pictures'),
         (["two dogs"], "give a folder of photos or an index"),
         (["--image", "0.png"], "maxmatch search --image dog.jpg ~/Pictures"),
-        (["two dogs", ".", "--image", "0.png"], "words, or --image; not both"),
+        (["two dogs", ".", "--image", "0.png"], "words or --image, not both"),
         (["  ", "."], "write some words"),
     ],
 )
