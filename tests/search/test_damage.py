@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_index_is_refused_with_the_reason(stored, tmp_path):
         (json.dumps({**whole, "schema_version": 2}), "schema version 2, but this MaxMatch .* reads up to 1. Upgrade"),
         (json.dumps({**whole, "dim": -1}), "index.json: dim: "),
         (json.dumps({**whole, "colour": 1}), "unknown key 'colour'"),
-        (json.dumps({**whole, "dim": 16}), "vectors of 16 numbers, but index.json says 32"),
+        (json.dumps({**whole, "dim": 16}), "vectors of 16 numbers, but index.json has 32"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
