@@ -81,7 +81,7 @@ def test_word_vectors_are_what_the_words_start_from():
 
 
 @pytest.mark.parametrize("expected", [None, {"model_type": "bert"}])
-def test_a_backbone_starts_from_its_pretrained_weights_and_the_config_then_says_what_it_is(tmp_path, expected):
+def test_a_backbone_starts_from_pretrained_weights_and_the_config_has_its_options(tmp_path, expected):
     bert = BertModel(BertConfig(**SMALL, vocab_size=60, max_position_embeddings=40, hidden_act="relu"))
     bert.save_pretrained(tmp_path / "hub")
     config = one_tower(
@@ -91,8 +91,8 @@ def test_a_backbone_starts_from_its_pretrained_weights_and_the_config_then_says_
     model = build_model(config, tokenizers)
     words = model.tower("text").encoder.backbone.embeddings.word_embeddings.weight
     assert torch.equal(words, bert.embeddings.word_embeddings.weight)
-    said = model.config.towers["text"].encoder.backbone.config
-    assert (said["model_type"], said["hidden_size"], said["vocab_size"]) == ("bert", 16, 60)
+    options = model.config.towers["text"].encoder.backbone.config
+    assert (options["model_type"], options["hidden_size"], options["vocab_size"]) == ("bert", 16, 60)
     model.save_pretrained(tmp_path / "ours")
     shutil.rmtree(tmp_path / "hub")
     again = type(model).from_pretrained(tmp_path / "ours")

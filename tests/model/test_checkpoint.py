@@ -232,7 +232,7 @@ def test_notes_are_kept_when_a_model_is_read_and_saved_again(tmp_path):
     assert model.notes == "## Training\n\nOn photos."
 
 
-def test_without_notes_a_card_says_who_should_write_some_and_keeps_what_is_written_by_hand(tmp_path):
+def test_a_card_without_notes_asks_for_them_and_keeps_what_is_written_by_hand(tmp_path):
     folder = tiny_model("region_bigru").save_pretrained(tmp_path / "model")
     card = folder / "README.md"
     assert "is for its maker to add here" in card.read_text()

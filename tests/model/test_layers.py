@@ -238,7 +238,7 @@ def test_pie_head_agrees_with_the_reference():
     assert sets.pooled is inputs.pooled
 
 
-def test_pies_parameters_are_half_the_width_of_the_input_and_without_biases_in_attention():
+def test_pies_attention_has_half_the_width_of_the_input_and_no_biases():
     names = {name: tuple(p.shape) for name, p in PIEHead(300, 1024, 4).named_parameters()}
     assert names == {
         "attention.0.weight": (150, 300),

@@ -146,11 +146,11 @@ def test_any_text_has_a_set(name):
     torch.testing.assert_close(sets.norm(dim=-1), torch.ones(len(strange), 4))
 
 
-def test_ten_thousand_words_are_cut_and_that_is_said_once(regions):
-    with warnings.catch_warnings(record=True) as said:
+def test_ten_thousand_words_are_truncated_with_one_warning(regions):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         sets = regions.encode_texts(["dog " * 10_000, "a cat", "cat " * 9_000], batch_size=1)
-    assert [warning.category for warning in said] == [TextTruncated]
+    assert [warning.category for warning in caught] == [TextTruncated]
     assert sets.shape == (3, 4, D)
 
 

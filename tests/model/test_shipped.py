@@ -54,14 +54,14 @@ def write_photos(folder):
 
 
 def command(capsys, *arguments):
-    """The exit code, and what was said on stdout and stderr."""
+    """The exit code, stdout and stderr."""
     with pytest.raises(SystemExit) as end:
         main(list(arguments))
-    said = capsys.readouterr()
-    return end.value.code or 0, said.out, said.err
+    printed = capsys.readouterr()
+    return end.value.code or 0, printed.out, printed.err
 
 
-def test_a_shipped_model_is_loaded_by_its_name_and_a_folder_of_that_name_comes_first(installed, tmp_path):
+def test_a_shipped_model_is_loaded_by_name_and_a_folder_of_that_name_comes_first(installed, tmp_path):
     assert shipped_names() == [SHIPPED]
     assert shipped_model(SHIPPED) == installed
     expected = SetEncoder.from_pretrained(installed).encode_texts(["a dog"])
@@ -98,13 +98,13 @@ def test_an_installation_without_the_model_says_so(lacking, capsys):
     assert "Name another one (MODEL, before SOURCE)" in err
 
 
-def test_photos_are_searched_encoded_and_indexed_with_the_shipped_model_where_none_is_named(installed, capsys):
+def test_search_encode_and_index_use_the_shipped_model_where_none_is_named(installed, capsys):
     code, found, err = command(capsys, "search", "a dog", "photos")
     assert code == 0, err
     assert sorted(found.split()) == ["photos/0.png", "photos/1.png", "photos/2.png"]
-    code, said, err = command(capsys, "encode", "photos", "--out", "sets", "--device", "cpu", "--json")
+    code, printed, err = command(capsys, "encode", "photos", "--out", "sets", "--device", "cpu", "--json")
     assert code == 0, err
-    assert json.loads(said)["encoded"] == 3
+    assert json.loads(printed)["encoded"] == 3
     code, _, err = command(capsys, "index", "build", "new.index", "--source", "photos", "--device", "cpu")
     assert code == 0, err
     # By name: the package may be installed elsewhere tomorrow.
@@ -120,7 +120,7 @@ def test_a_note_of_the_shipped_model_does_not_mean_a_folder_of_its_name(installe
     assert name_to_record(SHIPPED) == str(tmp_path / SHIPPED)
 
 
-def test_an_index_that_names_no_model_is_searched_with_the_shipped_one_if_it_made_its_sets(installed, tmp_path):
+def test_an_index_without_a_named_model_is_searched_with_the_shipped_one_that_made_it(installed, tmp_path):
     model = SetEncoder.from_pretrained(SHIPPED)
     other = tiny_model("resnet152_bigru", seed=2)
     for name, maker in (("ours", model), ("others", other), ("unknown", None)):

@@ -109,11 +109,11 @@ def test_ten_thousand_words_are_cut_to_the_maximum_with_the_end_kept(tokenizer):
 
 
 def test_the_cut_is_said_once(tokenizer):
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for length in (100, 200, 300):
             encode(tokenizer, ["dog " * length])
-    assert [warning.category for warning in said] == [TextTruncated]
+    assert [warning.category for warning in caught] == [TextTruncated]
 
 
 def test_wordpiece_takes_the_vocabulary_of_a_bert():

@@ -4,9 +4,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # importlib.abc takes as long to import as the rest of `import maxmatch`
 
 # old path -> new path, both below `maxmatch`
 MOVED = {

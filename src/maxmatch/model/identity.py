@@ -92,9 +92,9 @@ def model_identity(model: AnyModel | str) -> str:
         if not model.strip():
             raise ValueError("model: expected a SetEncoder, its hash or a name, got an empty string.")
         return model
-    noted = getattr(model, "identity", None)
-    if isinstance(noted, str):
-        return noted
+    own = getattr(model, "identity", None)
+    if isinstance(own, str):
+        return own
     from maxmatch.model.encoder import SetEncoder
 
     assert isinstance(model, SetEncoder)

@@ -9,6 +9,7 @@ SHIPPED = "maxmatch-small"
 MODELS = Path(__file__).resolve().parent / "shipped"
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _log = logging.getLogger("maxmatch")
 

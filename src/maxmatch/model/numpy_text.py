@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from maxmatch.core.manifest import read_described
 from maxmatch.model.config import GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
 from maxmatch.model.identity import Weight, encoder_fingerprint, model_fingerprint
-from maxmatch.model.names import FORMAT
+from maxmatch.model.names import CONFIG, FORMAT, WEIGHTS
 from maxmatch.model.read_ahead import checked_items
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer
 
@@ -140,12 +140,12 @@ def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "Numpy
         from safetensors.numpy import load_file
 
         config = read_described(
-            folder / "config.json", ModelConfig, FORMAT, ValueError, "a checkpoint of MaxMatch", "", SCHEMA_VERSION
+            folder / CONFIG, ModelConfig, FORMAT, ValueError, "a checkpoint of MaxMatch", "", SCHEMA_VERSION
         )
         if _TEXT not in config.towers or not is_supported(config.towers[_TEXT]):
             return None
         tokenizer = load_tokenizer(folder / "tokenizer.json")  # of several towers of text each has a name of its own
-        weights = {name: _as_computed(value) for name, value in load_file(folder / "model.safetensors").items()}
+        weights = {name: _as_computed(value) for name, value in load_file(folder / WEIGHTS).items()}
         if len(weights[f"towers.{_TEXT}.encoder.words.weight"]) != tokenizer.get_vocab_size():
             return None
         model = NumpyTextEncoder(config, tokenizer, weights, load)
