@@ -131,7 +131,7 @@ def test_what_cannot_be_extended_is_refused(write, tmp_path, extends, message):
     assert message.format(folder=tmp_path) in refusal(write(f"# mine\nextends: {extends}\n"))
 
 
-def test_a_name_that_does_not_exist_is_refused_with_the_one_that_was_meant_or_where_they_are_listed():
+def test_an_unknown_name_is_refused_with_the_closest_one():
     assert "Did you mean 'coco_region_bigru'?" in refusal("coco_region_bigr")
     assert "`maxmatch train --list`" in refusal("xyz")
     assert refusal("nowhere.yaml").endswith("nowhere.yaml: no such file.")

@@ -12,7 +12,7 @@ NAMES = list(DESCRIPTIONS)
 @pytest.mark.parametrize(
     ("family", "ours", "weight"), [("flickr8k", "flickr8k_maxmatch", 0.1), ("scenes", "scenes", 0.5)]
 )
-def test_on_small_data_the_contrastive_term_is_on_and_the_variants_change_the_method_alone(family, ours, weight):
+def test_on_small_data_the_contrastive_term_is_on_and_only_the_method_differs(family, ours, weight):
     whole = load_recipe(ours)
     assert (whole.objective.con_weight, whole.objective.temperature) == (weight, 0.05)
     assert not whole.train.flip

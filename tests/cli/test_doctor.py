@@ -81,7 +81,7 @@ def test_what_other_systems_need_is_not_asked_for(installed):
     assert "tqdm" not in installed
 
 
-def test_an_extra_that_is_not_installed_is_a_note_and_those_of_developers_are_left_out(installed):
+def test_a_missing_extra_is_a_note_and_those_of_developers_are_left_out(installed):
     assert installed["extra search"].status == "ok"
     assert installed["extra search"].detail == f"pyarrow {metadata.version('pyarrow')}"
     assert installed["extra milvus"].status == "note"

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from maxmatch.cli import main as command
-from maxmatch.cli.common import going_on, noticed
+from maxmatch.cli.common import interrupt_watch, resumable
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +58,9 @@ def test_without_it_the_same_error_is_shown(monkeypatch, capsys):
     assert ends(monkeypatch, capsys, verb) == (1, "maxmatch: RuntimeError: shapes\n")
 
 
-def test_who_interrupts_work_is_told_how_to_go_on(monkeypatch, capsys):
+def test_an_interruption_tells_how_to_continue(monkeypatch, capsys):
     def verb() -> None:
-        with going_on("sets"):
+        with resumable("sets"):
             signal.raise_signal(signal.SIGINT)
 
     code, said = ends(monkeypatch, capsys, verb)
@@ -71,7 +71,7 @@ def test_who_interrupts_work_is_told_how_to_go_on(monkeypatch, capsys):
 def test_other_signals_and_an_earlier_press_do_not_count():
     pressed()
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
-    with noticed() as was_pressed:
+    with interrupt_watch() as was_pressed:
         assert not was_pressed()
         signal.raise_signal(signal.SIGUSR1)
         assert not was_pressed()
@@ -81,8 +81,8 @@ def test_other_signals_and_an_earlier_press_do_not_count():
 
 
 def test_whoever_was_told_of_signals_is_told_again_afterwards():
-    with noticed() as outer:
-        with noticed() as inner:
+    with interrupt_watch() as outer:
+        with interrupt_watch() as inner:
             pressed()
             assert inner()
         assert not outer()
@@ -94,7 +94,7 @@ def test_another_thread_hears_of_nothing_and_works():
     found = []
 
     def work():
-        with noticed() as was_pressed:
+        with interrupt_watch() as was_pressed:
             found.append(was_pressed())
 
     thread = threading.Thread(target=work)

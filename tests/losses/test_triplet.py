@@ -101,7 +101,7 @@ def test_without_true_pairs_the_loss_is_zero(negatives: str) -> None:
 
 @quick
 @given(batches(min_images=2), st.sampled_from(MODES))
-def test_raising_a_positive_never_raises_the_loss_and_raising_a_negative_never_lowers_it(
+def test_the_loss_never_rises_with_a_positive_and_never_falls_with_a_negative(
     given_batch: tuple[Tensor, Tensor], negatives: str
 ) -> None:
     scores, positive = given_batch

@@ -120,7 +120,7 @@ def stuck_runs(more_data, tmp_path_factory):
     return [((place / f"said-{rescue}").read_text(), place / str(rescue)) for rescue in (False, True)]
 
 
-def test_a_run_that_is_really_stuck_says_so_in_its_first_epoch_and_goes_on_to_its_end(stuck_runs):
+def test_a_run_that_is_really_stuck_reports_it_in_its_first_epoch(stuck_runs):
     said, folder = stuck_runs[0]
     first = said.split("epoch 2/3")[0]
     assert "! The triplet loss has stayed at 0.40" in first
@@ -150,7 +150,7 @@ def stuck_until_cured(recipe, epoch, losses, steps):
 
 
 KILLS = {
-    "before the rescue is put down": lambda: kill_at(States, "save", 6),
+    "before the recovery is saved": lambda: kill_at(States, "save", 6),
     "in the first step after it": lambda: kill_at(update, "gradients", 1),
     "some steps later": lambda: kill_at(update, "gradients", 4),
     "between the two names of the first state": lambda: kill_at(os, "replace", 3),
@@ -158,31 +158,29 @@ KILLS = {
 }
 
 
-def rescued(recipe, folder, kill=None):
+def recovered(recipe, folder, kill=None):
     diagnostics.stuck = stuck_until_cured
     if kill is not None:
         KILLS[kill]()
     train(recipe, folder, resume=True, auto_recover=True)
 
 
-def test_a_rescued_run_can_be_killed_wherever_it_is(data, tmp_path):
+def test_a_recovered_run_can_be_killed_anywhere(data, tmp_path):
     recipe = recipe_for(data, objective=TRIPLET_ALONE, epochs=3, checkpoint_every=2, log_every=1, ema=0.9)
-    assert ended(start(rescued, recipe, tmp_path / "whole")) == 0
+    assert ended(start(recovered, recipe, tmp_path / "whole")) == 0
     whole = outcome(tmp_path / "whole")
     epochs = [record["epoch"] for record in whole["metrics"] if record["kind"] == "val"]
     assert epochs == [0, 1, 0, 1, 2]  # what went wrong stays on record
     assert [record["lr"] for record in whole["metrics"] if record["kind"] == "train"] == [3e-3] * 6 + [1e-3] * 9
     for kill in KILLS:
         folder = tmp_path / ("new" if kill == "between the two names of the first state" else "run")
-        assert ended(start(rescued, recipe, folder, kill)) == -9, kill
+        assert ended(start(recovered, recipe, folder, kill)) == -9, kill
     for folder in ("new", "run"):
-        assert ended(start(rescued, recipe, tmp_path / folder)) == 0
+        assert ended(start(recovered, recipe, tmp_path / folder)) == 0
         assert same(outcome(tmp_path / folder), whole)
 
 
-def test_a_state_after_a_rescue_counts_as_newer_than_those_before_though_its_step_is_smaller(
-    data, tmp_path, monkeypatch
-):
+def test_a_state_after_a_recovery_is_newer_although_its_step_is_smaller(data, tmp_path, monkeypatch):
     monkeypatch.setattr(diagnostics, "stuck", stuck_until_cured)
     monkeypatch.setattr(update, "gradients", breaking_at(update.gradients, 7))
     recipe = recipe_for(data, objective=TRIPLET_ALONE, epochs=3)
@@ -248,7 +246,7 @@ def test_nan_that_only_validation_sees_is_recognised_too(data, tmp_path, monkeyp
     assert not (tmp_path / "run" / "best").exists()
 
 
-def test_after_nan_the_run_goes_on_from_a_good_state_with_half_the_learning_rate(data, tmp_path, monkeypatch, capsys):
+def test_after_nan_the_run_restarts_from_a_good_state_with_half_the_learning_rate(data, tmp_path, monkeypatch, capsys):
     poison(monkeypatch, 4, above=1e-3)
     result = train(recipe_for(data, epochs=2, log_every=1), tmp_path / "run", auto_recover=True)
     said = capsys.readouterr().err
@@ -259,7 +257,7 @@ def test_after_nan_the_run_goes_on_from_a_good_state_with_half_the_learning_rate
     assert read_metrics(tmp_path / "run", "train")[-1]["lr"] == 0.00075
 
 
-def test_what_cannot_be_rescued_is_given_up_after_three_times(data, tmp_path, monkeypatch, capsys):
+def test_a_run_that_cannot_recover_fails_after_three_attempts(data, tmp_path, monkeypatch, capsys):
     poison(monkeypatch, 4, above=0)
     with pytest.raises(TrainingFailed):
         train(recipe_for(data), tmp_path / "run", auto_recover=True)

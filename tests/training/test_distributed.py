@@ -203,7 +203,7 @@ def stop_second_process(said, *arguments):
     command(f"{said}-{rank}", *arguments, patch=patch)
 
 
-def test_processes_stop_together_when_one_is_asked_and_one_process_can_finish_for_them(alone, tmp_path):
+def test_processes_stop_together_and_one_process_can_finish_for_them(alone, tmp_path):
     recipe, run = alone
     file = tmp_path / "tiny.yaml"
     file.write_text(dump_recipe(recipe))

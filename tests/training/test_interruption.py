@@ -39,9 +39,7 @@ def weights(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_the_command_finishes_its_step_saves_says_how_to_go_on_and_exits_130(
-    number, recipe, uninterrupted, tmp_path
-):
+def test_asked_to_stop_the_command_saves_tells_how_to_resume_and_exits_130(number, recipe, uninterrupted, tmp_path):
     file, run, said = tmp_path / "tiny.yaml", tmp_path / "run", tmp_path / "said"
     file.write_text(dump_recipe(recipe))
     patch = partial(signal_at_step, number, 5)

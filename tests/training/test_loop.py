@@ -34,7 +34,7 @@ def states_of(run):
     return {int(path.stem.split("-")[2]): load_file(path) for path in States(run / "states", 9).all()}
 
 
-def test_a_frozen_backbone_stays_as_it_is_to_the_bit_with_its_statistics_and_then_learns(tmp_path, states_kept):
+def test_a_frozen_backbone_stays_exactly_as_it_is_and_then_learns(tmp_path, states_kept):
     recipe = recipe_for(
         write_pictures(tmp_path / "data"),
         "resnet152_bigru",
@@ -80,7 +80,7 @@ def test_negatives_and_learning_rates_go_as_the_recipe_says(data, tmp_path, monk
     assert rates == pytest.approx([1e-3] * 6 + [1e-4] * 6)
 
 
-def test_the_best_checkpoint_is_that_of_the_best_epoch_and_its_measures_are_the_result(data, tmp_path):
+def test_the_best_checkpoint_is_of_the_best_epoch_and_its_measures_are_the_result(data, tmp_path):
     result = train(recipe_for(data, epochs=6, lr=1e-2), tmp_path / "run")
     found = [record["rsum"] for record in read_metrics(tmp_path / "run", "val")]
     assert len(found) == 6

@@ -11,6 +11,7 @@ from torch import nn
 
 from maxmatch.recipe.schema import Train
 from maxmatch.training.optim import (
+    Average,
     Group,
     clip_gradients,
     freeze_for,
@@ -18,6 +19,7 @@ from maxmatch.training.optim import (
     parameter_groups,
     schedule_factor,
     set_learning_rates,
+    with_average,
 )
 
 
@@ -48,7 +50,7 @@ def test_constant_is_constant():
 
 
 @pytest.mark.parametrize("options", [{"warmup_steps": 4}, {"warmup_epochs": 0.8}])
-def test_the_warm_up_rises_in_equal_steps_and_then_the_schedule_goes_on_as_it_would_have(options):
+def test_the_warm_up_rises_in_equal_steps_and_then_the_schedule_applies(options):
     risen = [0.25, 0.5, 0.75, 1.0] + [1.0] * 26
     plain = rates(train_with(schedule="cosine"))
     found = rates(train_with(schedule="cosine", **options))
@@ -73,7 +75,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("preset", PARTS)
-def test_every_parameter_is_in_one_group_and_the_set_module_of_pictures_has_their_projection(preset):
+def test_every_parameter_is_in_one_group_and_set_modules_have_the_projection(preset):
     model = tiny_model(preset)
     factors = {"set_module": 0.5, "text.set_module": 0.25, "backbone": 0.125}
     groups = parameter_groups(model, train_with(lr_factors=factors))
@@ -160,3 +162,59 @@ def test_backbones_are_frozen_for_their_epochs_and_no_longer():
 def test_a_recipe_of_region_features_has_no_backbone_to_freeze():
     model = tiny_model("region_bigru")
     assert list(freeze_for(model, recipe_for("nowhere").train, 0)) == []
+
+
+def shaken(model, seed):
+    """The model one step on."""
+    generator = torch.Generator().manual_seed(seed)
+    for value in model.state_dict().values():
+        if value.is_floating_point():
+            value.add_(0.1 * torch.randn(value.shape, generator=generator))
+        else:
+            value.add_(1)
+
+
+def test_the_average_is_that_of_a_loop_by_hand():
+    model = tiny_model("region_bigru")
+    average = Average(model, 0.8)
+    expected = {name: value.double() for name, value in model.state_dict().items()}
+    for step in range(5):
+        shaken(model, step)
+        average.update(model)
+        for name, value in model.state_dict().items():
+            expected[name] = 0.8 * expected[name] + 0.2 * value.double()
+    for name, value in average.weights.items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=0, atol=1e-5)
+    assert average.weights.keys() == {name for name, value in model.state_dict().items() if value.is_floating_point()}
+    assert "towers.image.encoder.mlp.1.running_var" in average.weights
+
+
+def test_the_model_has_the_average_for_a_while_and_then_exactly_its_own_weights():
+    model = tiny_model("region_bigru")
+    average = Average(model, 0.5)
+    shaken(model, 0)
+    average.update(model)
+    shaken(model, 1)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    with with_average(average, model):
+        inside = {name: value.clone() for name, value in model.state_dict().items()}
+    assert all(torch.equal(inside[name], value) for name, value in average.weights.items())
+    assert int(inside["towers.image.encoder.mlp.1.num_batches_tracked"]) == 2
+    assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(inside["towers.image.head.slots"], own["towers.image.head.slots"])
+
+
+def test_without_an_average_the_model_is_as_it_is():
+    model = tiny_model("region_bigru")
+    slots = model.tower("image").head.slots.clone()
+    with with_average(None, model):
+        assert torch.equal(model.tower("image").head.slots, slots)
+
+
+def test_what_never_changes_is_its_own_average_to_the_bit():
+    model = tiny_model("region_bigru")
+    average = Average(model, 0.999)
+    before = {name: value.clone() for name, value in average.weights.items()}
+    for _ in range(50):
+        average.update(model)
+    assert all(torch.equal(before[name], value) for name, value in average.weights.items())

@@ -91,7 +91,7 @@ def uninterrupted(data, tmp_path_factory):
     return outcome(folder)
 
 
-def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one_bit_for_bit(data, uninterrupted, tmp_path):
+def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one(data, uninterrupted, tmp_path):
     draw = np.random.default_rng(0)
     for moment, (name, _, most) in enumerate(MOMENTS):
         killed = ended(

@@ -43,7 +43,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_weights_moments_average_and_progress_are_restored_and_the_next_steps_are_the_same(tmp_path):
+def test_a_restored_state_is_equal_and_so_are_the_next_steps(tmp_path):
     progress = Progress(3, 2, 17, 123.4567890123, 1, [0.1, 0.2], {}, [["train.lr=0.5"]], 9.5, 21)
     state, other = trained(0, progress=progress), trained(1)
     path = States(tmp_path, 2).save(state)

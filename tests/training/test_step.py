@@ -1,18 +1,19 @@
-"""Gradients of a batch taken in chunks are those of the whole batch."""
+"""Gradients of a batch taken in chunks are those of the whole batch; which steps a GPU records."""
 
 import pytest
 import torch
+from small_runs import recipe_for
 from tiny_models import images_for, texts, tiny_model, with_audio
 from torch import nn
 
-from maxmatch.core.types import Batch
+from maxmatch.core.types import Batch, Inputs
 from maxmatch.losses.objective import objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.build import build_model
 from maxmatch.model.config import PIE
 from maxmatch.model.encoders.vision import MaskedBatchNorm
-from maxmatch.training.step import Criterion, gradients, split
+from maxmatch.training.step import Criterion, can_record, gradients, padded, split
 
 EVERY_TERM = {"gd_weight": 0.1, "isd_weight": 0.2, "mmd_weight": 0.3, "div_weight": 0.4, "con_weight": 0.5}
 OWNERS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6, 6]
@@ -205,3 +206,39 @@ def test_pvse_too_learns_in_chunks():
     gradients(pie, batch, criterion, seed=0, chunks=4)
     for name, value in grads(pie).items():
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-6)
+
+
+def test_texts_are_padded_to_a_multiple_and_nothing_else_is_touched():
+    ids, mask = torch.arange(1, 23).view(2, 11), torch.arange(11) < torch.tensor([[11], [4]])
+    pictures = Inputs(torch.randn(2, 3, 4, 4), None)
+    regions = Inputs(torch.randn(2, 5, 6), torch.ones(2, 5, dtype=torch.bool))
+    groups = {"text": torch.arange(2)}
+    batch = Batch({"text": Inputs(ids, mask), "image": pictures, "region": regions}, groups)
+    found = padded(batch)
+    assert found.inputs["text"].values.shape == found.inputs["text"].mask.shape == (2, 16)
+    assert torch.equal(found.inputs["text"].values[:, :11], ids)
+    assert torch.equal(found.inputs["text"].mask[:, :11], mask)
+    assert not found.inputs["text"].values[:, 11:].any()
+    assert not found.inputs["text"].mask[:, 11:].any()
+    assert found.inputs["image"] is pictures
+    assert found.inputs["region"] is regions
+    assert found.groups is groups
+    whole = Batch({"text": Inputs(ids[:, :8], mask[:, :8])}, groups)
+    assert torch.equal(padded(whole).inputs["text"].values, ids[:, :8])
+    assert padded(batch, 5).inputs["text"].values.shape == (2, 15)
+
+
+@pytest.mark.parametrize(
+    ("options", "negatives", "device", "can"),
+    [
+        ({}, "hardest", "cuda", True),
+        ({"precision": "bf16"}, "hardest", "cuda", True),
+        ({}, "hardest", "cpu", False),
+        ({}, "mean", "cuda", False),
+        ({}, "semi_hard", "cuda", False),
+        ({"precision": "fp16"}, "hardest", "cuda", False),
+        ({"accumulate": 2}, "hardest", "cuda", False),
+    ],
+)
+def test_steps_are_recorded_on_a_gpu_if_the_host_reads_no_values(options, negatives, device, can):
+    assert can_record(recipe_for("nowhere", **options).train, negatives, torch.device(device)) is can

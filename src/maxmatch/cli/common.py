@@ -50,7 +50,7 @@ def usage_errors() -> Iterator[None]:
 
 
 @contextmanager
-def noticed() -> Iterator[Callable[[], bool]]:
+def interrupt_watch() -> Iterator[Callable[[], bool]]:
     """A function that tells whether Ctrl-C was pressed, even if a library turned it into another error.
 
     Handlers stay as they are: Python writes the number of each signal to a socket as well.
@@ -78,7 +78,7 @@ def noticed() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def going_on(what: object) -> Iterator[None]:
+def resumable(what: object) -> Iterator[None]:
     """Work that the same command resumes after an interruption; the message tells so."""
     try:
         yield
@@ -242,7 +242,7 @@ def open_folder(
     if load_many is not None and not is_indexed(place):
         encoder = load_many(named, device)
     index = open_photos(place, encoder)
-    with going_on(folder):
+    with resumable(folder):
         done = sync(index, encoder, folder, bar=bar)
     for one in done.unreadable[:_SHOWN]:
         say(f"left out: {plain(one.reason)}")  # which names the file

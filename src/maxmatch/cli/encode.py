@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from maxmatch.cli.common import going_on
+from maxmatch.cli.common import resumable
 
 if TYPE_CHECKING:
     from maxmatch.core.progress import Skipped
@@ -93,7 +93,7 @@ def encode(
         left = sum(len(job.left(number)) for number in numbers)
         if left < len(listing):
             say(f"{out}: {len(listing) - left:,} of {len(listing):,} are there already")
-        with going_on(out), bar(listing.modality, left) as advance:
+        with resumable(out), bar(listing.modality, left) as advance:
             if ray:
                 from maxmatch.search.encode_files import Task, encode_on_ray
 

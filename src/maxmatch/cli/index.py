@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.common import going_on
+from maxmatch.cli.common import resumable
 
 if TYPE_CHECKING:
     from maxmatch.search.ingest import IngestSource
@@ -101,7 +101,7 @@ def build(
             settings=settings,
         )
 
-    with going_on(index), bar("items", incoming.items) as advance:
+    with resumable(index), bar("items", incoming.items) as advance:
         opened = fill(folder, incoming, create, advance)
     name = name_to_record(model) if model is not None else made_by.model if made_by else None
     if name is not None:
@@ -155,7 +155,7 @@ def add(
             f"{index}: another model made its sets ({origin.model if origin else manifest.model}) than these "
             f"({incoming.made_by.model}). Encode again with the index's model, or build another index."
         )
-    with going_on(index), bar("items", incoming.items) as advance:
+    with resumable(index), bar("items", incoming.items) as advance:
         fill(opened, incoming, existing, advance)
     _finish(opened, index, incoming, source, as_json)
 
@@ -222,7 +222,7 @@ def _encoded(
     say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format})")
     precision: Literal["float16", "float32"] = "float32" if dtype == "fp32" else "float16"
     batch = 16 if encoder.device.type == "cpu" else 64
-    with going_on(source), bar(listing.modality, len(listing)) as advance:
+    with resumable(source), bar(listing.modality, len(listing)) as advance:
         manifest = encode_for(
             folder, encoder, listing, precision, name_to_record(name), batch, cores(), advance,
             first_reasons(folder / SKIPPED),

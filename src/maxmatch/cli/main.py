@@ -15,7 +15,7 @@ import typer
 from maxmatch import __version__
 from maxmatch.cli import data, index
 from maxmatch.cli.analyse import analyse
-from maxmatch.cli.common import noticed
+from maxmatch.cli.common import interrupt_watch
 from maxmatch.cli.demo import demo
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Threads that wait by spinning make training ten times slower on a busy machine. Torch's libraries read this when
     # they are loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with noticed() as was_interrupted:
+    with interrupt_watch() as was_interrupted:
         _run(arguments, was_interrupted)
 
 
