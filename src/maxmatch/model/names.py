@@ -7,7 +7,6 @@ from pathlib import Path
 SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
 MODELS = Path(__file__).resolve().parent / "shipped"
-FORMAT = "maxmatch.SetEncoder"  # of a checkpoint
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
