@@ -83,7 +83,7 @@ def test_captions_are_encoded_with_the_tower_of_texts(model, tmp_path, capsys):
     [
         ({"source": "nowhere"}, "nowhere: no such file or folder. Check the path."),
         ({"source": "empty"}, "empty: the folder is empty."),
-        ({"model": "nothing"}, "nothing: no such folder. Give a checkpoint's folder"),
+        ({"model": "nothing"}, "nothing: no such folder"),
         ({"more": ["--modality", "text"]}, "holds pictures, and --modality asks for captions"),
         ({"more": ["--format", "table"]}, "no table of pictures or captions. Give a file that ends in .csv"),
         ({"more": ["--split", "val"]}, "is read whole. Leave it out"),
