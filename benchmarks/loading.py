@@ -26,8 +26,7 @@ from benchmarks.timing import Row, describe_machine, print_rows, time_each
 from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
-from maxmatch.data.device_feed import ResidentFeed
-from maxmatch.data.feed import Feed, MappedFeed
+from maxmatch.data.feed import Feed, MappedFeed, ResidentFeed
 from maxmatch.data.sampler import BatchPlan, GroupSampler
 from maxmatch.model.inputs import FeatureReader, Reader, TextReader
 from maxmatch.model.text import word_tokenizer

@@ -18,7 +18,7 @@ from benchmarks.encoding import matmul_rate
 from benchmarks.timing import describe_machine
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.dataset import Items, Split
-from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.feed import ResidentFeed
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder

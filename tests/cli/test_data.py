@@ -91,7 +91,7 @@ def test_check_prints_a_table_that_a_person_can_read(some_data, capsys):
     lines = out.splitlines()
     assert lines[0] == f"{some_data}: karpathy"
     assert lines[2:5] == [
-        "split    images  captions  captions an image",
+        "split    images  captions  captions per image",
         "train         3        12  2 to 5, 4.00 on average",
         "val           1         5  5",
     ]

@@ -6,8 +6,7 @@ import torch
 
 from maxmatch.core.types import Batch
 from maxmatch.data.dataset import Items, Split
-from maxmatch.data.device_feed import ResidentFeed
-from maxmatch.data.feed import MappedFeed
+from maxmatch.data.feed import MappedFeed, ResidentFeed
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.model.inputs import FeatureReader, TextReader
 from maxmatch.model.text import word_tokenizer

@@ -159,7 +159,7 @@ def test_a_store_that_is_not_finished_says_what_to_do(tmp_path):
     (tmp_path / "store" / "features.journal").write_bytes(b"")
     [error] = found(check(tmp_path / "store"))
     assert "unfinished" in error.what
-    assert "goes on where it was" in error.cure
+    assert "resumes" in error.cure
 
 
 def test_what_is_no_data_set_is_an_error_and_not_an_exception(tmp_path):

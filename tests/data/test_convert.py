@@ -100,7 +100,7 @@ def test_more_than_five_captions_of_karpathys_are_kept(tmp_path):
     assert convert(tmp_path / "data", tmp_path / "copy", "csv").captions == {"train": 7}
     said = []
     convert(tmp_path / "copy", tmp_path / "back", "karpathy", say=said.append)
-    assert said == ["some images have more than 5 captions: of this format the first are read by default"]
+    assert "more than 5 captions" in said[0]
 
 
 def test_metadata_that_a_format_cannot_hold_are_reported(tmp_path):

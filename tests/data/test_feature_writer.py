@@ -56,7 +56,7 @@ from maxmatch.data import features, npy
 from test_feature_writer import go_on
 features._COMMIT_SECONDS = 0
 root = Path(sys.argv[1])
-append = npy.GrowingArray.append
+append = npy.AppendableNpy.append
 for step in range(1, int(sys.argv[2]) + 1):
     countdown = Countdown(step)
     def torn(self, rows):
@@ -66,7 +66,7 @@ for step in range(1, int(sys.argv[2]) + 1):
         countdown.tick(half)
         append(self, rows)
     def work():
-        npy.GrowingArray.append = torn
+        npy.AppendableNpy.append = torn
         # A kill, unlike a power cut, leaves what the system has taken: waiting for the disk is left out.
         countdown.count(os, "replace", "fsync", "open", instead={"fsync": lambda handle: None})
         countdown.count(Path, "unlink", "open", "mkdir")

@@ -20,8 +20,7 @@ from feeding import (
 from maxmatch.data import feed as feed_module
 from maxmatch.data.augment import RandomCrop
 from maxmatch.data.dataset import Split
-from maxmatch.data.device_feed import ResidentFeed
-from maxmatch.data.feed import MappedFeed, choose_feed, free_memory
+from maxmatch.data.feed import MappedFeed, ResidentFeed, choose_feed, free_memory
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import PixelReader
 

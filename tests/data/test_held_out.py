@@ -13,9 +13,8 @@ from feeding import arrays, assert_all_same, by_hand, feature_readers, items, pl
 from small_runs import recipe_for, write_data
 
 from maxmatch.data.dataset import Split
-from maxmatch.data.device_feed import ResidentFeed
 from maxmatch.data.features import FeatureWriter, StoreInfo
-from maxmatch.data.feed import MappedFeed
+from maxmatch.data.feed import MappedFeed, ResidentFeed
 from maxmatch.data.load import checked_words, hold_out, read_dataset, words_met
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import SHIPPED, load_recipe

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from maxmatch.data.dataset import DataError, Problem, give_up, saying_the_first
+from maxmatch.data.dataset import DataError, Problem, give_up, report_first
 
 FILE = Path("captions.csv")
 
 
 def test_the_first_problems_are_said_and_the_others_counted():
     said = []
-    with saying_the_first(said.append) as report:
+    with report_first(said.append) as report:
         for line in range(1, 9):
             report(Problem(FILE, "an empty line", "Remove it.", line))
     assert said[:5] == [f"captions.csv:{line}: an empty line. Remove it." for line in range(1, 6)]
@@ -18,9 +18,9 @@ def test_the_first_problems_are_said_and_the_others_counted():
 
 def test_what_is_raised_is_not_said_as_well():
     said = []
-    with pytest.raises(DataError, match="no table"), saying_the_first(said.append) as report:
+    with pytest.raises(DataError, match="no table"), report_first(said.append) as report:
         give_up(report, Problem(FILE, "no table", "Give one."))
     assert said == []
-    with saying_the_first(said.append) as report:
+    with report_first(said.append) as report:
         report(Problem(FILE, "a split is missing", "Fetch it.", fatal=True))
     assert said == ["captions.csv: a split is missing. Fetch it."]

@@ -6,11 +6,11 @@ import torch
 from feeding import WIDTH, Store, arrays, assert_all_same, feature_readers, feature_split, items, plans, texts
 
 from maxmatch.data.dataset import Split
-from maxmatch.data.device_feed import ResidentFeed
+from maxmatch.data.feed import ResidentFeed
 
 
 def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
-    monkeypatch.setattr("maxmatch.data.device_feed._CHUNK_BYTES", 3 * 7 * WIDTH * 4)
+    monkeypatch.setattr("maxmatch.data.feed._CHUNK_BYTES", 3 * 7 * WIDTH * 4)
     split, told = feature_split("store"), []
     pieces = ResidentFeed(split, feature_readers(), "cpu", advance=told.append)
     assert split["image"].values.asked == [3, 3, 3, 3]
@@ -20,7 +20,7 @@ def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
 
 
 def test_an_unreadable_item_that_is_the_longest_of_its_piece_takes_no_one_elses_place(monkeypatch):
-    monkeypatch.setattr("maxmatch.data.device_feed._CHUNK_BYTES", 3 * 9 * WIDTH * 4)
+    monkeypatch.setattr("maxmatch.data.feed._CHUNK_BYTES", 3 * 9 * WIDTH * 4)
     features = arrays(12)
     features[4] = np.full((9, WIDTH), np.nan, np.float32)
     for kind in (list, Store):
@@ -54,7 +54,7 @@ def test_features_too_large_for_half_precision_are_refused():
 def test_features_take_no_more_memory_than_they_have():
     split = feature_split("store")
     feed = ResidentFeed(split, feature_readers(), "cpu", dtype=torch.float16)
-    rows = feed._sides["image"].rows
+    rows = feed._loaders["image"].rows
     assert rows.shape == (sum(map(len, split["image"].values)), WIDTH)
     assert rows.dtype == torch.float16
 

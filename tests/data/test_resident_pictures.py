@@ -8,8 +8,7 @@ from PIL import Image
 
 from maxmatch.data.augment import RandomCrop, RandomMirror
 from maxmatch.data.dataset import Split
-from maxmatch.data.device_feed import ResidentFeed, cut_out
-from maxmatch.data.feed import MappedFeed
+from maxmatch.data.feed import MappedFeed, ResidentFeed, cut_out
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import PixelReader

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from maxmatch.data.check import CheckReport, DataFinding, FeatureCounts, Level, Pictures, Spread
 
 
-# `maxmatch data check`: what is in a data set, what is wrong with it, and what to do about it.
-
 _SHOWN = 3  # problems of each kind
 _TITLES: "dict[Level, str]" = {"error": "ERROR", "warning": "warning", "note": "note"}
 _HEADS = ("image", "text")  # the modalities that have columns of their own
@@ -25,8 +23,8 @@ _HEADS = ("image", "text")  # the modalities that have columns of their own
 
 def check(
     path: Annotated[Path, typer.Argument(help="A data set in any format, a store of features, or BUTD files.")],
-    format: Annotated[str | None, typer.Option(help="Its format, where it is not the one that is recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    format: Annotated[str | None, typer.Option(help="Its format, if not the one recognised.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Look at the pictures.")] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="Open pictures without decoding them to the end; do not read all features.")
@@ -34,10 +32,10 @@ def check(
     show_all: Annotated[bool, typer.Option("--all", help=f"Print every problem, not {_SHOWN} of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Say what a data set holds, and what is wrong with it. Where, what, and what to do.
+    """Report what a data set holds, what is wrong with it, where, and what to do.
 
     Splits, captions and words are counted, every picture is decoded, every feature read; what is missing, damaged,
-    there twice, or in two splits is named. Exit 1 where the data cannot be used as they are, 0 otherwise.
+    duplicated or in two splits is listed. Exit code 1 if the data cannot be used as they are, else 0.
 
     Examples:
 
@@ -75,7 +73,7 @@ def _splits(report: "CheckReport") -> Iterator[str]:
     yield (
         f"{'split':<{width}}{'images':>10}{'captions':>10}"
         + "".join(f"{name:>10}" for name in others)
-        + "  captions an image"
+        + "  captions per image"
     )
     for name, split in report.splits.items():
         counts = [split.items.get(modality, 0) for modality in (*_HEADS, *others)]
@@ -119,7 +117,7 @@ def _pictures(pictures: "Pictures") -> Iterator[str]:
 def _features(features: "FeatureCounts") -> str:
     each = features.per_image
     count = f"{each.least:.0f}" if each.least == each.most else f"{each.least:.0f} to {each.most:.0f}"
-    return f"{count} × {features.width:,} {features.dtype} an image" + (
+    return f"{count} × {features.width:,} {features.dtype} per image" + (
         "" if features.scanned else "; values not read (--quick)"
     )
 
@@ -149,13 +147,10 @@ def _wrapped(first: str, text: str, then: str) -> list[str]:
 
 def _verdict(report: "CheckReport") -> str:
     counts = {level: report.count(level) for level in _TITLES}
-    said = ", ".join(f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count)
+    found = ", ".join(f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count)
     if not report.usable:
-        return f"Not usable as it is: {said}."
-    return f"Usable: {said}." if said else "Fine."
-
-
-# `maxmatch data convert`: from one format to another.
+        return f"Not usable as it is: {found}."
+    return f"Usable: {found}." if found else "Fine."
 
 
 def convert(
@@ -167,9 +162,9 @@ def convert(
             help="karpathy, imagefolder, csv, tsv, jsonl, parquet, webdataset, huggingface, folder, precomp, features."
         ),
     ],
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; may be given again.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; repeat for several.")] = None,
     format: Annotated[str | None, typer.Option(help="The source's format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
     features: Annotated[Path | None, typer.Option(help="A store whose features replace the pictures.")] = None,
     captions: Annotated[int | None, typer.Option(min=1, help="Only the first captions of each image.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first images of each split.")] = None,
@@ -179,12 +174,12 @@ def convert(
     dtype: Annotated[
         Literal["float16", "float32"] | None, typer.Option(help="Of the features in a store; else as they are.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="At once; as many as there are cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Reading threads. Default: one per core, up to 8.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a data set in another format. Ids, captions and splits stay what they are.
 
-    What was interrupted goes on when the same command runs again; the folder has its name only when all of it is there.
+    An interrupted command resumes when run again; the folder gets its name only when it is complete.
     What a format cannot hold is refused before anything is written.
 
     Examples:
@@ -198,9 +193,9 @@ def convert(
     from maxmatch.cli.common import cores, say
     from maxmatch.core.progress import bar
     from maxmatch.data.convert import convert as run
-    from maxmatch.data.dataset import saying_the_first
+    from maxmatch.data.dataset import report_first
 
-    with saying_the_first(say) as report:
+    with report_first(say) as report:
         done = run(
             source, target, to, format=format, images=images, features=features, splits=split, captions=captions,
             limit=limit, skip_missing=skip_missing, dtype=dtype, workers=workers or cores(), report=report, say=say,
@@ -217,29 +212,26 @@ def convert(
     print(f"{done.path}: {done.format}; {counts}")
 
 
-# `maxmatch data features`: a frozen backbone, run once.
-
-
 def features(
     data: Annotated[Path, typer.Argument(help="A data set of pictures, in any format.")],
     store: Annotated[Path, typer.Argument(help="A new folder for the features.")],
     model: Annotated[
         str, typer.Option(help="A checkpoint's folder, a preset, or hf:NAME for a vision model of Hugging Face.")
     ],
-    dtype: Annotated[Literal["float16", "float32"], typer.Option(help="float16 takes half the room.")] = "float16",
+    dtype: Annotated[Literal["float16", "float32"], typer.Option(help="float16 takes half the space.")] = "float16",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Pictures at once. Default: 64 on a GPU, 4 on a CPU.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; may be given again.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; repeat for several.")] = None,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, where the data do not say.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Run a frozen backbone once. The grid it makes of each picture is kept, so that training does not have to.
+    """Run a frozen backbone once and keep its features, so that training does not have to run it.
 
-    Features are known by the ids of the images; one store serves all splits. What was interrupted goes on when the same
-    command runs again. A picture that cannot be read is named and left out.
+    Features are found by the ids of the images; one store serves all splits. An interrupted command resumes when run
+    again. A picture that cannot be read is reported and left out.
 
     Examples:
 
@@ -252,7 +244,7 @@ def features(
     from maxmatch.cli.common import say
     from maxmatch.core.devices import chosen_device
     from maxmatch.core.progress import bar
-    from maxmatch.data.dataset import saying_the_first
+    from maxmatch.data.dataset import report_first
     from maxmatch.data.extraction import describe_store, extract, load_backbone
     from maxmatch.data.features import FeatureWriter
     from maxmatch.data.load import read_dataset
@@ -262,7 +254,7 @@ def features(
     backbone = load_backbone(model, place)
     info = describe_store(backbone, dtype)
     say(f"{info.source}")
-    with saying_the_first(say) as report:
+    with report_first(say) as report:
         options = {} if images is None else {"images": images.expanduser()}
         dataset = read_dataset(data, format, report, **options)
         if split:
@@ -278,19 +270,17 @@ def features(
     print(f"{store}: {len(done):,} images{left_out}, {len(done[0])} × {info.width} {dtype} each")
 
 
-# `maxmatch data`: make, look at and convert data sets.
+_HELP = """Make, check and convert data sets.
 
-_HELP = """Make, look at and convert data sets.
-
-Known are Karpathy's JSON, precomp folders, BUTD files, tables (CSV, TSV,
+Formats: Karpathy's JSON, precomp folders, BUTD files, tables (CSV, TSV,
 JSON lines, Parquet), image folders, webdataset tars, Hugging Face data sets,
 plain folders of pictures, and stores of features.
 
-Look before training: what is there, what is missing, what to do about it.
+Check before training: what is there, what is missing, what to do about it.
 
   maxmatch data check f30k/dataset_flickr30k.json --images f30k/images
 
-Change the format. What was interrupted goes on when the same command runs again.
+Change the format. An interrupted command resumes when run again.
 
   maxmatch data convert flickr8k f8k_shards --to webdataset
 
@@ -305,7 +295,7 @@ Data to try things on.
   maxmatch data scenes scenes --images 2000
 """
 
-app = typer.Typer(help=_HELP, short_help="Make, look at and convert data sets.", no_args_is_help=True)
+app = typer.Typer(help=_HELP, short_help="Make, check and convert data sets.", no_args_is_help=True)
 
 
 app.command()(check)
@@ -315,7 +305,7 @@ app.command()(features)
 
 @app.command()
 def scenes(
-    folder: Annotated[Path, typer.Argument(help="Where to write; a run that was interrupted is taken up.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; an interrupted run resumes.")],
     images: Annotated[int, typer.Option(min=1, help="How many pictures.")] = 2_000,
     seed: Annotated[int, typer.Option(min=0, help="Another seed gives other scenes.")] = 0,
     size: Annotated[int, typer.Option(min=32, max=1024, help="Pixels on a side.")] = 96,

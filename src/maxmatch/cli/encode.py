@@ -21,34 +21,34 @@ def _something(first: str | None) -> str:
 
 
 def encode(
-    out: Annotated[Path, typer.Option(help="The folder for the sets. A run that was stopped there goes on.")],
+    out: Annotated[Path, typer.Option(help="The folder for the sets. An interrupted run there resumes.")],
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model's folder, or its name on the Hugging Face Hub. Left out: the one that ships.",
+            help="A model's folder, or its name on the Hugging Face Hub. Default: the one that ships.",
             callback=_something,
         ),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with a caption a line."),
+        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with one caption per line."),
     ] = None,
     modality: Annotated[
         str | None, typer.Option(help="image, text … Default: image where the source has pictures.")
     ] = None,
-    dtype: Annotated[Literal["fp16", "fp32"], typer.Option(help="fp16 takes half the room.")] = "fp16",
-    shard_size: Annotated[int, typer.Option(min=1, help="Items in a file of sets.")] = 10_000,
+    dtype: Annotated[Literal["fp16", "fp32"], typer.Option(help="fp16 takes half the space.")] = "fp16",
+    shard_size: Annotated[int, typer.Option(min=1, help="Items per file.")] = 10_000,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Items at once. Default: 64 on a GPU, 16 on a CPU.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads that read. Default: a core each, up to 8.")
+        int | None, typer.Option(min=1, help="Threads that read. Default: one per core, up to 8.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
     format: Annotated[
         str | None, typer.Option(help="What the source is, if not what is recognised: folder, table, lines …")
     ] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Of a data set only this split; may be given again.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split of a data set; repeat for several.")] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), a shard at a time; needs 'maxmatch[ray]'.")
     ] = False,
@@ -56,8 +56,8 @@ def encode(
 ) -> None:
     """Encode pictures or texts to sets of vectors. Files hold them with their ids and metadata.
 
-    What cannot be read, or is no picture, is left out and listed with the reason in skipped.jsonl. A run that was
-    stopped, killed even, goes on when the same command runs again, and encodes nothing twice.
+    What cannot be read is left out and listed, with the reason, in skipped.jsonl. A run that was stopped or killed
+    resumes when the same command runs again, and encodes nothing twice.
 
     Examples:
 
@@ -113,11 +113,11 @@ def encode(
         lost = f"; {skipped:,} left out, see {out / SKIPPED}" if skipped else ""
         print(f"{out}: {done.encoded:,} sets {done.set_size} × {done.dim} {dtype}{lost}")
     if not done.encoded:
-        raise ValueError(f"{source}: nothing could be encoded. {out / SKIPPED} says why.")
+        raise ValueError(f"{source}: nothing could be encoded. {out / SKIPPED} gives the reasons.")
 
 
 def first_reasons(full: Path) -> "Callable[[Skipped], None]":
-    """What says the first items that are left out, and where all of them will be listed."""
+    """A report that prints the first items that are left out, and the file that will list all of them."""
     from maxmatch.cli.common import say
 
     shown = 0

@@ -1,1 +1,1 @@
-"""What everything stands on: types, checks, files, devices."""
+"""What every other part uses: types, checks, files, devices, progress."""

@@ -12,7 +12,7 @@ Array = Any
 
 
 class NotFiniteError(ValueError):
-    """NaN or infinite values came."""
+    """Values that are NaN or infinite."""
 
 
 class UsageError(ValueError):
@@ -32,11 +32,11 @@ def is_floating(array: Array) -> bool:
 
 
 def check_sets(name: str, sets: Array) -> None:
-    """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors a set."""
+    """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors per set."""
     if sets.ndim != 3:
         raise ValueError(
             f"{name}: expected sets of shape (items, vectors, width), got {shape_of(sets)}. "
-            f"For one set use {name}[None]; for one vector an item use {name}[:, None]."
+            f"For one set use {name}[None]; for one vector per item use {name}[:, None]."
         )
     if not is_floating(sets):
         raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert with .float().")
@@ -51,7 +51,7 @@ def check_set_size(name: str, size: int) -> None:
     if size > MAX_SET_SIZE:
         raise ValueError(
             f"{name}: sets of {size} vectors; matching is made for at most {MAX_SET_SIZE}. "
-            "Use fewer vectors an item, or the similarity 'maxsim' from a multi-vector library for token-level sets."
+            "Use fewer vectors per item, or the similarity 'maxsim' from a multi-vector library for token-level sets."
         )
 
 

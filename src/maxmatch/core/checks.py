@@ -1,4 +1,4 @@
-"""Checks at the border, and every message they raise: what was expected, what came, what to do."""
+"""Checks of what a user gives; each message tells what was expected, what came, and what to do."""
 
 import math
 import warnings
@@ -38,13 +38,13 @@ def as_tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
         return array
     if not array.flags.writeable:
-        _hear_the_warning()
+        _silence_read_only_warning()
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
 @cache
-def _hear_the_warning() -> None:
-    """Torch warns once in a process that an array is read-only: here, where nobody need read it."""
+def _silence_read_only_warning() -> None:
+    """Torch warns once per process that an array is read-only: provoke the warning here, unseen."""
     nothing = np.zeros(1)
     nothing.flags.writeable = False
     with warnings.catch_warnings(action="ignore"):
@@ -108,11 +108,11 @@ def range_of_norms(sets: Array, mask: Tensor | None) -> Tensor:
 
 
 def warn_unless_unit(name: str, low: float, high: float, cure: str, stacklevel: int) -> None:
-    """Say so when the range of norms shows vectors that are not of unit length."""
+    """Warn where the range of norms shows vectors that are not of unit length."""
     if low < 1 - _UNIT_TOLERANCE or high > 1 + _UNIT_TOLERANCE:
         warnings.warn(
-            f"{name}: vectors should have unit length, but norms from {low:.3g} to {high:.3g} came. "
-            f"The inner products are then no cosines. {cure}",
+            f"{name}: vectors should have unit length, but their norms are {low:.3g} to {high:.3g}. "
+            f"Their inner products are not cosines. {cure}",
             NotUnitLength,
             stacklevel=stacklevel + 1,
         )

@@ -2,11 +2,9 @@
 
 import torch
 
-# The device that a user names, or the best that there is.
-
 
 def chosen_device(name: str | torch.device | None = None) -> torch.device:
-    """A device by its name; without one a GPU where there is one, else the CPU. One that is not there is refused."""
+    """The device of that name; by default a GPU where there is one, else the CPU. ValueError where it is not there."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -15,23 +13,16 @@ def chosen_device(name: str | torch.device | None = None) -> torch.device:
         raise ValueError(f"device: expected cpu, cuda, cuda:1 … or mps, got {name!r}.") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError(f"device {name}: torch sees no GPU here. `maxmatch doctor` says why; cpu works anywhere.")
+            raise ValueError(f"device {name}: torch sees no GPU here. Ask `maxmatch doctor` why; cpu works anywhere.")
         count = torch.cuda.device_count()
         if device.index is not None and device.index >= count > 0:
             raise ValueError(f"device {name}: there are {count}, cuda:0 to cuda:{count - 1}. Name one of them.")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"device {name}: torch sees no Apple GPU here. Leave --device out, or say cpu.")
+        raise ValueError(f"device {name}: torch sees no Apple GPU here. Leave --device out, or use cpu.")
     return device
 
 
-# The first call of each of torch's elementwise functions, made by one thread, when this is imported.
-#
-# MKL chooses its code for a function in that function's first call. Where several threads make it at once, one of
-# them
-# may be given code that is right to twelve bits only, for its share of that one call and without a word: scores were
-# wrong by 2e-5 once (https://github.com/pytorch/pytorch/issues/188792; docs/log.md has the measurement).
-
-FUNCTIONS = (
+MKL_FUNCTIONS = (
     "acos",
     "asin",
     "atan",
@@ -56,6 +47,17 @@ FUNCTIONS = (
     "tanh",
 )
 
-for _name in FUNCTIONS:
-    for _dtype in (torch.float32, torch.float64):
-        getattr(torch, _name)(torch.ones(1, dtype=_dtype, device="cpu"))
+
+def _call_mkl_once() -> None:
+    """Make the first call of each of torch's elementwise functions here, in one thread.
+
+    MKL chooses its code for a function in that function's first call. Where several threads make it at once, one of
+    them may silently get code that is right to twelve bits only: scores were wrong by 2e-5 once
+    (https://github.com/pytorch/pytorch/issues/188792; docs/log.md has the measurement).
+    """
+    for name in MKL_FUNCTIONS:
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.ones(1, dtype=dtype, device="cpu"))
+
+
+_call_mkl_once()

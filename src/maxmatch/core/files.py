@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under another name, put on the disk, then renamed."""
+"""Atomic writes and locks: a file is written under another name, synced, then renamed, so that it is never partial."""
 
 import errno
 import json
@@ -13,8 +13,8 @@ from typing import IO, Any
 
 
 def draft(path: Path, writer: str = "") -> Path:
-    """Where a file is written before it has its name: hidden, beside its place. writer: what tells one from others that
-    write the same file at the same time.
+    """The hidden name beside a file under which it is written at first. writer: distinguishes processes that write the
+    same file at the same time.
     """
     return path.with_name(f".{path.name}{writer and f'.{writer}'}.part")
 
@@ -25,7 +25,7 @@ def is_draft(name: str, of: str) -> bool:
 
 
 def user_cache() -> Path:
-    """Where this user's programs keep what they can make again."""
+    """The user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
@@ -42,14 +42,14 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def whole(path: Path, synced: bool = True) -> Iterator[BufferedWriter]:
-    """A file to write, that gets its name, and replaces an old one, only once it is on the disk for good. Its folder is
-    made where there is none. Of several processes that write it at once each writes its own: the last one's stays.
+    """A file to write that gets its name, and replaces an old file, only once it is complete and on the disk. Its
+    folder is made where there is none. Where several processes write it at once, the last one to finish wins.
 
     synced: False does not wait for the disk. A power cut may then leave a file that is cut short.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file, place = _own_draft(path)
-    with file:  # the draft goes before the lock does: another process would take it for its own
+    with file:  # remove the draft before the lock is released: another process could reuse it
         try:
             yield file
             file.flush()
@@ -66,13 +66,13 @@ def whole(path: Path, synced: bool = True) -> Iterator[BufferedWriter]:
 
 
 def _release(file: IO[bytes]) -> None:
-    if sys.platform == "win32":  # renames and removes no open file, and has no locks here
+    if sys.platform == "win32":  # cannot rename or remove an open file, and has no locks here
         file.close()
 
 
 def _own_draft(path: Path) -> tuple[BufferedWriter, Path]:
-    """An empty file to write that nobody else writes, and where it is. What a process that was killed has left there is
-    used again, so that none of it heaps up; only while another process is at it is there a second one.
+    """An empty file that no other process writes, and its path. The draft of a killed process is reused, so that drafts
+    do not pile up; only while another process is writing is a second one made.
     """
     place = draft(path)
     file = open(place, "wb", opener=_keeping)  # noqa: SIM115 (closed by the caller)
@@ -84,7 +84,7 @@ def _own_draft(path: Path) -> tuple[BufferedWriter, Path]:
     except FileNotFoundError:  # it got its name just now
         pass
     file.close()
-    if locked is None:  # no locks here: everybody writes a draft of another name
+    if locked is None:  # no locks here: each writer uses a name of its own
         place.unlink(missing_ok=True)
     place = draft(path, secrets.token_hex(4))
     return place.open("xb"), place
@@ -96,13 +96,13 @@ def _keeping(path: str, flags: int) -> int:
 
 
 def lock(file: IO[bytes], path: Path) -> None:
-    """Be the only process that writes at a path, as long as the file is open. ValueError where another one does."""
+    """Lock a path for this process as long as the file is open. ValueError where another process holds it."""
     if _locked(file) is False:
         raise ValueError(f"{path}: another process is writing there. Wait for it, or stop it first.")
 
 
 def _locked(file: IO[bytes]) -> bool | None:
-    """Whether this process has the file to itself from now on; None on a system that knows no locks."""
+    """Whether this process now holds the lock; None on a system without locks."""
     if sys.platform == "win32":
         return None
     import fcntl

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# How much memory a program can still have.
-
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
 
@@ -24,12 +22,10 @@ def free_memory() -> int | None:
         return free
     if limit == "max":
         return free
-    # What is kept of files counts as used, and is let go of when somebody needs the room.
+    # Cached file pages count as used, but are freed when memory is needed.
     kept = int(notes.get("inactive_file", 0))
     return min(free, max(0, int(limit) - int(used) + kept))
 
-
-# A torchvision made for another torch breaks transformers, and so whatever imports it. Find it, say the cure.
 
 CURE = (
     "the installed torchvision does not fit this torch, and breaks transformers with it. MaxMatch does not need it. "
@@ -39,7 +35,7 @@ CURE = (
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Where what is inside fails because of torchvision, say so in place of what transformers says."""
+    """Report a failure that torchvision causes as such, in place of the error of transformers."""
     try:
         yield
     except Exception as error:

@@ -9,15 +9,15 @@ from pydantic_core import ErrorDetails
 
 from maxmatch import __version__
 
-Described = TypeVar("Described", bound=BaseModel)
+Manifest = TypeVar("Manifest", bound=BaseModel)
 
 
-def read_described(
-    path: Path, kind: type[Described], form: str, refusal: type[ValueError], called: str, cure: str, version: int = 1
-) -> Described:
-    """What a file describes. Refused: what is no JSON (with the cure), of another format, of a newer version, or wrong.
+def load_manifest(
+    path: Path, kind: type[Manifest], form: str, refusal: type[ValueError], called: str, cure: str, version: int = 1
+) -> Manifest:
+    """Read and check a manifest. `refusal` is raised for what is not JSON, of another format, too new or wrong.
 
-    called: what the folder should be, as in "a checkpoint of MaxMatch".
+    called: what the folder should be, as in "a checkpoint of MaxMatch". cure: what to do where it is not JSON.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -38,14 +38,14 @@ def read_described(
         raise refusal(f"{path}: {problems(error)}") from error
 
 
-def description(described: BaseModel, form: str) -> str:
-    """The text of such a file."""
+def manifest_text(manifest: BaseModel, form: str) -> str:
+    """The text of a manifest file."""
     head = {"format": form, "written_by": f"maxmatch {__version__}"}
-    return json.dumps({**head, **described.model_dump(mode="json")}, indent=2, ensure_ascii=False)
+    return json.dumps({**head, **manifest.model_dump(mode="json")}, indent=2, ensure_ascii=False)
 
 
 def problems(error: ValidationError) -> str:
-    """What is wrong with a configuration, one line a problem: where, what was expected, what came."""
+    """What is wrong with a configuration, one line per problem: where, what was expected, what came."""
     return "\n".join(map(describe, error.errors()))
 
 

@@ -1,4 +1,4 @@
-"""Modules that moved in 0.1: the documented old paths import for one release more, with a DeprecationWarning."""
+"""Modules that moved in 0.1: their documented old paths still import for one release, with a DeprecationWarning."""
 
 import sys
 import warnings
@@ -74,7 +74,7 @@ class MovedModules:
         if package != "maxmatch" or old not in MOVED:
             return None
         new = f"maxmatch.{MOVED[old]}"
-        warnings.warn(f"{name} is now {new}; the old path goes in 0.2.", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{name} is now {new}; the old path will be removed in 0.2.", DeprecationWarning, stacklevel=2)
         is_package = any(other.startswith(f"{old}.") for other in MOVED)
         return ModuleSpec(name, _StandIn(new), is_package=is_package)
 

@@ -15,11 +15,6 @@ from maxmatch.core.types import Batch, Inputs
 from maxmatch.model.images import DRAFT, Channels, ImageTransform, Source, load_image, normalised
 from maxmatch.model.inputs import FeatureReader, Reader, TextReader
 
-# Size augmentation: regions and words left out at random, on whatever device the tensors are, without a loop.
-#
-# The rules are pure functions of uniform draws; `drop_regions` and `drop_words` draw and apply them, and
-# `SizeAugmentation` does so to a batch.
-
 _MASKED, _REPLACED = 0.5, 0.1  # of the words that are hit; the rest is deleted
 _MASK_TOKENS = ("<mask>", "[MASK]")
 
@@ -30,7 +25,7 @@ class WordIds:
 
     mask, padding: their ids. fixed: tokens that are no words and never touched, <start>, <end>, [CLS], [SEP], padding.
     words: what a word may be replaced by, the vocabulary without special tokens. continues: of every id, whether it is
-    a wordpiece ("##ing") that goes on with the word before it; None where the tokenizer has none.
+    a wordpiece ("##ing") that continues the word before it; None where the tokenizer has none.
     """
 
     mask: int
@@ -152,8 +147,6 @@ class SizeAugmentation:
                 inputs[modality] = Inputs(values, drop_regions(mask, share, generator))
         return Batch(inputs, batch.groups)
 
-
-# What training does to a picture: a random part of it, at times mirrored.
 
 _TRIES = 10
 

@@ -30,8 +30,6 @@ from maxmatch.data.formats.stored import ALL
 from maxmatch.data.formats.webdataset import TarItems
 from maxmatch.data.load import read_all, recognise
 
-# What `maxmatch data check` finds: counts, and problems by kind.
-
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 # What differs between two problems of one kind: names in quotes or brackets, and numbers.
@@ -153,8 +151,6 @@ class CheckReport:
         return {**plain, "path": str(self.path), "usable": self.usable, "findings": findings}
 
 
-# Looking at every picture of a data set, or at all of its features.
-
 Say = Callable[[Level, Problem], None]
 _AGAIN = "Fetch it again, or take its captions out."
 _SAME = "Leave one of the two out, with its captions, unless both are meant."
@@ -230,7 +226,7 @@ def look_at_pictures(dataset: Dataset, say: Say, decode: bool, workers: int, adv
 
 
 def look(place: PictureLocation, decode: bool) -> PictureFacts:
-    """One picture. Whatever is wrong with it is said, never raised."""
+    """One picture. Whatever is wrong with it is returned, never raised."""
     from PIL import Image
 
     from maxmatch.model.images import load_image
@@ -291,7 +287,7 @@ def _problem(dataset: Dataset, place: PictureLocation, what: str, cure: str) -> 
 
 
 def _why(error: Exception) -> str:
-    """What is wrong, without the name of what was read and without a cure: both are said beside it."""
+    """What is wrong, without the name of what was read and without a cure, which are printed beside it."""
     from maxmatch.model.images import ImageError, reason
 
     if isinstance(error, DataError):
@@ -309,8 +305,6 @@ def _digest(place: PictureLocation) -> bytes | None:
     except OSError:
         return None
 
-
-# What is in a data set, and what is wrong with it. Everything is looked at; no problem ends the looking.
 
 MIN_COUNT = 4
 _SAMPLE = 64  # images of one id in two splits that are compared, to tell whether they are the same
@@ -409,13 +403,13 @@ def _read_captions(dataset: Dataset, splits: Mapping[str, Split], collector: Col
     """Count words, and find captions that an image has twice, or that are longer than a model reads."""
     from maxmatch.model.text import split_into_words
 
-    told = {name: split[TEXT] for name, split in splits.items() if TEXT in split.items}
-    if not told:
+    texts_of = {name: split[TEXT] for name, split in splits.items() if TEXT in split.items}
+    if not texts_of:
         return None
-    counted = _TRAIN if _TRAIN in told else next(iter(told))
+    counted = _TRAIN if _TRAIN in texts_of else next(iter(texts_of))
     counts: Counter[str] = Counter()
     longest = 0
-    for name, texts in told.items():
+    for name, texts in texts_of.items():
         seen: dict[tuple[int, str], str] = {}
         words_of_each = split_into_words(texts.values)
         for text, group, caption, words in zip(

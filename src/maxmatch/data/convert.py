@@ -1,4 +1,4 @@
-"""From one format to another. What was interrupted goes on when it is run again; nothing half-written is ever seen."""
+"""Conversion between formats. An interrupted conversion resumes when run again; nothing partial ever has its name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from maxmatch.data.load import FORMATS, read_all
 
 Dtype = Literal["float16", "float32"]
 TARGETS = (*FORMATS, *WRITERS)
-_KARPATHY_READS = 5  # captions an image, unless told otherwise
+_KARPATHY_READS = 5  # captions per image, by default
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def convert(
     features: a store whose features take the place of the pictures. splits: those that are written, None for all.
     captions: the first so many of each image. limit: the first so many images of each split. skip_missing: leave out
     images whose files are missing; else they are refused before anything is written. dtype: of features in a store.
-    say: is told what the format cannot hold and stays behind.
+    say: called with a line about what the format cannot hold.
     """
     if to not in TARGETS:
         raise ValueError(f"to: expected one of {', '.join(TARGETS)}, got {to!r}.")
@@ -160,7 +160,7 @@ def _left_behind(dataset: Dataset, to: str) -> Iterator[str]:
         counts = (np.diff(split[TEXT].starts) for split in dataset.splits.values() if TEXT in split.items)
         most = max((int(count.max(initial=0)) for count in counts), default=0)
         if most > _KARPATHY_READS:
-            yield f"some images have more than {_KARPATHY_READS} captions: of this format the first are read by default"
+            yield f"some images have more than {_KARPATHY_READS} captions: by default only the first are read back"
 
 
 def _counts(dataset: Dataset, modality: str) -> dict[str, int]:

@@ -12,9 +12,7 @@ import numpy as np
 
 from maxmatch.core.progress import Advance, quiet
 
-# What is wrong with data: where, what, and what to do about it.
-
-_SHOWN = 5  # problems that are said; the rest is counted
+_SHOWN = 5  # problems that are printed; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class DataError(ValueError):
 
 
 Report = Callable[[Problem], None]
-"""What a reader does with a problem. After a call that returns, it leaves out what is bad and goes on; where it cannot,
-it raises DataError with the same problem by itself."""
+"""Called by a reader with each problem. Where the call returns, the reader leaves out what is bad and continues; where
+it cannot, it raises DataError with the same problem."""
 
 
 def refuse(problem: Problem) -> None:
@@ -56,15 +54,15 @@ def refuse(problem: Problem) -> None:
 
 
 def give_up(report: Report, problem: Problem) -> NoReturn:
-    """Say what makes reading impossible, and end it."""
+    """Report a problem that makes reading impossible, and raise it."""
     problem = replace(problem, fatal=True)
     report(problem)
     raise DataError(problem)
 
 
 @contextmanager
-def saying_the_first(say: Callable[[str], object]) -> Iterator[Report]:
-    """A report that says the first problems and counts the others; what is raised as well is not said twice."""
+def report_first(say: Callable[[str], object]) -> Iterator[Report]:
+    """A report that prints the first problems and counts the others; what is raised as well is not printed twice."""
     count = 0
     fatal: list[Problem] = []
 
@@ -83,8 +81,6 @@ def saying_the_first(say: Callable[[str], object]) -> Iterator[Report]:
     if count > _SHOWN:
         say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")
 
-
-# Features that stay in their file until they are asked for, one item or a whole batch at a time.
 
 ZEROS = "all values are zero"
 _CHUNK_BYTES = 4 * 2**20  # little enough to stay in a processor's cache
@@ -318,12 +314,6 @@ def _ragged_again(place: _Place | np.ndarray, starts: np.ndarray, numbers: np.nd
     return RaggedRows(_opened(place), starts, numbers)
 
 
-# What every format is read into: the items of each modality, and the group each belongs to.
-#
-# A *group* is what belongs together: a picture and its captions, and whatever other modality describes the same
-# thing.
-# Between any two modalities, items of one group are true pairs and all others are not.
-
 IMAGE, TEXT = "image", "text"
 
 
@@ -331,11 +321,14 @@ IMAGE, TEXT = "image", "text"
 class Items:
     """The items of one modality, those of a group side by side.
 
+    A group is what belongs together: a picture and its captions, and whatever other modality describes the same thing.
+    Between two modalities, items of one group are true pairs and all others are not.
+
     values: the raw items as `SetEncoder.encode` takes them: the `Path` or the bytes of a picture, a text, an array of
-    features. Indexing reads one item from the disk, where that is where it is; nothing is read before.
+    features. Indexing reads one item from the disk, where it lies there; nothing is read before.
     groups: the group of each item, ascending from 0, none left out.
     ids: the name of each item in its source (COCO's image and caption ids, file names); no two are the same.
-    metadata: whatever else the source says about each item.
+    metadata: whatever else the source holds about each item.
     """
 
     values: Sequence[Any]

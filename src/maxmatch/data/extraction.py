@@ -54,9 +54,7 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
 
 
 def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
-    """What a store of the backbone's features says about itself: the network, its weights, and what is done to pictures
-    before.
-    """
+    """The info of a store of the backbone's features: the network, its weights, the preprocessing of pictures."""
     transform = backbone.reader.transform
     weights = hashlib.sha256()
     for name, value in sorted(backbone.encoder.backbone.state_dict().items()):
@@ -180,17 +178,17 @@ def _pixels(name: str) -> Pixels:
             from huggingface_hub import hf_hub_download
 
             file = Path(hf_hub_download(name, "preprocessor_config.json"))
-        said = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:  # as the hub's own error is, where there is no such file
         return Pixels()
-    crop = said.get("crop_size") if said.get("do_center_crop", True) else None
-    size = crop or said.get("size") or Pixels().size
+    crop = config.get("crop_size") if config.get("do_center_crop", True) else None
+    size = crop or config.get("size") or Pixels().size
     side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height")
     squash = crop is None and isinstance(size, dict) and "height" in size
     usual = Pixels()
     return Pixels(
         size=side,
         resize="squash" if squash else "crop",
-        mean=said.get("image_mean") or usual.mean,
-        std=said.get("image_std") or usual.std,
+        mean=config.get("image_mean") or usual.mean,
+        std=config.get("image_std") or usual.std,
     )

@@ -1,4 +1,14 @@
-"""A store of features: extracted once, appended to over several runs, read through a memory map."""
+"""A store of features: extracted once, appended to over several runs, read through a memory map.
+
+    store.json     what the features are (`StoreInfo`); a folder without it is unfinished
+    features.npy   (all features, width), the items one after the other
+    counts.npy     how many features each item has
+    ids.txt        the id of each item, one per line
+    boxes.npy      (all features, 4) where each feature lies in the picture; not always there
+
+While a store is written, features go to the disk first, then a line into the journal names their items. After a crash
+the next process keeps the items in the journal and cuts off the rest. `FeatureWriter.finish` makes it a store.
+"""
 
 import json
 import os
@@ -30,21 +40,13 @@ from maxmatch.data.dataset import (
     without_groups,
 )
 from maxmatch.data.formats.shared import MANIFEST, read_lines
-from maxmatch.data.npy import GrowingArray
-
-# Our own store of features: extracted once, read through a memory map.
-#
-# store.json     what the features are (`StoreInfo`); a folder without it is unfinished
-# features.npy   (all features, width), the items one after the other
-# counts.npy     how many features each item has
-# ids.txt        the id of each item, one a line
-# boxes.npy      (all features, 4) where each feature lies in the picture, as its source says; not always there
+from maxmatch.data.npy import AppendableNpy
 
 FORMAT, SCHEMA_VERSION = "maxmatch.FeatureStore", 1
 INFO, IDS, JOURNAL = "store.json", "ids.txt", "features.journal"
 FEATURES, COUNTS, BOXES = "features.npy", "counts.npy", "boxes.npy"
 _EXTRACT = "Extract them: maxmatch data features."
-_AGAIN = "Run the command that writes it again: it goes on where it was."
+_AGAIN = "Run the command that writes it again: it resumes."
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class StoreInfo:
 
     @staticmethod
     def from_text(text: str) -> "StoreInfo":
-        """From JSON. ValueError says what is wrong with it."""
+        """From JSON. ValueError tells what is wrong with it."""
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
@@ -199,12 +201,6 @@ def _array(file: Path) -> np.ndarray:
         raise DataError(Problem(file, what, "Copy the whole folder again.", fatal=True)) from error
 
 
-# Writing a store of features, over several runs where one is interrupted.
-#
-# Features go to the disk first, then a line into the journal says which items they are. Whatever ends the process,
-# the
-# next one finds all items of which the journal speaks, and cuts off what lies beyond. `finish` makes it a store.
-
 _COMMIT_BYTES = 64 * 2**20
 _COMMIT_SECONDS = 1.0  # of work at most are lost when the process is killed
 
@@ -212,7 +208,7 @@ _COMMIT_SECONDS = 1.0  # of work at most are lost when the process is killed
 class FeatureWriter:
     """Appends items to a store that is not finished. Use it in a `with`, which keeps what was appended.
 
-    A folder that an earlier process left unfinished is taken up: `done` are the ids that are there already. Of a
+    An unfinished folder of an earlier process is continued: `done` are the ids that are there already. Of a
     finished store all are done. ValueError where the folder holds other features than those described by `info`.
     """
 
@@ -230,9 +226,9 @@ class FeatureWriter:
             raise FileExistsError(f"{folder}: holds files, but no store of features. Choose a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = _Journal(folder / JOURNAL, info)
-        self._features = GrowingArray(folder / FEATURES, np.dtype(info.dtype), (info.width,))
-        self._boxes = GrowingArray(folder / BOXES, np.dtype(np.float32), (4,)) if info.boxes else None
-        self._take_up(self._journal)
+        self._features = AppendableNpy(folder / FEATURES, np.dtype(info.dtype), (info.width,))
+        self._boxes = AppendableNpy(folder / BOXES, np.dtype(np.float32), (4,)) if info.boxes else None
+        self._resume(self._journal)
         self._pending: list[str] = []
         self._pending_bytes, self._last_commit = 0, time.monotonic()
         self._failed = False
@@ -271,7 +267,7 @@ class FeatureWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Make all that was appended last, whatever happens to the process."""
+        """Put all that was appended on the disk, so that a crash does not lose it."""
         if self._journal is None or not self._pending:
             return
         self._features.sync()
@@ -318,7 +314,7 @@ class FeatureWriter:
     ) -> None:
         self.close()
 
-    def _take_up(self, journal: "_Journal") -> None:
+    def _resume(self, journal: "_Journal") -> None:
         """Keep the items that are whole: those in the journal, as far as the arrays reach."""
         arrays = [array for array in (self._features, self._boxes) if array is not None]
         there = min(array.rows for array in arrays)
@@ -403,7 +399,7 @@ class _Journal:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """What a line says, if it is whole."""
+    """The record in a line, if it is complete."""
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
         return None

@@ -19,7 +19,7 @@ from maxmatch.data.dataset import (
     Split,
     first_of_each,
     refuse,
-    saying_the_first,
+    report_first,
     without_items,
 )
 from maxmatch.data.features import FeatureStore, with_features
@@ -27,8 +27,6 @@ from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, pr
 from maxmatch.data.formats.shared import PARTIAL
 from maxmatch.model.text import split_into_words
 from maxmatch.recipe.schema import Data
-
-# Every format that data sets are read from and written to, and which of them a folder is in.
 
 
 @runtime_checkable
@@ -69,7 +67,7 @@ FORMATS: dict[str, Format] = {
 
 
 def read_dataset(path: str | Path, format: str | None = None, report: Report = refuse, **options: Any) -> Dataset:
-    """Read a data set in any format; in which, is seen from the names of files, or told.
+    """Read a data set. format: its name; None recognises it by the names of files.
 
     report: what to do with each problem; by default the first one is raised as DataError. `options` are those of the
     format's `read`.
@@ -99,7 +97,7 @@ def read_all(path: Path, format: str | None, images: Path | None, report: Report
 def recognise(path: Path) -> str:
     """The name of the format that a file or folder is in."""
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
-        cure = "Run it again: it goes on where it stopped."
+        cure = "Run the same command again: it resumes."
         raise DataError(Problem(path, "what an interrupted write left behind", cure, fatal=True))
     for name, format in FORMATS.items():
         if format.recognises(path):
@@ -107,7 +105,7 @@ def recognise(path: Path) -> str:
     if not path.exists():
         raise DataError(Problem(path, "no such file or folder", "Check the path.", fatal=True))
     looked_for = "; ".join(f"{name}: {format.LOOKS_LIKE}" for name, format in FORMATS.items())
-    what = f"no data set that is known here. Looked for {looked_for}. Found {_found(path)}"
+    what = f"not a data set in a known format. Looked for {looked_for}. Found {_found(path)}"
     raise DataError(
         Problem(path, what, "Name the format with 'format', or convert the data to one of these.", fatal=True)
     )
@@ -122,11 +120,8 @@ def _found(path: Path) -> str:
     return ", ".join(names[:5]) + more if names else "nothing: the folder is empty"
 
 
-# Features of other modalities, one .npy file an item: read when they are asked for.
-
-
 class ArrayFiles(Sequence[np.ndarray]):
-    """The arrays in some .npy files."""
+    """The arrays in .npy files, one per item, read when asked for."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -146,7 +141,7 @@ class ArrayFiles(Sequence[np.ndarray]):
             array: np.ndarray = np.load(path, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise ValueError(
-                f"{path}: no .npy file that can be read ({error}). Write it again with numpy.save."
+                f"{path}: cannot be read as a .npy file ({error}). Write it again with numpy.save."
             ) from error
         return array
 
@@ -161,14 +156,11 @@ def _opened(items: Items) -> Items:
     return replace(items, values=ArrayFiles(paths)) if paths and len(paths) == len(items) else items
 
 
-# The data set that a recipe names, or the options of a command: read, generated where it is not there yet, and
-# joined with features that were extracted before.
-
 Say = Callable[[str], object]
 
 
 def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset:
-    """The data set of a recipe. Problems of single items are said; the items are left out.
+    """The data set of a recipe. Problems of single items are reported; the items are left out.
 
     modalities: the towers of the model. Beside pictures and texts, each is a column of its name in a table, with .npy
     files of features (count, width).
@@ -186,7 +178,7 @@ def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset
     format = FORMATS.get(data.format or recognise(path)) if others else None
     if format is not None and "modalities" in signature(format.read).parameters:
         options["modalities"] = others
-    with saying_the_first(say) as report:
+    with report_first(say) as report:
         dataset = read_dataset(path, data.format, report, **options)
         dataset = replace(dataset, splits={name: with_arrays(split) for name, split in dataset.splits.items()})
         if data.captions_per_image is not None:
@@ -194,9 +186,6 @@ def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset
         if data.features is not None:
             dataset = with_features(dataset, FeatureStore.open(Path(data.features).expanduser()), report)
     return dataset
-
-
-# Captions with certain words, found and left out: what a model can do with words that it was never trained on.
 
 
 def checked_words(words: Iterable[str], option: str) -> frozenset[str]:
@@ -220,8 +209,8 @@ def words_met(captions: Iterable[str], words: frozenset[str]) -> list[frozenset[
 def hold_out(train: Split, words: Sequence[str], say: Callable[[str], object]) -> Split:
     """The training split without the captions that have any of the words, and without the images that have no other.
 
-    An image with fewer captions than others brings those to a batch that it has; none is repeated. `say` is told how
-    many are left out, and which of the words no caption has.
+    An image with fewer captions than others brings those to a batch that it has; none is repeated. `say` is called
+    with how many are left out, and with the words that no caption has.
     """
     option = "data.hold_out_words"
     wanted, texts = checked_words(words, option), train[TEXT]

@@ -36,7 +36,7 @@ class ModalityLoader(Protocol):
         ...
 
 
-class PictureSide:
+class PictureLoader:
     """Pictures, decoded one by one; with a crop, a random part of each, which depends on seed and place alone."""
 
     def __init__(self, items: Items, reader: PixelReader, crop: Augmentation | None) -> None:
@@ -55,7 +55,7 @@ class PictureSide:
         return self.crop(source, np.random.default_rng([seed, place]))
 
 
-class FeatureSide:
+class FeatureLoader:
     """Features extracted beforehand, padded to the item that has most.
 
     In bulk where the values are an array (items, count, width), or have a method `take(places)` that gives such an
@@ -87,7 +87,7 @@ class FeatureSide:
         """How many features each item has."""
         counts = np.ones(len(self.items), np.int64)
         for place in range(len(counts)):
-            with suppress(ValueError, OSError):  # it is said when it is read for its values
+            with suppress(ValueError, OSError):  # reported when it is read for its values
                 counts[place] = len(self.items.values[place])
         return counts
 
@@ -119,7 +119,7 @@ class FeatureSide:
         return self.reader.collate(features), failed
 
 
-class TextSide:
+class TextLoader:
     """Texts, tokenised once and kept as one padded array. It is what a text encoder takes, on any device."""
 
     def __init__(self, ids: Tensor, lengths: np.ndarray) -> None:
@@ -133,12 +133,12 @@ class TextSide:
         mask = torch.arange(longest, device=self.ids.device) < self._lengths[index][:, None]
         return Inputs(self.ids[:, :longest].index_select(0, index).long(), mask), {}
 
-    def to(self, device: torch.device) -> "TextSide":
+    def to(self, device: torch.device) -> "TextLoader":
         """The same on a device."""
-        return TextSide(self.ids.to(device), self.lengths)
+        return TextLoader(self.ids.to(device), self.lengths)
 
 
-def tokenised(texts: Sequence[str], reader: TextReader) -> TextSide:
+def tokenised(texts: Sequence[str], reader: TextReader) -> TextLoader:
     """All texts, tokenised. What is longer than the tokenizer's maximum is cut, with a warning."""
     parts = []
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -151,20 +151,20 @@ def tokenised(texts: Sequence[str], reader: TextReader) -> TextSide:
     whole = torch.full((len(texts), width), padding, dtype=torch.int32)
     for start, (ids, _) in zip(range(0, len(texts), _TEXTS_AT_ONCE), parts, strict=True):
         whole[start : start + len(ids), : ids.shape[1]] = ids
-    return TextSide(whole, np.concatenate([lengths for _, lengths in parts]) if parts else np.zeros(0, np.int64))
+    return TextLoader(whole, np.concatenate([lengths for _, lengths in parts]) if parts else np.zeros(0, np.int64))
 
 
-def side_for(
+def loader_for(
     modality: str, split: Split, readers: Mapping[str, Reader], crops: Mapping[str, Augmentation]
 ) -> ModalityLoader:
-    """How a modality is read: as its reader says, which is that of the model's tower."""
+    """The loader of a modality, by the kind of reader that the model's tower has."""
     items, reader = split[modality], readers[modality]
     if modality in crops and not isinstance(reader, PixelReader):
         raise ValueError(f"crops: only pictures can be cropped, but {modality!r} is read by a {type(reader).__name__}.")
     if isinstance(reader, PixelReader):
-        return PictureSide(items, reader, crops.get(modality))
+        return PictureLoader(items, reader, crops.get(modality))
     if isinstance(reader, FeatureReader):
-        return FeatureSide(items, reader)
+        return FeatureLoader(items, reader)
     if isinstance(reader, TextReader):
         return tokenised(items.values, reader)
     raise ValueError(f"readers: expected pictures, features or texts for {modality!r}, got {type(reader).__name__}.")
@@ -196,7 +196,7 @@ def _each(
 
 
 def _width(items: Items) -> int | None:
-    """The width of the first item's features, if that can be told."""
+    """The width of the first item's features, if it is known."""
     with suppress(ValueError, OSError, IndexError):
         shape: tuple[int, ...] = getattr(items.values[0], "shape", ())
         return int(shape[1]) if len(shape) == 2 else None
@@ -204,7 +204,7 @@ def _width(items: Items) -> int | None:
 
 
 def _take(values: Any, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """Values in bulk, and which of them are real; None where they cannot be had in bulk."""
+    """Values in bulk, and which of them are real; None where that is not possible."""
     if isinstance(values, np.ndarray):
         return (values[places], None) if values.ndim == 3 else None  # its own `take` is about single numbers
     if not hasattr(values, "take"):

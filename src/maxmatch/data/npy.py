@@ -16,10 +16,10 @@ _BLOCK = 256  # rows written at once
 _SAMPLE = 16  # rows by which is judged whether what is there was made from the same values
 
 
-class GrowingArray:
-    """A .npy file that grows by rows. It gets its name, and its header, when it is finished.
+class AppendableNpy:
+    """A .npy file to which rows are appended. It gets its name, and its header, when it is finished.
 
-    What an earlier process left behind is taken up: `rows` says how many whole rows there are.
+    Rows that an earlier process wrote are kept: `rows` is the number of complete ones.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, row: tuple[int, ...]) -> None:
@@ -61,7 +61,7 @@ class GrowingArray:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file; the rows in it can be taken up again."""
+        """Close the file; appending to it can be resumed."""
         self._file.close()
 
     def finish(self) -> None:
@@ -83,7 +83,7 @@ def write_rows(values: Sequence[Any], ids: Sequence[str], positions: np.ndarray,
         advance(int(new.sum()))
         return
     first = _features(values[int(positions[0])], ids[int(positions[0])], None)
-    array = GrowingArray(file, first.dtype, first.shape)
+    array = AppendableNpy(file, first.dtype, first.shape)
     try:
         if array.rows > len(positions) or not _same(array.written(), values, positions):
             array.truncate(0)

@@ -21,7 +21,7 @@ class BatchPlan:
 
 
 class GroupSampler:
-    """Batches of distinct groups, shuffled anew each epoch; every group comes once an epoch.
+    """Batches of distinct groups, shuffled anew each epoch; every group comes once per epoch.
 
     With several ranks a batch of `batch_size` groups is cut into as many slices, whose sizes differ by at most one: all
     ranks together see the very batches that one would see alone. What is left at the end of an epoch is a smaller
@@ -67,9 +67,6 @@ def random_words(count: int, *seed: int) -> np.ndarray:
     return np.asarray(np.random.PCG64(seed).random_raw(count))
 
 
-# Which items of each modality are in a batch: all of its groups, or some of each group's captions at random.
-
-
 class Selection:
     """The places of a batch's items in their modalities. captions: at most so many texts of each group; None: all."""
 
@@ -81,7 +78,7 @@ class Selection:
                 f"readers: this data has {has}, not {lacks}. Give data with all of them, as pictures with captions."
             )
         if captions is not None and captions < 1:
-            raise ValueError(f"captions: expected at least 1 a group, or None for all; got {captions}.")
+            raise ValueError(f"captions: expected at least 1 per group, or None for all; got {captions}.")
         self.groups = {modality: split[modality].groups for modality in readers}
         self._starts = {modality: split[modality].starts for modality in readers}
         self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from maxmatch import __version__
 from maxmatch.core.files import sync
-from maxmatch.core.manifest import description, read_described
+from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.model.build import build_model
 from maxmatch.model.config import SCHEMA_VERSION, ModelConfig
 from maxmatch.model.encoder import SetEncoder
@@ -188,7 +188,7 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint. CheckpointError where it is not one of MaxMatch, or newer than this version."""
-    return read_described(
+    return load_manifest(
         _existing(folder, CONFIG), ModelConfig, FORMAT, CheckpointError, "a checkpoint of MaxMatch",
         "Copy the checkpoint again.", SCHEMA_VERSION,
     )  # fmt: skip
@@ -210,7 +210,7 @@ def _write(model: SetEncoder, draft: Path, dtype: Literal["float32", "float16"],
 
     assert model.config is not None
     config = model.config.model_copy(update={"weights_dtype": dtype})
-    (draft / CONFIG).write_text(description(config, FORMAT) + "\n", encoding="utf-8")
+    (draft / CONFIG).write_text(manifest_text(config, FORMAT) + "\n", encoding="utf-8")
     (draft / CARD).write_text(model_card(model, notes), encoding="utf-8")
     for tower, name in _tokenizer_names(model.config).items():
         reader = model.tower(tower).reader

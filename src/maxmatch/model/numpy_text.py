@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from maxmatch.core.manifest import read_described
+from maxmatch.core.manifest import load_manifest
 from maxmatch.model.config import GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
 from maxmatch.model.identity import Weight, encoder_fingerprint, model_fingerprint
 from maxmatch.model.names import CONFIG, FORMAT, WEIGHTS
@@ -139,7 +139,7 @@ def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "Numpy
     try:
         from safetensors.numpy import load_file
 
-        config = read_described(
+        config = load_manifest(
             folder / CONFIG, ModelConfig, FORMAT, ValueError, "a checkpoint of MaxMatch", "", SCHEMA_VERSION
         )
         if _TEXT not in config.towers or not is_supported(config.towers[_TEXT]):

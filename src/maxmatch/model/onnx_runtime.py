@@ -10,7 +10,7 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from maxmatch.core.files import write_whole
-from maxmatch.core.manifest import description, read_described
+from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Conv, ModelConfig
 from maxmatch.model.images import ImageTransform
@@ -57,14 +57,14 @@ def read_exported(folder: Path) -> Exported:
         what = "holds no ONNX files" if folder.is_dir() else "no such folder"
         raise OnnxError(f"{folder}: {what} ({FILE} is missing). Make them: maxmatch export MODEL FOLDER --onnx")
     cure = "Export the model again."
-    return read_described(
+    return load_manifest(
         folder / FILE, Exported, FORMAT, OnnxError, "an exported model of MaxMatch", cure, SCHEMA_VERSION
     )
 
 
 def write_exported(folder: Path, exported: Exported) -> None:
     """Write onnx.json."""
-    write_whole(folder / FILE, description(exported, FORMAT) + "\n")
+    write_whole(folder / FILE, manifest_text(exported, FORMAT) + "\n")
 
 
 def digest(path: Path) -> str:

@@ -179,7 +179,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def list_recipes() -> list[tuple[str, str]]:
-    """The recipes that ship: name and description, by name."""
+    """The recipes that ship: name and manifest_text, by name."""
     files = sorted(SHIPPED.rglob("*.yaml"))
     return [(_name(file), str(_parse_file(file).values.get("description", ""))) for file in files]
 

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from maxmatch.core.array_checks import Array, check_sets, refuse_not_finite
 from maxmatch.core.files import is_draft, lock, write_whole
-from maxmatch.core.manifest import description, read_described
+from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options
 from maxmatch.search.engine import ItemRows
@@ -96,14 +96,14 @@ def read_manifest(folder: Path) -> Manifest:
         raise IndexFolderError(
             f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
         )
-    return read_described(
+    return load_manifest(
         path, Manifest, FORMAT, IndexFolderError, "an index of MaxMatch", "Restore it from a copy.", SCHEMA_VERSION
     )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace index.json."""
-    write_whole(folder / FILE, description(manifest, FORMAT) + "\n")
+    write_whole(folder / FILE, manifest_text(manifest, FORMAT) + "\n")
 
 
 # The folder of an index: who may write in it, and what may lie in it before.

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from maxmatch.core.files import draft, lock, whole, write_whole
-from maxmatch.core.manifest import description, read_described
+from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
 
@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> ShardManifest:
     if not path.is_file():
         what = "holds no shards of sets" if folder.is_dir() else "no such folder"
         raise ShardError(f"{folder}: {what} ({MANIFEST} is missing). Make some with: maxmatch encode")
-    return read_described(
+    return load_manifest(
         path, ShardManifest, FORMAT, ShardError, "shards of sets of MaxMatch", "Encode again, to a new folder."
     )
 
@@ -249,7 +249,7 @@ def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[Skipped]) -
 
 
 def _write(folder: Path, manifest: ShardManifest) -> None:
-    write_whole(folder / MANIFEST, description(manifest, FORMAT) + "\n")
+    write_whole(folder / MANIFEST, manifest_text(manifest, FORMAT) + "\n")
 
 
 def _batch_files(folder: Path, number: int) -> list[Path]:

@@ -21,7 +21,7 @@ from maxmatch.data.dataset import Problem, Report, give_up, refuse
 from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo
 
 MUCH = 64 * 2**20
-"""Bytes from which on it pays to start processes that decode."""
+"""Bytes above which starting processes to decode is worth it."""
 _COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 _BEGINNING = re.compile(rb"(\xef\xbb\xbf)?[^\t\n]+\t\d+\t\d+\t\d+\t[A-Za-z0-9+/]+|image_id\t")
 _USUAL_WIDTH = 2048
@@ -67,7 +67,7 @@ def convert(
 ) -> FeatureStore:
     """Make a store of features from a file, a folder of files or several files, in that order.
 
-    An interrupted conversion goes on where it was. An image that comes again is said and dropped. advance is called
+    An interrupted conversion resumes when run again. A repeated image is reported and dropped. advance is called
     with the number of bytes that were read; workers are processes that decode. width: of the features; None for that of
     the first line.
     """

@@ -1,4 +1,10 @@
-"""Rows that name a picture and its captions: read into splits, and splits written as rows."""
+"""Rows that name a picture and its captions: read into splits, and splits written as rows.
+
+Rows are lines of a table, rows of a Hugging Face data set, or samples in a tar. A row holds one caption or a list of
+them. A column `image.NAME` is metadata of the image, and `text.NAME` of the caption (a list, if the captions are one).
+Any other column that has no meaning here is metadata too: of the image if it is the same in all rows of every image,
+else of the captions.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,13 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Split
-
-# Rows that name a picture and its captions: lines of a table, rows of a Hugging Face data set, samples in a tar.
-#
-# A row holds one caption or a list of them. Beside these, a column `image.NAME` is metadata of the image and
-# `text.NAME`
-# of the caption (a list, if the captions are one). Any other column that has no meaning here is metadata too: of the
-# image if it is the same in all rows of every image, and of the captions if not.
 
 IMAGE_COLUMNS = ("image", "file_name", "filename", "filepath", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "sentence", "sentences")
@@ -30,7 +29,7 @@ class TableRow(NamedTuple):
     line: int | None
     cells: Mapping[str, Any]
     split: str = "train"
-    """Where no column says otherwise."""
+    """Where no column names another."""
 
     @property
     def where(self) -> str:
@@ -64,7 +63,7 @@ class RowItem(NamedTuple):
     id: str | None
     metadata: Mapping[str, Any]
     extras: Mapping[str, Any]
-    """What the row says beside, of which it is not yet known whether it is about the image or the caption."""
+    """The row's other cells: whether they are about the image or the caption is not known yet."""
 
 
 class BadCell(Exception):
@@ -185,7 +184,7 @@ def _items_in(
 
 
 def _spread(row: TableRow, column: str, count: int) -> list[Any]:
-    """What a column says about each of the items that the row lists."""
+    """The cells of a column, one for each item that the row lists."""
     values = row.cells.get(column)
     if values is None:
         return [None] * count
@@ -217,12 +216,10 @@ def _shown(cell: Any) -> str:
     return "nothing" if cell is None or cell == "" else repr(cell)[:60]
 
 
-# From rows to splits: the same image in several rows is one, and what belongs together is a group.
-
 _CURE = "Give each its own."
 
 
-def gather(
+def splits_of_rows(
     rows: Iterable[TableRow],
     columns: Columns,
     locate: Locate,
@@ -230,20 +227,20 @@ def gather(
     lazy: Callable[[list[Any]], Sequence[Any]] = list,
 ) -> dict[str, Split]:
     """The splits of these rows. Rows of the same image are one group, in order of first appearance, unless a column
-    `group` says what belongs together. A row that cannot be used is reported and left out.
+    `group` tells what belongs together. A row that cannot be used is reported and left out.
 
     lazy: what makes the images of a split, as `locate` gave them, into the values that the split holds.
     """
     rows = list(rows)
     columns = _settle_ids(columns, rows, locate)
-    splits: dict[str, _Gathered] = {}
+    splits: dict[str, _SplitBuilder] = {}
     varying: set[str] = set()
     for row in rows:
         try:
             name = row.split if columns.split is None else split_name(name_in(row, columns.split))
             items = items_in(row, columns, locate, report)
             group = items[IMAGE][0].key if columns.group is None else name_in(row, columns.group)
-            gathered = splits.setdefault(name, _Gathered({modality: _Column() for modality in columns.values}))
+            gathered = splits.setdefault(name, _SplitBuilder({modality: _Column() for modality in columns.values}))
             gathered.add(row, items, group, varying, report)
         except BadCell as bad:
             report(bad.at(row))
@@ -300,7 +297,7 @@ class _Column:
 
 
 @dataclass
-class _Gathered:
+class _SplitBuilder:
     """A split while its rows come in."""
 
     columns: Mapping[str, _Column]
@@ -368,20 +365,18 @@ class _Gathered:
 
 
 def _metadata(item: RowItem, modality: str, varying: set[str]) -> dict[str, Any]:
-    """What is known about an item: what its row says by itself, if that is about this modality, and what is its own."""
+    """What is known about an item: the row's other cells, if they are about this modality, and its own."""
     if modality not in (IMAGE, TEXT):
         return dict(item.metadata)
     mine = {name: cell for name, cell in item.extras.items() if (name in varying) == (modality == TEXT)}
     return {**mine, **item.metadata}
 
 
-# From splits to rows, the way back of `gather`: what is written so is read as the same.
-
 _COLUMNS = {IMAGE: "image", TEXT: "caption"}
 _SPLIT_NAME = re.compile(r"\w+")
 
 
-def unfold(split: Split, names: Mapping[str, Sequence[Any]], listed: bool) -> Iterator[dict[str, Any]]:
+def rows_of_split(split: Split, names: Mapping[str, Sequence[Any]], listed: bool) -> Iterator[dict[str, Any]]:
     """The rows of a split: one for each caption, or, `listed`, one for each image with all its captions in a list.
 
     names: what stands for each item in its column, for the modalities other than text.

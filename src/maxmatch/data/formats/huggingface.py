@@ -17,10 +17,10 @@ from maxmatch.data.formats.columns import (
     TableRow,
     check_writable,
     find_columns,
-    gather,
     missing_columns,
+    rows_of_split,
     split_name,
-    unfold,
+    splits_of_rows,
 )
 from maxmatch.data.formats.shared import check_files, read_item, write_folder
 from maxmatch.data.formats.tables import arrow_column, column_names, path_inside
@@ -122,9 +122,9 @@ def _read_table(table: "datasets.Dataset", split: str, path: Path, report: Repor
         return str(cell if known is None else known), cell
 
     if not embedded:
-        return gather(rows, columns, locate, report)
+        return splits_of_rows(rows, columns, locate, report)
     pictures = table.select_columns([image]).cast_column(image, package.Image(decode=False))
-    return gather(rows, columns, locate, report, partial(RowPictures, pictures))
+    return splits_of_rows(rows, columns, locate, report, partial(RowPictures, pictures))
 
 
 def _cells(table: "datasets.Dataset") -> Iterator[dict[str, Any]]:
@@ -162,7 +162,7 @@ def _written(split: Split, folder: Path, advance: Advance, workers: int) -> "dat
 
     package = _package()
     values = split[IMAGE].values
-    rows = list(unfold(split, {IMAGE: range(len(values))}, listed=True))
+    rows = list(rows_of_split(split, {IMAGE: range(len(values))}, listed=True))
     columns = {name: arrow_column(name, [row.get(name) for row in rows]) for name in column_names(rows)}
     known = package.Features.from_arrow_schema(pa.schema([(name, column.type) for name, column in columns.items()]))
     schema = package.Features({**known, "image": package.Image()}).arrow_schema
@@ -186,7 +186,7 @@ def _written(split: Split, folder: Path, advance: Advance, workers: int) -> "dat
 
 @contextmanager
 def _without_bars(package: Any) -> Iterator[None]:
-    """No bars of another package: progress is told in one way only."""
+    """Hide the bars of `datasets`: progress has one bar."""
     shown = not package.are_progress_bars_disabled()
     package.disable_progress_bars()
     try:

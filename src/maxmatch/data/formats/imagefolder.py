@@ -12,7 +12,7 @@ from pathlib import Path
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.columns import check_writable, split_name, unfold
+from maxmatch.data.formats.columns import check_writable, rows_of_split, split_name
 from maxmatch.data.formats.shared import check_files, copy_all, write_folder
 from maxmatch.data.formats.tables import read_tables, tables_in, write_jsonl
 
@@ -42,7 +42,8 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
         for name, split in splits.items():
             # "metadata" is no name for a picture: Hugging Face would be at a loss.
             names = copy_all(split[IMAGE], folder / name, {"metadata"}, workers, advance)
-            rows = [{"file_name": cells.pop("image"), **cells} for cells in unfold(split, {IMAGE: names}, listed=True)]
+            cells_of = rows_of_split(split, {IMAGE: names}, listed=True)
+            rows = [{"file_name": cells.pop("image"), **cells} for cells in cells_of]
             with whole(folder / name / "metadata.jsonl") as file:
                 write_jsonl(file, rows)
 

@@ -218,7 +218,7 @@ def _named(
 
 
 def _usable(lines: Sequence[str], count: int, what: str, file: Path, report: Report) -> bool:
-    """Whether there are as many ids as items, and no two the same; it is said where not."""
+    """Whether there are as many ids as items, and no two the same; reports it where not."""
     if len(lines) != count:
         report(Problem(file, f"{len(lines)} ids for {count} {what}s, expected one each", _IDS_CURE))
         return False

@@ -16,8 +16,6 @@ from maxmatch.core.files import is_draft, lock, sync, whole, write_whole
 from maxmatch.core.progress import Advance, map_ahead
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Split, give_up, refuse
 
-# The lines of a text file, with their numbers.
-
 _BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
@@ -56,11 +54,8 @@ def one_line(text: str) -> str:
     return _BREAK.sub(" ", text) if "\n" in text or "\r" in text else text
 
 
-# What formats of pictures with captions can hold, and the refusal of what they cannot.
-
-
 def check_pairs(splits: Mapping[str, Split], names: Collection[str], what: str) -> None:
-    """Refuse splits of other names, modalities beside pictures and captions, and all but one picture a group.
+    """Refuse splits of other names, modalities beside pictures and captions, and groups without exactly one picture.
 
     what: the format, for the message.
     """
@@ -78,18 +73,13 @@ def check_pairs(splits: Mapping[str, Split], names: Collection[str], what: str) 
             )
         if len(split[IMAGE]) != split.size:
             raise ValueError(
-                f"split {name!r} has {len(split[IMAGE])} images in {split.size} groups: {what} holds one a group. "
+                f"split {name!r} has {len(split[IMAGE])} images in {split.size} groups: {what} holds one per group. "
                 "Choose another format."
             )
         for caption, text in zip(split[TEXT].ids, split[TEXT].values, strict=True):
             if not text.strip():
                 raise ValueError(f"split {name!r}, caption {caption!r} is empty: leave it out, or write one.")
 
-
-# Data sets are written whole or not at all, and what an interrupted write has done is kept for the next.
-#
-# A data set grows in a hidden folder beside its place, `.NAME.partial`, which is renamed when all is done. Every file
-# in it was itself written under another name, so that whatever is there is whole.
 
 MANIFEST = "maxmatch.json"
 PARTIAL = ".partial"
@@ -104,8 +94,9 @@ def write_folder(
     advance: Advance,
     **options: object,
 ) -> None:
-    """Have `fill` fill a folder, which has the name `path` when all is done. Where the same data are there already,
-    nothing happens; where a write of them was interrupted, the folder holds what that one did.
+    """Have `fill` fill a folder, which gets the name `path` when all is done. Where the same data are there already,
+    nothing happens. The folder is a hidden one beside its place, `.NAME.partial`, in which every file is complete:
+    after an interruption it holds what was done until then.
 
     options: whatever else decides what the files will be.
     """
@@ -161,7 +152,7 @@ def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:
-        return None  # said when the file is copied
+        return None  # reported when the file is copied
 
 
 def _mark(value: object) -> object:
@@ -179,7 +170,7 @@ def _content(folder: Path) -> str | None:
 
 
 def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, object]) -> dict[str, Any]:
-    """What a folder says about itself. Its `content` differs where texts, ids, groups or metadata do, or the sizes of
+    """The manifest of a folder. Its `content` differs where texts, ids, groups or metadata do, or the sizes of
     files, or some of the features, at the price of a look at each file.
     """
     digest = hashlib.sha256()
@@ -201,8 +192,6 @@ def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, ob
         "content": digest.hexdigest(),
     }
 
-
-# The files of pictures: their kinds, names that are safe anywhere, and reading and copying them in threads.
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 EXPECTED = f"Expected files that end in {', '.join(sorted(SUFFIXES))}; convert others, such as HEIC."

@@ -1,4 +1,4 @@
-"""A store of features as a data set: `captions.jsonl` beside the features says which texts belong to them.
+"""A store of features as a data set: `captions.jsonl` beside the features holds the texts that belong to them.
 
     store.json · features.npy · counts.npy · ids.txt     see `maxmatch.data.features`
     captions.jsonl                                       {"split": "train", "image_id": "17", "caption": ["a dog", …]}
@@ -18,7 +18,7 @@ from maxmatch.data import features
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Report, Split, give_up, refuse
 from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo, with_features
 from maxmatch.data.formats import tables
-from maxmatch.data.formats.columns import check_writable, unfold
+from maxmatch.data.formats.columns import check_writable, rows_of_split
 from maxmatch.data.formats.shared import write_folder
 from maxmatch.data.formats.tables import write_jsonl
 from maxmatch.data.npy import check_features
@@ -112,5 +112,5 @@ def _rows(splits: Mapping[str, Split], places: Mapping[str, int]) -> Iterator[di
     """A line for each image. What stands for the picture is its place: a path has to be one, and not to leave."""
     for name, split in splits.items():
         names = [str(places[image]) for image in split[IMAGE].ids]
-        for cells in unfold(split, {IMAGE: names}, listed=True):
+        for cells in rows_of_split(split, {IMAGE: names}, listed=True):
             yield {"split": name, **cells}

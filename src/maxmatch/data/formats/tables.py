@@ -1,4 +1,12 @@
-"""A table of captions beside pictures: CSV, TSV, JSON lines or Parquet."""
+"""A table of captions beside pictures: CSV, TSV, JSON lines or Parquet.
+
+    captions.csv                    image, caption[, split, image_id, caption_id, group, …]
+    train.csv val.csv test.csv      or one such table for each split
+    images/…
+
+A row is a caption, or an image with a list of them. Paths of pictures are relative to the table's folder and must not
+leave it. `maxmatch.data.formats.columns` lists the names of columns, and what becomes of others.
+"""
 
 import csv
 import json
@@ -21,10 +29,10 @@ from maxmatch.data.formats.columns import (
     TableRow,
     check_writable,
     find_columns,
-    gather,
     missing_columns,
+    rows_of_split,
     split_name,
-    unfold,
+    splits_of_rows,
 )
 from maxmatch.data.formats.shared import (
     check_files,
@@ -39,15 +47,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Tables line by line: CSV, TSV, JSON lines and Parquet. A bad line is reported and left out.
-
 _JSON_BEGINS = frozenset('"[{-0123456789tfn')
 
 Lines = Iterator[tuple[int, dict[str, Any]]]
 
 
 def json_lines(path: Path, report: Report) -> Lines:
-    """The objects of a file that has one a line."""
+    """The objects of a file with one per line."""
     for number, line in enumerate(_text_lines(path, report), start=1):
         try:
             cells = json.loads(line.decode())
@@ -64,7 +70,7 @@ def json_lines(path: Path, report: Report) -> Lines:
                 yield number, cells
             else:
                 what = f"expected a JSON object, {{…}}, found {line.decode().strip()[:40]}"
-                report(Problem(path, what, "Write one object a line.", line=number))
+                report(Problem(path, what, "Write one object per line.", line=number))
 
 
 def csv_lines(path: Path, report: Report, delimiter: str = ",") -> Lines:
@@ -152,8 +158,8 @@ def _text_lines(path: Path, report: Report) -> list[bytes]:
 
 
 def _records(lines: Sequence[bytes], delimiter: str) -> Iterator[tuple[int, int, list[str], csv.Error | None]]:
-    """Records with their first and last line, or the error of a malformed one, after which it goes on with the line
-    after that one's first: a quote left open would swallow the rest of the file.
+    """Records with their first and last line, or the error of a malformed one, after which reading continues
+    with the line after that one's first: a quote left open would swallow the rest of the file.
     """
     start = 0
     while start < len(lines):
@@ -204,8 +210,6 @@ def _empty(path: Path, line: int) -> Problem:
     return Problem(path, "an empty line", "Remove it.", line=line)
 
 
-# Rows into tables: CSV, TSV, JSON lines and Parquet. What is not there, and None, is an empty cell.
-
 TableRows = Sequence[Mapping[str, Any]]
 
 
@@ -233,7 +237,7 @@ def write_csv(file: BinaryIO, rows: TableRows, delimiter: str = ",") -> None:
 
 
 def write_jsonl(file: BinaryIO, rows: TableRows) -> None:
-    """One JSON object a line."""
+    """One JSON object per line."""
     for row in rows:
         file.write(json.dumps(row, ensure_ascii=False, default=plain).encode() + b"\n")
 
@@ -278,16 +282,6 @@ WRITERS: dict[str, Callable[[BinaryIO, TableRows], None]] = {
 }
 
 
-# A table of captions beside pictures: CSV, TSV, JSON lines or Parquet.
-#
-# captions.csv                    image, caption[, split, image_id, caption_id, group, …]
-# train.csv val.csv test.csv      or one such table for each split
-# images/…
-#
-# A row is a caption, or an image with a list of them. The path of a picture counts from the table's folder and does
-# not
-# leave it. `maxmatch.data.formats.columns` says what the columns may be called, and what becomes of others.
-
 _SPLIT_FILE = re.compile(r"(train|training|val|valid|validation|dev|test|testall)(-\d+-of-\d+)?")
 
 Tables = Mapping[str, Sequence[Sequence[Path]]]
@@ -329,7 +323,7 @@ def read(
 def read_tables(
     tables: Tables, report: Report, images: Path | None = None, modalities: Mapping[str, str] | None = None
 ) -> dict[str, Split]:
-    """The splits of these tables, each of the split it is listed under unless a column says otherwise."""
+    """The splits of these tables, each of the split it is listed under unless a column names another."""
     splits: dict[str, Split] = {}
     for name, parts in tables.items():
         one = partial(_read_files, split=name, report=report, images=images, modalities=modalities)
@@ -371,7 +365,7 @@ def write(
                     count = advance if modality == IMAGE else quiet
                     copies = copy_all(items, folder / place, others, workers, count, modality)
                     names[modality] = [f"{place}/{copy}" for copy in copies]
-            rows += ({"split": name, **cells} for cells in unfold(split, names, listed=False))
+            rows += ({"split": name, **cells} for cells in rows_of_split(split, names, listed=False))
         with whole(folder / f"captions.{kind}") as file:
             WRITERS[kind](file, rows)
 
@@ -432,7 +426,7 @@ def _read_files(
     def locate(row: TableRow, modality: str, cell: Any) -> tuple[str, Path]:
         return inside[row.file](cell) if isinstance(cell, str) else path_inside(row.file.parent, cell)
 
-    splits = gather(rows, columns, locate, report)
+    splits = splits_of_rows(rows, columns, locate, report)
     if not splits:
         give_up(report, Problem(files[0], "no row of it can be used", "See the problems before this one."))
     return splits

@@ -1,4 +1,11 @@
-"""webdataset tars: pictures and captions of one base name are a sample."""
+"""webdataset tars: pictures and captions of one base name are a sample.
+
+    train-000000.tar, train-000001.tar, val-000000.tar      the split begins the name,
+    train/000000.tar, val/000000.tar                        or is a folder
+
+Captions are the lines of NAME.txt, or `caption` (or another name of `maxmatch.data.formats.columns`) in NAME.json,
+whose other keys are metadata. The headers are read once; pictures only when they are asked for.
+"""
 
 import io
 import json
@@ -21,9 +28,9 @@ from maxmatch.data.formats.columns import (
     TableRow,
     check_writable,
     find_columns,
-    gather,
+    rows_of_split,
     split_name,
-    unfold,
+    splits_of_rows,
 )
 from maxmatch.data.formats.shared import (
     SUFFIXES,
@@ -33,8 +40,6 @@ from maxmatch.data.formats.shared import (
     write_folder,
 )
 from maxmatch.data.formats.tables import column_names
-
-# What is where in a tar, found by reading its headers once; and its members, read when they are asked for.
 
 _BLOCK = 512
 _OPEN_AT_ONCE = 64
@@ -50,7 +55,7 @@ class TarMember(NamedTuple):
 
 
 class CutShort(DataError):
-    """A tar that does not go on to its end. What was found before is whole."""
+    """A tar that ends early or is damaged. The members before that are complete."""
 
 
 def members(path: Path) -> Iterator[TarMember]:
@@ -64,7 +69,7 @@ def members(path: Path) -> Iterator[TarMember]:
             for info in tar:
                 end = info.offset_data + info.size
                 if end > length:
-                    raise _cut(path, f"ends early, at byte {length}, within {info.name}, which goes on to byte {end}")
+                    raise _cut(path, f"ends early, at byte {length}, within {info.name}, which extends to byte {end}")
                 if info.isreg():
                     yield TarMember(path, info.name, info.offset_data, info.size)
                 last = info.name
@@ -140,14 +145,6 @@ class _Handle:
             os.close(self._descriptor)
 
 
-# webdataset's tars: pictures and captions of one base name are a sample.
-#
-# train-000000.tar, train-000001.tar, val-000000.tar      the split begins the name,
-# train/000000.tar, val/000000.tar                        or is a folder
-#
-# Captions are the lines of NAME.txt, or `caption` (or another name that `maxmatch.data.formats.columns` knows) in
-# NAME.json, whose other keys are metadata. The headers are read once; pictures only when they are asked for.
-
 _SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testall|test)(?![a-z])", re.IGNORECASE)
 _BRACES = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*\.tar)")
 LOOKS_LIKE, KEEPS_METADATA = "tars like train-000000.tar", True
@@ -167,7 +164,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
         for key, cells in samples(tar, report)
     ]
     columns = find_columns(column_names(row.cells for row in rows))
-    splits = {} if columns is None else gather(rows, replace(columns, split=None), _locate, report, TarItems)
+    splits = {} if columns is None else splits_of_rows(rows, replace(columns, split=None), _locate, report, TarItems)
     if not splits:
         what = "no sample with a picture and a caption"
         give_up(report, Problem(path, what, "Expected members like 0001.jpg and 0001.txt or 0001.json."))
@@ -307,7 +304,7 @@ def _write_split(split: Split, folder: Path, advance: Advance, workers: int, max
     if done:
         advance(done)
     pictures = map_ahead(lambda number: read_item(values[number]), range(done, len(values)), workers)
-    rows = islice(unfold(split, {IMAGE: range(len(values))}, listed=True), done, None)
+    rows = islice(rows_of_split(split, {IMAGE: range(len(values))}, listed=True), done, None)
     samples = (_sample(cells, *picture) for cells, picture in zip(rows, pictures, strict=True))
     sample = next(samples, None)
     while sample is not None:

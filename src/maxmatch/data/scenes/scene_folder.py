@@ -39,9 +39,9 @@ def generate(
 
     splits: the share of each split. Where a scene goes depends on its number alone, so a larger folder holds a smaller
     one, split for split. workers: how many processes; None does all in this one. (Others are started afresh: a script
-    that asks for them needs `if __name__ == "__main__":`.) advance: called with the number of pictures just done.
+    that asks for them needs `if __name__ == "__main__":`.) advance: called for each picture.
 
-    A folder of the same settings is taken up where it was left, and may grow; any other is refused.
+    A folder of the same settings is continued, and may grow; any other is refused.
     """
     folder = Path(folder)
     if images < 1:
@@ -60,7 +60,7 @@ def generate(
 
 
 def describe(scene: Scene, seed: int, index: int) -> dict[str, Any]:
-    """What metadata.jsonl says of scene `index` of a seed, but for its split."""
+    """The record of scene `index` of a seed in metadata.jsonl, except for its split."""
     rng = generator(seed, index, WORDS)
     facets = choose_facets(scene, rng)
     return {
@@ -125,7 +125,7 @@ def split_sizes(images: int, splits: Mapping[str, float] = SPLITS) -> dict[str, 
 
 
 def _claim(folder: Path, images: int, settings: dict[str, Any]) -> None:
-    """Say in the folder what it will hold; refuse one that holds anything else."""
+    """Write the settings into the folder; refuse one that holds anything else."""
     path = folder / SETTINGS
     if folder.exists() and not folder.is_dir():
         _refuse(folder, "a file, where a folder is to be made", "Give another name")
