@@ -57,7 +57,7 @@ def test_what_a_killed_process_left_is_used_again(tmp_path):
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file.txt", "short")]
 
 
-def test_a_draft_that_gets_its_name_while_another_process_opens_it_is_not_written_to(tmp_path, monkeypatch):
+def test_a_draft_renamed_while_another_process_opens_it_is_not_written(tmp_path, monkeypatch):
     path, locked = tmp_path / "file.txt", files._locked
 
     def renamed_before(file):

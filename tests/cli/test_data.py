@@ -46,9 +46,7 @@ def test_help_teaches_by_examples(capsys):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_data_is_named_with_file_line_and_cure_and_the_exit_code_says_whether_the_rest_can_be_used(
-    name, tmp_path, capsys
-):
+def test_bad_data_is_reported_and_the_exit_code_tells_whether_it_is_usable(name, tmp_path, capsys):
     bad = BAD[name]
     path = bad.make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -159,7 +157,7 @@ def test_convert_refuses_in_one_line(some_data, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_an_interrupted_conversion_ends_with_130_and_goes_on(some_data, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_conversion_ends_with_130_and_resumes(some_data, tmp_path, capsys, monkeypatch):
     def advance(count):
         raise KeyboardInterrupt
 
@@ -171,7 +169,7 @@ def test_an_interrupted_conversion_ends_with_130_and_goes_on(some_data, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
 
 
-def test_a_conversion_killed_while_it_runs_goes_on(tmp_path, capsys):
+def test_a_conversion_killed_while_it_runs_resumes(tmp_path, capsys):
     """The command itself, in a process of its own, killed as soon as it has written something."""
     generator = np.random.default_rng(0)
     images = [generator.integers(0, 256, (40, 40, 3), dtype=np.uint8) for _ in range(300)]

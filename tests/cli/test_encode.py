@@ -17,7 +17,7 @@ def test_help_teaches_by_examples(capsys):
     assert "maxmatch encode runs/coco/best ~/Pictures --out sets" in out
 
 
-def test_a_folder_becomes_shards_and_what_is_left_out_is_said(heap, model, tmp_path, capsys):
+def test_a_folder_becomes_shards_and_what_is_left_out_is_reported(heap, model, tmp_path, capsys):
     folder, good, bad = heap
     out = tmp_path / "sets"
     code, said, err = run(capsys, "encode", model, folder, "--out", out, "--shard-size", 25, "--device", "cpu")
@@ -44,7 +44,7 @@ def test_the_same_command_again_does_nothing_and_json_says_all(heap, model, tmp_
     assert json.loads(said) | {"seconds": 0} == first | {"seconds": 0}
 
 
-def test_interrupted_it_ends_with_130_and_goes_on(heap, model, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_ends_with_130_and_resumes(heap, model, tmp_path, capsys, monkeypatch):
     from contextlib import nullcontext
 
     calls = []

@@ -191,7 +191,7 @@ def test_problems_that_differ_in_names_and_numbers_are_of_one_kind(tmp_path):
     assert len(kinds) == 1
 
 
-def test_everything_can_be_said_as_json(tmp_path):
+def test_the_report_as_json(tmp_path):
     report = check(BAD["missing"].make(tmp_path))
     said = json.loads(json.dumps(report.as_json()))
     assert said["usable"] is False

@@ -206,7 +206,7 @@ for pair in sys.argv[2:]:
 """
 
 
-def test_a_conversion_killed_at_any_step_goes_on_when_it_is_run_again(tmp_path):
+def test_a_conversion_killed_at_any_step_resumes(tmp_path):
     karpathy.write(of_pictures(), tmp_path / "pictures")
     precomp.write(of_features(), tmp_path / "regions")
     butd_files(tmp_path / "butd", "abcdef")

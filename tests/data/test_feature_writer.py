@@ -129,7 +129,7 @@ def files_of(store):
     return files(store.folder)
 
 
-def test_a_journal_cut_anywhere_is_taken_up_at_its_last_whole_line(tmp_path, whole):
+def test_a_journal_cut_anywhere_resumes_after_its_last_complete_line(tmp_path, whole):
     begun(tmp_path / "begun", 6)
     before = files(tmp_path / "begun")
     for cut in range(0, len(before["features.journal"]) + 1, 23):

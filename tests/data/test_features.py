@@ -105,7 +105,7 @@ def test_a_description_that_is_not_ours_is_refused(tmp_path, text):
         FeatureStore.open(tmp_path)
 
 
-def test_stores_are_recognised_and_unfinished_ones_are_said_to_be(tmp_path):
+def test_stores_are_recognised_and_unfinished_ones_reported(tmp_path):
     assert not recognises(tmp_path)
     with pytest.raises(DataError, match="missing: no store of features"):
         FeatureStore.open(tmp_path)

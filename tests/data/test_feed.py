@@ -110,7 +110,7 @@ def test_features_of_other_types_and_byte_orders_are_read(make, dtype):
 
 @FEEDS
 @pytest.mark.parametrize("way", WAYS)
-def test_a_group_with_a_bad_feature_is_left_out_and_said_once(make, way):
+def test_a_group_with_a_bad_feature_is_left_out_and_reported_once(make, way):
     whole, readers = feature_split(way), feature_readers()
     features = [np.array(features) for features in whole["image"].values]
     features[4][0, 2], features[7][-1, 0] = np.nan, np.inf
@@ -166,7 +166,7 @@ def test_features_of_another_width_are_refused_at_once(make, way):
 
 
 @FEEDS
-def test_texts_beyond_the_limit_are_cut_and_it_is_said(make):
+def test_texts_beyond_the_limit_are_cut_with_a_warning(make):
     split, readers = feature_split(), feature_readers(max_length=5)
     with pytest.warns(TextTruncated, match="more than 5 tokens"):
         feed = make(split, readers)

@@ -31,7 +31,7 @@ def pictures(split):
     return Split({"image": images, "text": split["text"]}), readers
 
 
-def test_features_that_fit_stay_on_the_device_and_it_is_said_why(monkeypatch):
+def test_features_that_fit_stay_on_the_device_and_the_reason_is_printed(monkeypatch):
     monkeypatch.setattr(feed_module, "free_memory", lambda device: 2**40)
     said = []
     assert isinstance(choose_feed(feature_split(), feature_readers(), CPU, say=said.append), ResidentFeed)

@@ -64,7 +64,7 @@ def test_words_are_whole_ones_in_lower_case_as_the_tokenizer_divides_captions():
     assert words_met(captions, words) == [set(), {"bird"}, {"t-shirt"}, set(), set(), {"bird"}]
 
 
-def test_what_is_no_single_word_is_refused_and_a_word_that_no_caption_has_is_said():
+def test_two_words_are_refused_and_an_unused_word_is_reported():
     with pytest.raises(ValueError, match=r"data\.hold_out_words: expected single words, but 'red bus' is divided into"):
         hold_out(captioned(CAPTIONS), ["dog", "red bus"], print)
     with pytest.raises(ValueError, match=r"data\.hold_out_words: every training caption has one of these"):
@@ -102,7 +102,7 @@ def _mapped(split, readers, **options):
 
 
 @pytest.mark.parametrize("feed", ["resident", "mapped"])
-def test_a_run_over_stored_features_never_sees_the_words_and_validates_on_all_captions(tmp_path, feed):
+def test_a_run_over_stored_features_never_sees_held_out_words(tmp_path, feed):
     data = write_data(tmp_path / "data", captions=5)
     pictures = np.load(data / "train_ims.npy"), np.load(data / "dev_ims.npy")
     recipe = held_out(recipe_for(data, feed=feed, epochs=1, log_every=1), "thing3", "thing17")

@@ -91,7 +91,7 @@ def test_workers_stay_for_the_next_epoch_even_after_one_was_broken_off(photos, r
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_picture_leaves_its_group_out_and_is_said_once(photos, readers, workers):
+def test_an_unreadable_picture_leaves_its_group_out_and_is_reported_once(photos, readers, workers):
     whole = batches(photos, readers, workers=0)
     photos["image"].values[3].write_bytes(b"no picture")
     photos["image"].values[8].unlink()

@@ -98,7 +98,7 @@ def test_an_empty_folder_is_filled(write, tmp_path):
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_an_interrupted_write_is_not_recognised_and_goes_on(write, steps, tmp_path):
+def test_an_interrupted_write_is_not_recognised_and_resumes(write, steps, tmp_path):
     write(sample_splits(), tmp_path / "straight")
     done = []
 
@@ -197,7 +197,7 @@ def test_an_unknown_format_is_refused_with_the_choices(tmp_path):
         read_dataset(tmp_path, format="lmdb")
 
 
-def test_a_format_may_be_told_and_options_reach_it(tmp_path):
+def test_a_format_may_be_named_and_options_reach_it(tmp_path):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(picture(0))
     (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\n")

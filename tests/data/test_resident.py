@@ -9,7 +9,7 @@ from maxmatch.data.dataset import Split
 from maxmatch.data.feed import ResidentFeed
 
 
-def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
+def test_features_are_copied_in_pieces_and_progress_is_reported(monkeypatch):
     monkeypatch.setattr("maxmatch.data.feed._CHUNK_BYTES", 3 * 7 * WIDTH * 4)
     split, told = feature_split("store"), []
     pieces = ResidentFeed(split, feature_readers(), "cpu", advance=told.append)
@@ -19,7 +19,7 @@ def test_features_are_copied_in_pieces_and_progress_is_told(monkeypatch):
     assert_all_same(pieces.batches(plans(split)), whole.batches(plans(split)))
 
 
-def test_an_unreadable_item_that_is_the_longest_of_its_piece_takes_no_one_elses_place(monkeypatch):
+def test_an_unreadable_longest_item_leaves_the_others_in_place(monkeypatch):
     monkeypatch.setattr("maxmatch.data.feed._CHUNK_BYTES", 3 * 9 * WIDTH * 4)
     features = arrays(12)
     features[4] = np.full((9, WIDTH), np.nan, np.float32)

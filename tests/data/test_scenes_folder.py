@@ -18,7 +18,7 @@ from maxmatch.data.scenes.scene_folder import VERSION, describe
 from maxmatch.data.scenes.world import PAINT, generator
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def file_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -48,21 +48,21 @@ def test_every_row_has_its_picture_captions_and_what_they_mean(made):
 
 def test_the_same_settings_give_the_same_bytes(made, tmp_path):
     generate(tmp_path / "again", 30, seed=4, size=48)
-    assert contents(tmp_path / "again") == contents(made)
+    assert file_bytes(tmp_path / "again") == file_bytes(made)
     generate(tmp_path / "other", 30, seed=5, size=48)
-    assert not set(contents(tmp_path / "other").values()) & set(contents(made).values())
+    assert not set(file_bytes(tmp_path / "other").values()) & set(file_bytes(made).values())
 
 
 def test_the_number_of_processes_changes_nothing(made, tmp_path):
     generate(tmp_path / "two", 30, seed=4, size=48, workers=2)
-    assert contents(tmp_path / "two") == contents(made)
+    assert file_bytes(tmp_path / "two") == file_bytes(made)
 
 
 def test_a_smaller_folder_is_the_beginning_of_a_larger_one(made, tmp_path):
     generate(tmp_path / "few", 12, seed=4, size=48)
     assert rows(tmp_path / "few") == rows(made)[:12]
     generate(tmp_path / "few", 30, seed=4, size=48)
-    assert contents(tmp_path / "few") == contents(made)
+    assert file_bytes(tmp_path / "few") == file_bytes(made)
 
 
 def test_seed_zero_is_as_it_was_published():
@@ -75,7 +75,7 @@ class Stop(Exception):
     """An interruption."""
 
 
-def test_an_interrupted_run_is_taken_up_where_it_was_left(made, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(made, tmp_path, monkeypatch):
     folder, done = tmp_path / "cut", []
 
     def stop_at_ten(count: int) -> None:
@@ -92,7 +92,7 @@ def test_an_interrupted_run_is_taken_up_where_it_was_left(made, tmp_path, monkey
     drawn = []
     monkeypatch.setattr(writing, "draw", lambda scene, *rest: drawn.append(scene) or draw(scene, *rest))
     generate(folder, 30, seed=4, size=48)
-    assert contents(folder) == contents(made)
+    assert file_bytes(folder) == file_bytes(made)
     assert len(drawn) == 30 - len(before)
     assert {name: (folder / "images" / name).stat().st_mtime_ns for name in before} == before
 
@@ -107,7 +107,7 @@ def test_a_picture_that_is_not_whole_is_made_again(made, tmp_path, harm):
     else:
         path.write_bytes({"cut short": data[:-30], "empty": b"", "zeros": bytes(len(data))}[harm])
     generate(tmp_path / "harmed", 30, seed=4, size=48)
-    assert contents(tmp_path / "harmed") == contents(made)
+    assert file_bytes(tmp_path / "harmed") == file_bytes(made)
 
 
 def test_a_write_that_fails_leaves_no_half_picture(tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_write_that_fails_leaves_no_half_picture(tmp_path, monkeypatch):
     assert not (tmp_path / "full/metadata.jsonl").exists()
     generate(tmp_path / "full", 3, size=48)
     generate(tmp_path / "whole", 3, size=48)
-    assert contents(tmp_path / "full") == contents(tmp_path / "whole")
+    assert file_bytes(tmp_path / "full") == file_bytes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_a_write_that_fails_leaves_no_half_picture(tmp_path, monkeypatch):
     ],
 )
 def test_a_folder_of_other_settings_is_refused_and_left_as_it_was(made, change, words):
-    before = contents(made)
+    before = file_bytes(made)
     with pytest.raises(DataError, match=words) as refusal:
         generate(made, **{"images": 30, "seed": 4, "size": 48, **change})
     assert str(made) in str(refusal.value)
-    assert contents(made) == before
+    assert file_bytes(made) == before
 
 
 def test_scenes_of_an_older_version_are_refused(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_the_command_writes_the_same_folder_and_says_what_is_in_it(made, tmp_pat
     said = capsys.readouterr()
     assert said.out == f"{tmp_path / 'told'}: 30 pictures with five captions each (train 24, val 3, test 3)\n"
     assert said.err == ""  # no terminal, no bar
-    assert contents(tmp_path / "told") == contents(made)
+    assert file_bytes(tmp_path / "told") == file_bytes(made)
     with pytest.raises(SystemExit) as end:
         main([*arguments[:-1], "64"])
     assert end.value.code == 1

@@ -64,7 +64,7 @@ def _like(facet, rows):
     return [row for row, _ in zip(found, range(4), strict=False)]
 
 
-def test_things_meant_fit_what_is_said_of_them(captions):
+def test_things_fit_their_descriptions(captions):
     for text, facet, scene in captions:
         meant = [scene["things"][number] for number in facet["objects"]]
         assert len(set(facet["objects"])) == len(meant) >= len(facet["about"]), text
@@ -77,7 +77,7 @@ def test_the_captions_of_a_picture_are_about_five_different_facets(rows):
         assert len({facet["kind"] for facet in row["facets"]}) == len(set(row["captions"])) == 5
 
 
-def test_every_thing_of_most_pictures_is_told_of(rows):
+def test_captions_mention_every_thing_of_most_pictures(rows):
     told = [
         len({number for facet in row["facets"] for number in facet["objects"]}) / len(row["scene"]["things"])
         for row in rows

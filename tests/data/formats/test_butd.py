@@ -125,7 +125,7 @@ def test_a_file_that_ends_within_a_line_keeps_the_lines_before(tmp_path):
     check(convert(tmp_path, tmp_path / "again", problems.append), [1, 2])
 
 
-def test_values_too_large_for_half_precision_are_said(tmp_path):
+def test_values_too_large_for_half_precision_are_reported(tmp_path):
     large = base64.b64encode(np.full((3, WIDTH), 1e6, np.float32).tobytes()).decode()
     (tmp_path / "x.tsv").write_text(line(1) + line(2, features=large))
     with pytest.raises(DataError, match=r"x\.tsv:2: image 2: features: too large for float16"):
@@ -133,7 +133,7 @@ def test_values_too_large_for_half_precision_are_said(tmp_path):
 
 
 @pytest.mark.parametrize("far", [0, 100])
-def test_an_image_that_comes_again_is_said_and_dropped(tmp_path, far):
+def test_a_repeated_image_is_reported_and_dropped(tmp_path, far):
     between = range(10, 10 + far)
     (tmp_path / "x.tsv").write_text(line(1) + "".join(map(line, between)) + line(5, image="1"))
     problems = []
@@ -158,7 +158,7 @@ def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
         convert(tmp_path, tmp_path / "store", lambda problem: None)
 
 
-def test_an_interrupted_conversion_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_conversion_resumes(tmp_path, monkeypatch):
     (tmp_path / "x.tsv").write_text("".join(map(line, range(100))))
 
     with pytest.raises(KeyboardInterrupt):

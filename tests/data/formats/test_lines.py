@@ -34,7 +34,7 @@ def test_without_a_report_the_first_bad_line_ends_the_reading(tmp_path):
         list(read_lines(tmp_path / "captions.txt"))
 
 
-def test_utf_16_is_said_once_for_the_whole_file(tmp_path):
+def test_utf_16_is_reported_once_per_file(tmp_path):
     with pytest.raises(DataError, match=r"the text is UTF-16, expected UTF-8. Save it as UTF-8"):
         read(tmp_path, "one\ntwo\n".encode("utf-16"))
 

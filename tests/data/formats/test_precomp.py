@@ -112,7 +112,7 @@ def test_without_ids_names_are_made_from_rows_and_lines(tmp_path):
 
 
 @pytest.mark.parametrize("present", ["ims.npy", "caps.txt"])
-def test_half_a_split_is_said_and_left_out(tmp_path, present):
+def test_half_a_split_is_reported_and_left_out(tmp_path, present):
     put(tmp_path, "train", features(2), captions(2))
     put(tmp_path, "test", features(2), captions(2))
     missing = "caps.txt" if present == "ims.npy" else "ims.npy"

@@ -18,7 +18,7 @@ from maxmatch.data.formats import precomp
         ([], r"0 ids for 2 images"),
     ],
 )
-def test_ids_that_do_not_fit_are_said_and_others_made(tmp_path, lines, message):
+def test_ids_that_do_not_fit_are_reported_and_replaced(tmp_path, lines, message):
     put(tmp_path, "train", features(2), captions(6), lines)
     with pytest.raises(DataError, match=message):
         precomp.read(tmp_path)
@@ -30,7 +30,7 @@ def test_ids_that_do_not_fit_are_said_and_others_made(tmp_path, lines, message):
     assert "made from the numbers of rows and lines" in problems[0].cure
 
 
-def test_ids_that_contradict_the_rows_are_said_with_their_line(tmp_path):
+def test_ids_that_contradict_the_rows_are_reported_with_their_line(tmp_path):
     put(tmp_path, "train", np.repeat(features(2), [2, 1], axis=0), captions(3), ["a", "b", "b"])
     with pytest.raises(DataError, match=r"train_ids\.txt:3: the id 'b' of the line before, but another row"):
         precomp.read(tmp_path)

@@ -46,7 +46,7 @@ class Counting(list):
         return super().__getitem__(position)
 
 
-def test_an_interrupted_write_goes_on_where_it_was(tmp_path):
+def test_an_interrupted_write_resumes(tmp_path):
     array = features(1000)
     with pytest.raises(OSError, match="the disk went away"):
         precomp.write({"train": split(Counting(array, 700), 5)}, tmp_path)
@@ -60,7 +60,7 @@ def test_an_interrupted_write_goes_on_where_it_was(tmp_path):
     assert source.read < 50
 
 
-def test_what_other_data_left_unfinished_is_not_taken_up(tmp_path):
+def test_an_unfinished_write_of_other_data_is_not_resumed(tmp_path):
     with pytest.raises(OSError, match="the disk went away"):
         precomp.write({"train": split(Counting(features(1000, seed=1), 700), 5)}, tmp_path)
     precomp.write({"train": split(features(1000), 5)}, tmp_path)

@@ -92,7 +92,7 @@ def test_what_a_store_cannot_hold_is_refused_before_anything_is_written(tmp_path
         assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_write_goes_on_and_is_no_store_before(tmp_path, monkeypatch):
+def test_an_interrupted_write_resumes_and_is_no_store_before(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "_BLOCK", 2)
     stored.write(two_splits(), tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):

@@ -191,7 +191,7 @@ def test_two_tables_that_disagree_are_refused_and_both_named(names, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.csv", "."])
-def test_where_there_is_no_table_that_is_said(name, tmp_path):
+def test_a_missing_table_is_reported(name, tmp_path):
     assert not tables.recognises(tmp_path / name)
     with pytest.raises(DataError, match=r"no table there\. Expected a file that ends in \.csv"):
         tables.read(tmp_path / name)
