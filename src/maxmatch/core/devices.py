@@ -23,29 +23,9 @@ def chosen_device(name: str | torch.device | None = None) -> torch.device:
 
 
 MKL_FUNCTIONS = (
-    "acos",
-    "asin",
-    "atan",
-    "cos",
-    "cosh",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "expm1",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-)
+    "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma",
+    "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
 
 
 def _call_mkl_once() -> None:

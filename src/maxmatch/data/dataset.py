@@ -1,6 +1,7 @@
 """What every format is read into: the items of each modality, the group of each, and the problems found."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -95,7 +96,22 @@ class Padded(NamedTuple):
     mask: np.ndarray
 
 
-class Rows(Sequence[np.ndarray]):
+class LazyItems(Sequence[Any], ABC):
+    """Items that are read when they are asked for, one by one; a slice of them is as lazy."""
+
+    @abstractmethod
+    def item(self, position: int) -> Any:
+        """One of the items."""
+
+    @overload
+    def __getitem__(self, position: int) -> Any: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[Any]: ...
+    def __getitem__(self, position: int | slice) -> Any:
+        return pick(self, np.arange(len(self))[position]) if isinstance(position, slice) else self.item(position)
+
+
+class Rows(LazyItems):
     """Some rows of an array (rows, features, width). Item i is row `numbers[i]`, an array (features, width).
 
     The array is usually a memory map. Sent to another process, it is opened again there and not copied.
@@ -113,13 +129,8 @@ class Rows(Sequence[np.ndarray]):
         """Of each feature."""
         return int(self.array.shape[2])
 
-    @overload
-    def __getitem__(self, position: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, position: slice) -> "Rows": ...
-    def __getitem__(self, position: int | slice) -> "np.ndarray | Rows":
-        if isinstance(position, slice):
-            return Rows(self.array, self.numbers[position])
+    def item(self, position: int) -> np.ndarray:
+        """(features, width)"""
         return np.asarray(self.array[self.numbers[position]])
 
     def take(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -134,7 +145,7 @@ class Rows(Sequence[np.ndarray]):
         return (_rows_again, (_place(self.array), self.numbers))
 
 
-class RaggedRows(Sequence[np.ndarray]):
+class RaggedRows(LazyItems):
     """Items of different numbers of features. Item i is array[starts[k]:starts[k + 1]], k = numbers[i]."""
 
     def __init__(self, array: np.ndarray, starts: np.ndarray, numbers: np.ndarray) -> None:
@@ -149,13 +160,8 @@ class RaggedRows(Sequence[np.ndarray]):
         """Of each feature."""
         return int(self.array.shape[1])
 
-    @overload
-    def __getitem__(self, position: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, position: slice) -> "RaggedRows": ...
-    def __getitem__(self, position: int | slice) -> "np.ndarray | RaggedRows":
-        if isinstance(position, slice):
-            return RaggedRows(self.array, self.starts, self.numbers[position])
+    def item(self, position: int) -> np.ndarray:
+        """(features, width)"""
         number = self.numbers[position]
         return np.asarray(self.array[self.starts[number] : self.starts[number + 1]])
 
@@ -173,8 +179,8 @@ class RaggedRows(Sequence[np.ndarray]):
         return (_ragged_again, (_place(self.array), self.starts, self.numbers))
 
 
-class Picked(Sequence[Any]):
-    """Some items of a sequence, which are not read before they are asked for."""
+class Picked(LazyItems):
+    """Some items of a sequence."""
 
     def __init__(self, values: Sequence[Any], numbers: np.ndarray) -> None:
         self.values, self.numbers = values, numbers
@@ -182,13 +188,8 @@ class Picked(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, position: int) -> Any: ...
-    @overload
-    def __getitem__(self, position: slice) -> "Picked": ...
-    def __getitem__(self, position: int | slice) -> Any:
-        if isinstance(position, slice):
-            return Picked(self.values, self.numbers[position])
+    def item(self, position: int) -> Any:
+        """One of them."""
         return self.values[int(self.numbers[position])]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from maxmatch.core.progress import Advance, quiet
-from maxmatch.data.dataset import IMAGE, Dataset, Problem, Report, refuse
+from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
 from maxmatch.data.features import FeatureWriter, StoreInfo
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
@@ -105,7 +105,7 @@ def extract(
             advance(len(places))
 
 
-class _Images(Sequence[Any]):
+class _Images(LazyItems):
     """The images of all splits, each id once, read when asked for."""
 
     def __init__(self, dataset: Dataset) -> None:
@@ -127,7 +127,8 @@ class _Images(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, place: Any) -> Any:
+    def item(self, place: int) -> Any:
+        """An image as the data set holds it."""
         _, values, number = self._places[self.ids[place]]
         return values[number]
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from maxmatch.data.dataset import (
     IMAGE,
     DataError,
     Dataset,
+    LazyItems,
     Padded,
     Problem,
     RaggedRows,
@@ -85,7 +86,7 @@ class StoreInfo:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class FeatureStore(Sequence[np.ndarray]):
+class FeatureStore(LazyItems):
     """The features of many items: item i is an array (features, width). Nothing is read before it is asked for.
 
     values: `Rows` where all items have equally many features, `RaggedRows` where not. boxes: likewise, or None.
@@ -114,12 +115,9 @@ class FeatureStore(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    @overload
-    def __getitem__(self, position: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[np.ndarray]: ...
-    def __getitem__(self, position: int | slice) -> np.ndarray | Sequence[np.ndarray]:
-        return self.values[position]
+    def item(self, position: int) -> np.ndarray:
+        """(features, width)"""
+        return self.values.item(position)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (FeatureStore.open, (self.folder,))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from maxmatch.data.dataset import (
     DataError,
     Dataset,
     Items,
+    LazyItems,
     Problem,
     Report,
     Split,
@@ -120,7 +121,7 @@ def _found(path: Path) -> str:
     return ", ".join(names[:5]) + more if names else "nothing: the folder is empty"
 
 
-class ArrayFiles(Sequence[np.ndarray]):
+class ArrayFiles(LazyItems):
     """The arrays in .npy files, one per item, read when asked for."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -129,13 +130,8 @@ class ArrayFiles(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    @overload
-    def __getitem__(self, position: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, position: slice) -> "ArrayFiles": ...
-    def __getitem__(self, position: int | slice) -> "np.ndarray | ArrayFiles":
-        if isinstance(position, slice):
-            return ArrayFiles(self.paths[position])
+    def item(self, position: int) -> np.ndarray:
+        """The array in one of the files."""
         path = self.paths[position]
         try:
             array: np.ndarray = np.load(path, allow_pickle=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, map_ahead, quiet
-from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
+from maxmatch.data.dataset import IMAGE, DataError, LazyItems, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     TableRow,
     check_writable,
@@ -134,7 +134,7 @@ def _cells(table: "datasets.Dataset") -> Iterator[dict[str, Any]]:
             yield dict(zip(batch, values, strict=True))
 
 
-class RowPictures(Sequence[bytes | Path]):
+class RowPictures(LazyItems):
     """The pictures in some rows of a data set, read when asked for."""
 
     def __init__(self, table: "datasets.Dataset", rows: Sequence[int]) -> None:
@@ -144,14 +144,13 @@ class RowPictures(Sequence[bytes | Path]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        cell = next(iter(self._table[self._rows[index]].values())) or {}
+    def item(self, position: int) -> bytes | Path:
+        """The bytes of a picture, or its path."""
+        cell = next(iter(self._table[self._rows[position]].values())) or {}
         if cell.get("bytes") is None and cell.get("path") is None:
             what = "no picture in this row"
             raise DataError(
-                Problem(Path("datasets"), what, "Take the row out.", line=self._rows[index] + 1, fatal=True)
+                Problem(Path("datasets"), what, "Take the row out.", line=self._rows[position] + 1, fatal=True)
             )
         return Path(cell["path"]) if cell["bytes"] is None else cell["bytes"]
 

@@ -28,9 +28,7 @@ _BLOCK = 256  # items written at once
 LOOKS_LIKE, KEEPS_METADATA = "store.json, a feature store of MaxMatch", True
 
 
-def recognises(path: Path) -> bool:
-    """Whether this is a store of features, finished or not."""
-    return features.recognises(path)
+recognises = features.recognises
 
 
 def read(path: Path, report: Report = refuse) -> dict[str, Split]:

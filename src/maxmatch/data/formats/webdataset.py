@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, map_ahead, quiet
-from maxmatch.data.dataset import IMAGE, DataError, Problem, Report, Split, give_up, refuse
+from maxmatch.data.dataset import IMAGE, DataError, LazyItems, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     CAPTION_COLUMNS,
     BadCell,
@@ -96,7 +96,7 @@ def _cut(path: Path, what: str) -> CutShort:
     return CutShort(Problem(path, what, cure, fatal=True))
 
 
-class TarItems(Sequence[bytes]):
+class TarItems(LazyItems):
     """The bytes of members, read when asked for, in any order, by any thread and any process it is sent to."""
 
     def __init__(self, found: Sequence[TarMember]) -> None:
@@ -106,10 +106,9 @@ class TarItems(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self._members)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        member = self._members[index]
+    def item(self, position: int) -> bytes:
+        """The bytes of a member."""
+        member = self._members[position]
         data = self._opened(member.tar).read(member.offset, member.size)
         if len(data) < member.size:
             what = f"{member.name} has {len(data)} bytes in place of {member.size}"
