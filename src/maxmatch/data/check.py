@@ -210,7 +210,7 @@ def look_at_pictures(dataset: Dataset, say: Say, decode: bool, workers: int, adv
         if one.error is not None:
             say("error", _problem(dataset, place, one.error, _AGAIN))
     good = [(place, one) for place, one in zip(places, seen, strict=True) if one.kind]
-    for first, second in twins(good, workers):
+    for first, second in duplicates(good, workers):
         leak = first.split != second.split and {first.split, second.split} != {"test", "testall"}
         what = f"the same picture as {first.id!r} of the split {first.split!r}"
         what += f", here in the split {second.split!r}" if leak else ""
@@ -246,7 +246,7 @@ def look(place: PictureLocation, decode: bool) -> PictureFacts:
     return PictureFacts(size, kind, width, height)
 
 
-def twins(
+def duplicates(
     seen: Sequence[tuple[PictureLocation, PictureFacts]], workers: int
 ) -> Iterator[tuple[PictureLocation, PictureLocation]]:
     """Pairs of pictures of the same content: by size first, for most differ in that."""
@@ -373,7 +373,7 @@ def _look(
     """All that there is to see once the data is read."""
     splits = {name: split for name, split in dataset.splits.items() if split.size}
     if not splits:
-        collector.say("error", Problem(dataset.path, "not one item can be used", "See the problems before this one."))
+        collector.say("error", Problem(dataset.path, "no item can be used", "See the problems before this one."))
     features: dict[str, FeatureCounts] = {}
     seen: Pictures | None = None
     total = sum(len(split[IMAGE]) for split in splits.values())

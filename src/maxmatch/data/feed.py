@@ -125,7 +125,7 @@ def _bytes(items: Items, reader: Reader, dtype: torch.dtype | None) -> int:
     for place in np.linspace(0, len(items) - 1, min(_SAMPLE, len(items)), dtype=np.int64):
         try:
             one = items.values[int(place)]
-        except (ValueError, OSError):  # one that cannot be read takes no room
+        except (ValueError, OSError):  # one that cannot be read takes no memory
             continue
         if not isinstance(one, Tensor | np.ndarray):
             reader.read(one)  # raises an error that tells what it expected

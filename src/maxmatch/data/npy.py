@@ -11,7 +11,7 @@ from maxmatch.core.files import draft, sync
 from maxmatch.core.progress import Advance
 from maxmatch.data.dataset import Items, RaggedRows, Rows
 
-_HEADER = 128  # bytes in front of an array: room for any shape, so that it can be filled in when all rows are there
+_HEADER = 128  # bytes before the array: enough for any shape, which is filled in at the end
 _BLOCK = 256  # rows written at once
 _SAMPLE = 16  # rows by which is judged whether what is there was made from the same values
 

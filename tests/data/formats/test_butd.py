@@ -146,7 +146,7 @@ def test_a_repeated_image_is_reported_and_dropped(tmp_path, far):
 
 def test_a_file_of_which_no_line_can_be_used_is_refused_and_leaves_no_store(tmp_path):
     (tmp_path / "x.tsv").write_text(line(1, num_boxes="0"))
-    with pytest.raises(DataError, match="not one line can be used"):
+    with pytest.raises(DataError, match="no line can be used"):
         convert(tmp_path, tmp_path / "store", lambda problem: None)
     assert not (tmp_path / "store" / "store.json").exists()
 

@@ -201,7 +201,7 @@ def test_one_bad_caption_leaves_the_others_of_its_image(write_json):
 
 
 def test_a_file_of_which_nothing_can_be_used_is_refused_whatever_the_report_does(write_json):
-    with pytest.raises(DataError, match="not one image can be used"):
+    with pytest.raises(DataError, match="no image can be used"):
         karpathy.read(write_json([7, 8]), lambda problem: None)
 
 

@@ -84,7 +84,7 @@ def test_an_image_that_loses_all_its_captions_is_named_and_left_out(tmp_path):
     assert part[TEXT].groups.tolist() == [0, 0, 1, 1]
     assert same_rows(part, array[[0, 2]])
     put(tmp_path, "train", array, [""] * 3)
-    with pytest.raises(DataError, match="not one caption can be used"):
+    with pytest.raises(DataError, match="no caption can be used"):
         precomp.read(tmp_path, lambda problem: None)
 
 

@@ -79,7 +79,7 @@ def convert(
             items = new.values()
             writer.append(list(new), [item.features for _, item in items], [item.boxes for _, item in items])
         if not writer.done:
-            give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
+            give_up(report, Problem(files[0], "no line can be used", "Fetch the file again."))
         return writer.finish()
 
 
@@ -95,7 +95,7 @@ def scan(source: Path, report: Report = refuse, advance: Advance = quiet, worker
                 what = f"image {image}: NaN or infinite values among its features"
                 report(Problem(line.file, what, _AGAIN, line.number, fatal=True))  # it would be in the store
     if not found:
-        give_up(report, Problem(files[0], "not one line can be used", "Fetch the file again."))
+        give_up(report, Problem(files[0], "no line can be used", "Fetch the file again."))
     return Scan(list(found.values()), width)
 
 

@@ -40,7 +40,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():
-            # "metadata" is no name for a picture: Hugging Face would be at a loss.
+            # No picture may be called "metadata": Hugging Face would take it for the table.
             names = copy_all(split[IMAGE], folder / name, {"metadata"}, workers, advance)
             cells_of = rows_of_split(split, {IMAGE: names}, listed=True)
             rows = [{"file_name": cells.pop("image"), **cells} for cells in cells_of]

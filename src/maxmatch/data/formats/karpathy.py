@@ -75,7 +75,7 @@ def read(
     found = list(_checked(data["images"], file, captions_per_image, report))
     named = list(_named(found, file, report))
     if not named:
-        give_up(report, Problem(file, "not one image can be used", _MEND))
+        give_up(report, Problem(file, "no image can be used", _MEND))
     folder = images or _pictures(file, [image.path for image in found])
     return {
         split: _split([pair for pair in named if pair[1].split == split], folder)
@@ -87,7 +87,7 @@ def read(
 def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Write the pictures to `images/` in a folder, and then the rest to `dataset_<name of the folder>.json`.
 
-    Only what the format knows: metadata stay behind, and space around a caption does.
+    Only what the format knows: metadata and space around captions are not written.
     """
     check_pairs(splits, ("train", "val", "test"), "Karpathy's JSON")
     check_files(splits)
@@ -103,7 +103,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
         with whole(folder / f"dataset_{data}.json") as file:
             file.write(b'{"dataset": %s, "images": [' % json.dumps(data).encode())
             for number, (entry, picture) in enumerate(zip(_entries(splits), files, strict=True)):
-                file.write(b",\n" if number else b"\n")  # an image a line, so that people and `diff` can read it
+                file.write(b",\n" if number else b"\n")  # one image per line, for people and `diff`
                 file.write(json.dumps(_entry(number, *entry, picture), ensure_ascii=False).encode())
             file.write(b"\n]}\n")
 

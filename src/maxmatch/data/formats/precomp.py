@@ -33,7 +33,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     """The splits train, val, test and testall, as far as they are there.
 
-    Ids: the lines of `_ids.txt`, one an image or one a caption, and of `_cap_ids.txt`, which only `write` makes; else
+    Ids: the lines of `_ids.txt`, one per image or per caption, and of `_cap_ids.txt`, which only `write` makes; else
     made from the numbers of rows and lines. A caption that cannot be used is left out and keeps its place in the count.
     """
     folders = _folders(path)
@@ -55,7 +55,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
     """Write a precomp folder. The images' values are arrays (regions, width), all of one shape in a split.
 
     Where images have different numbers of captions, rows are repeated for each. Only what the format knows: metadata
-    stay behind, and line breaks in captions become spaces. workers has no use, for the disk sets the pace.
+    are not written, and line breaks in captions become spaces. workers is ignored: the disk is the bottleneck.
     """
     check_pairs(splits, ("train", "val", "test", "testall"), "a precomp folder")
     for split in splits.values():
@@ -119,7 +119,7 @@ def _split(folder: Path, prefix: str, report: Report) -> Split:
     for lost in np.setdiff1d(np.arange(len(firsts)), groups):
         report(Problem(images, "no caption of this row can be used", "Mend its captions.", int(firsts[lost]) + 1))
     if not len(kept):
-        give_up(report, Problem(captions, "not one caption can be used", "Fetch the file again."))
+        give_up(report, Problem(captions, "no caption can be used", "Fetch the file again."))
     pictures = Items(Rows(array, firsts[groups]), np.arange(len(groups)), [image_ids[group] for group in groups])
     words = [text for text in texts if text is not None]
     return Split({IMAGE: pictures, TEXT: Items(words, owners, [caption_ids[place] for place in kept])})
@@ -129,7 +129,7 @@ def _array(file: Path, report: Report) -> np.ndarray:
     """The features (rows, regions, width) as a memory map."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # SCAN's own arrays were written by Python 2; no harm in that
+            warnings.simplefilter("ignore", UserWarning)  # SCAN wrote its arrays with Python 2, which is harmless
             array = np.lib.format.open_memmap(file, mode="r")  # of a .npy and nothing else, never of a pickle
     except (ValueError, OSError, EOFError) as error:
         give_up(report, Problem(file, f"not a whole .npy array of numbers ({error})", "Fetch or copy the file again."))
@@ -138,7 +138,7 @@ def _array(file: Path, report: Report) -> np.ndarray:
         give_up(report, Problem(file, what, "Convert it with numpy's astype('float32')."))
     if array.ndim not in (2, 3) or not array.size:
         what = f"expected the shape (rows, regions, width) or (rows, width), got {array.shape}"
-        give_up(report, Problem(file, what, "Give the array that one shape, with one image a row."))
+        give_up(report, Problem(file, what, "Give the array that one shape, with one image per row."))
     return array if array.ndim == 3 else array[:, None]
 
 
@@ -189,7 +189,7 @@ def _repeated(array: np.ndarray, ids: _Ids, report: Report) -> np.ndarray:
     by_id = np.array([False, *(here == before for before, here in pairwise(lines))])
     if ids.captions is not None:  # `write` was here: the other file's lines are images
         return by_id
-    if not by_id.any():  # one caption an image, or ids of captions
+    if not by_id.any():  # one caption per image, or ids of captions
         return repeated(array)
     wrong = np.flatnonzero(by_id & ~repeated(array, thorough=False))
     if not len(wrong):

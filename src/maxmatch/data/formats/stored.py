@@ -54,7 +54,7 @@ def write(
     """Write a store with the features of all splits, and their captions. Without captions, the splits become one.
 
     dtype: None keeps float16, and makes all else float32. source: where the features come from, for `store.json`.
-    workers has no use, for the disk sets the pace.
+    workers is ignored: the disk is the bottleneck.
     """
     if any(TEXT in split.items for split in splits.values()):
         check_writable(splits, "features")

@@ -132,7 +132,7 @@ def _claim(folder: Path, images: int, settings: dict[str, Any]) -> None:
     if path.exists():
         _compare(path, settings)
     elif folder.exists() and any(folder.iterdir()):
-        _refuse(folder, f"holds files, but no {SETTINGS}: it is no folder of scenes", "Give a new or an empty folder")
+        _refuse(folder, f"holds files, but no {SETTINGS}: not a folder of scenes", "Give a new or an empty folder")
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
     beyond = sum(int(picture.stem) >= images for picture in (folder / PICTURES).glob("[0-9]*.png"))
     if beyond:

@@ -255,10 +255,10 @@ def _fitting(about: tuple[Description, ...], scene: Scene, taken: tuple[int, ...
 # Scenes by the number: scene i of a seed is the same whatever else is made.
 
 _COUNTS = (2, 3, 3, 3, 4, 4, 4, 5, 5, 6)
-_FEW = ("small", "medium", "large", "large")  # many a large one finds no room and is drawn again
+_FEW = ("small", "medium", "large", "large")  # large ones often do not fit and are drawn again
 _MANY = ("small", "medium", "medium", "large")
-_GAP = 0.045  # the least room between two things
-_RIM = 0.01  # the least room between a thing and the picture's edge
+_GAP = 0.045  # the least distance between two things
+_RIM = 0.01  # the least distance between a thing and the picture's edge
 _CLEAR = 0.03  # how far from the lines between the nine places a thing's middle stays
 _MAX_SEED = 2**32
 
@@ -305,7 +305,7 @@ def _looks(rng: np.random.Generator, count: int) -> list[_Looks]:
 
 
 def _placed(rng: np.random.Generator, looks: list[_Looks], nested: bool) -> list[Thing] | None:
-    """The things in places where none hides another, or None where one found no room. With `nested`, the second stands
+    """The things in places where none hides another, or None where one does not fit. With `nested`, the second stands
     in the middle of the first.
     """
     things: list[Thing] = []
