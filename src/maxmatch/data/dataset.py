@@ -108,7 +108,9 @@ class LazyItems(Sequence[Any], ABC):
     @overload
     def __getitem__(self, position: slice) -> Sequence[Any]: ...
     def __getitem__(self, position: int | slice) -> Any:
-        return pick(self, np.arange(len(self))[position]) if isinstance(position, slice) else self.item(position)
+        if isinstance(position, slice):
+            return pick(self, np.arange(len(self))[position])
+        return self.item(int(position))  # NumPy's integers, too
 
 
 class Rows(LazyItems):
