@@ -63,7 +63,7 @@ def test_pictures_for_a_model_that_reads_features_are_refused_with_what_it_reads
     split = feature_split()
     files = items([Path("a.png")] * split.size, range(split.size), "image")
     split = Split({"image": files, "text": split["text"]})
-    with pytest.raises(ValueError, match=r"a.png: this model reads features .* take a model that reads pixels"):
+    with pytest.raises(ValueError, match=r"a.png: .* reads features .* reads pixels"):
         choose_feed(split, feature_readers(), CPU)
 
 

@@ -18,9 +18,7 @@ class TestBadInput:
     def test_what_is_no_batch_of_sets_is_refused(self, function: Callable[..., object]) -> None:
         with pytest.raises(ValueError, match=r"a: expected sets of shape .*got 4×16.*For one set use a\[None\]"):
             function(a=A[0], b=B)
-        with pytest.raises(
-            ValueError, match=r"b: expected sets of shape .*got 13×16.*one vector an item use b\[:, None\]"
-        ):
+        with pytest.raises(ValueError, match=r"^b: .*13×16.*b\[:, None\]"):
             function(a=A, b=B[:, 0].numpy())
 
     def test_vectors_of_another_width_are_refused(self, function: Callable[..., object]) -> None:
@@ -100,7 +98,7 @@ class TestBadInput:
         self, function: Callable[..., object], as_array: bool
     ) -> None:
         a, b = (A.numpy() * 3, B.numpy()) if as_array else (A * 3, B)
-        message = r": vectors should have unit length, but norms from 3 to 3 came.*Pass normalise=True"
+        message = ": .*normalise=True"
         with pytest.warns(NotUnitLength, match="^a" + message) as said:
             function(a=a, b=b, max_memory=TINY)
         assert len(said) == 1

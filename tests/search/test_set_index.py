@@ -193,7 +193,7 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
         (lambda: index.verify(k=2.5), "k: expected a whole number, got 2.5"),
         (lambda: index.add(["c", "d"], items, [{}, {3: 1}]), "metadata of 'd': expected a mapping with strings"),
         (lambda: index.add(["c", "d"], items, model="two"), "holds sets of the model one, got those of two"),
-        (lambda: index.upsert(["c", "d"], items, model="two"), "make another index"),
+        (lambda: index.upsert(["c", "d"], items, model="two"), "model: .*one.*two"),
         (lambda: index.search(items, model="two"), "cannot be compared"),
         (lambda: index.remove(["a", "x"]), "'x' is not in the index"),
         (lambda: index.search(items, k=0), "k: expected at least 1"),
@@ -238,7 +238,7 @@ def test_a_model_that_divides_texts_otherwise_is_another_model(tmp_path):
     assert model_identity(model) == model_identity(other)
     other.tower("text").reader.tokenizer.enable_truncation(9)
     index = SetIndex.create(tmp_path / "index", dim=model.dim, set_size=4, model=model)
-    with pytest.raises(ValueError, match="make another index"):
+    with pytest.raises(ValueError, match="model: "):
         index.search(other.encode_texts(["a dog"]), model=other)
 
 
@@ -251,7 +251,7 @@ def test_wrong_wishes_for_a_new_index_are_refused(tmp_path):
         ({"engine": "faiss"}, "engine: expected one of lance, exhaustive, milvus, got 'faiss'"),
         ({"stability": 1.5}, "stability: "),
         ({"settings": {"index": "hnsw"}}, "index: expected one of ivf_rq"),
-        ({"model": " "}, "got an empty text"),
+        ({"model": " "}, "model: "),
     ):
         with pytest.raises(ValueError, match=message):
             SetIndex.create(tmp_path / "index", **{"dim": 8, "set_size": 2, **options})

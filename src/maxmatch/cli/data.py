@@ -32,7 +32,7 @@ def check(
     show_all: Annotated[bool, typer.Option("--all", help=f"Print every problem, not {_SHOWN} of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Report what a data set holds, what is wrong with it, where, and what to do.
+    """Report what a data set holds and what is wrong with it.
 
     Splits, captions and words are counted, every picture is decoded, every feature read; what is missing, damaged,
     duplicated or in two splits is listed. Exit code 1 if the data cannot be used as they are, else 0.
@@ -228,7 +228,7 @@ def features(
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Run a frozen backbone once and keep its features, so that training does not have to run it.
+    """Run a frozen backbone once and keep its features.
 
     Features are found by the ids of the images; one store serves all splits. An interrupted command resumes when run
     again. A picture that cannot be read is reported and left out.

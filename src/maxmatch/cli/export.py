@@ -19,7 +19,7 @@ def export(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a model to a folder, optionally in half precision and as ONNX.
+    """Write a model in half precision or as ONNX.
 
     `maxmatch search` uses the graphs where a folder has them. To an index they are the same model: what one has indexed
     the other can search.

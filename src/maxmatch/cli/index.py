@@ -401,7 +401,7 @@ def info(index: _Folder, as_json: _Json = False) -> None:
 
 @app.command()
 def compact(index: _Folder, as_json: _Json = False) -> None:
-    """Free the space of removed items, merge small files and update the index.
+    """Free unused space, merge small files and update the index.
 
     Examples:
 

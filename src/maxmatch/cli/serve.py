@@ -33,7 +33,7 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
 ) -> None:
-    """Search pictures in the browser, with an explanation of each hit.
+    """Search pictures in the browser, and see why each was found.
 
     A folder of photos is indexed first, in the user's cache; photos indexed before are not read again.
 

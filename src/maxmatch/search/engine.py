@@ -157,16 +157,6 @@ class Inspection(Protocol):
         """Version, kind of index, how many items are in it, bytes on the disk."""
 
 
-@runtime_checkable
-class EngineMaker(Protocol):
-    """The functions `create` and `open_engine` of a module in `search.engines`."""
-
-    def __call__(self, place: Location) -> Engine:
-        """`create` makes an empty store (what a killed `create` left there is discarded); `open_engine` opens an
-        existing one, and raises FileNotFoundError or ConnectionError, naming the place, if there is none.
-        """
-
-
 def version_of(engine: Engine) -> Hashable:
     """Changes when items are added, replaced or removed, by any process."""
     assert isinstance(engine, Inspection)

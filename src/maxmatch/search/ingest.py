@@ -101,9 +101,6 @@ def from_arrays(sets: Path, ids: Path, metadata: Path | None = None) -> IngestSo
     return IngestSource(mark, len(names), -(-len(names) // step), array.shape[1], array.shape[2], read)
 
 
-shards_cargo, array_cargo = from_shards, from_arrays  # their earlier, documented names
-
-
 def read_ids(path: Path) -> list[str]:
     """The ids in a text file, one per line."""
     names: list[str] = []

@@ -30,7 +30,7 @@ ENGINES = {
 
 
 def create_engine(name: str, place: Location) -> Engine:
-    """An empty store."""
+    """An empty store. What a killed `create` left there is discarded."""
     engine: Engine = _function(name, "create")(place)
     return engine
 
@@ -45,7 +45,7 @@ def open_engine(name: str, place: Location) -> Engine:
 
 
 def open_engine_itself(name: str, place: Location) -> Engine:
-    """The store, without looking for a cache."""
+    """The store, without looking for a cache; FileNotFoundError or ConnectionError if there is none."""
     engine: Engine = _function(name, "open_engine")(place)
     return engine
 
