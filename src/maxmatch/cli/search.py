@@ -136,7 +136,7 @@ def search(
     runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
-    """Find photos in a folder, or items in an index, by words or a picture.
+    """Find photos or indexed items by words or a picture.
 
     A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. Words
     can be weighted: '"beach" + 2 "dog" - "people"'. Where the output is not a terminal, only paths are printed; a
