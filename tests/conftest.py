@@ -23,7 +23,7 @@ UNCHECKED = {
     "maxmatch.search.verify": "tests give it engines without some methods",
     "maxmatch.search.index_folder": "tests give it what its own checks refuse",
     "maxmatch.model.onnx_runtime": "tests give it what its own checks refuse",
-    "maxmatch.reproduce.jobs": "tests stand in for the processes it starts",
+    "maxmatch.reproduce.worker": "tests stand in for the processes it starts",
     "maxmatch.data.scenes.world": "called hundreds of thousands of times",
     "maxmatch.data.scenes.captions": "called hundreds of thousands of times",
 }

@@ -1,44 +1,42 @@
+"""`maxmatch analyse`: a report of a run or a checkpoint, its numbers, and what is refused."""
+
 import json
 
 import pytest
-import torch
+from commands import run
 from small_runs import recipe_for, write_data, write_pictures
 from tiny_models import tiny_model
 
-from maxmatch.cli.main import main
-from maxmatch.evaluation.report import make_report
+from maxmatch.evaluation import slots
 from maxmatch.recipe.yaml_files import dump_recipe
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Figures that take no time; those of tests/report are real."""
+    """Figures that take no time; those of tests/evaluation are real."""
     monkeypatch.setattr("maxmatch.evaluation.report.figures.render", lambda figure, kind: b"a figure")
 
 
-@pytest.fixture
-def regions(tmp_path):
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory):
     """A run of a model of region features, and its data, which has no pictures."""
-    data = write_data(tmp_path / "data", train=8, val=12)
-    run = tmp_path / "run"
-    tiny_model("region_bigru").save_pretrained(run / "best")
-    (run / "recipe.yaml").write_text(dump_recipe(recipe_for(data)))
-    (run / "metrics.jsonl").write_text(json.dumps({"kind": "val", "step": 3, "epoch": 0, "rsum": 9.0}) + "\n")
-    return run
+    folder = tmp_path_factory.mktemp("analyse")
+    data = write_data(folder / "data", train=8, val=12)
+    tiny_model("region_bigru").save_pretrained(folder / "run" / "best")
+    (folder / "run" / "recipe.yaml").write_text(dump_recipe(recipe_for(data)))
+    (folder / "run" / "metrics.jsonl").write_text(
+        json.dumps({"kind": "val", "step": 3, "epoch": 0, "rsum": 9.0}) + "\n"
+    )
+    return folder / "run"
 
 
 def analyse(capsys, *arguments, code=0):
-    """What a command printed on stdout and stderr."""
-    with pytest.raises(SystemExit) as end:
-        main(["analyse", *map(str, arguments)])
-    shown = capsys.readouterr()
-    assert (end.value.code or 0) == code, shown.err
+    shown = run(capsys, "analyse", *arguments)
+    assert shown.code == code, shown.err
     return shown
 
 
-def test_a_run_says_itself_what_it_was_trained_on(regions, capsys):
+def test_a_run_knows_what_it_was_trained_on(regions, capsys):
     shown = analyse(capsys, regions, "--split", "val", "--examples", 2)
     lines = shown.out.splitlines()
     assert lines[0].startswith("RSUM ")
@@ -52,11 +50,13 @@ def test_a_run_says_itself_what_it_was_trained_on(regions, capsys):
     assert (regions / "analysis" / "figures" / "training.pdf").exists()
 
 
-def test_json_is_what_the_file_says_and_nothing_else_is_on_stdout(regions, capsys, tmp_path):
-    shown = analyse(capsys, regions, "--split", "val", "--out", tmp_path / "out", "--json", "--similarity", "mil")
+def test_json_is_that_of_the_file_and_nothing_else_is_on_stdout(regions, capsys, tmp_path):
+    shown = analyse(
+        capsys, regions, "--split", "val", "--out", tmp_path, "--json", "--similarity", "mil", "--examples", 1
+    )
     printed = json.loads(shown.out)
-    stored = json.loads((tmp_path / "out" / "analysis.json").read_text())
-    assert printed.pop("report") == str(tmp_path / "out" / "report.html")
+    stored = json.loads((tmp_path / "analysis.json").read_text())
+    assert printed.pop("report") == str(tmp_path / "report.html")
     assert printed == {key: stored[key] for key in printed}
     assert stored["similarity"] == "mil"
     assert stored["facts"]["split"] == "val"
@@ -65,22 +65,13 @@ def test_json_is_what_the_file_says_and_nothing_else_is_on_stdout(regions, capsy
 
 def test_pictures_are_shown_and_looked_at_as_the_model_sees_them(tmp_path, capsys):
     data = write_pictures(tmp_path / "data", train=2, val=6)
-    tiny_model("resnet152_bigru").save_pretrained(tmp_path / "model")
+    tiny_model("resnet152_bigru", set_size=1).save_pretrained(tmp_path / "model")
     out = tmp_path / "out"
-    analyse(capsys, tmp_path / "model", data, "--split", "val", "--examples", 2, "--out", out)
-    page = (out / "report.html").read_text()
-    assert "data:image/jpeg" in page
-    assert sorted(file.name for file in (out / "figures").glob("attention-*-image.png")) == [
-        "attention-1-image.png",
-        "attention-2-image.png",
-    ]
-
-
-def test_a_model_of_one_vector_makes_a_report(tmp_path, capsys):
-    data = write_data(tmp_path / "data", train=4, val=5, captions=1)
-    tiny_model("region_bigru", set_size=1).save_pretrained(tmp_path / "model")
-    shown = analyse(capsys, tmp_path / "model", data, "--split", "val", "--out", tmp_path / "out")
+    shown = analyse(capsys, tmp_path / "model", data, "--split", "val", "--examples", 2, "--out", out)
     assert "one vector a set" in shown.out
+    assert "data:image/jpeg" in (out / "report.html").read_text()
+    names = sorted(file.name for file in (out / "figures").glob("attention-*-image.png"))
+    assert names == ["attention-1-image.png", "attention-2-image.png"]
 
 
 @pytest.mark.parametrize(
@@ -91,24 +82,23 @@ def test_a_model_of_one_vector_makes_a_report(tmp_path, capsys):
         (["--images", "here"], "takes no such option"),
     ],
 )
-def test_a_wrong_option_is_one_line_that_names_it(regions, capsys, arguments, message):
-    error = analyse(capsys, regions, *arguments, code=1).err.splitlines()[-1]
+def test_a_wrong_option_is_one_line_that_names_it(regions, capsys, tmp_path, arguments, message):
+    error = analyse(capsys, regions, "--out", tmp_path / "out", *arguments, code=1).err.splitlines()[-1]
     assert error.startswith("maxmatch: ")
     assert message in error
-    assert not (regions / "analysis").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_package_is_reported_before_anything_is_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(make_report, "find_spec", lambda name: None if name == "umap" else object())
+    monkeypatch.setattr(slots, "find_spec", lambda name: None if name == "umap" else object())
     error = analyse(capsys, tmp_path / "no model", "--umap", code=1).err
     assert "pip install 'maxmatch[umap]'" in error
     assert sum("deprecated" in line for line in error.splitlines()) == 1
 
 
 def test_a_folder_with_figures_of_someone_else_is_left_alone(regions, capsys, tmp_path):
-    (tmp_path / "out" / "figures").mkdir(parents=True)
-    error = analyse(capsys, regions, "--out", tmp_path / "out", code=1).err
-    assert "Choose another --out" in error
+    (tmp_path / "figures").mkdir()
+    assert "Choose another --out" in analyse(capsys, regions, "--out", tmp_path, code=1).err
 
 
 def test_help_has_examples(capsys):

@@ -7,14 +7,43 @@ import numpy as np
 import pytest
 import torch
 from commands import run
-from evaluating import results, save_model
-from small_runs import write_pictures
-from tiny_models import FEATURES, tiny_config
+from small_runs import recipe_for, write_data, write_pictures
+from tiny_models import FEATURES, tiny_config, tokenizer_for
 
 from maxmatch import SetEncoder
 from maxmatch.data.load import read_dataset
 from maxmatch.evaluation.metrics import retrieval
 from maxmatch.model.build import build_model
+from maxmatch.recipe.yaml_files import dump_recipe
+
+
+def save_model(folder, preset="region_bigru", seed=0, changed=None, **options):
+    config = tiny_config(preset, **options).model_copy(update=changed)
+    build_model(config, {"text": tokenizer_for(config)}, seed=seed).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Data with train and val; two checkpoints, the second of another K and D, with its sets kept; and a run with best/
+    and last/ that held out some words.
+    """
+    place = tmp_path_factory.mktemp("evaluate")
+    data = write_data(place / "data", train=8, val=16)
+    save_model(place / "one", seed=1)
+    save_model(place / "two", seed=2, set_size=3, width=10, changed={"similarity": "mil"})
+    recipe = recipe_for(data)
+    held_out = recipe.data.model_copy(update={"hold_out_words": ("thing1", "thing2")})
+    (place / "run").mkdir()
+    (place / "run" / "recipe.yaml").write_text(dump_recipe(recipe.model_copy(update={"data": held_out})))
+    save_model(place / "run" / "best", seed=3)
+    save_model(place / "run" / "last", seed=4)
+    return place
+
+
+def results(capsys, *arguments):
+    code, out, err = run(capsys, "evaluate", *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
 
 
 def expected(folder, data, split="val", similarity=None):
@@ -44,16 +73,11 @@ def test_a_checkpoint_is_measured_with_the_similarity_it_was_trained_with(capsys
         assert low <= result[name] <= high
 
 
-def test_without_a_test_split_val_is_taken_with_a_message(capsys, place):
-    _, out, err = run(capsys, "evaluate", place / "one", place / "data", "--bootstrap", 0)
-    assert "'val'" in err
-    assert out.splitlines()[-1] == f"{place / 'data'}, val: 16 images, 32 captions"
-
-
 def test_of_a_run_the_best_epoch_is_taken_with_the_data_of_its_recipe(capsys, place):
     code, out, err = run(capsys, "evaluate", place / "run", "--json")
     assert code == 0
     assert str(place / "run" / "best") in err
+    assert "'val'" in err  # for there is no test split
     (result,) = json.loads(out)["results"]
     assert_same(result, expected(place / "run" / "best", place / "data"))
 
@@ -76,48 +100,74 @@ def test_several_similarities_are_measured_from_one_encoding(capsys, place, monk
     assert len(every["results"]) == 7
 
 
-def test_several_models_have_a_line_each_a_test_against_the_first_and_an_ensemble(capsys, place):
-    code, out, _ = run(capsys, "evaluate", place / "one", place / "two", place / "data", "--ensemble")
-    assert code == 0
-    table = out.split("\n\n")[0].splitlines()
-    assert "to the first" in table[1]
-    assert "ensemble of 2" in table[-1]
-    assert "maxmatch + mil" in table[-1]
-    data = results(capsys, place / "one", place / "two", place / "data", "--ensemble")
-    first, second, both = data["results"]
+def test_several_models_and_their_ensemble_are_compared_also_from_kept_sets(capsys, place, tmp_path):
+    first, second, both = results(capsys, place / "one", place / "two", place / "data", "--ensemble")["results"]
     assert "against_first" not in first
     assert second["against_first"]["rsum"]["rsum"] == pytest.approx(second["rsum"] - first["rsum"])
     assert 0 < second["against_first"]["rsum"]["p"] <= 1
-    assert (both["kind"], both["model"]) == ("ensemble of 2", "one + two")
+    assert (both["kind"], both["model"], both["similarity"]) == ("ensemble of 2", "one + two", "maxmatch + mil")
+    kept = [tmp_path / f"{name}.safetensors" for name in ("one", "two")]
+    for file in kept:
+        run(capsys, "evaluate", place / file.stem, place / "data", "--save-sets", file, "--bootstrap", 0)
+    again = results(capsys, *kept, "--ensemble")
+    assert (again["data"], again["split"]) == (str(place / "data"), "val")
+    for old, new in zip((first, second, both), again["results"], strict=True):
+        assert_same(new, {key: value for key, value in old.items() if isinstance(value, float)})
+        assert new["similarity"] == old["similarity"]
+    mixed = results(capsys, kept[0], place / "two", place / "data", "--bootstrap", 0)
+    assert mixed["results"][1]["rsum"] == pytest.approx(second["rsum"])
+    assert "'val'" in refused(capsys, kept[0], "--split", "test")
+    assert "captions" in refused(capsys, kept[0], "--words", "snow", code=2)
+    assert "captions_per_image" in refused(capsys, kept[0], "--captions-per-image", 1)
+    _, _, err = run(capsys, "evaluate", kept[0], place / "data", "--bootstrap", 0)
+    assert f"{place / 'data'}: not read" in err
 
 
-def test_markdown_and_latex_are_printed(capsys, place):
-    _, out, _ = run(capsys, "evaluate", place / "one", place / "data", "--markdown", "--paper", "table:flickr30k")
+def test_text_markdown_and_latex_are_printed(capsys, place):
+    common = ("evaluate", place / "one", place / "data")
+    _, out, _ = run(capsys, *common, "--bootstrap", 0)
+    assert out.splitlines()[-1] == f"{place / 'data'}, val: 16 images, 32 captions"
+    _, out, _ = run(capsys, *common, "--markdown", "--paper", "table:flickr30k")
     assert out.startswith("| model | kind | similarity | image to text R@1 |")
     assert "| paper: MaxMatch | ensemble | Faster R-CNN + BERT |" in out
-    _, out, _ = run(capsys, "evaluate", place / "one", place / "data", "--latex")
+    _, out, _ = run(capsys, *common, "--latex")
     assert out.startswith(r"\begin{tabular}{lllrrrrrrrr}")
     assert "95 \\%" in out
-
-
-def test_a_table_of_the_paper_of_another_protocol_has_no_figures(capsys, place):
     assert results(capsys, place / "one", place / "data", "--paper", "table:mscoco")["notes"] == [
         "paper: table:mscoco has no figures of this protocol"
     ]
 
 
-def test_sets_that_were_kept_are_measured_without_model_and_data(capsys, place, tmp_path):
-    kept = [tmp_path / f"{name}.safetensors" for name in ("one", "two")]
-    whole = results(capsys, place / "one", place / "two", place / "data", "--ensemble")
-    for file in kept:
-        run(capsys, "evaluate", place / file.stem, place / "data", "--save-sets", file)
-    again = results(capsys, *kept, "--ensemble")
-    assert (again["data"], again["split"]) == (str(place / "data"), "val")
-    for old, new in zip(whole["results"], again["results"], strict=True):
-        assert_same(new, {key: value for key, value in old.items() if isinstance(value, float)})
-        assert new["similarity"] == old["similarity"]
-    mixed = results(capsys, kept[0], place / "two", place / "data")
-    assert mixed["results"][1]["rsum"] == pytest.approx(whole["results"][1]["rsum"])
+def test_the_words_of_a_recipe_or_given_ones_are_measured_apart(capsys, place):
+    captions = (place / "data" / "dev_caps.txt").read_text().splitlines()
+    met = sum(bool({"thing1", "thing2"} & set(caption.split())) for caption in captions)
+    common = (place / "run", place / "one", "--bootstrap", 20)
+    found, again = (
+        results(capsys, *common, place / "data", *words)["by_words"]
+        for words in (["--words-from", place / "run" / "recipe.yaml"], ["--words", "Thing1, thing2"])
+    )
+    assert found == again
+    assert found["words"] == ["thing1", "thing2"]
+    first, second = found["results"]
+    assert (first["with"]["captions"], first["without"]["captions"]) == (met, len(captions) - met)
+    assert second["first_to_this_r10"]["value"] == first["with"]["t2i_r10"] / second["with"]["t2i_r10"]
+    assert len(first["with"]["intervals"]["t2i_r10"]) == 2
+    _, out, _ = run(capsys, "evaluate", place / "run", "--words", "thing1", "--bootstrap", 0)
+    assert "text to image, with the words" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "code"),
+    [
+        (["--words", " , "], "no words", 2),
+        (["--words", "thing1", "--words-from", "flickr8k_held_out"], "one of --words and --words-from", 2),
+        (["--words-from", "flickr8k_small"], "no words", 2),
+        (["--words", "red bus"], "expected single words", 1),
+        (["--words", "pizza"], "has any of the words", 1),
+    ],
+)
+def test_words_that_cannot_be_measured_are_refused(capsys, place, options, named, code):
+    assert named in refused(capsys, place / "run", *options, code=code)
 
 
 def test_the_options_of_the_similarity_are_those_of_training_also_from_a_file(capsys, place, tmp_path):
@@ -150,15 +200,6 @@ def test_one_image_with_one_caption_is_measured(capsys, place, tmp_path):
     assert (data["split"], data["images"], data["captions"]) == ("test", 1, 1)
     assert data["results"][0]["rsum"] == 600
     assert data["results"][0]["intervals"]["rsum"] == [600, 600]
-
-
-def test_the_split_of_kept_sets_cannot_be_changed_and_data_is_not_read(capsys, place, tmp_path):
-    file = tmp_path / "a.safetensors"
-    run(capsys, "evaluate", place / "one", place / "data", "--save-sets", file)
-    assert "'val'" in refused(capsys, file, "--split", "test")
-    code, _, err = run(capsys, "evaluate", file, place / "data")
-    assert code == 0
-    assert f"{place / 'data'}: not read" in err
 
 
 def refused(capsys, *arguments, code=1):

@@ -1,134 +1,164 @@
-"""The command from end to end, with tiny models trained in this process."""
+"""`maxmatch reproduce` from end to end: tiny models are trained in this process; killed, it resumes."""
 
+import io
 import json
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from reproducing import arguments, in_this_process, run
-from small_runs import command, ended, kill_at, start
+from commands import run
+from small_runs import command, ended, kill_at, recipe_for, start, write_data
 
-from maxmatch.reproduce import compare, jobs
+from maxmatch.recipe.yaml_files import dump_recipe
+from maxmatch.reproduce import compare, reproduce, worker
 from maxmatch.training import step
 
-ROWS = 11
+
+class Done:
+    """A process that has ended."""
+
+    def __init__(self, code):
+        self.returncode, self.stdin = code, io.BytesIO()
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout=None):
+        return self.returncode
+
+
+def at_once(job, device):
+    """In place of a process of its own, where only the start takes seconds."""
+    job.write()
+    with worker.alone(job.folder):
+        worker.work(job, device)
+    return Done(0)
+
+
+def failed(job, reason):
+    job.write()
+    (job.folder / worker.LOG).write_text(f"Traceback\nmaxmatch: {reason}\n")
+    return Done(1)
+
+
+def measured(job, device):
+    """In place of training: a result as a model of that set size has it."""
+    job.write()
+    sizes = {name: tower.set_size for name, tower in job.recipes[0].model.resolved().towers.items()}
+    figures = {"rsum": 100.0 + job.recipes[0].seed, "i2t_r1": 5.0, "t2i_r1": 4.0, "chance_rsum": 3.0}
+    figures |= {"image_log_variance": -1.0, "text_log_variance": -1.0, "slots_used": 1.0, "pairing_stability": 1.0}
+    figures |= {f"{name}_slot_{n + 1}_rsum": 9.0 for name, size in sizes.items() for n in range(size)}
+    job.finish({"split": "val", "images": 8, "figures": figures, "seconds": 1.0})
+    return Done(0)
+
+
+def patched():
+    worker.start = at_once
+
+
+def without_curves():
+    """Importing what draws them takes seconds."""
+    patched()
+    compare.draw_curves = lambda plan, outcomes: None
 
 
 def killed_between():
-    in_this_process()
-    kill_at(compare, "outcome_line", 3)  # when the third is about to be reported
+    without_curves()
+    kill_at(compare, "outcome_line", 2)  # when the second is about to be reported
 
 
 def killed_within():
-    in_this_process()
+    without_curves()
     kill_at(step, "gradients", 3)  # in the second model
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(data, tmp_path_factory):
-    """The folder of a sweep, and what it printed."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    printed = out.parent / "printed"
-    assert ended(start(partial(command, patch=in_this_process), printed, *arguments(data, out))) == 0
-    return out, printed.read_text()
+def data(tmp_path_factory):
+    """Data, and the recipe of a tiny model for it."""
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder / "regions", train=16, val=8)
+    recipe = recipe_for(folder / "regions", epochs=1, batch_size=8, model={"depth": 1})
+    (folder / "tiny.yaml").write_text(dump_recipe(recipe))
+    return folder
+
+
+def arguments(data, out, *targets):
+    common = ["--data", data / "regions", "--base", data / "tiny.yaml", "--out", out, "--device", "cpu", "--jobs", 1]
+    return [str(one) for one in ("reproduce", *targets, *common)]
+
+
+def results(out):
+    return {path.parent.name: json.loads(path.read_text()) for path in (out / "cells").glob("*/result.json")}
 
 
 def figures(out):
-    found = {}
-    for path in sorted((out / "cells").glob("*/result.json")):
-        result = json.loads(path.read_text())
-        found[path.parent.name] = result["figures"]
-    return found
+    return {name: result["figures"] for name, result in results(out).items()}
 
 
-def test_the_ablation_is_a_table_of_eleven_rows_beside_the_papers(uninterrupted):
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    """The folder of a sweep of three models, and what it printed."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    printed = out.parent / "printed"
+    assert ended(start(partial(command, patch=patched), printed, *arguments(data, out, "elements"))) == 0
+    return out, printed.read_text()
+
+
+def test_the_table_is_the_papers_with_ours_beside_it(uninterrupted):
     out, printed = uninterrupted
-    table = (out / "ablation.md").read_text().splitlines()
-    rows = [line for line in table if line.startswith(("| MIL", "| Smooth", "| Maximal"))]
-    assert len(rows) == ROWS
-    assert rows[10].startswith("| Maximal Pair Assignment | ✓ | ✓ | ✓ | ✓ | 446.53 |")
-    whole = json.loads((out / "ablation.json").read_text())
-    assert [row["paper"]["coco_5k_rsum"] for row in whole["rows"]][:2] == [438.98, 439.57]
-    for row, line in zip(whole["rows"], rows, strict=True):
-        assert f"{row['ours']['rsum']['mean']:.1f}" in line
+    table = (out / "elements.md").read_text().splitlines()
+    assert table[2].startswith("| image: all slots | 438.98 |")
+    whole = json.loads((out / "elements.json").read_text())
+    assert [row["title"] for row in whole["rows"]] == [{"method": m} for m in ("MIL", "smooth-Chamfer", "MaxMatch")]
+    for row in whole["rows"]:
+        assert f"{row['ours']['rsum']['mean']:.1f}" in table[2]
         assert {"image_log_variance", "pairing_stability", "slots_used", "text_slot_4_rsum"} <= row["ours"].keys()
     assert "split val (8 images, RSUM" in printed  # there is no test split
     assert "changes to the recipe" in printed
-    files = [str(out / f"ablation{end}") for end in (".md", ".json", "-curves.png")]
+    files = [str(out / f"elements{end}") for end in (".md", ".json", "-curves.png")]
     assert f"written to {', '.join(files)}" in printed
-    assert (out / "ablation-curves.png").stat().st_size > 1000
+    assert (out / "elements-curves.png").stat().st_size > 1000
 
 
-def test_a_sweep_killed_between_models_resumes_and_gives_the_same(uninterrupted, data, tmp_path):
+@pytest.mark.parametrize("killed", [killed_between, killed_within])
+def test_a_killed_sweep_resumes_and_gives_the_same(killed, uninterrupted, data, tmp_path):
     out, printed = tmp_path / "out", tmp_path / "printed"
-
-    assert ended(start(partial(command, patch=killed_between), printed, *arguments(data, out))) == -9
-    before = figures(out)
-    assert len(before) == 3
-    assert not (out / "ablation.md").exists()
-    times = {name: (out / "cells" / name / "result.json").stat().st_mtime_ns for name in before}
-    assert ended(start(partial(command, patch=in_this_process), printed, *arguments(data, out))) == 0
-    assert printed.read_text().count("(done before)") == 3
-    assert {name: (out / "cells" / name / "result.json").stat().st_mtime_ns for name in before} == times
+    assert ended(start(partial(command, patch=killed), printed, *arguments(data, out, "elements"))) == -9
+    before = results(out)
+    assert len(before) == (2 if killed is killed_between else 1)
+    assert not (out / "elements.md").exists()
+    assert ended(start(partial(command, patch=without_curves), printed, *arguments(data, out, "elements"))) == 0
+    assert printed.read_text().count("(done before)") == len(before)
+    after = results(out)
+    assert {name: after[name] for name in before} == before  # seconds and all: not done again
     assert figures(out) == figures(uninterrupted[0])
-    assert (out / "ablation.md").read_text() == (uninterrupted[0] / "ablation.md").read_text()
-
-
-def test_a_sweep_killed_within_a_model_resumes_and_gives_the_same(uninterrupted, data, tmp_path):
-    out, printed = tmp_path / "out", tmp_path / "printed"
-
-    assert ended(start(partial(command, patch=killed_within), printed, *arguments(data, out, target="elements"))) == -9
-    assert len(figures(out)) == 1
-    assert ended(start(partial(command, patch=in_this_process), printed, *arguments(data, out, target="elements"))) == 0
-    whole = figures(uninterrupted[0])
-    assert figures(out) == {name: whole[name] for name in figures(out)}
-    assert len(figures(out)) == 3
-    assert "image: only slot 4" in printed.read_text()
+    assert (out / "elements.md").read_text() == (uninterrupted[0] / "elements.md").read_text()
 
 
 def test_interrupted_it_reports_how_to_resume_and_exits_130(data, tmp_path, capsys, monkeypatch):
     def interrupted(job, device):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "start", interrupted)
-    code, printed = run(capsys, *arguments(data, tmp_path / "out", target="elements"))
+    monkeypatch.setattr(worker, "start", interrupted)
+    code, _, err = run(capsys, *arguments(data, tmp_path / "out", "elements"))
     assert code == 130
-    assert (
-        f"{tmp_path / 'out'}: interrupted; all models at work are saved. Resume with the same command." in printed.err
-    )
+    assert f"{tmp_path / 'out'}: interrupted" in err
+    assert "Resume with the same command" in err
 
 
-def test_what_another_table_trained_is_not_trained_again(uninterrupted, data, capsys, monkeypatch):
-    monkeypatch.setattr(jobs, "start", None)  # would fail if it were called
-    code, printed = run(capsys, *arguments(data, uninterrupted[0], "--json", target="tab:5"))
+def test_figures_are_drawn_from_the_models_of_the_tables(uninterrupted, data, capsys, monkeypatch):
+    monkeypatch.setattr(worker, "start", None)  # would fail if it were called
+    monkeypatch.setattr("maxmatch.evaluation.report.figures.render", lambda figure, kind: kind.encode())
+    out, _ = uninterrupted
+    code, printed, _ = run(capsys, *arguments(data, out, "heatmap", "fig:tsne"))
     assert code == 0
-    whole = json.loads(printed.out)
-    assert [row["title"] for row in whole["rows"]] == [{"method": m} for m in ("MIL", "smooth-Chamfer", "MaxMatch")]
-
-
-def test_a_figure_as_json_says_where_its_files_are(uninterrupted, data, capsys):
-    code, printed = run(capsys, *arguments(data, uninterrupted[0], "--json", target="heatmap"))
-    assert code == 0
-    files = [str(uninterrupted[0] / f"heatmap.{kind}") for kind in ("pdf", "png")]
-    assert json.loads(printed.out) == {"target": "heatmap", "label": "fig:heatmap", "files": files}
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("heatmap", ["heatmap.pdf", "heatmap.png"]),
-        (
-            "fig:tsne",
-            [f"tsne-{name}.{kind}" for name in ("mil", "smooth-chamfer", "maxmatch") for kind in ("pdf", "png")],
-        ),
-    ],
-)
-def test_figures_are_drawn_from_the_models_of_the_tables(target, expected, uninterrupted, data, capsys, monkeypatch):
-    monkeypatch.setattr(jobs, "start", None)  # would fail if it were called
-    code, printed = run(capsys, *arguments(data, uninterrupted[0], target=target))
-    assert code == 0
-    assert printed.out.split() == [str(uninterrupted[0] / name) for name in expected]
-    assert all((uninterrupted[0] / name).stat().st_size > 1000 for name in expected)
+    names = ["heatmap", *(f"tsne-{name}" for name in ("mil", "smooth-chamfer", "maxmatch"))]
+    expected = [out / f"{name}.{kind}" for name in names for kind in ("pdf", "png")]
+    assert printed.split() == list(map(str, expected))
+    assert [file.read_bytes() for file in expected] == [b"pdf", b"png"] * 4
+    code, printed, _ = run(capsys, *arguments(data, out, "heatmap"), "--json")
+    files = list(map(str, expected[:2]))
+    assert json.loads(printed) == {"target": "heatmap", "label": "fig:heatmap", "files": files}
 
 
 def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, capsys, monkeypatch):
@@ -139,9 +169,84 @@ def test_the_qualitative_figure_is_a_report_of_each_model(uninterrupted, data, c
         return SimpleNamespace(report=out / "report.html")
 
     monkeypatch.setattr(compare, "analyse_run", report)  # it has tests of its own
-    code, printed = run(capsys, *arguments(data, uninterrupted[0], target="qualitative"))
+    code, printed, _ = run(capsys, *arguments(data, uninterrupted[0], "qualitative"))
     assert code == 0
     folders = [uninterrupted[0] / f"qualitative-{name}" for name in ("smooth-chamfer", "maxmatch")]
-    assert printed.out.split() == [str(folder / "report.html") for folder in folders]
+    assert printed.split() == [str(folder / "report.html") for folder in folders]
     regions = str(data / "regions")
     assert made == [("cells", regions, "val", title) for title in ("smooth-Chamfer", "MaxMatch")]
+
+
+def test_several_targets_are_one_sweep_and_what_two_need_is_trained_once(data, tmp_path, capsys, monkeypatch):
+    trained = []
+
+    def counted(job, device):
+        trained.append(job.folder.name)
+        return failed(job, "no room for eight. Buy more.") if "-k8-" in job.folder.name else measured(job, device)
+
+    monkeypatch.setattr(worker, "start", counted)
+    out = tmp_path / "out"
+    code, printed, err = run(capsys, *arguments(data, out, "sizes", "tab:5", "train.epochs=1"))
+    assert code == 1
+    assert len(trained) == len(set(trained)) == 4 + 2  # K = 4 is the third model of the other table
+    assert trained[3].startswith("maxmatch-k8-")  # after which the others went on
+    first, second = printed.strip().split("\n\n")
+    assert first.splitlines()[1].startswith("set size")
+    assert "K = 8: failed: no room for eight. Buy more." in first
+    assert second.splitlines()[1].startswith("kept")
+    assert "1 of 6 models failed; the same command tries them again" in err
+    rows = json.loads((out / "sizes.json").read_text())["rows"]
+    assert [len(row["failed"]) for row in rows] == [0, 0, 0, 1]
+    assert [bool(row["ours"]) for row in rows] == [True, True, True, False]
+    assert (out / "elements.md").exists()
+
+    monkeypatch.setattr(worker, "start", measured)
+    code, printed, err = run(capsys, *arguments(data, out, "sizes", "elements", "tab:5", "train.epochs=1"), "--json")
+    assert code == 0
+    assert err.count("(done before)") == 5
+    whole = json.loads(printed)
+    assert list(whole) == ["sizes", "elements"]
+    for name, one in whole.items():
+        assert one == json.loads((out / f"{name}.json").read_text())
+    rows = whole["sizes"]["rows"]
+    assert [row["title"] for row in rows] == [{"set size": f"K = {size}"} for size in (1, 2, 4, 8)]
+    assert rows[2]["ours"] == whole["elements"]["rows"][2]["ours"]
+
+
+def test_a_table_is_reproduced_from_python(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "start", measured)
+    base, lines = str(data / "tiny.yaml"), []
+    made = reproduce("pvse", str(data / "regions"), base=base, out=tmp_path, jobs=1, device="cpu", say=lines.append)
+    assert (made.models, made.failed) == (5, 0)
+    (table,) = made.targets
+    methods = ["VSE++", "PVSE", "Set Div", "MaxMatch + PVSE", "MaxMatch"]
+    assert [row["method"] for row in table.table.rows] == methods
+    assert "image_slot_2_rsum" not in table.data["rows"][0]["ours"]  # one vector per set
+    assert tmp_path / "pvse.json" in table.files
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["ablation"], "--data"),
+        (["ablation", "sizse", "--data", "scenes"], "sizes"),
+        (["train.epochs=1", "--data", "scenes"], ""),
+        (["ablation", "--data", "scenes", "--json", "--latex"], "choose one"),
+        (["wurst"], "wurst"),
+        (["flickr30k", "--data", "resnext=."], "nothing to train"),
+        ([], "name one of these"),
+    ],
+)
+def test_wrong_use_is_exit_2(given, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "reproduce", *given)
+    assert code == 2
+    assert expected in err
+
+
+def test_the_list_names_targets_and_labels(capsys):
+    code, printed, _ = run(capsys, "reproduce", "--list")
+    assert code == 0
+    listed = [line.split()[:2] for line in printed.splitlines()]
+    assert listed[2:4] == [["ablation", "table_abl"], ["elements", "tab:5"]]

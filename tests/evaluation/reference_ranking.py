@@ -1,23 +1,26 @@
-"""Ranks by sorting, and galleries to rank."""
+"""Ranks by sorting, and the figures made of them: slow and plain."""
 
-from torch import Tensor
-
-from maxmatch.evaluation.ranking import ranks_both_ways
+import statistics
 
 
-def sorted_ranks(scores: Tensor, row_groups: Tensor, column_groups: Tensor) -> tuple[list[int], list[int]]:
-    """One full sort a query: best score first, and at one score the wrong answers before the true ones."""
+def sorted_ranks(scores, row_groups, column_groups):
+    """The ranks and ties of the rows: best score first, and at one score the wrong answers before the true ones."""
     ranks, ties = [], []
     for row, group in zip(scores.tolist(), row_groups.tolist(), strict=True):
-        answers = [(score, other == group) for score, other in zip(row, column_groups.tolist(), strict=True)]
-        answers.sort(key=lambda answer: (-answer[0], answer[1]))
+        answers = sorted((-score, other == group) for score, other in zip(row, column_groups.tolist(), strict=True))
         place = next(place for place, (_, true) in enumerate(answers) if true)
         ranks.append(place + 1)
         ties.append(sum(1 for score, true in answers if not true and score == answers[place][0]))
     return ranks, ties
 
 
-def assert_agrees(scores: Tensor, row_groups: Tensor, column_groups: Tensor) -> None:
-    rows, columns = ranks_both_ways(scores, row_groups, column_groups)
-    assert (rows.ranks.tolist(), rows.ties.tolist()) == sorted_ranks(scores, row_groups, column_groups)
-    assert (columns.ranks.tolist(), columns.ties.tolist()) == sorted_ranks(scores.T, column_groups, row_groups)
+def slow_figures(scores, image_groups, text_groups):
+    found = {}
+    for way, sides in (("i2t", (scores, image_groups, text_groups)), ("t2i", (scores.T, text_groups, image_groups))):
+        ranks, ties = sorted_ranks(*sides)
+        for level in (1, 5, 10):
+            found[f"{way}_r{level}"] = 100 * sum(rank <= level for rank in ranks) / len(ranks)
+        found[f"{way}_median_rank"] = statistics.median(ranks)
+        found[f"{way}_mean_rank"] = sum(ranks) / len(ranks)
+        found[f"{way}_ties"] = sum(count > 0 for count in ties)
+    return found | {"rsum": sum(found[f"{way}_r{level}"] for way in ("i2t", "t2i") for level in (1, 5, 10))}

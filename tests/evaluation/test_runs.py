@@ -1,4 +1,4 @@
-"""`evaluate_runs` and `analyse_run`, called from Python: the same path as the commands, and what they refuse."""
+"""`evaluate_runs`, called from Python: the same figures as from its parts, and what it refuses."""
 
 import pytest
 from small_runs import recipe_for, write_data
@@ -7,7 +7,7 @@ from tiny_models import tiny_model
 from maxmatch import SetEncoder
 from maxmatch.core.array_checks import UsageError
 from maxmatch.data.load import read_dataset
-from maxmatch.evaluation import analyse_run, evaluate_runs
+from maxmatch.evaluation import evaluate_runs
 from maxmatch.evaluation.encoding import encode_items
 from maxmatch.evaluation.metrics import EvaluatedModel, evaluate
 from maxmatch.recipe.yaml_files import dump_recipe
@@ -35,13 +35,6 @@ def test_a_run_is_measured_in_one_line_as_by_its_parts(run):
     assert len(found.tables()) == 2
     assert any("best epoch" in line for line in messages)
     assert any("'val'" in line for line in messages)
-
-
-def test_an_analysis_is_made_in_one_line_and_its_report_written(run, tmp_path):
-    analysis, report = analyse_run(run, out=tmp_path / "report", examples=2, say=lambda line: None)
-    assert report == tmp_path / "report" / "report.html"
-    assert report.stat().st_size > 1000
-    assert analysis.retrieval["rsum"] == evaluate_runs(run, draws=0, say=lambda line: None).results[0].figures["rsum"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,25 @@
-"""What is reproduced are the paper's rows, whatever the data."""
+"""What is reproduced are the paper's rows, whatever the data; a finished model is known by what it was made with."""
 
 import pytest
 from small_runs import recipe_for, write_data
 
 from maxmatch.evaluation.paper import LOSSES, tables
 from maxmatch.recipe.yaml_files import dump_recipe, list_recipes, load_recipe
-from maxmatch.reproduce.jobs import ReproduceOptions, plan
-from maxmatch.reproduce.targets import MAXMATCH_ON_PVSE, PVSE, SETDIV, VSEPP, changes, target_called, targets
+from maxmatch.reproduce.targets import (
+    MAXMATCH_ON_PVSE,
+    PVSE,
+    RESULT,
+    SETDIV,
+    VSEPP,
+    ReproduceOptions,
+    changes,
+    ensemble,
+    plan,
+    read_job,
+    single,
+    target_called,
+    targets,
+)
 
 ELEVEN = [  # similarity, Div, MMD, GD, ISD, RSUM: typed from the paper
     ("mil", 1, 1, 0, 0, 438.98),
@@ -21,6 +34,10 @@ ELEVEN = [  # similarity, Div, MMD, GD, ISD, RSUM: typed from the paper
     ("maxmatch", 0, 0, 1, 1, 444.49),
     ("maxmatch", 1, 1, 1, 1, 446.53),
 ]
+
+
+def plan_of(target, folder, *data, **options):
+    return plan(target_called(target), ReproduceOptions(data or ["scenes"], folder, **options))
 
 
 def same_but_for_names(one, other):
@@ -39,7 +56,7 @@ def rows_of(lines):
 
 
 def test_the_ablation_on_scenes_has_the_eleven_rows_of_the_paper(tmp_path):
-    made = plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path))
+    made = plan_of("ablation", tmp_path)
     assert rows_of(made.lines) == [row[:5] for row in ELEVEN]
     assert [planned.line.paper["coco_5k_rsum"] for planned in made.lines] == [row[5] for row in ELEVEN]
     ticks = [tuple(int(tick == "✓") for tick in planned.line.title[1:]) for planned in made.lines]
@@ -48,19 +65,18 @@ def test_the_ablation_on_scenes_has_the_eleven_rows_of_the_paper(tmp_path):
 
 
 def test_the_ablation_on_the_papers_data_takes_the_recipes_that_ship(tmp_path):
-    made = plan(target_called("table_abl"), ReproduceOptions([str(tmp_path)], tmp_path))
+    made = plan_of("table_abl", tmp_path, str(tmp_path))
     assert rows_of(made.lines) == [row[:5] for row in ELEVEN]
     for number, planned in enumerate(made.lines, start=1):
         shipped = load_recipe(f"ablation/{number:02}", [f"data.path={tmp_path}"])
         assert same_but_for_names(planned.jobs[0].recipes[0], shipped)
 
 
-@pytest.mark.parametrize("number", range(1, 12))
-def test_rows_made_from_a_base_change_what_the_recipes_of_the_ablation_change(number):
+def test_rows_made_from_a_base_change_what_the_recipes_of_the_ablation_change():
     base = load_recipe("coco_region_bert")
-    line = target_called("ablation").lines[number - 1]
-    made = load_recipe("coco_region_bert", changes(line.variant, base))
-    assert same_but_for_names(made, load_recipe(f"ablation/{number:02}"))
+    for number, line in enumerate(target_called("ablation").lines, start=1):
+        made = load_recipe("coco_region_bert", changes(line.variant, base))
+        assert same_but_for_names(made, load_recipe(f"ablation/{number:02}")), number
 
 
 def test_peers_made_from_a_base_differ_in_similarity_losses_head_and_set_size():
@@ -82,7 +98,7 @@ def test_peers_made_from_a_base_differ_in_similarity_losses_head_and_set_size():
 
 
 def test_scenes_are_compared_as_the_recipes_that_ship_for_them(tmp_path):
-    made = plan(target_called("elements"), ReproduceOptions(["scenes"], tmp_path))
+    made = plan_of("elements", tmp_path)
     for planned, name in zip(made.lines, ("scenes_mil", "scenes_setdiv", "scenes"), strict=True):
         recipe = planned.jobs[0].recipes[0]
         assert same_but_for_names(recipe, load_recipe(name, [f"data.path={recipe.data.path}"]))
@@ -90,9 +106,9 @@ def test_scenes_are_compared_as_the_recipes_that_ship_for_them(tmp_path):
 
 def test_a_base_that_is_not_maxmatch_or_lacks_a_loss_is_refused_with_advice(tmp_path):
     with pytest.raises(ValueError, match=r"scenes_mil: trains with mil.*--base"):
-        plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, base="scenes_mil"))
+        plan_of("ablation", tmp_path, base="scenes_mil")
     with pytest.raises(ValueError, match=r"has no GD \(objective.gd_weight=0\).*objective.gd_weight=0.1"):
-        plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, changes=["objective.gd_weight=0"]))
+        plan_of("ablation", tmp_path, changes=["objective.gd_weight=0"])
 
 
 def test_every_target_is_called_by_its_name_and_by_the_papers_label():
@@ -129,7 +145,7 @@ def test_data_can_be_given_for_the_recipes_that_read_it(tmp_path):
     for name in ("regions", "pictures"):
         (tmp_path / name).mkdir()
     data = [f"region={tmp_path / 'regions'}", f"resnet={tmp_path / 'pictures'}"]
-    made = plan(target_called("flickr30k"), ReproduceOptions(data, tmp_path, seeds=2))
+    made = plan_of("flickr30k", tmp_path, *data, seeds=2)
     paths = {planned.line.recipe: planned.jobs[0].recipes[0].data.path for planned in made.lines if planned.jobs}
     assert paths["f30k_region_bert"] == str(tmp_path / "regions")
     assert paths["f30k_resnet152_bigru_setdiv"] == str(tmp_path / "pictures")
@@ -138,11 +154,11 @@ def test_data_can_be_given_for_the_recipes_that_read_it(tmp_path):
 
 
 def test_an_ensemble_is_of_two_seeds_and_comes_after_them(tmp_path):
-    one = plan(target_called("flickr30k"), ReproduceOptions([str(tmp_path)], tmp_path))
+    one = plan_of("flickr30k", tmp_path, str(tmp_path))
     assert {planned.why_none for planned in one.lines if planned.line.ensemble and planned.line.recipe} == {
         "an ensemble: takes --seeds 2"
     }
-    three = plan(target_called("flickr30k"), ReproduceOptions([str(tmp_path)], tmp_path, seeds=3))
+    three = plan_of("flickr30k", tmp_path, str(tmp_path), seeds=3)
     both = [planned for planned in three.lines if planned.line.ensemble and planned.jobs]
     assert len(both) == 2
     for planned in both:
@@ -154,8 +170,7 @@ def test_an_ensemble_is_of_two_seeds_and_comes_after_them(tmp_path):
 
 
 def test_what_the_user_changes_does_not_undo_the_row(tmp_path):
-    options = ReproduceOptions(["scenes"], tmp_path, changes=["objective.gd_weight=0.3", "train.epochs=2"], seeds=2)
-    made = plan(target_called("ablation"), options)
+    made = plan_of("ablation", tmp_path, changes=["objective.gd_weight=0.3", "train.epochs=2"], seeds=2)
     first, last = made.lines[0].jobs[1].recipes[0], made.lines[10].jobs[1].recipes[0]
     assert (first.objective.gd_weight, last.objective.gd_weight) == (0.0, 0.3)
     assert first.train.epochs == last.train.epochs == 2
@@ -163,51 +178,125 @@ def test_what_the_user_changes_does_not_undo_the_row(tmp_path):
 
 
 def test_quick_is_smaller_and_lies_elsewhere(tmp_path):
-    whole = plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path))
-    quick = plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, quick=True))
+    whole = plan_of("ablation", tmp_path)
+    quick = plan_of("ablation", tmp_path, quick=True)
     assert not {job.folder for job in whole.jobs} & {job.folder for job in quick.jobs}
     small, large = quick.jobs[0].recipes[0], whole.jobs[0].recipes[0]
     assert small.data.scenes.images < large.data.scenes.images
     assert small.data.path != large.data.path
     file = tmp_path / "own.yaml"
     file.write_text(dump_recipe(recipe_for(write_data(tmp_path / "data"), epochs=45)))
-    real = plan(
-        target_called("ablation"), ReproduceOptions([str(tmp_path / "data")], tmp_path, base=str(file), quick=True)
-    )
+    real = plan_of("ablation", tmp_path, str(tmp_path / "data"), base=str(file), quick=True)
     assert real.jobs[0].recipes[0].train.epochs == 3
 
 
 def test_data_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"--data nowhere: no such file or folder\. .*--data scenes"):
-        plan(target_called("ablation"), ReproduceOptions(["nowhere"], tmp_path))
+        plan_of("ablation", tmp_path, "nowhere")
     with pytest.raises(ValueError, match="flickr8k_maxmatch"):
-        plan(target_called("ablation"), ReproduceOptions(["scenes"], tmp_path, base="flickr8k_maxmatch"))
+        plan_of("ablation", tmp_path, base="flickr8k_maxmatch")
 
 
-def test_only_the_set_size_differs_and_the_bases_own_model_is_shared(tmp_path):
-    for base, data in ((None, "scenes"), ("flickr8k_maxmatch", str(tmp_path)), (None, str(tmp_path))):
-        options = ReproduceOptions([data], tmp_path, base=base)
-        made = plan(target_called("sizes"), options)
-        recipes = [planned.jobs[0].recipes[0] for planned in made.lines]
-        for recipe, size in zip(recipes, (1, 2, 4, 8), strict=True):
-            whole = recipe.model.resolved()
-            assert {tower.set_size for tower in whole.towers.values()} == {size}
-            assert recipe.model.similarity == "maxmatch"
-            same_towers = {
-                name: tower.model_copy(update={"set_size": 4})
-                for name, tower in recipes[2].model.resolved().towers.items()
-            }
-            assert {n: t.model_copy(update={"set_size": 4}) for n, t in whole.towers.items()} == same_towers
-            assert (recipe.objective, recipe.train, recipe.data) == (
-                recipes[2].objective,
-                recipes[2].train,
-                recipes[2].data,
-            )
-        ablation = plan(target_called("ablation"), options)
-        assert made.lines[2].jobs == ablation.lines[10].jobs
+@pytest.mark.parametrize(("base", "data"), [(None, "scenes"), ("flickr8k_maxmatch", "here"), (None, "here")])
+def test_only_the_set_size_differs_and_the_bases_own_model_is_shared(tmp_path, base, data):
+    where = [str(tmp_path) if data == "here" else data]
+    made = plan_of("sizes", tmp_path, *where, base=base)
+    recipes = [planned.jobs[0].recipes[0] for planned in made.lines]
+
+    def resized(recipe):
+        towers = recipe.model.resolved().towers
+        return {name: tower.model_copy(update={"set_size": 4}) for name, tower in towers.items()}
+
+    for recipe, size in zip(recipes, (1, 2, 4, 8), strict=True):
+        assert {tower.set_size for tower in recipe.model.resolved().towers.values()} == {size}
+        assert recipe.model.similarity == "maxmatch"
+        assert resized(recipe) == resized(recipes[2])
+        for part in ("objective", "train", "data"):
+            assert getattr(recipe, part) == getattr(recipes[2], part)
+    assert made.lines[2].jobs == plan_of("ablation", tmp_path, *where, base=base).lines[10].jobs
+    assert "Not a table of the paper" in made.target.about
+    assert not any(line.paper for line in made.target.lines)
 
 
-def test_a_table_that_is_not_the_papers_says_so_and_shows_no_figures_of_the_paper(tmp_path):
-    target = target_called("sizes")
-    assert "Not a table of the paper" in target.about
-    assert not any(line.paper for line in target.lines)
+# Jobs.
+
+
+def job_for(folder, *changes, split=None, protocol="plain"):
+    return single(folder, load_recipe("scenes", ["data.path=here", *changes]), split, protocol)
+
+
+def test_a_result_is_found_again(tmp_path):
+    job = job_for(tmp_path)
+    assert job.result() is None
+    job.finish({"figures": {"rsum": 1.0}})
+    assert job_for(tmp_path).result()["figures"] == {"rsum": 1.0}
+    assert not list(job.folder.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["seed=1", "train.lr=1e-4", "objective.gd_weight=0.2", "data.scenes.images=7", "evaluate.similarities=[top_k]"],
+)
+def test_another_recipe_lies_elsewhere_and_has_no_result(change, tmp_path):
+    job, other = job_for(tmp_path), job_for(tmp_path, change)
+    assert other.folder != job.folder
+    job.finish({"figures": {"rsum": 1.0}})
+    (other.folder).mkdir()
+    (other.folder / RESULT).write_text((job.folder / RESULT).read_text())  # as if two digests were the same
+    assert other.result() is None
+
+
+@pytest.mark.parametrize("change", [{"split": "val"}, {"protocol": "auto"}])
+def test_measured_in_another_way_the_model_stays_and_the_result_does_not(change, tmp_path):
+    job, other = job_for(tmp_path), job_for(tmp_path, **change)
+    assert other.folder == job.folder
+    job.finish({"figures": {}})
+    assert other.result() is None
+
+
+def test_data_elsewhere_is_other_data_but_for_generated_scenes(tmp_path):
+    recipe = load_recipe("flickr8k_maxmatch", ["data.path=a"])
+    other = load_recipe("flickr8k_maxmatch", ["data.path=b"])
+    assert single(tmp_path, recipe, None, "plain").folder != single(tmp_path, other, None, "plain").folder
+    moved = single(tmp_path, load_recipe("scenes", ["data.path=there"]), None, "plain")
+    assert moved.folder == job_for(tmp_path).folder
+    assert moved.settings == job_for(tmp_path).settings
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"figures": {}}'])
+def test_a_damaged_result_counts_as_none(text, tmp_path):
+    job = job_for(tmp_path)
+    job.folder.mkdir()
+    (job.folder / RESULT).write_text(text)
+    assert job.result() is None
+
+
+def test_the_process_reads_the_job_that_was_written(tmp_path):
+    job = job_for(tmp_path, "model.similarity=smooth_chamfer", "model.similarity_options.alpha=8", split="val")
+    job.write()
+    assert read_job(job.folder) == job
+    both = ensemble(tmp_path, (job, job_for(tmp_path, "seed=1", split="val")))
+    both.write()
+    assert read_job(both.folder) == both
+
+
+def test_an_ensemble_is_known_by_all_its_members(tmp_path):
+    first, second, third = (job_for(tmp_path, f"seed={seed}") for seed in range(3))
+    assert ensemble(tmp_path, (first, second)).folder != ensemble(tmp_path, (first, third)).folder
+    assert ensemble(tmp_path, (first, second)).settings != first.settings
+
+
+def test_two_tables_that_need_the_same_model_share_it(tmp_path):
+    ablation = plan_of("ablation", tmp_path)
+    elements = plan_of("elements", tmp_path)
+    assert {job.folder for job in elements.jobs} < {job.folder for job in ablation.jobs}
+    coco = plan_of("coco", tmp_path, str(tmp_path))
+    shipped = plan_of("ablation", tmp_path, str(tmp_path))
+    ours = next(one.jobs[0] for one in coco.lines if one.line.recipe == "coco_region_bert" and one.jobs)
+    assert shipped.lines[10].jobs[0] == ours
+
+
+def test_names_say_what_is_trained(tmp_path):
+    assert job_for(tmp_path).folder.name.startswith("maxmatch-k4-div-mmd-gd-isd-seed0-")
+    pvse = plan_of("pvse", tmp_path).lines[1]
+    assert pvse.jobs[0].folder.name.startswith("mil-pie-k2-div-mmd-seed0-")

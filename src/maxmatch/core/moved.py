@@ -32,7 +32,7 @@ MOVED = {
     "encoders.resnext": "model.encoders.cnn",
     "encoders.transformer": "model.encoders.language",
     "evaluation.collapse": "evaluation.metrics",
-    "evaluation.measuring": "evaluation.runs",
+    "evaluation.measuring": "evaluation.significance",
     "evaluation.protocol": "evaluation.metrics",
     "evaluation.reported": "evaluation.paper",
     "evaluation.retrieval": "evaluation.metrics",

@@ -20,6 +20,7 @@ from maxmatch.evaluation.slots import (
     Elements,
     SlotAnswer,
     WithinSets,
+    answers_to,
     between_sets,
     by_slot,
     element_analysis,
@@ -32,7 +33,7 @@ from maxmatch.matching.similarity import cosine_planes, with_options
 
 
 def caption_facets(split: Split, encoded: EncodedSplit, pair: tuple[str, str] = ("image", "text")) -> list[str] | None:
-    """The facet (its kind) of each encoded item of the second modality, where the data has it; else None.
+    """The facet (its kind) of each encoded item of the second modality; None if the data has no facets.
 
     As in generated scenes: `facets` in the metadata of a picture lists them in the order of its captions.
     """
@@ -40,28 +41,20 @@ def caption_facets(split: Split, encoded: EncodedSplit, pair: tuple[str, str] = 
     metadata = pictures.metadata
     if metadata is None or not any("facets" in known for known in metadata):
         return None
-    starts, first = captions.starts, pictures.starts
     kinds: dict[str, str] = {}
     for group in range(split.size):
-        place = int(first[group])
+        place = int(pictures.starts[group])
         listed = metadata[place].get("facets")
-        span = range(int(starts[group]), int(starts[group + 1]))
-        if not isinstance(listed, list) or len(listed) < len(span):
+        names = captions.ids[int(captions.starts[group]) : int(captions.starts[group + 1])]
+        if not isinstance(listed, list) or len(listed) < len(names):
             raise ValueError(
-                f"{pair[0]} {pictures.ids[place]}: expected `facets`, one for each of its {len(span)} captions, "
-                f"got {_shown(listed)}. Generate the scenes again, or remove `facets` everywhere."
+                f"{pair[0]} {pictures.ids[place]}: expected `facets`, one for each of its {len(names)} captions, "
+                f"got {len(listed) if isinstance(listed, list) else 'none'}. "
+                "Generate the scenes again, or remove `facets` everywhere."
             )
-        kinds |= {str(captions.ids[number]): _kind(facet) for number, facet in zip(span, listed, strict=False)}
-    ids = encoded.ids.get(pair[1], captions.ids)
-    return [kinds[str(name)] for name in ids]
-
-
-def _shown(listed: Any) -> str:
-    return f"{len(listed)}" if isinstance(listed, list) else "none"
-
-
-def _kind(facet: Any) -> str:
-    return str(facet["kind"] if isinstance(facet, dict) else facet)
+        for name, facet in zip(names, listed, strict=False):
+            kinds[str(name)] = str(facet["kind"] if isinstance(facet, dict) else facet)
+    return [kinds[str(name)] for name in encoded.ids.get(pair[1], captions.ids)]
 
 
 # Do slots specialise? For generated scenes, where it is known what each caption is about.
@@ -126,31 +119,26 @@ class Specialisation:
 
 
 def specialisation(
-    encoded: EncodedSplit, pair: tuple[str, str], facets: Sequence[str], *, seed: int = 0, orders: int = 999
+    data: Paired, facets: Sequence[str], *, seed: int = 0, orders: int = 999
 ) -> tuple[Specialisation, Specialisation]:
     """Whether the slots of the first and of the second modality specialise. facets: one for each item of the second."""
-    data = paired(encoded, pair)
     captions = len(data.sets[1])
     if len(facets) != captions:
-        raise ValueError(f"facets: expected one for each of {captions} items of {pair[1]!r}, got {len(facets)}.")
+        raise ValueError(f"facets: expected one for each of {captions} items of {data.names[1]!r}, got {len(facets)}.")
     names, kind = np.unique(np.array(facets, dtype=str), return_inverse=True)
-    named = [str(facet) for facet in names]
-    partner = encoded.partners(pair).to(data.sets[0].device)
-    pictures = partner.cpu().numpy()
+    pictures = data.partners().cpu().numpy()
     by_row, by_column = (
-        _specialisation(name, named, kind, scores, pictures, seed, orders)
-        for name, scores in zip(pair, standard_scores(data, partner), strict=True)
+        _specialisation(name, names.tolist(), kind, scores, pictures, seed, orders)
+        for name, scores in zip(data.names, standard_scores(data), strict=True)
     )
     return by_row, by_column
 
 
-def standard_scores(
-    data: Paired, partner: Int[Tensor, " C"]
-) -> tuple[Float[np.ndarray, "C K"], Float[np.ndarray, "C L"]]:
-    """The standard score of each slot of the true picture partner[c], and of each slot of the caption, for every
-    caption c; see above.
+def standard_scores(data: Paired) -> tuple[Float[np.ndarray, "C K"], Float[np.ndarray, "C L"]]:
+    """The standard score of each slot of the true picture, and of each slot of the caption, for every caption; see
+    above.
     """
-    pictures, captions = data.sets
+    (pictures, captions), partner = data.sets, data.partners()
     step = max(1, _VALUES // (len(pictures) * pictures.shape[1] * captions.shape[1]))
     by_picture_slot, by_caption_slot = [], []
     for start in range(0, len(captions), step):
@@ -180,16 +168,18 @@ def _specialisation(
 ) -> Specialisation:
     facets, slots = len(names), scores.shape[1]
     counts = np.bincount(kind, minlength=facets)
-    means = _sums(scores, kind, facets) / counts[:, None]
+    means = _means(scores, kind, facets)
     chosen, measured = _halves(pictures, seed)
-    one_slot, own_slot = _choices(scores[chosen], kind[chosen], facets)
+    # The slot that is best for all captions, and the one for each facet (the former where a facet is not there).
+    one_slot = _largest(scores[chosen].mean(0, keepdims=True))[0]
+    there = np.isin(np.arange(facets), kind[chosen])
+    own_slot = np.where(there, _largest(_means(scores[chosen], kind[chosen], facets)), one_slot)
     one, own = scores[measured, one_slot], scores[measured, own_slot[kind[measured]]]
     clearest = _largest(scores)
     table = _counted(kind, clearest, (facets, slots))
     information = _information(table)
-    dealt = [
-        _information(_counted(kind[order], clearest, (facets, slots))) for order in _orders(pictures, orders, seed)
-    ]
+    drawn = _orders(pictures, orders, seed)
+    dealt = [_information(_counted(kind[order], clearest, (facets, slots))) for order in drawn]
     least = min(facets, slots)
     gain, level = float(own.mean() - one.mean()), float(own.mean())
     reach = 1.96 * _standard_error(own - one, pictures[measured])
@@ -214,16 +204,6 @@ def _halves(pictures: Int[np.ndarray, " C"], seed: int) -> tuple[Bool[np.ndarray
     """The captions of one half of the pictures, drawn at random, and those of the other. One picture is both halves."""
     first: np.ndarray = (np.random.default_rng(seed).permutation(pictures.max() + 1) % 2 == 0)[pictures]
     return (first, ~first) if first.any() and not first.all() else (np.full_like(first, True),) * 2
-
-
-def _choices(
-    scores: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int
-) -> tuple[int, Int[np.ndarray, " F"]]:
-    """The slot that is best for all captions, and the one for each facet (the former where a facet is not there)."""
-    best = int(_largest(scores.mean(0, keepdims=True))[0])
-    counts = np.bincount(kind, minlength=facets)
-    by_facet = _largest(_sums(scores, kind, facets) / np.maximum(counts, 1)[:, None])
-    return best, np.where(counts > 0, by_facet, best)
 
 
 def _orders(pictures: Int[np.ndarray, " C"], count: int, seed: int) -> Iterator[Int[np.ndarray, " C"]]:
@@ -253,9 +233,11 @@ def _entropy(counts: np.ndarray) -> float:
     return float(-(share * np.log2(share)).sum())
 
 
-def _sums(values: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int) -> Float[np.ndarray, "F K"]:
-    """The sum of the rows of each facet."""
-    return np.stack([np.bincount(kind, column, facets) for column in values.T], 1)
+def _means(values: Float[np.ndarray, "n K"], kind: Int[np.ndarray, " n"], facets: int) -> Float[np.ndarray, "F K"]:
+    """The mean of the rows of each facet; 0 for one that has none."""
+    about = kind == np.arange(facets)[:, None]
+    means: np.ndarray = about @ values / np.maximum(about.sum(1), 1)[:, None]
+    return means
 
 
 def _largest(values: Float[np.ndarray, "n K"]) -> Int[np.ndarray, " n"]:
@@ -289,11 +271,6 @@ class Failure:
     wrong: list[SlotAnswer]
     """The best of the wrong answers that stood above it or tied with it, best first."""
 
-    @property
-    def margin(self) -> float:
-        """By how much the best wrong answer scores more than the right one."""
-        return self.wrong[0].score - self.right.score
-
 
 @dataclass(frozen=True)
 class Failures:
@@ -307,44 +284,25 @@ class Failures:
 
 
 def worst_queries(
-    scores: Float[Tensor, "B C"], data: Paired, worst: int = 10, answers: int = 5
-) -> tuple[Failures, Failures]:
-    """The worst queries of the rows and of the columns, by the rank of their best true answer; at the same rank the
-    larger margin first, then the order of the split. A query whose true answer is first is not a failure.
+    scores: Float[Tensor, "B C"], data: Paired, ranks: Int[Tensor, " B"], worst: int = 10, answers: int = 5
+) -> Failures:
+    """The worst of the rows, by the rank of their best true answer; at the same rank the larger margin first, then the
+    order of the split. A query whose true answer is first is not a failure.
     """
-    found = ranks_both_ways(scores, *data.groups)
-    return (
-        _worst(scores, data, found[0].ranks, worst, answers),
-        _worst(scores.T, data.turned(), found[1].ranks, worst, answers),
-    )
-
-
-def _worst(scores: Tensor, data: Paired, ranks: Tensor, worst: int, answers: int) -> Failures:
     row, column = data.true_pairs()
-    right = scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row, scores[row, column], "amax")
-    margin = scores.amax(1) - right  # where a wrong answer is first, the largest score is its
+    best = scores.new_full((len(scores),), -torch.inf).scatter_reduce(0, row, scores[row, column], "amax")
+    margin = scores.amax(1) - best  # where a wrong answer is first, the largest score is its
     by_margin = margin.sort(descending=True, stable=True).indices
     order = by_margin[ranks[by_margin].sort(descending=True, stable=True).indices]
-    failed = int((ranks > 1).sum())
-    chosen = [
-        _failure(scores[place], data, place, int(ranks[place]), answers)
-        for place in order[: min(worst, failed)].tolist()
-    ]
-    return Failures(data.names[0], data.names[1], chosen, failed)
-
-
-def _failure(scores: Tensor, data: Paired, query: int, rank: int, answers: int) -> Failure:
-    true = data.groups[1] == data.groups[0][query]
-    right = _best(scores.masked_fill(~true, -torch.inf), data, 1, true=True)[0]
-    above = rank - 1
-    wrong = _best(scores.masked_fill(true, -torch.inf), data, min(above, answers), true=False)
-    return Failure(query, data.name(0, query), rank, right, wrong)
-
-
-def _best(scores: Tensor, data: Paired, count: int, true: bool) -> list[SlotAnswer]:
-    values, places = first_largest(scores[None], count)
-    pairs = zip(places[0].tolist(), values[0].tolist(), strict=True)
-    return [SlotAnswer(place, data.name(1, place), score, true) for place, score in pairs]
+    failed, found = int((ranks > 1).sum()), []
+    for query in order[: min(worst, failed)].tolist():
+        rank, true = int(ranks[query]), data.groups[1] == data.groups[0][query]
+        listed = []
+        for others, count in ((~true, 1), (true, min(rank - 1, answers))):
+            values, places = first_largest(scores[query].masked_fill(others, -torch.inf)[None], count)
+            listed.append(answers_to(data, query, values[0], places[0]))
+        found.append(Failure(query, data.name(0, query), rank, listed[0][0], listed[1]))
+    return Failures(*data.names, found, failed)
 
 
 # All of it together: what `maxmatch analyse` writes and draws.
@@ -418,35 +376,36 @@ def analyse(
     rows, columns = data.sets
     scoring = with_options(similarity, options or {})
     scores = score_matrix(rows, columns, scoring)
-    found = figures(*ranks_both_ways(scores, *data.groups))
-    failures = worst_queries(scores, data, worst, answers)
+    ranks = ranks_both_ways(scores, *data.groups)
+    found = figures(*ranks)
+    failures = (
+        worst_queries(scores, data, ranks[0].ranks, worst, answers),
+        worst_queries(scores.T, data.turned(), ranks[1].ranks, worst, answers),
+    )
     del scores
     drawn = np.random.default_rng(seed)
-    both = [pair, (pair[1], pair[0])]
-    queries = [_some(drawn, len(sets), examples) for sets in data.sets]
-    forth, back = (by_slot(encoded, way, chosen, answers) for way, chosen in zip(both, queries, strict=True))
+    forth, back = (
+        by_slot(way, sorted(drawn.choice(count, min(examples, count), replace=False).tolist()), answers)
+        for way, count in ((data, len(rows)), (data.turned(), len(columns)))
+    )
+    sides = dict(zip(pair, data.sets, strict=True))
     return Analysis(
         pair=pair,
         similarity=similarity,
-        items={name: len(sets) for name, sets in zip(pair, data.sets, strict=True)},
-        set_sizes={name: sets.shape[1] for name, sets in zip(pair, data.sets, strict=True)},
+        items={name: len(sets) for name, sets in sides.items()},
+        set_sizes={name: sets.shape[1] for name, sets in sides.items()},
         width=rows.shape[2],
         retrieval=found,
         chance=chance(*_numbered(*data.groups)),
-        log_variance={name: log_circular_variance(sets) for name, sets in zip(pair, data.sets, strict=True)},
-        within={name: within_sets(sets) for name, sets in zip(pair, data.sets, strict=True)},
-        between=between_sets(encoded, pair),
-        pairing=slot_pairing(rows, columns, encoded.partners(pair), similarity),
-        elements=element_analysis(encoded, pair, scoring, found),
+        log_variance={name: log_circular_variance(sets) for name, sets in sides.items()},
+        within={name: within_sets(sets) for name, sets in sides.items()},
+        between=between_sets(data),
+        pairing=slot_pairing(rows, columns, data.partners(), similarity),
+        elements=element_analysis(data, scoring, found),
         by_slot=(forth, back),
         failures=failures,
-        facets=None if facets is None else specialisation(encoded, pair, facets, seed=seed),
+        facets=None if facets is None else specialisation(data, facets, seed=seed),
     )
-
-
-def _some(drawn: np.random.Generator, count: int, most: int) -> list[int]:
-    """Places drawn at random, in order."""
-    return sorted(drawn.choice(count, min(most, count), replace=False).tolist())
 
 
 def _numbered(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:

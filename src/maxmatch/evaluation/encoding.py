@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,9 +47,12 @@ class EncodedSplit:
 
     def partners(self, pair: tuple[str, str]) -> Tensor:
         """For each item of the second modality the place of one of the first that belongs to it."""
-        rows, columns = (self.groups[name] for name in pair)
-        order = rows.argsort(stable=True)
-        return order[torch.searchsorted(rows[order], columns)]
+        return _partners(*(self.groups[name] for name in pair))
+
+
+def _partners(rows: Tensor, columns: Tensor) -> Tensor:
+    order = rows.argsort(stable=True)
+    return order[torch.searchsorted(rows[order], columns)]
 
 
 def in_order(size: int, batch_size: int) -> list[BatchPlan]:
@@ -98,28 +102,23 @@ def encode_items(
     """
     if split.size == 0:
         raise ValueError("the split is empty: there is nothing to measure. Choose another with --split.")
-    readers = readers_for(model, split)
-    feed = choose_feed(split, readers, model.device, workers=workers, report=report)
+    feed = choose_feed(split, readers_for(model, split), model.device, workers=workers, report=report)
     encoded = encode_split(model, feed, split.size, batch_size, precision, advance)
     kept = {name: np.isin(split[name].groups, groups.cpu().numpy()) for name, groups in encoded.groups.items()}
-    ids = {
-        name: [str(split[name].ids[place]) for place in np.flatnonzero(keep).tolist()] for name, keep in kept.items()
-    }
-    return EncodedSplit(encoded.sets, encoded.groups, ids, {"groups": split.size})
+    ids = {name: [str(one) for one in compress(split[name].ids, keep)] for name, keep in kept.items()}
+    return replace(encoded, ids=ids, notes={"groups": split.size})
 
 
 def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
     """How each modality is read: by its tower's reader, or as features, where the split holds what a backbone made
     of the pictures.
     """
-    readers: dict[str, Reader] = {}
-    for name in model.towers:
-        reader: Reader = model.tower(name).reader
+    readers: dict[str, Reader] = {name: model.tower(name).reader for name in model.towers}
+    for name, reader in readers.items():
         if isinstance(reader, PixelReader):
             first = split[name].values[0]
             if isinstance(first, np.ndarray) and first.ndim == 2:  # cells and their width; a picture has colours too
-                reader = FeatureReader(first.shape[1])
-        readers[name] = reader
+                readers[name] = FeatureReader(first.shape[1])
     return readers
 
 
@@ -172,6 +171,10 @@ class Paired:
     groups: tuple[Tensor, Tensor]
     ids: tuple[Sequence[str], Sequence[str]]
 
+    def partners(self) -> Tensor:
+        """For each column the place of one of the rows that belong to it."""
+        return _partners(*self.groups)
+
     def turned(self) -> "Paired":
         """The other way round: the columns as rows."""
         return Paired(self.names[::-1], self.sets[::-1], self.groups[::-1], self.ids[::-1])
@@ -193,10 +196,9 @@ def paired(encoded: EncodedSplit, pair: tuple[str, str]) -> Paired:
             raise ValueError(f"pair: the split has {', '.join(encoded.sets)}, got {name!r}.")
         if len(encoded.sets[name]) == 0:
             raise ValueError(f"{name}: the split has no items of it: there is nothing to measure.")
+        refuse_not_finite(name, encoded.sets[name])
     sets = encoded.sets[rows], encoded.sets[columns]
     check_pair(*sets)
-    for name, vectors in zip(pair, sets, strict=True):
-        refuse_not_finite(name, vectors)
     row_groups, column_groups = (encoded.groups[name].to(sets[0].device).contiguous() for name in pair)
     if not bool(torch.isin(row_groups, column_groups).all() & torch.isin(column_groups, row_groups).all()):
         raise ValueError(f"pair: some {rows} has no true {columns}, or some {columns} no true {rows}. Leave it out.")

@@ -43,21 +43,13 @@ def retrieval(
 
 def figures(i2t: Ranks, t2i: Ranks) -> dict[str, float]:
     """The figures of two lists of ranks, by the names that are used everywhere: i2t_r1, …, rsum."""
-    recalls = {
-        f"{way}_r{level}": 100 * (found.ranks <= level).double().mean().item()
-        for way, found in (("i2t", i2t), ("t2i", t2i))
-        for level in LEVELS
-    }
-    ranks = {
-        f"{way}_{name}_rank": value
-        for way, found in (("i2t", i2t), ("t2i", t2i))
-        for name, value in (
-            ("median", found.ranks.double().quantile(0.5).item()),
-            ("mean", found.ranks.double().mean().item()),
-        )
-    }
-    ties = {f"{way}_ties": float((found.ties > 0).sum()) for way, found in (("i2t", i2t), ("t2i", t2i))}
-    return {**recalls, "rsum": sum(recalls.values()), **ranks, **ties}
+    recalls, more, ties = dict[str, float](), dict[str, float](), dict[str, float]()
+    for way, found in (("i2t", i2t), ("t2i", t2i)):
+        ranks = found.ranks.double()
+        recalls |= {f"{way}_r{level}": 100 * (ranks <= level).double().mean().item() for level in LEVELS}
+        more |= {f"{way}_median_rank": ranks.quantile(0.5).item(), f"{way}_mean_rank": ranks.mean().item()}
+        ties[f"{way}_ties"] = float((found.ties > 0).sum())
+    return {**recalls, "rsum": sum(recalls.values()), **more, **ties}
 
 
 def chance(image_groups: Int[Tensor, " B"], text_groups: Int[Tensor, " C"]) -> dict[str, float]:
@@ -74,10 +66,9 @@ def chance(image_groups: Int[Tensor, " B"], text_groups: Int[Tensor, " C"]) -> d
 
 def _chance(true: Tensor, total: int, level: int) -> float:
     """That one of `true` answers is among the first `level` of `total`: 1 − Π_i (total − true − i)/(total − i)."""
-    missed = torch.ones(len(true), dtype=torch.float64)
-    for place in range(min(level, total)):
-        missed = missed * ((total - true.double() - place).clamp(min=0) / (total - place))
-    return float(1 - missed.mean())
+    place = torch.arange(min(level, total), dtype=torch.float64)
+    missed = (total - true[:, None] - place).clamp(min=0) / (total - place)
+    return float(1 - missed.prod(1).mean())
 
 
 # Whether sets collapse to a point, leave vectors unused, and which slots of two modalities meet.
@@ -220,10 +211,11 @@ def scores_of(
 
 
 def _mean(members: Sequence[EvaluatedModel], pair: ModalityPair, rows: slice) -> Tensor:
-    total = _scores(members[0], pair, rows)
-    for member in members[1:]:
+    first, *others = members
+    total = _scores(first, pair, rows)
+    for member in others:
         total += _scores(member, pair, rows).to(total.device)
-    return total.div_(len(members)) if len(members) > 1 else total
+    return total.div_(len(members)) if others else total
 
 
 def _scores(member: EvaluatedModel, pair: ModalityPair, rows: slice) -> Tensor:
@@ -250,17 +242,14 @@ def _culprit(encoded: EncodedSplit, pair: ModalityPair) -> str | None:
 
 def check_members(members: Sequence[EvaluatedModel], pair: ModalityPair) -> None:
     """Refuse what cannot be evaluated, and members of an ensemble that were not encoded from the same items."""
-    assert members
-    first = members[0]
     for member in members:
         for name in pair:
             if name not in member.encoded.sets:
                 raise ValueError(f"{member.name}: has {', '.join(member.encoded.sets) or 'no sets'}, but no {name}.")
             if not len(member.encoded.sets[name]):
                 raise ValueError(f"{member.name}: the split is empty: there is nothing to measure.")
-    for other in members[1:]:
-        for name in pair:
-            _check_same(first, other, name)
+            if member is not members[0]:
+                _check_same(members[0], member, name)
 
 
 def _check_same(first: EvaluatedModel, other: EvaluatedModel, name: str) -> None:
@@ -273,9 +262,10 @@ def _check_same(first: EvaluatedModel, other: EvaluatedModel, name: str) -> None
     if one is not None and two is not None:
         for place, (mine, theirs) in enumerate(zip_longest(one, two)):
             if mine != theirs:
+                seen, there = ("missing" if one is None else repr(one) for one in (mine, theirs))
                 raise ValueError(
-                    f"{name} {place} is {_quoted(mine)} in {first.name} and {_quoted(theirs)} in {other.name}: scores "
-                    f"of different items, or of the same in another order, cannot be averaged or compared. {advice}"
+                    f"{name} {place} is {seen} in {first.name} and {there} in {other.name}: scores of different items, "
+                    f"or of the same in another order, cannot be averaged or compared. {advice}"
                 )
     groups = [member.encoded.groups[name].cpu() for member in (first, other)]
     if len(groups[0]) != len(groups[1]):
@@ -288,14 +278,12 @@ def _check_same(first: EvaluatedModel, other: EvaluatedModel, name: str) -> None
         )
 
 
-def _quoted(name: str | None) -> str:
-    return "missing" if name is None else repr(name)
-
-
 # From the sets of a split to results: the plain protocol, and COCO's of 1K and 5K; of one model or an ensemble.
 
 ProtocolName = Literal["auto", "plain", "coco"]
 FOLDS, FOLD_SIZE = 5, 1000
+GALLERIES = {"": "all", "coco_1k_": "1K", "coco_5k_": "5K"}
+"""What each protocol searches among, by the prefix of its figures."""
 
 
 @dataclass(frozen=True)

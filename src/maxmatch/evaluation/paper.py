@@ -7,7 +7,6 @@ paper some cells do not sum to the RSUM in their row: we compute it from the cel
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from maxmatch.core.array_checks import UsageError
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
 LOSSES = ("Div", "MMD", "GD", "ISD")
 OURS = "MaxMatch"
-_PROTOCOLS = ("", "coco_1k_", "coco_5k_")
 _TABLES = {  # by the label in the paper: file, what it shows
     "table:flickr30k": ("flickr30k", "Recall@K (%) and RSUM on Flickr30k"),
     "table:mscoco": ("mscoco", "Recall@K (%) and RSUM on COCO, 1K (average of five folds) and 5K"),
@@ -94,10 +92,12 @@ def disagreements() -> list[Disagreement]:
         for cells in _cells(file):
             row = _row(cells)
             for name, printed in row.printed_rsum.items():
-                off = abs(_number(row.figures[name]) - _number(printed))
-                if off:
-                    explained = off <= _rounding(cells, name)
-                    found.append(Disagreement(label, row, name, printed, row.figures[name], explained))
+                summed = row.figures[name]
+                # Each recall and their sum may be off by half of its last place; "91" among tenths is 91.0.
+                places = [max(1, len(cells[one].partition(".")[2])) for one in (*_recalls(name), name)]
+                if round(abs(summed - printed), 4):
+                    explained = round(abs(summed - printed), 4) <= sum(0.5 * 0.1**place for place in places)
+                    found.append(Disagreement(label, row, name, printed, summed, explained))
     return found
 
 
@@ -112,14 +112,14 @@ def _cells(file: str) -> Iterator[dict[str, str]]:
 
 
 def _row(cells: Mapping[str, str]) -> ReportedRow:
-    names = [f"{prefix}{name}" for prefix in _PROTOCOLS for name in (*RECALLS, "rsum")] + ["log_variance"]
-    figures = {name: float(cells[name]) for name in names if name in cells}
-    printed = {}
-    for prefix in _PROTOCOLS:
-        recalls = [Decimal(cells[name]) for name in _recalls(prefix) if name in cells]
-        if f"{prefix}rsum" in figures and len(recalls) == len(RECALLS):
-            printed[f"{prefix}rsum"] = figures[f"{prefix}rsum"]
-            figures[f"{prefix}rsum"] = float(sum(recalls))
+    names = (*RECALLS, "rsum", "log_variance")
+    figures = {name: float(cell) for name, cell in cells.items() if name.endswith(names)}
+    printed = {
+        name: value
+        for name, value in figures.items()
+        if name.endswith("rsum") and all(one in figures for one in _recalls(name))
+    }
+    figures |= {name: round(sum(figures[one] for one in _recalls(name)), 4) for name in printed}
     return ReportedRow(
         cells["method"],
         figures,
@@ -133,27 +133,9 @@ def _row(cells: Mapping[str, str]) -> ReportedRow:
     )
 
 
-def _recalls(prefix: str) -> list[str]:
-    return [f"{prefix}{name}" for name in RECALLS]
-
-
-def _rounding(cells: Mapping[str, str], name: str) -> Decimal:
-    """By how much rounding each recall and their sum can set the sum apart."""
-    prefix = name.removesuffix("rsum")
-    return sum((_half(_places(cells[cell])) for cell in (*_recalls(prefix), name)), Decimal(0))
-
-
-def _places(cell: str) -> int:
-    return max(1, len(cell.partition(".")[2]))  # "91" among tenths is 91.0
-
-
-def _half(places: int) -> Decimal:
-    """Half of the last place."""
-    return Decimal(5).scaleb(-places - 1)
-
-
-def _number(value: float) -> Decimal:
-    return Decimal(repr(value))
+def _recalls(rsum: str) -> list[str]:
+    """The names of the recalls that an RSUM is the sum of."""
+    return [rsum.replace("rsum", name) for name in RECALLS]
 
 
 # Which of the paper's rows are printed below a result.
@@ -164,6 +146,7 @@ _BACKBONES = {  # by a part of a recipe's name
     "resnet152_bigru": "Resnet152 + Bi-GRU",
 }
 _SIZES = {"flickr30k": 1000, "coco": 5000}
+_MAIN = {"flickr30k": "table:flickr30k", "coco": "table:mscoco"}
 _COMPARED = (OURS, "Set Div")
 
 
@@ -176,34 +159,21 @@ def check_label(label: str | None) -> None:
 def paper_rows(
     label: str | None, names: Iterable[str], images: int, split: str | None = None
 ) -> tuple[str, Sequence[ReportedRow]] | None:
-    """The label of a table and the rows to print of it; None where there is nothing to compare with.
+    """The label of a table and the rows to print of it; None if there is nothing to compare with.
 
     label: as in the paper, "none" for no table. Without one, the table is recognised by the names of recipes and data
     (f30k_region_bigru, …/coco), the number of images and the split, which must be the test split. Where a name tells
     the backbones, the rows with these are taken; else MaxMatch and Set Div with any.
     """
-    check_label(label)
-    if label == "none":
-        return None
     text = " ".join(names).lower().replace("f30k", "flickr30k")
-    if label is None:
-        label = _recognised(text, images) if split is None or split.startswith("test") else None
-        if label is None:
-            return None
+    known = (data for data, size in _SIZES.items() if data in text and images == size)
+    if label is None and (split is None or split.startswith("test")) and (data := next(known, None)):
+        pvse = "pvse" in text and data == "flickr30k"
+        label = "tab:resnext" if "resnext" in text else "tab:PVSE" if pvse else _MAIN[data]
+    if label is None or label == "none":
+        return None
     table = tables()[label]
     groups = [group for part, group in _BACKBONES.items() if part in text]
     rows = [row for row in table.rows if row.group in groups]
     rows = rows or [row for row in table.rows if row.method in _COMPARED]
     return table.label, rows or table.rows
-
-
-def _recognised(text: str, images: int) -> str | None:
-    """The table of the first known data among the names."""
-    for data, size in _SIZES.items():
-        if data in text and images == size:
-            if "resnext" in text:
-                return "tab:resnext"
-            if "pvse" in text and data == "flickr30k":
-                return "tab:PVSE"
-            return {"flickr30k": "table:flickr30k", "coco": "table:mscoco"}[data]
-    return None

@@ -1,26 +1,24 @@
-"""Results as tables (text, Markdown, LaTeX, JSON) and as plain data for `--json`."""
+"""Results as tables (text, Markdown, LaTeX) and as plain data for `--json`."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from maxmatch.evaluation.metrics import LEVELS, Result
+from maxmatch.evaluation.metrics import GALLERIES, LEVELS
 from maxmatch.evaluation.paper import ReportedRow
-from maxmatch.evaluation.significance import Difference, Interval
+from maxmatch.evaluation.significance import ResultLine
 
 Cell = str | int | float | bool | None
-"""None is a cell that stays empty."""
-Style = Literal["text", "markdown", "latex", "json"]
+Style = Literal["text", "markdown", "latex"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, the name of its values in JSON, and how its numbers are written.
+    """A column: its heading, the name of its cells in a row, and how its numbers are written.
 
-    form: as of `format`, ".1f" for one decimal; without one, values stand as they are, to the left. Texts in a column
-    that has one stand to the right, like its numbers. over: the heading above this one, which neighbours share.
+    form: as of `format`, ".1f" for one decimal; without one, cells are aligned to the left. over: the heading above
+    this one, which neighbours share.
     """
 
     heading: str
@@ -31,17 +29,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, rows of as many cells, and notes that stand below. rules: the rows that a line is drawn above."""
+    """Columns; rows, by the names of the columns: a cell that is missing, None or NaN stays empty; notes below.
+
+    rules: the rows that a line is drawn above.
+    """
 
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Mapping[str, Cell]]
     notes: Sequence[str] = ()
     rules: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"a table of {len(self.columns)} columns got a row of {len(row)} cells: {list(row)}.")
+
+def filled(columns: Iterable[Column], rows: Sequence[Mapping[str, Cell]]) -> list[Column]:
+    """The columns that some row has a cell for."""
+    return [column for column in columns if any(row.get(column.name) is not None for row in rows)]
 
 
 def render(table: Table, style: Style = "text") -> str:
@@ -49,34 +50,30 @@ def render(table: Table, style: Style = "text") -> str:
     return _STYLES[style](table)
 
 
-def as_text(table: Table) -> str:
+def _as_text(table: Table) -> str:
     """For a terminal: columns of equal width, two spaces apart."""
-    body = _written(table)
-    widths = [
-        max(len(text) for text in (column.heading, *cells))
-        for column, cells in zip(table.columns, _across(body, len(table.columns)), strict=True)
-    ]
-    for over, places in _spans(table):  # a wide heading above makes room for itself
+    headings, body = [column.heading for column in table.columns], _written(table)
+    widths = [max(map(len, cells)) for cells in zip(headings, *body, strict=True)]
+    above = []
+    for over, places in _spans(table):
         room = sum(widths[place] for place in places) + 2 * (len(places) - 1)
-        widths[places[-1]] += max(0, len(over) - room)
-    line = "  ".join("-" * width for width in widths)
-    lines = []
-    if any(column.over for column in table.columns):
-        above = []
-        for over, places in _spans(table):
-            room = sum(widths[place] for place in places) + 2 * (len(places) - 1)
-            above.append(f"{over:^{room}}")
-        lines.append("  ".join(above).rstrip())
-    lines.append(_aligned([column.heading for column in table.columns], widths, table.columns))
-    lines.append(line)
+        widths[places[-1]] += max(0, len(over) - room)  # a wide heading above makes room for itself
+        above.append(f"{over:^{room}}")
+
+    def line(cells: Sequence[str]) -> str:
+        marks = (">" if column.form else "<" for column in table.columns)
+        parts = zip(cells, marks, widths, strict=True)
+        return "  ".join(f"{cell:{mark}{width}}" for cell, mark, width in parts).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    lines = ["  ".join(above).rstrip()] if any(column.over for column in table.columns) else []
+    lines += [line(headings), rule]
     for number, row in enumerate(body):
-        if number in table.rules:
-            lines.append(line)
-        lines.append(_aligned(row, widths, table.columns))
+        lines += [rule, line(row)] if number in table.rules else [line(row)]
     return "\n".join([*lines, *table.notes])
 
 
-def as_markdown(table: Table) -> str:
+def _as_markdown(table: Table) -> str:
     """For GitHub and its like. Markdown has one line of headings: the one above goes in front."""
     headings = [" ".join(filter(None, (column.over, column.heading))) for column in table.columns]
     marks = ["--:" if column.form else ":--" for column in table.columns]
@@ -86,76 +83,56 @@ def as_markdown(table: Table) -> str:
     return "\n".join(lines + notes)
 
 
-def as_latex(table: Table) -> str:
+def _as_latex(table: Table) -> str:
     r"""A `tabular` for the package booktabs, every text escaped."""
     marks = "".join("r" if column.form else "l" for column in table.columns)
     lines = [rf"\begin{{tabular}}{{{marks}}}", r"\toprule"]
     if any(column.over for column in table.columns):
         spans = _spans(table)
-        above = [
-            rf"\multicolumn{{{len(places)}}}{{c}}{{{escape_latex(over)}}}" if over else "" for over, places in spans
-        ]
+        above = [rf"\multicolumn{{{len(places)}}}{{c}}{{{_escaped(over)}}}" if over else "" for over, places in spans]
         lines.append(" & ".join(above) + r" \\")
         lines += [rf"\cmidrule(lr){{{places[0] + 1}-{places[-1] + 1}}}" for over, places in spans if over]
-    lines.append(" & ".join(escape_latex(column.heading) for column in table.columns) + r" \\")
+    lines.append(" & ".join(_escaped(column.heading) for column in table.columns) + r" \\")
     lines.append(r"\midrule")
     for number, row in enumerate(_written(table)):
         if number in table.rules:
             lines.append(r"\midrule")
-        lines.append(" & ".join(map(escape_latex, row)) + r" \\")
+        lines.append(" & ".join(map(_escaped, row)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines + [f"% {line}" for note in table.notes for line in note.splitlines()])
 
 
-def as_json(table: Table) -> str:
-    """A list of the rows, each by the names of its columns, numbers unrounded; empty cells are left out."""
-    names = [column.name for column in table.columns]
-    rows = [
-        {name: cell for name, cell in zip(names, row, strict=True) if cell is not None and cell == cell}
-        for row in table.rows
-    ]
-    return json.dumps(rows, indent=2, ensure_ascii=False)
+_STYLES: dict[Style, Callable[[Table], str]] = {"text": _as_text, "markdown": _as_markdown, "latex": _as_latex}
+_ESCAPES = str.maketrans(
+    {
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "−": r"$-$",
+        "†": r"\textdagger{}",
+        "…": r"\ldots{}",
+        "\n": " ",
+    }
+)
 
 
-def escape_latex(text: str) -> str:
-    """Plain text as LaTeX prints it."""
-    return "".join(_ESCAPES.get(letter, letter) for letter in text)
-
-
-_ESCAPES = {
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": r"$-$",
-    "†": r"\textdagger{}",
-    "…": r"\ldots{}",
-    "\n": " ",
-}
-_STYLES: dict[Style, Callable[[Table], str]] = {
-    "text": as_text,
-    "markdown": as_markdown,
-    "latex": as_latex,
-    "json": as_json,
-}
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)
 
 
 def _written(table: Table) -> list[list[str]]:
-    return [[_cell(cell, column.form) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    return [[_cell(row.get(column.name), column.form) for column in table.columns] for row in table.rows]
 
 
 def _cell(cell: Cell, form: str) -> str:
-    if cell is None or cell != cell:  # no number is an empty cell too
+    if cell is None or cell != cell:
         return ""
     return format(cell, form) if form and not isinstance(cell, str | bool) else str(cell)
-
-
-def _across(body: list[list[str]], columns: int) -> list[list[str]]:
-    return [[row[place] for row in body] for place in range(columns)]
 
 
 def _spans(table: Table) -> list[tuple[str, list[int]]]:
@@ -164,129 +141,103 @@ def _spans(table: Table) -> list[tuple[str, list[int]]]:
     return [(key[0], list(places)) for key, places in groupby(range(len(keys)), key=lambda place: keys[place])]
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
-    parts = (
-        f"{cell:>{width}}" if column.form else f"{cell:<{width}}"
-        for cell, width, column in zip(cells, widths, columns, strict=True)
-    )
-    return "  ".join(parts).rstrip()
+# Results of models: each with its intervals; the paper's rows below ours.
 
-
-# Results of models: each with how sure it is; the paper's rows stand below ours.
-
-GALLERIES = {"": "all", "coco_1k_": "1K", "coco_5k_": "5K"}
-_I2T, _T2I = "image to text", "text to image"
-_RECALLS = [
-    Column(f"R@{level}", f"{way}_r{level}", ".1f", over)
-    for way, over in (("i2t", _I2T), ("t2i", _T2I))
-    for level in (1, 5, 10)
+_WAYS = (("i2t", "image to text"), ("t2i", "text to image"))
+_MODEL, _SIMILARITY = Column("model", "model"), Column("similarity", "similarity")
+_GALLERY = Column("images", "gallery")
+_RECALLS = [Column(f"R@{level}", f"{way}_r{level}", ".1f", over) for way, over in _WAYS for level in LEVELS]
+_SURE = [
+    Column("95 %", "rsum_interval", "s"),
+    Column("to the first", "against_first", "s"),
+    Column("p", "p", ".3g"),
 ]
 _RANKS = [
     Column(heading, f"{way}_{name}", form, over)
-    for way, over in (("i2t", _I2T), ("t2i", _T2I))
+    for way, over in _WAYS
     for heading, name, form in (("median", "median_rank", "g"), ("mean", "mean_rank", ".1f"), ("ties", "ties", ".0f"))
 ]
-_SETS = [
+_COLLAPSE = [
     Column("image", "image_log_variance", ".2f", "log variance"),
     Column("text", "text_log_variance", ".2f", "log variance"),
     Column("slots used", "slots_used", ".0%"),
     Column("pairing stable", "pairing_stability", ".0%"),
 ]
-_MORE = [
-    Column("R@1", "{}_r1", ".1f"),
-    Column("R@5", "{}_r5", ".1f"),
-    Column("R@10", "{}_r10", ".1f"),
-    Column("mAP@R", "{}_map_at_r", ".1f"),
-    Column("R-P", "{}_rprecision", ".1f"),
+_EXTENDED = [
+    Column(heading, f"{data}_{way}_{name}", ".1f", f"{title}, {over}")
+    for data, title in (("cxc", "CxC"), ("eccv", "ECCV Caption"))
+    for way, over in _WAYS
+    for heading, name in (
+        *((f"R@{level}", f"r{level}") for level in LEVELS),
+        ("mAP@R", "map_at_r"),
+        ("R-P", "rprecision"),
+    )
 ]
 
 
-@dataclass(frozen=True)
-class ResultLine:
-    """A result and how sure it is, by the prefix of the protocol's figures."""
-
-    result: Result
-    intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
-    against_first: Mapping[str, Difference] = field(default_factory=dict)
-    """How its RSUM differs from that of the first line; empty for the first one itself."""
-
-
-def recall_table(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = (), notes: Sequence[str] = ()) -> Table:
-    """Recalls and RSUM; with intervals and tests, where they were made; the paper's rows below."""
-    head = [Column("model", "model"), Column("kind", "kind"), Column("similarity", "similarity")]
-    prefixes = list(lines[0].result.galleries)
-    several, sure = len(prefixes) > 1, any(line.intervals for line in lines)
-    tested = any(line.against_first for line in lines)
-    columns = [*head, *([Column("images", "gallery")] if several else []), *_RECALLS, Column("RSUM", "rsum", ".1f")]
-    columns += [Column("95 %", "rsum_interval", "s")] if sure else []
-    columns += [Column("to the first", "against_first", "s"), Column("p", "p", ".3g")] if tested else []
-    rows: list[list[Cell]] = []
+def recall_table(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = ()) -> Table:
+    """Recalls and RSUM; with intervals and tests, if they were made; the paper's rows below."""
+    rows: list[Mapping[str, Cell]] = []
     rules = []
-    for prefix in prefixes:
-        rules.append(len(rows))
-        for line in lines:
-            result = line.result
-            row: list[Cell] = [result.name, result.kind, result.similarity]
-            row += [GALLERIES[prefix]] if several else []
-            row += [result.figures[f"{prefix}{column.name}"] for column in _RECALLS]
-            row.append(result.figures[f"{prefix}rsum"])
-            interval, difference = line.intervals.get(prefix), line.against_first.get(prefix)
-            row += [None if interval is None else _between(*interval["rsum"])] if sure else []
-            row += _difference_cells(difference) if tested else []
-            rows.append(row)
-        reported = [row for row in paper if f"{prefix}rsum" in row.figures]
-        rules += [len(rows)] if reported else []
-        for theirs in reported:
-            kind = "ensemble" if theirs.ensemble else "single"
-            row = [f"paper: {theirs.method}", kind, theirs.group, *([GALLERIES[prefix]] if several else [])]
-            row += [theirs.figures.get(f"{prefix}{column.name}") for column in _RECALLS]
-            row.append(theirs.figures[f"{prefix}rsum"])
-            rows.append(row + [None] * (len(columns) - len(row)))
-    return Table(columns, rows, notes, rules[1:])
-
-
-def _between(low: float, high: float) -> str:
-    return f"{low:.1f} to {high:.1f}"
-
-
-def _difference_cells(difference: Difference | None) -> list[Cell]:
-    if difference is None:
-        return [None, None]
-    return [f"{difference.rsum:+.1f} ({_between(difference.low, difference.high)})", difference.p]
+    for prefix in lines[0].result.galleries:
+        theirs = [row for row in paper if f"{prefix}rsum" in row.figures]
+        rules += [len(rows), len(rows) + len(lines)] if theirs else [len(rows)]
+        rows += [{**_figures(line, prefix), **_sure(line, prefix)} for line in lines]
+        rows += [
+            {
+                "model": f"paper: {row.method}",
+                "kind": "ensemble" if row.ensemble else "single",
+                "similarity": row.group,
+                **_gallery(prefix),
+                **_without(prefix, row.figures),
+            }
+            for row in theirs
+        ]
+    columns = [_MODEL, Column("kind", "kind"), _SIMILARITY, _GALLERY, *_RECALLS, Column("RSUM", "rsum", ".1f"), *_SURE]
+    return Table(filled(columns, rows), rows, rules=rules[1:])
 
 
 def rank_table(lines: Sequence[ResultLine]) -> Table:
     """Median and mean ranks, ties, and whether the sets collapse."""
-    prefixes = list(lines[0].result.galleries)
-    several = len(prefixes) > 1
-    head = [Column("model", "model"), Column("similarity", "similarity")]
-    columns = [*head, *([Column("images", "gallery")] if several else []), *_RANKS, *_SETS]
-    rows: list[list[Cell]] = []
-    for prefix in prefixes:
-        for line in lines:
-            result = line.result
-            row: list[Cell] = [result.name, result.similarity, *([GALLERIES[prefix]] if several else [])]
-            row += [result.figures[f"{prefix}{column.name}"] for column in _RANKS]
-            rows.append(row + [result.figures.get(column.name) for column in _SETS])
-    return Table(columns, rows, rules=[len(lines)] if several else [])
+    galleries = lines[0].result.galleries
+    rows = [_figures(line, prefix) for prefix in galleries for line in lines]
+    rules = [len(lines)] if len(galleries) > 1 else []
+    return Table(filled([_MODEL, _SIMILARITY, _GALLERY, *_RANKS, *_COLLAPSE], rows), rows, rules=rules)
 
 
 def extended_table(lines: Sequence[ResultLine]) -> Table | None:
-    """CxC and ECCV Caption, where they were measured."""
-    measured = [line for line in lines if "cxc_rsum" in line.result.figures]
-    if not measured:
-        return None
-    columns = [Column("model", "model"), Column("similarity", "similarity")]
-    rows: list[list[Cell]] = [[line.result.name, line.result.similarity] for line in measured]
-    for data, title in (("cxc", "CxC"), ("eccv", "ECCV Caption")):
-        for way, over in (("i2t", _I2T), ("t2i", _T2I)):
-            for column in _MORE:
-                name = column.name.format(f"{data}_{way}")
-                if name in measured[0].result.figures:
-                    columns.append(Column(column.heading, name, column.form, f"{title}, {over}"))
-                    for row, line in zip(rows, measured, strict=True):
-                        row.append(line.result.figures[name])
-    return Table(columns, rows)
+    """CxC and ECCV Caption, if they were measured."""
+    rows = [_figures(line, "") for line in lines if "cxc_rsum" in line.result.figures]
+    return Table(filled([_MODEL, _SIMILARITY, *_EXTENDED], rows), rows) if rows else None
+
+
+def _figures(line: ResultLine, prefix: str) -> dict[str, Cell]:
+    """A result as a row: its figures of one protocol, and those that no protocol has a part in."""
+    one = line.result
+    about = {"model": one.name, "kind": one.kind, "similarity": one.similarity, **_gallery(prefix)}
+    return {**about, **one.figures, **_without(prefix, one.figures)}
+
+
+def _gallery(prefix: str) -> dict[str, Cell]:
+    return {"gallery": GALLERIES[prefix]} if prefix else {}
+
+
+def _without(prefix: str, figures: Mapping[str, float]) -> dict[str, Cell]:
+    return {name.removeprefix(prefix): value for name, value in figures.items() if name.startswith(prefix)}
+
+
+def _sure(line: ResultLine, prefix: str) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    if prefix in line.intervals:
+        cells["rsum_interval"] = _between(*line.intervals[prefix]["rsum"])
+    if prefix in line.against_first:
+        rsum, low, high, p = line.against_first[prefix]
+        cells |= {"against_first": f"{rsum:+.1f} ({_between(low, high)})", "p": p}
+    return cells
+
+
+def _between(low: float, high: float) -> str:
+    return f"{low:.1f} to {high:.1f}"
 
 
 def as_data(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = (), **about: Any) -> dict[str, Any]:
@@ -318,85 +269,26 @@ def as_data(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = (), **ab
     return {**about, "results": results, **({"paper": reported} if paper else {})}
 
 
-# Captions with certain words, and those without.
-
-WORD_RECALLS = tuple(f"t2i_r{level}" for level in LEVELS)
-
-
-@dataclass(frozen=True)
-class CaptionRecalls:
-    """Some captions as queries: how many, the share in per cent that found their image, and how sure that is."""
-
-    captions: int
-    recalls: Mapping[str, float]
-    intervals: Mapping[str, Interval]
-
-
-class Ratio(NamedTuple):
-    """What part of a second model's R@10 a first one reaches, for the captions with the words."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class ByWords:
-    """A model's captions with any of the words, and those with none. ratio: of the first model's R@10 of the captions
-    with the words to that of this one; None for the first one itself, and where this one finds nothing.
-    """
-
-    model: str
-    similarity: str
-    gallery: str
-    met: CaptionRecalls
-    others: CaptionRecalls
-    ratio: Ratio | None
-
-
-def words_table(found: Sequence[ByWords]) -> Table:
-    """Captions with the words and without, R@10 with its interval; and the ratio of the first line to the others."""
-    columns = [Column("model", "model"), Column("similarity", "similarity"), Column("images", "gallery")]
-    for side, over in (("met", "text to image, with the words"), ("others", "without")):
-        columns += [Column("captions", f"{side}_captions", ",.0f", over)]
+def words_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Captions with the words and without (`by_words`), and notes on the ratio of the first line to the others."""
+    columns, notes = [_MODEL, _SIMILARITY, _GALLERY], []
+    sides = (("with", "text to image, with the words"), ("without", "without"))
+    for side, over in sides:
+        columns.append(Column("captions", f"{side}_captions", ",.0f", over))
         columns += [Column(f"R@{level}", f"{side}_t2i_r{level}", ".1f", over) for level in LEVELS]
-        columns += [Column("95 %", f"{side}_interval", "s", over)]
-    rows: list[list[Cell]] = []
+        columns.append(Column("95 %", f"{side}_interval", "s", over))
+    rows = []
     for one in found:
-        row: list[Cell] = [one.model, one.similarity, one.gallery]
-        for part in (one.met, one.others):
-            interval = part.intervals.get(WORD_RECALLS[-1])
-            row += [part.captions, *part.recalls.values()]
-            row.append(None if interval is None else f"{interval.low:.1f} to {interval.high:.1f}")
+        row: dict[str, Cell] = {"model": one["model"], "similarity": one["similarity"], "gallery": one["images"]}
+        for side, _ in sides:
+            row |= {f"{side}_{name}": value for name, value in one[side].items() if name != "intervals"}
+            if "intervals" in one[side]:
+                row[f"{side}_interval"] = _between(*one[side]["intervals"]["t2i_r10"])
         rows.append(row)
-    return Table(columns, rows, [line for one in found if (line := _sentence(found[0].model, one))])
-
-
-def _sentence(first: str, one: ByWords) -> str | None:
-    if one.ratio is None:
-        return None
-    value, low, high = one.ratio
-    sure = "" if low is None else f" (95 %: {low:.0%} to {high:.0%})"
-    where = "" if one.gallery == "all" else f", {one.gallery}"
-    return f"R@10 of the captions with the words: {first} has {value:.0%}{sure} of that of {one.model}{where}"
-
-
-def words_data(found: Sequence[ByWords], words: Sequence[str]) -> dict[str, Any]:
-    """Everything, unrounded, for `--json`."""
-
-    def side(part: CaptionRecalls) -> dict[str, Any]:
-        sure = {name: list(interval) for name, interval in part.intervals.items()}
-        return {"captions": part.captions, **part.recalls, **({"intervals": sure} if sure else {})}
-
-    results = [
-        {
-            "model": one.model,
-            "similarity": one.similarity,
-            "images": one.gallery,
-            "with": side(one.met),
-            "without": side(one.others),
-            **({} if one.ratio is None else {"first_to_this_r10": one.ratio._asdict()}),
-        }
-        for one in found
-    ]
-    return {"words": sorted(words), "results": results}
+        if "first_to_this_r10" in one:
+            ratio = one["first_to_this_r10"]
+            sure = "" if ratio["low"] is None else f" (95 %: {ratio['low']:.0%} to {ratio['high']:.0%})"
+            where = "" if one["images"] == "all" else f", {one['images']}"
+            first = f"R@10 of the captions with the words: {found[0]['model']} has {ratio['value']:.0%}{sure}"
+            notes.append(f"{first} of that of {one['model']}{where}")
+    return Table(columns, rows, notes)

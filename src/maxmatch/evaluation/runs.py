@@ -1,57 +1,38 @@
 """`evaluate_runs` and `analyse_run`: what `maxmatch evaluate` and `maxmatch analyse` do, from Python."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.devices import chosen_device
+from maxmatch.core.files import read_metrics
 from maxmatch.core.progress import Bar, no_bar
-from maxmatch.data.dataset import TEXT, Split
+from maxmatch.data.dataset import IMAGE, TEXT, Split
 from maxmatch.data.load import checked_words, load_data, words_met
-from maxmatch.evaluation.analysis import Analysis
+from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
 from maxmatch.evaluation.encoding import (
     EncodedSplit,
     ModelSource,
     Say,
+    encode_items,
     encode_model,
     find_model,
     find_models,
+    left_out,
     load_encoded,
     load_for,
     log_line,
+    paired,
     save_encoded,
 )
-from maxmatch.evaluation.metrics import (
-    FOLD_SIZE,
-    IMAGE_TEXT,
-    LEVELS,
-    MAX_MEMORY,
-    EvaluatedModel,
-    ModalityPair,
-    NotCoco,
-    ProtocolName,
-    Result,
-    SearchRanks,
-    check_members,
-    choose_pair,
-    chosen,
-    evaluate,
-    extended,
-    load_metrics,
-    scores_of,
-)
+from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair
 from maxmatch.evaluation.paper import ReportedRow, check_label, paper_rows
 from maxmatch.evaluation.result_tables import (
-    GALLERIES,
-    WORD_RECALLS,
-    ByWords,
-    CaptionRecalls,
-    Ratio,
-    ResultLine,
     Style,
     Table,
     as_data,
@@ -59,13 +40,14 @@ from maxmatch.evaluation.result_tables import (
     rank_table,
     recall_table,
     render,
-    words_data,
     words_table,
 )
-from maxmatch.evaluation.significance import Interval, Sums, intervals, paired_test, resampled
+from maxmatch.evaluation.significance import ResultLine, by_words, measure
+from maxmatch.evaluation.slots import Attention, attention, check_installed, project
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.inputs import PixelReader
 from maxmatch.recipe.schema import Data
 
 DataSource = str | Path | Data
@@ -85,7 +67,7 @@ class Evaluation:
     notes: Sequence[str] = ()
     paper: Sequence[ReportedRow] = ()
     words: Collection[str] = ()
-    by_words: Sequence[ByWords] = ()
+    by_words: Sequence[Mapping[str, Any]] = ()
     encoded: Sequence[EncodedSplit] = field(default=(), repr=False)
 
     @property
@@ -108,7 +90,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """All figures, unrounded, as `maxmatch evaluate --json` prints them."""
-        words = {"by_words": words_data(self.by_words, sorted(self.words))} if self.by_words else {}
+        words = {"by_words": {"words": sorted(self.words), "results": list(self.by_words)}} if self.by_words else {}
         return as_data(self.lines, self.paper, **self.about, **words, notes=list(self.notes))
 
 
@@ -191,8 +173,8 @@ def evaluate_runs(
     lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws)
     about |= {name: len(encoded[0].groups[side]) for name, side in zip(("images", "captions"), pair, strict=True)}
     theirs, paper_notes = _paper(paper, sources, about, lines)
-    by_word = by_words(lines, _captions_with(wanted, part, encoded[0]), draws) if part is not None and wanted else []
-    return Evaluation(lines, about, [*notes, *paper_notes], theirs, wanted, by_word, encoded)
+    worded = by_words(lines, _captions_with(wanted, part, encoded[0]), draws) if part is not None and wanted else []
+    return Evaluation(lines, about, [*notes, *paper_notes], theirs, wanted, worded, encoded)
 
 
 def similarity_names(asked: Sequence[str]) -> list[str]:
@@ -320,11 +302,12 @@ def analyse_run(
     Example:
         >>> analyse_run("runs/first").report  # doctest: +SKIP
     """
-    from maxmatch.evaluation.report.make_report import ReportOptions, check_installed, make_report, refuse_foreign
+    from maxmatch.evaluation.report.make_report import check_plots, raw_items, refuse_foreign, write_report
 
     where = chosen_device(device)
     if projection == "umap":
         say("UMAP is deprecated and will be removed in 0.2: leave out --umap for t-SNE.")
+    check_plots()
     check_installed(projection)
     names = similarity_names([similarity] if similarity else [])
     if len(names) > 1:
@@ -343,142 +326,67 @@ def analyse_run(
         pictures = load_data(loaded.described.model_copy(update={"features": None}), lambda line: None)
         visible = pictures.split(loaded.split)
     say(f"{source.path} on {loaded.part.size:,} images of {loaded.dataset.path}, split {loaded.split!r}")
+    encoder = SetEncoder.from_pretrained(source.path, where)
+    pair = choose_pair(encoder.towers)
     with bar("encoding", loaded.part.size) as advance:
-        found, page = make_report(
-            SetEncoder.from_pretrained(source.path, where),
-            loaded.part,
-            visible,
-            folder,
-            ReportOptions(names[0] if names else None, examples, projection, seed, batch_size),
-            title=title or source.name,
-            facts={"model": source.path, "data": str(loaded.dataset.path), "split": loaded.split},
-            run=run,
-            say=say,
-            advance=advance,
-        )
-    return AnalysedRun(found, page)
-
-
-# Several models, ensembles and similarities on one split: each measured, and compared with the first.
-
-SEED = 0
-"""Of what is drawn for intervals and tests, so that a result has the same ones every time."""
-
-
-def measure(
-    teams: Sequence[Sequence[EvaluatedModel]],
-    pair: ModalityPair = IMAGE_TEXT,
-    protocol: ProtocolName = "auto",
-    draws: int = 1000,
-    max_memory: int = MAX_MEMORY,
-    fold_size: int = FOLD_SIZE,
-    extended_coco: bool = True,
-) -> tuple[list[ResultLine], list[str]]:
-    """A line for each team, of one model or of an ensemble, with intervals and a test against the first; and notes.
-
-    draws: of images, for both; 0 for none. extended_coco: also CxC and ECCV Caption, with the protocol "coco". All
-    teams must hold the same items.
-    """
-    first = teams[0][0]
-    check_members([first, *(member for team in teams for member in team)], pair)
-    size = first.encoded.notes.get("groups")
-    coco = chosen(protocol, first.encoded.groups[pair[0]], fold_size, size) == "coco"
-    metrics, notes = _coco_metrics() if coco and extended_coco and pair == IMAGE_TEXT else (None, [])
-    results = []
-    for team in teams:
-        scores = scores_of(team, pair, max_memory)
-        result = evaluate(team, pair=pair, protocol=protocol, scores=scores, fold_size=fold_size)
-        if metrics is not None:
-            try:
-                images, captions = (first.encoded.ids.get(name, ()) for name in pair)
-                more = extended(scores, images, captions, metrics)
-                result = replace(result, figures={**result.figures, **more})
-            except NotCoco as error:
-                metrics, notes = None, [f"CxC and ECCV Caption were not measured: {error}"]
-        results.append(result)
-        del scores  # before the next ones are made: one matrix is what is promised
-    return [_line(result, None if n == 0 else results[0], draws) for n, result in enumerate(results)], notes
-
-
-def _coco_metrics() -> tuple[Any, list[str]]:
+        encoded = encode_items(encoder, loaded.part, batch_size=batch_size, report=left_out(say), advance=advance)
+    say("measuring")
+    chosen = names[0] if names else encoder.similarity_name
+    found = analyse(
+        encoded,
+        pair,
+        chosen,
+        options=encoder.similarity_options if chosen == encoder.similarity_name else {},
+        facets=caption_facets(loaded.part, encoded, pair),
+        examples=examples,
+        worst=examples,
+        seed=seed,
+    )
+    items = raw_items(visible, encoded)
+    looks, seen = _looks(encoder, found, items, encoded, say)
+    say("drawing")
     try:
-        return load_metrics(), []
-    except ImportError as error:
-        return None, [str(error)]
+        projected = project(paired(encoded, pair), method=projection, seed=seed)
+    except ValueError as error:  # too few vectors
+        say(f"{error} The report does without it.")
+        projected = None
+    report = write_report(
+        found,
+        folder,
+        title=title or source.name,
+        facts={"model": source.path, "data": str(loaded.dataset.path), "split": loaded.split},
+        items=items,
+        projection=projected,
+        attention=looks,
+        seen=seen,
+        records=read_metrics(run),
+    )
+    return AnalysedRun(found, report)
 
 
-def _line(result: Result, first: Result | None, draws: int) -> ResultLine:
-    if not draws:
-        return ResultLine(result)
-    sure = {prefix: intervals(some, draws, np.random.default_rng(SEED)) for prefix, some in result.galleries.items()}
-    if first is None:
-        return ResultLine(result, sure)
-    differences = {
-        prefix: paired_test(first.galleries[prefix], some, draws, np.random.default_rng(SEED))
-        for prefix, some in result.galleries.items()
-    }
-    return ResultLine(result, sure, differences)
-
-
-# Captions with certain words, such as words that a model has never seen, and captions without.
-
-
-def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) -> list[ByWords]:
-    """Each line's figures for the captions with the words (met: True, one for each caption of the split) and without.
-
-    With folds, a caption counts where it is a query: all captions of all folds together. Intervals are by bootstrap
-    over the images that have such captions; draws = 0 for none.
+def _looks(
+    model: SetEncoder, found: Analysis, items: Mapping[str, Callable[[int], Any]], encoded: EncodedSplit, say: Say
+) -> tuple[Attention | None, list[Image.Image | None]]:
+    """What the slots look at in the images that are shown as examples, each with the first of its captions; and of
+    each image what the model sees of it.
     """
-    for wanted, which in ((met, "any"), (~met, "none")):
-        if not wanted.any():
-            raise ValueError(f"words: no caption of the split has {which} of the words: there is nothing to compare.")
-    found = []
-    for prefix in lines[0].result.galleries:
-        first = lines[0].result.galleries[prefix]
-        for number, line in enumerate(lines):
-            galleries = line.result.galleries[prefix]
-            having, others = (_side(galleries, wanted, draws) for wanted in (met, ~met))
-            ratio = _ratio(first, galleries, met, draws) if number else None
-            result = line.result
-            found.append(ByWords(result.name, result.similarity, GALLERIES[prefix], having, others, ratio))
-    return found
+    from maxmatch.evaluation.report.make_report import picture_of
 
-
-def _side(galleries: Sequence[SearchRanks], wanted: np.ndarray, draws: int) -> CaptionRecalls:
-    sums = _sums(galleries, wanted)
-    recalls = 100 * sums.found.sum(0) / sums.asked.sum(0)
-    sure = {}
-    if draws:
-        drawn = resampled([sums], draws, np.random.default_rng(SEED))
-        sure = {name: _interval(drawn[:, n]) for n, name in enumerate(WORD_RECALLS)}
-    return CaptionRecalls(int(wanted.sum()), {name: float(recalls[n]) for n, name in enumerate(WORD_RECALLS)}, sure)
-
-
-def _ratio(first: Sequence[SearchRanks], second: Sequence[SearchRanks], met: np.ndarray, draws: int) -> Ratio | None:
-    """Both models are measured on the same drawn images. Drawings in which the second finds nothing are left out."""
-    one, other = (_sums(galleries, met) for galleries in (first, second))
-    last = len(LEVELS) - 1
-    hits = one.found[:, last].sum(), other.found[:, last].sum()
-    if not hits[1]:
-        return None
-    if not draws:
-        return Ratio(float(hits[0] / hits[1]), None, None)
-    both = Sums(np.stack([one.found[:, last], other.found[:, last]], 1), one.asked[:, :2])
-    drawn = resampled([both], draws, np.random.default_rng(SEED))
-    drawn = drawn[drawn[:, 1] > 0]
-    return Ratio(float(hits[0] / hits[1]), *_interval(drawn[:, 0] / drawn[:, 1]))
-
-
-def _interval(drawn: np.ndarray) -> Interval:
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Interval(float(low), float(high))
-
-
-def _sums(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> Sums:
-    """The captions that found their image, by the image that they belong to; images without such captions left out."""
-    ranks = np.concatenate([gallery.t2i.ranks.cpu().numpy() for gallery in galleries])
-    groups = np.concatenate([gallery.text_groups.cpu().numpy() for gallery in galleries])
-    assert len(ranks) == len(wanted), "one answer is needed for each caption"
-    place = np.unique(groups[wanted], return_inverse=True)[1]
-    found = np.stack([np.bincount(place, ranks[wanted] <= level) for level in LEVELS], 1)
-    return Sums(found, np.repeat(np.bincount(place).astype(float)[:, None], len(LEVELS), 1))
+    if found.pair != (IMAGE, TEXT):
+        return None, []
+    groups, texts = encoded.groups[IMAGE].tolist(), encoded.groups[TEXT].tolist()
+    shown = [example.item for example in found.by_slot[0].examples]
+    images = [items[IMAGE](place) for place in shown]
+    captions = [items[TEXT](texts.index(groups[place])) for place in shown]
+    reader = model.tower(IMAGE).reader
+    seen: list[Image.Image | None] = [None] * len(shown)
+    if isinstance(reader, PixelReader):
+        if any(picture_of(image) is None for image in images):
+            say("the pictures are missing: the report does not show what slots look at")
+            return None, []
+        seen = [reader.transform.seen(image) for image in images]
+    try:
+        return attention(model, images, captions), seen
+    except ValueError as error:  # a head of another kind, that has no attention to show
+        say(f"{error} The report does without it.")
+        return None, []

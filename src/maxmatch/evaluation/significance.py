@@ -1,18 +1,39 @@
-"""How sure a figure is: intervals by bootstrap over images, and a paired test between two models.
+"""Models measured and compared: intervals by bootstrap over images, and paired tests between models.
 
 What is drawn is a group: an image with all its captions, which succeed or fail together. The gallery stays as it is:
 an interval tells how much a figure would change with other queries, not with other distractors. In the COCO 1K protocol
 each fold is drawn separately, and the figures of the folds are averaged as in the result.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from maxmatch.evaluation.metrics import LEVELS, SearchRanks
+from maxmatch.evaluation.metrics import (
+    FOLD_SIZE,
+    GALLERIES,
+    IMAGE_TEXT,
+    LEVELS,
+    MAX_MEMORY,
+    EvaluatedModel,
+    ModalityPair,
+    NotCoco,
+    ProtocolName,
+    Result,
+    SearchRanks,
+    check_members,
+    chosen,
+    evaluate,
+    extended,
+    load_metrics,
+    scores_of,
+)
 
 RECALLS = tuple(f"{way}_r{level}" for way in ("i2t", "t2i") for level in LEVELS)
+SEED = 0
+"""For all that is drawn here, so that a result has the same intervals every time."""
 _BLOCK = 8 * 2**20  # numbers drawn at once
 
 
@@ -33,21 +54,74 @@ class Difference(NamedTuple):
     """How often a difference at least as large comes about where none is: two-sided, and at least 1 / (draws + 1)."""
 
 
-class Sums(NamedTuple):
-    """Of each group the queries that found their answer, by recall (groups, 6), and how many there were (groups, 6)."""
+@dataclass(frozen=True)
+class ResultLine:
+    """A result with its intervals, by the prefix of the protocol's figures."""
 
-    found: np.ndarray
-    asked: np.ndarray
+    result: Result
+    intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    against_first: Mapping[str, Difference] = field(default_factory=dict)
+    """How its RSUM differs from that of the first line; empty for the first one itself."""
+
+
+def measure(
+    teams: Sequence[Sequence[EvaluatedModel]],
+    pair: ModalityPair = IMAGE_TEXT,
+    protocol: ProtocolName = "auto",
+    draws: int = 1000,
+    max_memory: int = MAX_MEMORY,
+    fold_size: int = FOLD_SIZE,
+    extended_coco: bool = True,
+) -> tuple[list[ResultLine], list[str]]:
+    """A line for each team, of one model or of an ensemble, with intervals and a test against the first; and notes.
+
+    draws: of images, for both; 0 for none. extended_coco: also CxC and ECCV Caption, with the protocol "coco". All
+    teams must hold the same items.
+    """
+    first = teams[0][0]
+    check_members([first, *(member for team in teams for member in team)], pair)
+    coco = chosen(protocol, first.encoded.groups[pair[0]], fold_size, first.encoded.notes.get("groups")) == "coco"
+    metrics, notes = None, []
+    if coco and extended_coco and pair == IMAGE_TEXT:
+        try:
+            metrics = load_metrics()
+        except ImportError as error:
+            notes = [str(error)]
+    results = []
+    for team in teams:
+        scores = scores_of(team, pair, max_memory)
+        result = evaluate(team, pair=pair, protocol=protocol, scores=scores, fold_size=fold_size)
+        if metrics is not None:
+            try:
+                images, captions = (first.encoded.ids.get(name, ()) for name in pair)
+                more = extended(scores, images, captions, metrics)
+                result = replace(result, figures={**result.figures, **more})
+            except NotCoco as error:
+                metrics, notes = None, [f"CxC and ECCV Caption were not measured: {error}"]
+        results.append(result)
+        del scores  # before the next ones are made: one matrix is what is promised
+    return [_line(result, results[0], draws) for result in results], notes
+
+
+def _line(result: Result, first: Result, draws: int) -> ResultLine:
+    if not draws:
+        return ResultLine(result)
+    sure = {prefix: intervals(some, draws, np.random.default_rng(SEED)) for prefix, some in result.galleries.items()}
+    differences = {
+        prefix: paired_test(first.galleries[prefix], some, draws, np.random.default_rng(SEED))
+        for prefix, some in result.galleries.items()
+        if result is not first
+    }
+    return ResultLine(result, sure, differences)
 
 
 def intervals(
     galleries: Sequence[SearchRanks], draws: int, generator: np.random.Generator, level: float = 0.95
 ) -> dict[str, Interval]:
     """The percentile interval of each recall and of RSUM, from `draws` resamplings of the images with repetition."""
-    recalls = resampled([_sums(gallery) for gallery in galleries], draws, generator)
+    recalls = _resampled([_sums(gallery) for gallery in galleries], draws, generator)
     drawn = np.concatenate([recalls, recalls.sum(1, keepdims=True)], 1)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return {name: Interval(float(low[n]), float(high[n])) for n, name in enumerate((*RECALLS, "rsum"))}
+    return {name: _interval(column, level) for name, column in zip((*RECALLS, "rsum"), drawn.T, strict=True)}
 
 
 def paired_test(
@@ -59,7 +133,7 @@ def paired_test(
 ) -> Difference:
     """The difference in RSUM of two models on the same data, image by image.
 
-    The interval is by bootstrap: both models are measured on the same drawn images. p is by permutation: where the two
+    The interval is by bootstrap: both models are measured on the same drawn images. p is by permutation: if the two
     are alike, swapping their answers for an image changes nothing but the sign of what it adds to the difference.
     """
     return paired_test_of_seeds([first], [second], draws, generator, level)
@@ -78,21 +152,14 @@ def paired_test_of_seeds(
     many images more, they would make the interval too narrow. It tells what other images would change, not what
     other seeds would: see `seeds_test`.
     """
-    pairs = _averaged(first), _averaged(second)
-    for one, other in zip(*pairs, strict=True):
+    pairs = list(zip(_averaged(first), _averaged(second), strict=True))
+    for one, other in pairs:
         _check_same_queries(one, other)
-    both = [
-        Sums(np.concatenate([one.found, other.found], 1), np.concatenate([one.asked, other.asked], 1))
-        for one, other in zip(*pairs, strict=True)
-    ]
-    drawn = resampled(both, draws, generator)
-    differences = drawn[:, len(RECALLS) :].sum(1) - drawn[:, : len(RECALLS)].sum(1)
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+    both = [_Sums(*(np.concatenate(columns, 1) for columns in zip(one, other, strict=True))) for one, other in pairs]
+    drawn = _resampled(both, draws, generator)
+    low, high = _interval(drawn[:, len(RECALLS) :].sum(1) - drawn[:, : len(RECALLS)].sum(1), level)
     added = np.concatenate(  # what each image adds to the difference in RSUM
-        [
-            100 * ((other.found - one.found) / one.asked.sum(0)).sum(1) / len(pairs[0])
-            for one, other in zip(*pairs, strict=True)
-        ]
+        [100 * ((other.found - one.found) / one.asked.sum(0)).sum(1) / len(pairs) for one, other in pairs]
     )
     observed = float(added.sum())
     added = added[added != 0]
@@ -100,63 +167,69 @@ def paired_test_of_seeds(
     for count in _chunks(draws, len(added)):
         signs = generator.integers(0, 2, (count, len(added)), dtype=np.int8)
         larger += int((np.abs(2 * (signs @ added) - added.sum()) >= abs(observed) - 1e-9).sum())
-    return Difference(observed, float(low), float(high), (1 + larger) / (1 + draws))
+    return Difference(observed, low, high, (1 + larger) / (1 + draws))
 
 
 def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
     """How often a difference of means at least as large comes about between seeds alone: Welch's test, two-sided.
 
-    Not paired: the same seed draws other numbers for another model. None where one side has fewer than two seeds, or
+    Not paired: the same seed draws other numbers for another model. None if one side has fewer than two seeds, or
     neither side varies.
     """
     from scipy.stats import ttest_ind  # takes longer to import than most commands take to run
 
-    if min(len(first), len(second)) < 2:
-        return None
-    if all(len(set(side)) == 1 for side in (first, second)):
+    if min(len(first), len(second)) < 2 or all(len(set(side)) == 1 for side in (first, second)):
         return None
     return float(ttest_ind(second, first, equal_var=False).pvalue)
 
 
-def _averaged(models: Sequence[Sequence[SearchRanks]]) -> list[Sums]:
+class _Sums(NamedTuple):
+    """Per group and recall: the queries that found their answer (groups, recalls), and how many there were."""
+
+    found: np.ndarray
+    asked: np.ndarray
+
+
+def _sums(gallery: SearchRanks) -> _Sums:
+    """The recalls of a gallery, group by group."""
+    sides = ((gallery.i2t, gallery.image_groups), (gallery.t2i, gallery.text_groups))
+    return _counted(*((ranks.ranks.cpu().numpy(), groups.cpu().numpy()) for ranks, groups in sides))
+
+
+def _counted(*sides: tuple[np.ndarray, np.ndarray]) -> _Sums:
+    """Of the ranks of queries and the groups these belong to; a group that the first side lacks is not counted."""
+    numbers = np.unique(sides[0][1])
+    found, asked = [], []
+    for ranks, groups in sides:
+        place = np.searchsorted(numbers, groups)
+        found += [np.bincount(place, ranks <= most, len(numbers)) for most in LEVELS]
+        asked += [np.bincount(place, minlength=len(numbers)).astype(float)] * len(LEVELS)
+    return _Sums(np.stack(found, 1), np.stack(asked, 1))
+
+
+def _averaged(models: Sequence[Sequence[SearchRanks]]) -> list[_Sums]:
     """Of each gallery what was found, averaged over the models."""
     averaged = []
     for galleries in zip(*models, strict=True):
         sums = [_sums(gallery) for gallery in galleries]
         for other in sums[1:]:
             _check_same_queries(sums[0], other)
-        averaged.append(Sums(np.mean([one.found for one in sums], 0), sums[0].asked))
+        averaged.append(_Sums(np.mean([one.found for one in sums], 0), sums[0].asked))
     return averaged
 
 
-def _check_same_queries(one: Sums, other: Sums) -> None:
+def _check_same_queries(one: _Sums, other: _Sums) -> None:
     if not np.array_equal(one.asked, other.asked):
         raise ValueError("a paired test takes two models on the same data, but these asked different queries.")
 
 
-def _sums(gallery: SearchRanks) -> Sums:
-    """The recalls of a gallery, group by group."""
-    sides = [
-        (ranks.ranks.cpu().numpy(), groups.cpu().numpy())
-        for ranks, groups in ((gallery.i2t, gallery.image_groups), (gallery.t2i, gallery.text_groups))
-    ]
-    numbers = np.unique(sides[0][1])  # a group left out has no number here
-    found, asked = [], []
-    for ranks, groups in sides:
-        place = np.searchsorted(numbers, groups)
-        for most in LEVELS:
-            found.append(np.bincount(place, ranks <= most, len(numbers)))
-            asked.append(np.bincount(place, minlength=len(numbers)).astype(float))
-    return Sums(np.stack(found, 1), np.stack(asked, 1))
-
-
-def resampled(galleries: Sequence[Sums], draws: int, generator: np.random.Generator) -> np.ndarray:
-    """The recalls in per cent (draws, columns) of each drawing, averaged over the galleries."""
+def _resampled(galleries: Sequence[_Sums], draws: int, generator: np.random.Generator) -> np.ndarray:
+    """The recalls in per cent (draws, recalls) of each drawing, averaged over the galleries."""
     if draws < 1:
         raise ValueError(f"draws: expected at least 1, got {draws}.")
     total = 0.0
     for sums in galleries:
-        both = np.concatenate([sums.found, sums.asked], 1)
+        both = np.concatenate(sums, 1)
         added = np.concatenate([times @ both for times in _times(len(both), draws, generator)])
         columns = sums.found.shape[1]
         total = total + 100 * added[:, :columns] / added[:, columns:]
@@ -175,3 +248,64 @@ def _chunks(draws: int, width: int) -> Iterator[int]:
     most = max(1, _BLOCK // max(width, 1))
     for start in range(0, draws, most):
         yield min(most, draws - start)
+
+
+def _interval(drawn: np.ndarray, level: float = 0.95) -> Interval:
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
+
+
+# Captions with certain words, such as words that a model has never seen, and captions without.
+
+
+def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) -> list[dict[str, Any]]:
+    """Each line's recalls of the captions with the words (met: True, one for each caption of the split) and without,
+    as `maxmatch evaluate --json` has them.
+
+    With folds, a caption counts where it is a query: all captions of all folds together. Intervals are by bootstrap
+    over the images that have such captions; draws = 0 for none. `first_to_this_r10`: of the captions with the words,
+    the R@10 of the first line as a share of this line's; not there if this line finds nothing.
+    """
+    for wanted, which in ((met, "any"), (~met, "none")):
+        if not wanted.any():
+            raise ValueError(f"words: no caption of the split has {which} of the words: there is nothing to compare.")
+    found = []
+    for prefix in lines[0].result.galleries:
+        first = _captions(lines[0].result.galleries[prefix], met)
+        for number, line in enumerate(lines):
+            result = line.result
+            having, others = (_captions(result.galleries[prefix], wanted) for wanted in (met, ~met))
+            one = {"model": result.name, "similarity": result.similarity, "images": GALLERIES[prefix]}
+            found.append({**one, "with": _side(having, draws), "without": _side(others, draws)})
+            if number and having.found[:, -1].any():
+                found[-1]["first_to_this_r10"] = _ratio(first, having, draws)
+    return found
+
+
+def _captions(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> _Sums:
+    """The captions that found their image, by the image that they belong to; images without such captions left out."""
+    ranks = np.concatenate([gallery.t2i.ranks.cpu().numpy() for gallery in galleries])
+    groups = np.concatenate([gallery.text_groups.cpu().numpy() for gallery in galleries])
+    return _counted((ranks[wanted], groups[wanted]))
+
+
+def _side(sums: _Sums, draws: int) -> dict[str, Any]:
+    names, asked = RECALLS[-len(LEVELS) :], sums.asked.sum(0)
+    recalls = 100 * sums.found.sum(0) / asked
+    one: dict[str, Any] = {"captions": int(asked[0]), **dict(zip(names, recalls.tolist(), strict=True))}
+    if draws:
+        drawn = _resampled([sums], draws, np.random.default_rng(SEED))
+        one["intervals"] = {name: list(_interval(column)) for name, column in zip(names, drawn.T, strict=True)}
+    return one
+
+
+def _ratio(first: _Sums, second: _Sums, draws: int) -> dict[str, float | None]:
+    """Both models are measured on the same drawn images. Drawings in which the second finds nothing are left out."""
+    hits = np.stack([first.found[:, -1], second.found[:, -1]], 1)
+    one, other = hits.sum(0)
+    ratio: dict[str, float | None] = {"value": float(one / other), "low": None, "high": None}
+    if draws:
+        drawn = _resampled([_Sums(hits, first.asked[:, :2])], draws, np.random.default_rng(SEED))
+        drawn = drawn[drawn[:, 1] > 0]
+        ratio |= _interval(drawn[:, 0] / drawn[:, 1])._asdict()
+    return ratio

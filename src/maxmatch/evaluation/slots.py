@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from maxmatch.evaluation.encoding import EncodedSplit, Paired, paired
+from maxmatch.evaluation.encoding import Paired
 from maxmatch.evaluation.metrics import LEVELS, retrieval
 from maxmatch.evaluation.ranking import ranks_both_ways
 from maxmatch.matching.scoring import first_largest, score_matrix
@@ -76,11 +77,10 @@ class BetweenSets:
         return self.best.sum(1).tolist(), self.best.sum(0).tolist()
 
 
-def between_sets(encoded: EncodedSplit, pair: tuple[str, str]) -> BetweenSets:
+def between_sets(data: Paired) -> BetweenSets:
     """Cosines of true pairs and of wrong ones. Over the wrong ones the mean is exact, not that of a sample: the mean
     over all pairs is the product of the mean vectors.
     """
-    data = paired(encoded, pair)
     rows, columns = data.sets
     row, column = data.true_pairs()
     true = torch.zeros(rows.shape[1], columns.shape[1], dtype=torch.float64, device=rows.device)
@@ -121,27 +121,16 @@ class Elements:
         return [figures["rsum"] for figures in self.kept[modality]]
 
 
-def element_analysis(
-    encoded: EncodedSplit, pair: tuple[str, str], similarity: str | Similarity, whole: dict[str, float] | None = None
-) -> Elements:
+def element_analysis(data: Paired, similarity: str | Similarity, whole: dict[str, float]) -> Elements:
     """Retrieval with one slot kept, for each slot of both modalities, by the same scores as in evaluation.
 
     In a collapsed model every slot does as well as the whole set; in one that uses a single slot, only that one does.
-    whole: the figures with all vectors, where they are known already.
+    whole: the figures with all vectors.
     """
-    data = paired(encoded, pair)
     rows, columns = data.sets
-    return Elements(
-        whole if whole is not None else _figures(data, rows, columns, similarity),
-        {
-            pair[0]: [_figures(data, rows[:, [slot]], columns, similarity) for slot in range(rows.shape[1])],
-            pair[1]: [_figures(data, rows, columns[:, [slot]], similarity) for slot in range(columns.shape[1])],
-        },
-    )
-
-
-def _figures(data: Paired, rows: Tensor, columns: Tensor, similarity: str | Similarity) -> dict[str, float]:
-    return retrieval(rows, columns, *data.groups, similarity)
+    first = [retrieval(part, columns, *data.groups, similarity) for part in torch.split(rows, 1, dim=1)]
+    second = [retrieval(rows, part, *data.groups, similarity) for part in torch.split(columns, 1, dim=1)]
+    return Elements(whole, dict(zip(data.names, (first, second), strict=True)))
 
 
 # Retrieval by each vector of a query alone (fig:qualitative): do the slots find different things?
@@ -190,49 +179,41 @@ class BySlot:
     examples: list[SlotExample]
 
 
-def by_slot(encoded: EncodedSplit, pair: tuple[str, str], queries: Sequence[int] = (), answers: int = 5) -> BySlot:
-    """Retrieval of pair[1] by single vectors of pair[0]: an item is as near as the nearest of its vectors.
+def by_slot(data: Paired, queries: Sequence[int], answers: int = 5) -> BySlot:
+    """Retrieval of the columns by single vectors of the rows: an item is as near as the nearest of its vectors.
 
     queries: the places of those to be kept as examples, with so many answers for each slot. Equally near items come in
     the order of the split; in the recalls they count against the model.
     """
-    data = paired(encoded, pair)
     rows, columns = data.sets
-    wrong = [place for place in queries if not 0 <= place < len(rows)]
-    if wrong:
-        raise ValueError(f"queries: there are {len(rows)} items of {pair[0]!r}, got number {wrong[0]}.")
-    if answers < 1:
-        raise ValueError(f"answers: expected at least 1, got {answers}.")
-    chosen = torch.tensor(list(queries), dtype=torch.long, device=rows.device)
-    firsts, ranks, kept = [], [], []
-    for slot in range(rows.shape[1]):
-        # "mil" of a single vector and a set is the largest cosine.
-        scores = score_matrix(rows[:, [slot]], columns, "mil")
+    chosen = torch.tensor(queries, dtype=torch.long, device=rows.device)
+    firsts, ranks, found = [], [], [list[list[SlotAnswer]]() for _ in queries]
+    for vectors in torch.split(rows, 1, dim=1):
+        scores = score_matrix(vectors, columns, "mil")  # of a single vector and a set: the largest cosine
         firsts.append(torch.cat([first_largest(part, 1)[1] for part in torch.split(scores, _ROWS)]))
         ranks.append(ranks_both_ways(scores, *data.groups)[0].ranks)
-        kept.append(first_largest(scores[chosen], min(answers, len(columns))) if len(chosen) else None)
+        best = first_largest(scores[chosen], min(answers, len(columns)))
+        for query, listed, *part in zip(queries, found, *best, strict=True):
+            listed.append(answers_to(data, query, *part))
         del scores  # before the next one is made
     first, rank = torch.cat(firsts, 1), torch.stack(ranks, 1)
-    examples = [
-        SlotExample(place, data.name(0, place), [_answers(data, place, *found, number) for found in kept if found])
-        for number, place in enumerate(queries)
-    ]
     return BySlot(
-        query=pair[0],
-        gallery=pair[1],
-        recalls=[_recalls(rank[:, slot]) for slot in range(rows.shape[1])],
+        query=data.names[0],
+        gallery=data.names[1],
+        recalls=[_recalls(ranks) for ranks in rank.T],
         distinct=_distinct(first),
         distinct_groups=_distinct(data.groups[1][first]),
         any_slot=_recalls(rank.amin(1)),
-        examples=examples,
+        examples=[SlotExample(one, data.name(0, one), listed) for one, listed in zip(queries, found, strict=True)],
     )
 
 
-def _answers(data: Paired, query: int, scores: Tensor, places: Tensor, number: int) -> list[SlotAnswer]:
+def answers_to(data: Paired, query: int, scores: Float[Tensor, " n"], places: Int[Tensor, " n"]) -> list[SlotAnswer]:
+    """What was found for one of the rows: the columns at some places."""
     group = data.groups[0][query]
     return [
         SlotAnswer(place, data.name(1, place), score, bool(data.groups[1][place] == group))
-        for place, score in zip(places[number].tolist(), scores[number].tolist(), strict=True)
+        for place, score in zip(places.tolist(), scores.tolist(), strict=True)
     ]
 
 
@@ -273,20 +254,15 @@ class Attention:
     """What the slots of some pairs of an image and a text look at, and what they do on average."""
 
     pairs: list[Explanation]
-    image: AttentionSummary
-    text: AttentionSummary
+    sides: dict[str, AttentionSummary]
+    """Of the images and of the texts."""
 
 
 def attention(model: SetEncoder, images: Sequence[Any], texts: Sequence[str]) -> Attention:
     """What the slots look at in images and texts, images[i] with texts[i]: raw items, as `SetEncoder.explain` takes."""
-    if len(images) != len(texts) or not images:
-        raise ValueError(f"expected a text for each image, at least one; got {len(images)} and {len(texts)}.")
     pairs = [model.explain(image, text) for image, text in zip(images, texts, strict=True)]
-    return Attention(
-        pairs,
-        attention_summary([pair.image_attention for pair in pairs]),
-        attention_summary([pair.text_attention for pair in pairs]),
-    )
+    maps = {"image": [pair.image_attention for pair in pairs], "text": [pair.text_attention for pair in pairs]}
+    return Attention(pairs, {name: attention_summary(some) for name, some in maps.items()})
 
 
 def attention_summary(maps: Sequence[Tensor]) -> AttentionSummary:
@@ -298,16 +274,13 @@ def attention_summary(maps: Sequence[Tensor]) -> AttentionSummary:
         entropy.append(-torch.xlogy(weights, weights).sum(1))
         spread.append(entropy[-1].exp() / weights.shape[1])
         overlap.append(torch.minimum(weights[:, None], weights[None]).sum(2))
-    return AttentionSummary(_mean(entropy).tolist(), _mean(spread).tolist(), _mean(overlap))
-
-
-def _mean(values: list[Tensor]) -> Tensor:
-    return torch.stack(values).mean(0)
+    means = [torch.stack(values).mean(0) for values in (entropy, spread, overlap)]
+    return AttentionSummary(means[0].tolist(), means[1].tolist(), means[2])
 
 
 # The vectors of some true pairs in two dimensions (fig:tsne).
 
-METHODS = ("tsne", "umap")
+METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
 _FEWEST = 4  # points, below which neither method has neighbours to keep together
 _NEIGHBOURS = 30
 
@@ -328,66 +301,46 @@ class Projection:
     """Of each point, the number of its pair among those that were drawn."""
 
 
-def project(
-    encoded: EncodedSplit, pair: tuple[str, str], *, pairs: int = 200, method: str = "tsne", seed: int = 0
-) -> Projection:
+def project(data: Paired, *, pairs: int = 200, method: str = "tsne", seed: int = 0) -> Projection:
     """The vectors of `pairs` true pairs, drawn at random, by t-SNE or UMAP. The same seed gives the same points.
 
     At most one pair of each group is drawn. Only nearness means something in the result: distances between clusters,
     directions and the scale do not.
     """
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}.")
-    data = paired(encoded, pair)
     row, column = (side.cpu().numpy() for side in data.true_pairs())
-    chosen = _drawn(row, column, data.groups[0].cpu().numpy(), pairs, seed)
-    vectors, modality, slot, item, number = [], [], [], [], []
-    for place, both in enumerate(chosen.tolist()):
-        for name, sets, which in zip(pair, data.sets, both, strict=True):
-            size = sets.shape[1]
-            vectors.append(sets[which])
-            modality += [name] * size
-            slot += list(range(size))
-            item += [which] * size
-            number += [place] * size
-    points = _reduced(torch.cat(vectors).float().cpu().numpy(), method, seed)
-    return Projection(method, points, modality, slot, item, number)
-
-
-def _drawn(row: np.ndarray, column: np.ndarray, groups: np.ndarray, pairs: int, seed: int) -> Int[np.ndarray, "n 2"]:
-    """True pairs drawn at random, one of a group, in the order of the split."""
     order = np.random.default_rng(seed).permutation(len(row))
-    _, first = np.unique(groups[row[order]], return_index=True)
-    kept = np.sort(order[np.sort(first)[:pairs]])
-    return np.stack([row[kept], column[kept]], 1)
+    _, first = np.unique(data.groups[0].cpu().numpy()[row[order]], return_index=True)
+    drawn = np.sort(order[np.sort(first)[:pairs]])
+    vectors, about = [], []
+    for number, both in enumerate(zip(row[drawn].tolist(), column[drawn].tolist(), strict=True)):
+        for name, sets, item in zip(data.names, data.sets, both, strict=True):
+            vectors.append(sets[item])
+            about += [(name, slot, item, number) for slot in range(sets.shape[1])]
+    points = _reduced(torch.cat(vectors).float().cpu().numpy(), method, seed)
+    return Projection(method, points, *map(list, zip(*about, strict=True)))
 
 
 def _reduced(vectors: Float[np.ndarray, "n D"], method: str, seed: int) -> Float[np.ndarray, "n 2"]:
     if len(vectors) < _FEWEST:
         raise ValueError(f"pairs: a projection needs at least {_FEWEST} vectors, got {len(vectors)}. Draw more pairs.")
+    check_installed(method)
     neighbours = min(_NEIGHBOURS, (len(vectors) - 1) // 3)
     if method == "umap":
-        reducer: Any = _umap()(n_neighbors=max(2, neighbours // 2), random_state=seed, n_jobs=1)
+        with warnings.catch_warnings():  # it misses TensorFlow, which is needed for nothing here
+            warnings.simplefilter("ignore", ImportWarning)
+            from umap import UMAP
+        reducer: Any = UMAP(n_neighbors=max(2, neighbours // 2), random_state=seed, n_jobs=1)
     else:
+        from sklearn.manifold import TSNE
+
         # Starting from the principal axes keeps more of the whole in view than a random start does.
-        reducer = _tsne()(perplexity=neighbours, init="pca", learning_rate="auto", random_state=seed)
+        reducer = TSNE(perplexity=neighbours, init="pca", learning_rate="auto", random_state=seed)
     points: np.ndarray = reducer.fit_transform(vectors)
     return points.astype(np.float64)
 
 
-def _tsne() -> Any:
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise ImportError("t-SNE needs scikit-learn. Run: pip install 'maxmatch[plots]'") from error
-    return TSNE
-
-
-def _umap() -> Any:
-    try:
-        with warnings.catch_warnings():  # it misses TensorFlow, which is needed for nothing here
-            warnings.simplefilter("ignore", ImportWarning)
-            from umap import UMAP
-    except ImportError as error:
-        raise ImportError("UMAP needs umap-learn. Run: pip install 'maxmatch[umap]'") from error
-    return UMAP
+def check_installed(method: str) -> None:
+    """ImportError, with the cure, if the package of a method is missing."""
+    package, extra = {"tsne": ("sklearn", "plots"), "umap": ("umap", "umap")}[method]
+    if find_spec(package) is None:
+        raise ImportError(f"{METHODS[method]} needs a package that is not installed: pip install 'maxmatch[{extra}]'")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.progress import Bar, no_bar
-from maxmatch.reproduce.targets import target_called
+from maxmatch.reproduce.targets import Job, ReproduceOptions, jobs_of, plan, target_called
 
 if TYPE_CHECKING:
     from maxmatch.evaluation.result_tables import Table
-    from maxmatch.reproduce.jobs import Job, Outcome, ReproduceOptions, TablePlan
+    from maxmatch.reproduce.worker import Outcome
 
 
 class Reproduced(NamedTuple):
@@ -69,17 +69,26 @@ def reproduce(
         >>> reproduce("ablation", "scenes", quick=True).targets[0].files  # doctest: +SKIP
     """
     from maxmatch.core.devices import chosen_device
+    from maxmatch.evaluation.report.make_report import check_plots
     from maxmatch.reproduce.compare import draw, make_data, outcome_line, write
-    from maxmatch.reproduce.jobs import ReproduceOptions, jobs_of, sweep
+    from maxmatch.reproduce.worker import sweep
 
     names = [targets] if isinstance(targets, str) else targets
     given = [data] if isinstance(data, str) else data
-    plans = _plans(names, ReproduceOptions(given, Path(out), base, seeds, quick, split, changes))
+    wanted = {target.name: target for target in map(target_called, names)}
+    if any(target.kind == "figure" for target in wanted.values()):
+        check_plots()
+    options = ReproduceOptions(given, Path(out), base, seeds, quick, split, changes)
+    plans = [plan(target, options) for target in wanted.values()]
+    for one in plans:
+        if not one.jobs:
+            reasons = "; ".join(dict.fromkeys(line.why_none for line in one.lines if line.why_none))
+            raise UsageError(f"{one.target.name}: nothing to train: {reasons}.")
     work, where = jobs_of(plans), str(chosen_device(device))
     make_data(work, say)
     with bar("models", len(work)) as advance:
 
-        def report(job: "Job", outcome: "Outcome") -> None:
+        def report(job: Job, outcome: "Outcome") -> None:
             say(outcome_line(job, outcome))
             advance(1)
 
@@ -90,27 +99,11 @@ def reproduce(
             say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
             raise
     made = []
-    for plan in plans:
-        if plan.target.kind == "figure":
-            files = draw(plan, outcomes, where)
-            about = {"target": plan.target.name, "label": plan.target.label, "files": list(map(str, files))}
-            made.append(Reproduced(plan.target.name, about, files))
+    for one in plans:
+        if one.target.kind == "figure":
+            files = draw(one, outcomes, where)
+            about = {"target": one.target.name, "label": one.target.label, "files": list(map(str, files))}
+            made.append(Reproduced(one.target.name, about, files))
         else:
-            made.append(write(plan, outcomes))
+            made.append(write(one, outcomes))
     return Reproduction(made, len(outcomes), sum(outcome.result is None for outcome in outcomes.values()))
-
-
-def _plans(names: Sequence[str], options: "ReproduceOptions") -> "list[TablePlan]":
-    """A plan for each target, in their order. What is wrong is reported before anything is trained."""
-    from maxmatch.evaluation.report.make_report import check_plots
-    from maxmatch.reproduce.jobs import plan
-
-    wanted = {target.name: target for target in map(target_called, names)}
-    if any(target.kind == "figure" for target in wanted.values()):
-        check_plots()
-    plans = [plan(target, options) for target in wanted.values()]
-    for planned in plans:
-        if not planned.jobs:
-            reasons = "; ".join(dict.fromkeys(line.why_none for line in planned.lines if line.why_none))
-            raise UsageError(f"{planned.target.name}: nothing to train: {reasons}.")
-    return plans

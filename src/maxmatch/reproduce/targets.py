@@ -1,16 +1,27 @@
-"""What can be reproduced: the paper's tables and figures as lists of models and of the figures reported for them."""
+"""What can be reproduced: the paper's tables and figures as lists of models, and the jobs that train and measure these.
 
-from collections.abc import Mapping
+No torch here.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from maxmatch.core.array_checks import UsageError
-from maxmatch.evaluation.paper import LOSSES, OURS, ReportedRow, tables
+from maxmatch.core.files import write_whole
+from maxmatch.evaluation.paper import LOSSES, OURS, tables
 from maxmatch.model.config import SimilarityName
 from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import load_recipe
 
-# The models that the paper compares, as changes to a recipe of MaxMatch. No torch here.
+# The models that the paper compares, as changes to a recipe of MaxMatch.
 
 _WEIGHTS = {"Div": "div_weight", "MMD": "mmd_weight", "GD": "gd_weight", "ISD": "isd_weight"}
 _PVSE_WEIGHT = 0.1  # of its own diversity loss, as in the recipe coco_pvse
@@ -167,25 +178,28 @@ def target_called(name: str) -> Target:
     return found
 
 
+def _model_of(method: str, data: str, backbones: str) -> tuple[str, Variant] | tuple[None, None]:
+    """The recipe and the variant of one of the paper's methods; None for one that is only listed."""
+    known = {
+        OURS: (f"{data}_{backbones}", MAXMATCH),
+        "Set Div": (f"{data}_{backbones}_setdiv", SETDIV),
+        "VSE++": (f"{data}_vsepp", VSEPP),
+        "PVSE": (f"{data}_pvse", PVSE),
+        "MaxMatch + PVSE": (f"{data}_pvse_maxmatch", MAXMATCH_ON_PVSE),
+    }
+    return known.get(method, (None, None))
+
+
 def _main(name: str, label: str, data: Literal["coco", "flickr30k"], prefix: str, figures: tuple[str, ...]) -> Target:
     """table:flickr30k, table:mscoco. Elsewhere the rows are those of one group: backbones are the base's."""
     lines = []
     for row in tables()[label].rows:
-        recipe = {
-            OURS: f"{prefix}_{_RECIPES[row.group]}",
-            "Set Div": f"{prefix}_{_RECIPES[row.group]}_setdiv",
-            "VSE++": f"{prefix}_vsepp",
-            "PVSE": f"{prefix}_pvse",
-        }.get(row.method)
-        variant = {OURS: MAXMATCH, "Set Div": SETDIV, "VSE++": VSEPP, "PVSE": PVSE}.get(row.method)
+        recipe, variant = _model_of(row.method, prefix, _RECIPES[row.group])
+        title = f"{row.method}{'†' if row.ensemble else ''}{'‡' if row.external else ''}"
         elsewhere = variant if row.group == _RESNET else None
         reference = row.method == OURS and not row.ensemble
-        lines.append(TableLine((_marked(row),), row.figures, recipe, elsewhere, row.group, row.ensemble, reference))
+        lines.append(TableLine((title,), row.figures, recipe, elsewhere, row.group, row.ensemble, reference))
     return Target(name, label, tables()[label].caption, data, tuple(lines), figures=figures)
-
-
-def _marked(row: ReportedRow) -> str:
-    return f"{row.method}{'†' if row.ensemble else ''}{'‡' if row.external else ''}"
 
 
 def _ablation() -> Target:
@@ -224,32 +238,23 @@ def _elements() -> Target:
 
 
 def _resnext(name: str, data: Literal["coco", "flickr30k"], prefix: str, groups: tuple[str, ...]) -> Target:
-    """tab:resnext: of one data set, whose parts are joined to one line a method."""
+    """tab:resnext: of one data set, whose parts are joined to one line per method."""
     table = tables()["tab:resnext"]
-    recipes = {OURS: f"{prefix}_resnext101_bert", "Set Div": f"{prefix}_resnext101_bert_setdiv"}
-    variants = {OURS: MAXMATCH, "Set Div": SETDIV}
     lines = []
     for method in ("VSE∞", "Set Div", OURS):
         found = [row.figures for row in table.rows if row.method == method and row.group in groups]
         paper = {key: value for figures in found for key, value in figures.items()}
-        variant = variants.get(method)
-        lines.append(TableLine((method,), paper, recipes.get(method), variant, reference=variant == MAXMATCH))
+        recipe, variant = _model_of(method, prefix, "resnext101_bert")
+        lines.append(TableLine((method,), paper, recipe, variant, reference=method == OURS))
     figures = ("coco_1k_rsum", "coco_5k_rsum") if data == "coco" else ("i2t_r1", "t2i_r1", "rsum")
     return Target(name, table.label, f"{table.caption}: {' and '.join(groups)}", data, tuple(lines), figures=figures)
 
 
 def _pvse() -> Target:
-    recipes: dict[str, tuple[str, Variant]] = {
-        "VSE++": ("f30k_vsepp", VSEPP),
-        "PVSE": ("f30k_pvse", PVSE),
-        "Set Div": ("f30k_resnet152_bigru_setdiv", SETDIV),
-        "MaxMatch + PVSE": ("f30k_pvse_maxmatch", MAXMATCH_ON_PVSE),
-        OURS: ("f30k_resnet152_bigru", MAXMATCH),
-    }
     table = tables()["tab:PVSE"]
     lines = []
     for row in table.rows:
-        recipe, variant = recipes.get(row.method, (None, None))
+        recipe, variant = _model_of(row.method, "f30k", _RECIPES[_RESNET])
         lines.append(TableLine((row.method,), row.figures, recipe, variant, reference=row.method == OURS))
     return Target("pvse", table.label, table.caption, "flickr30k", tuple(lines), figures=("i2t_r1", "t2i_r1", "rsum"))
 
@@ -272,3 +277,229 @@ def _sizes() -> Target:
 def _figure(name: str, label: str, about: str, models: int) -> Target:
     lines = tuple(TableLine((title,), {}, recipe, variant) for _, title, variant, recipe in _THREE[-models:])
     return Target(name, label, about, "coco", lines, kind="figure")
+
+
+# One job per model: what is trained and measured.
+
+JobProtocol = Literal["plain", "auto"]
+JOB, RESULT = "job.json", "result.json"
+_VERSION = 1
+"""Raised by one when the same settings would give other figures."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, or an ensemble of several that were trained before, and the split it is measured on.
+
+    members: the folder of each recipe's run; of a single model this is the job's own. split: None for the recipe's, or
+    what the data has. protocol: as of `maxmatch.evaluation.metrics`.
+    """
+
+    folder: Path
+    recipes: tuple[Recipe, ...]
+    members: tuple[Path, ...]
+    split: str | None = None
+    protocol: JobProtocol = "plain"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that the figures depend on, as JSON has it: a result with other settings is not this job's."""
+        recipes = list(map(_essence, self.recipes))
+        return {"version": _VERSION, "recipes": recipes, "split": self.split, "protocol": self.protocol}
+
+    def write(self) -> None:
+        """Write the job to its folder, for the process that runs it."""
+        write_whole(self.folder / JOB, TypeAdapter(Job).dump_json(self, indent=2).decode() + "\n")
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result; from then on the job is done."""
+        write_whole(self.folder / RESULT, json.dumps({"settings": self.settings, **result}, indent=2) + "\n")
+
+    def result(self) -> dict[str, Any] | None:
+        """The result; None where it is not done, or was done with other settings."""
+        try:
+            found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # none yet, or a damaged one: the run's own files make it again
+            return None
+        return found if isinstance(found, dict) and found.get("settings") == self.settings else None
+
+
+def read_job(folder: Path) -> Job:
+    """The job that was written down in a folder."""
+    return TypeAdapter(Job).validate_json((folder / JOB).read_bytes())
+
+
+def single(folder: Path, recipe: Recipe, split: str | None, protocol: JobProtocol) -> Job:
+    """The job of one model. Its folder is named by what is trained: two tables that need the same model share it, and
+    one that differs in anything has another folder.
+    """
+    recipe = recipe.model_copy(update={"name": kind(recipe), "description": ""})
+    place = folder / f"{recipe.name}-seed{recipe.seed}-{_digest([_essence(recipe)])}"
+    return Job(place, (recipe,), (place,), split, protocol)
+
+
+def ensemble(folder: Path, jobs: tuple[Job, ...]) -> Job:
+    """The job of several models whose scores are averaged."""
+    recipes = tuple(job.recipes[0] for job in jobs)
+    place = folder / f"ensemble{len(jobs)}-{recipes[0].name}-{_digest(list(map(_essence, recipes)))}"
+    return Job(place, recipes, tuple(job.folder for job in jobs), jobs[0].split, jobs[0].protocol)
+
+
+def kind(recipe: Recipe) -> str:
+    """What a recipe trains, in short: similarity, head, set size, losses."""
+    towers = recipe.model.resolved().towers
+    sizes = "x".join(dict.fromkeys(str(tower.set_size) for tower in towers.values()))
+    heads = [tower.head.name for tower in towers.values() if tower.head.name != "set"]
+    losses = [loss.lower() for loss, weight in _WEIGHTS.items() if getattr(recipe.objective, weight)]
+    return "-".join([recipe.model.similarity, *dict.fromkeys(heads), f"k{sizes}", *losses])
+
+
+def _essence(recipe: Recipe) -> dict[str, Any]:
+    """A recipe without its names and texts. Generated scenes are the same in any folder, and no words held out
+    is the default.
+    """
+    settings: dict[str, Any] = recipe.model_dump(mode="json", exclude={"name", "description"})
+    del settings["data"]["licence"]
+    if not recipe.data.hold_out_words:
+        del settings["data"]["hold_out_words"]
+    if recipe.data.scenes is not None:
+        del settings["data"]["path"]
+    return settings
+
+
+def _digest(settings: Any) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+# From a target and options to the jobs that it takes.
+
+SCENES = "scenes"
+"""As data: generate it."""
+CELLS = "cells"
+"""The folder of all jobs."""
+_ENSEMBLE = 2  # models, as in the paper
+_QUICK_SCENES = (
+    "data.scenes.images=800",
+    "model.config.width=64",
+    "train.batch_size=32",
+    "train.epochs=5",
+    "train.warmup_steps=10",
+)
+_QUICK_SHARE = 20  # of the epochs of a recipe for real data
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """What is asked for.
+
+    data: a path, or "scenes"; several as `region=PATH`, each for the recipes that have the word in their names. base:
+    the recipe of MaxMatch that rows are made from; None for the paper's recipes, on the paper's data. changes: to all
+    recipes, before the rows'.
+    """
+
+    data: Sequence[str]
+    out: Path
+    base: str | None = None
+    seeds: int = 1
+    quick: bool = False
+    split: str | None = None
+    changes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PlannedLine:
+    """A line of the table and the jobs that its figures come from, one per seed. why_none: if there are none."""
+
+    line: TableLine
+    jobs: tuple[Job, ...] = ()
+    why_none: str = ""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """The table to be."""
+
+    target: Target
+    options: ReproduceOptions
+    base: str | None
+    """The recipe that the rows are made from; None for the paper's own."""
+    lines: tuple[PlannedLine, ...]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs, each once, ensembles after their members."""
+        return jobs_of([self])
+
+
+def jobs_of(plans: Iterable[TablePlan]) -> list[Job]:
+    """The jobs of some tables, one that two of them need only once; ensembles after their members."""
+    found = [job for plan in plans for line in plan.lines for job in line.jobs]
+    return list({job.folder: job for job in sorted(found, key=lambda job: len(job.members))}.values())
+
+
+def plan(target: Target, options: ReproduceOptions) -> TablePlan:
+    """The jobs of a target: each line's recipe, once for each seed."""
+    elsewhere = options.base if options.base is not None else SCENES if SCENES in options.data else None
+    base = target.base if elsewhere is None else elsewhere
+    protocol: JobProtocol = "auto" if elsewhere is None and target.data == "coco" else "plain"
+    folder = options.out / CELLS
+
+    @cache  # most lines begin with the same file
+    def load(name: str, *overrides: str) -> Recipe:
+        return load_recipe(name, overrides)
+
+    def recipe_of(name: str, variant: Variant | None, data: str) -> Recipe:
+        """The small version, the user's changes, what makes the row, and the data."""
+        overrides = [*(_quick(load(name)) if options.quick else ()), *options.changes]
+        recipe = load(name, *overrides)
+        if variant is not None:
+            overrides += changes(variant, recipe)
+        return load(name, *overrides, _data_path(recipe, data, options.out))
+
+    def planned(line: TableLine) -> PlannedLine:
+        name = line.recipe if base is None else base
+        if line.recipe is None or name is None:
+            return PlannedLine(line)
+        if line.ensemble and options.seeds < _ENSEMBLE:
+            return PlannedLine(line, why_none=f"an ensemble: takes --seeds {_ENSEMBLE}")
+        data = data_for(name, options.data)
+        if data is None:
+            return PlannedLine(line, why_none=f"no --data for {name}")
+        recipe = recipe_of(name, line.variant if base is not None else None, data)
+        seeds = [recipe.model_copy(update={"seed": recipe.seed + place}) for place in range(options.seeds)]
+        jobs = tuple(single(folder, one, options.split, protocol) for one in seeds)
+        # The members of an ensemble are jobs of the line above it: the same model alone.
+        return PlannedLine(line, (ensemble(folder, jobs[:_ENSEMBLE]),) if line.ensemble else jobs)
+
+    lines = [line for line in target.lines if base is None or line.variant is not None]
+    return TablePlan(target, options, base, tuple(map(planned, lines)))
+
+
+def data_for(recipe: str, data: Sequence[str]) -> str | None:
+    """The data for a recipe: the first that is meant for it (`region=PATH`), or that is for all; None for none."""
+    for one in data:
+        word, equals, path = one.partition("=")
+        if not equals or Path(one).exists():
+            return one
+        if word in recipe:
+            return path
+    return None
+
+
+def _quick(recipe: Recipe) -> list[str]:
+    if recipe.data.scenes is not None and recipe.model.config is not None:
+        return list(_QUICK_SCENES)
+    return [f"train.epochs={-(-recipe.train.epochs // _QUICK_SHARE)}"]
+
+
+def _data_path(recipe: Recipe, data: str, out: Path) -> str:
+    """Where the data is, as an override. Scenes of each number and size have a folder of their own."""
+    path = Path(data).expanduser()
+    if data == SCENES:
+        scenes = recipe.data.scenes
+        if scenes is None:
+            raise ValueError(f"{recipe.name}: has no data.scenes. Take a recipe for generated scenes, or other --data.")
+        path = out / f"scenes-{scenes.images}-{scenes.size}-{scenes.seed}"
+    elif not path.exists():
+        raise FileNotFoundError(f"--data {data}: no such file or folder. For generated data: --data {SCENES}")
+    return f"data.path={json.dumps(str(path.absolute()))}"

@@ -1,30 +1,139 @@
-"""Train and measure one job, in a process of its own: `python -m maxmatch.reproduce.worker FOLDER [DEVICE]`."""
+"""Jobs at work: the sweep that starts a process for each, and that process, which trains and measures one model:
+`python -m maxmatch.reproduce.worker FOLDER [DEVICE]`.
+"""
 
 import hashlib
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from maxmatch.core.files import lock, whole
 from maxmatch.core.types import Ranks
-from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for
+from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for, paired
 from maxmatch.evaluation.metrics import SearchRanks, chance
-from maxmatch.evaluation.runs import measure, members
+from maxmatch.evaluation.runs import members
+from maxmatch.evaluation.significance import measure
 from maxmatch.evaluation.slots import element_analysis
-from maxmatch.reproduce.jobs import REASON, Job, read_job
+from maxmatch.reproduce.targets import Job, read_job
 from maxmatch.training.run import RunFolder
+
+# Many jobs, some at a time, each in a process of its own; one that fails does not stop the others.
+
+LOG = "log.txt"
+_REASON = "maxmatch: "  # before the reason of a failure, in the log
+_LOOK_EVERY = 0.1  # seconds
+_STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a job, or why there is none. again: whether it was done before."""
+
+    result: Mapping[str, Any] | None
+    failure: str = ""
+    again: bool = False
+
+
+ReportJob = Callable[[Job, Outcome], object]
+
+
+def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJob) -> dict[Path, Outcome]:
+    """Run all jobs, in their order; an ensemble when its members are done. The outcome of each, by folder.
+
+    A job with a result is not done again. report is called for each job as it ends. When interrupted, all processes
+    save their states and end; the next call resumes them.
+    """
+    outcomes: dict[Path, Outcome] = {}
+
+    def note(job: Job, outcome: Outcome) -> None:
+        outcomes[job.folder] = outcome
+        report(job, outcome)
+
+    waiting, running = [], dict[Path, tuple[Job, subprocess.Popen[bytes]]]()
+    for job in jobs:
+        result = job.result()
+        if result is None:
+            waiting.append(job)
+        else:
+            note(job, Outcome(result, again=True))
+    try:
+        while waiting or running:
+            for job in list(waiting):
+                needed = [outcomes.get(member) for member in job.members if member != job.folder]
+                if any(one is not None and one.result is None for one in needed):
+                    waiting.remove(job)
+                    note(job, Outcome(None, "one of its models failed"))
+                elif len(running) < at_once and None not in needed:
+                    waiting.remove(job)
+                    running[job.folder] = job, start(job, device)
+            for job, process in list(running.values()):
+                if process.poll() is not None:
+                    _stop([process])
+                    del running[job.folder]
+                    note(job, _outcome(job, process.returncode))
+            if running:
+                time.sleep(_LOOK_EVERY)
+    finally:
+        _stop([process for _, process in running.values()])
+    return outcomes
+
+
+def start(job: Job, device: str | None) -> subprocess.Popen[bytes]:
+    """The process of a job. It ends when its standard input does, so also when this process is killed."""
+    job.write()
+    environment = dict(os.environ)
+    if device == "cpu":
+        # One thread each, whatever the number of jobs: more would sum in another order.
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "maxmatch.reproduce.worker", str(job.folder), *([device] if device else [])]
+    with (job.folder / LOG).open("wb") as log:
+        # Ctrl-C in a terminal goes to a whole session; in sessions of their own they are told by us, once.
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _outcome(job: Job, code: int) -> Outcome:
+    result = job.result()
+    if code == 0 and result is not None:
+        return Outcome(result)
+    if code < 0:
+        return Outcome(None, f"killed by signal {-code}, perhaps out of memory: try fewer --jobs")
+    if code == 130:
+        return Outcome(None, "interrupted; run the command again to resume")
+    log = (job.folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
+    _, marked, reason = log.rpartition(_REASON)
+    lines = (reason if marked else log).strip().splitlines() or [f"ended with exit code {code} and no result"]
+    return Outcome(None, f"{lines[0] if marked else lines[-1]} ({job.folder / LOG})")
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End processes by closing their input, and wait until they have saved."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    last = time.monotonic() + _STOP_WITHIN
+    for process in processes:
+        try:
+            process.wait(max(0.0, last - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
 
 # The ranks of all queries of a job, kept with its result: paired tests between models need them.
 
@@ -71,13 +180,6 @@ def _digest(content: bytes) -> str:
 _WHOLE_COCO = "testall"  # of precomp folders, where "test" is a fifth of it
 
 
-class Measured(NamedTuple):
-    """What came out: the result, for JSON, and the search among the whole split that its RSUM is of."""
-
-    found: dict[str, Any]
-    search: SearchRanks
-
-
 def sources_of(job: Job) -> list[ModelSource]:
     """The trained models of a job."""
     return [
@@ -95,8 +197,9 @@ def data_of(job: Job, say: Say = lambda line: None) -> LoadedData:
     return load_for(sources_of(job), recipe.data, job.split, preferred=preferred, say=say)
 
 
-def measure_job(job: Job, device: str | None = None) -> Measured:
-    """The figures of a job whose models are trained, the split they were measured on and how many images it has.
+def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], SearchRanks]:
+    """The figures of a job whose models are trained, the split they were measured on and how many images it has, for
+    JSON; and the search among the whole split that RSUM is of.
 
     Beside those of retrieval: `image_slot_1_rsum` … with one slot kept (tab:5), and RSUM by further similarities of the
     recipe, `top_k_rsum`. Of an ensemble only those of retrieval.
@@ -111,7 +214,7 @@ def measure_job(job: Job, device: str | None = None) -> Measured:
     found = dict(first.figures)
     found |= {"chance_rsum": chance(*(encoded[0].groups[side].cpu() for side in pair))["rsum"]}
     if len(sources) == 1:
-        kept = element_analysis(encoded[0], pair, teams[0][0].similarity, found).kept
+        kept = element_analysis(paired(encoded[0], pair), teams[0][0].similarity, found).kept
         found |= {
             f"{side}_slot_{slot}_rsum": figures["rsum"]
             for side in pair
@@ -121,7 +224,7 @@ def measure_job(job: Job, device: str | None = None) -> Measured:
     for similarity, other in zip(similarities[1:], others, strict=True):
         found[f"{similarity}_rsum"] = other.figures[f"{prefix}rsum"]
     (search,) = first.galleries[prefix]
-    return Measured({"split": loaded.split, "images": len(encoded[0].groups[pair[0]]), "figures": found}, search)
+    return {"split": loaded.split, "images": len(encoded[0].groups[pair[0]]), "figures": found}, search
 
 
 # The process. It resumes what an earlier one left. When the process that started it ends, for whatever reason, its
@@ -137,9 +240,9 @@ def work(job: Job, device: str | None = None) -> None:
     started = time.monotonic()
     for recipe, folder in zip(job.recipes, job.members, strict=True):
         train(recipe, folder, resume=True, device=device, show_progress=False)
-    measured = measure_job(job, device)
-    ranks = write_ranks(job.folder, measured.search)  # first: a job with a result has them
-    job.finish({**measured.found, "ranks": ranks, "seconds": time.monotonic() - started})
+    found, search = measure_job(job, device)
+    ranks = write_ranks(job.folder, search)  # first: a job with a result has them
+    job.finish({**found, "ranks": ranks, "seconds": time.monotonic() - started})
 
 
 @contextmanager
@@ -183,7 +286,7 @@ def main() -> None:
         traceback.print_exc()
         text = str(error).strip()
         named = isinstance(error, ValueError | OSError) and text
-        print(f"{REASON}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
+        print(f"{_REASON}{text if named else f'{type(error).__name__}: {text}'}", file=sys.stderr)
         raise SystemExit(1) from error
 
 

@@ -14,8 +14,7 @@ from maxmatch.data.dataset import Split
 from maxmatch.data.feed import Feed
 from maxmatch.evaluation.encoding import EncodedSplit, encode_split
 from maxmatch.evaluation.metrics import EvaluatedModel, Pairing, slot_pairing
-from maxmatch.evaluation.runs import measure
-from maxmatch.evaluation.significance import Interval
+from maxmatch.evaluation.significance import Interval, measure
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe

@@ -19,7 +19,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from maxmatch.evaluation.report.make_report import METHODS, ReportContents
+from maxmatch.evaluation.analysis import Analysis
+from maxmatch.evaluation.slots import METHODS, Attention, Projection
 
 # How all figures look, and how they are written: a column of a paper wide, safe for the colour-blind, the same bytes
 # for the same numbers.
@@ -100,21 +101,16 @@ _LOSSES = {
 @rc_context(STYLE)
 def heatmap(cosines: Mapping[str, np.ndarray], rows: str = "image", columns: str = "text") -> Figure:
     """The mean cosine of every slot with every slot, for one model or several side by side (fig:heatmap)."""
-    names = list(cosines)
+    several = len(cosines) > 1
     low = min(0.0, *(float(values.min()) for values in cosines.values()))
     high = max(float(values.max()) for values in cosines.values())
+    size = (PAGE, PAGE / len(cosines) + 0.4) if several else (COLUMN, 0.8 * COLUMN)
+    figure = Figure(size, layout="constrained")
+    axes = list(np.atleast_1d(figure.subplots(1, len(cosines))))
     norm = Normalize(low, max(high, low + 0.1))
-    width = COLUMN if len(names) == 1 else PAGE
-    height = 0.8 * width if len(names) == 1 else width / len(names) + 0.4
-    figure = Figure((width, height), layout="constrained")
-    axes = list(np.atleast_1d(figure.subplots(1, len(names))))
-    for place, (one, name) in enumerate(zip(axes, names, strict=True)):
-        _matrix(one, cosines[name], norm, "viridis", "{:.2f}")
-        one.set_xlabel(f"{columns} slot")
-        if place == 0:
-            one.set_ylabel(f"{rows} slot")
-        if len(names) > 1:
-            one.set_title(plain(name))
+    for one, (name, values) in zip(axes, cosines.items(), strict=True):
+        _matrix(one, values, norm, "viridis", "{:.2f}", f"{columns} slot", f"{rows} slot" if one is axes[0] else "")
+        one.set_title(plain(name) if several else "")
     figure.colorbar(ScalarMappable(norm, "viridis"), ax=axes, label="mean cosine of true pairs", shrink=0.9, aspect=25)
     return figure
 
@@ -124,11 +120,8 @@ def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text
     """In how many of 100 true pairs each slot is matched with each. counts: over all true pairs."""
     shares = 100 * counts * min(counts.shape) / max(counts.sum(), 1)
     figure = Figure((COLUMN, 0.8 * COLUMN), layout="constrained")
-    axes = figure.subplots()
-    norm = Normalize(0, 100)
-    _matrix(axes, shares, norm, "cividis", "{:.0f}")
-    axes.set_xlabel(f"{columns} slot")
-    axes.set_ylabel(f"{rows} slot")
+    axes, norm = figure.subplots(), Normalize(0, 100)
+    _matrix(axes, shares, norm, "cividis", "{:.0f}", f"{columns} slot", f"{rows} slot")
     figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label="matched, % of true pairs", shrink=0.9, aspect=25)
     return figure
 
@@ -137,12 +130,10 @@ def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text
 def facet_scores(scores: np.ndarray, best: Sequence[int], facets: Sequence[str], slots: str = "image") -> Figure:
     """How clearly each slot (column) recognises captions about each facet (row). Framed: the best slot of a facet."""
     figure = Figure((COLUMN, 0.9 + 0.26 * len(scores)), layout="constrained")
-    axes = figure.subplots()
-    norm = Normalize(min(0.0, float(scores.min())), max(float(scores.max()), 0.1))
-    _matrix(axes, scores, norm, "cividis", "{:.2f}", aspect="auto")
+    axes, norm = figure.subplots(), Normalize(min(0.0, float(scores.min())), max(float(scores.max()), 0.1))
+    _matrix(axes, scores, norm, "cividis", "{:.2f}", f"{slots} slot", "caption about")
+    axes.set_aspect("auto")
     axes.set_yticks(range(len(scores)), map(plain, facets))
-    axes.set_xlabel(f"{slots} slot")
-    axes.set_ylabel("caption about")
     for row, slot in enumerate(best):
         axes.add_patch(Rectangle((slot - 0.47, row - 0.43), 0.94, 0.86, fill=False, edgecolor=PALETTE[4], lw=1.5))
     figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label="standard score", aspect=25)
@@ -281,21 +272,22 @@ def _legend_above(figure: Figure, columns: int) -> None:
     figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2)
 
 
-def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form: str, aspect: str = "equal") -> None:
-    """A matrix as colours, with its numbers where they can be read. NaN stays empty."""
-    image = axes.imshow(values, cmap=colours, norm=norm, aspect="auto" if aspect == "auto" else "equal")
+def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form: str, x: str, y: str) -> None:
+    """A matrix as colours, with its numbers where they can be read."""
+    image = axes.imshow(values, cmap=colours, norm=norm)
     axes.set_xticks(range(values.shape[1]), slot_names(values.shape[1]))
     axes.set_yticks(range(values.shape[0]), slot_names(values.shape[0]))
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if values.shape[1] > _MOST_ANNOTATED:
         return
     for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            red, green, blue, _ = image.cmap(norm(float(value)))
-            ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-            text = form.format(value).replace("-", "−")
-            axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
+        red, green, blue, _ = image.cmap(norm(float(value)))
+        ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+        text = form.format(value).replace("-", "−")
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
 
 
 def _plural(modality: str) -> str:
@@ -453,17 +445,23 @@ def attention_on_parts(parts: Sequence[str], attention: np.ndarray, label: str) 
 # All figures of a report, by the names of their files.
 
 
-def draw(contents: ReportContents) -> Iterator[tuple[str, Figure]]:
-    """Every figure that there are numbers for, one after the other."""
-    analysis = contents.analysis
+def draw(
+    analysis: Analysis,
+    title: str,
+    projection: Projection | None = None,
+    attention: Attention | None = None,
+    seen: Sequence[Image.Image | None] = (),
+    records: Iterable[Mapping[str, Any]] = (),
+) -> Iterator[tuple[str, Figure]]:
+    """Every figure that there are numbers for, one after the other. The arguments are those of `write_report`."""
     rows, columns = analysis.pair
-    curves = training_curves(contents.records)
+    curves = training_curves(records)
     if curves is not None:
         yield "training", curves
     within = {name: np.array(found.counts) for name, found in analysis.within.items() if sum(found.counts)}
     if within:
         yield "within-sets", cosine_histogram(np.array(analysis.within[rows].edges), within)
-    yield "heatmap", heatmap({contents.title: analysis.between.true.numpy()}, rows, columns)
+    yield "heatmap", heatmap({title: analysis.between.true.numpy()}, rows, columns)
     yield "pairing", pairing_shares(analysis.pairing.counts.numpy(), rows, columns)
     usage = zip(analysis.pair, analysis.between.usage, strict=True)
     yield "usage", slot_usage({name: np.array(shares) for name, shares in usage})
@@ -471,27 +469,23 @@ def draw(contents: ReportContents) -> Iterator[tuple[str, Figure]]:
     yield "elements", element_bars(kept, analysis.elements.whole["rsum"], analysis.chance["rsum"])
     for found in analysis.facets or ():
         yield f"facets-{found.modality}", facet_scores(found.scores, found.best, found.facets, found.modality)
-    if contents.projection is not None:
-        yield "vectors", _scatter(contents)
-    yield from _attention(contents)
-
-
-def _scatter(contents: ReportContents) -> Figure:
-    found, pair = contents.projection, contents.analysis.pair
-    assert found is not None
-    of = np.array([pair.index(name) for name in found.modality])
-    return scatter(found.points, np.array(found.slot), pair, of, METHODS[found.method])
-
-
-def _attention(contents: ReportContents) -> Iterator[tuple[str, Figure]]:
-    if contents.attention is None:
-        return
-    for number, (pair, seen) in enumerate(zip(contents.attention.pairs, contents.seen, strict=True), start=1):
+    if projection is not None:
+        yield "vectors", projected(projection, analysis.pair)
+    explained = zip(attention.pairs, seen, strict=True) if attention is not None else ()
+    for number, (pair, picture) in enumerate(explained, start=1):
         looks = pair.image_attention.numpy()
-        if looks.ndim == 3 and seen is not None:
-            yield f"attention-{number}-image", attention_on_picture(seen, looks)
+        if looks.ndim == 3 and picture is not None:
+            yield f"attention-{number}-image", attention_on_picture(picture, looks)
         else:
             flat = looks.reshape(len(looks), -1)
-            parts = [str(place + 1) for place in range(flat.shape[1])]
-            yield f"attention-{number}-image", attention_on_parts(parts, flat, "region of the image")
+            yield (
+                f"attention-{number}-image",
+                attention_on_parts(slot_names(flat.shape[1]), flat, "region of the image"),
+            )
         yield f"attention-{number}-text", attention_on_parts(pair.words, pair.text_attention.numpy(), "word")
+
+
+def projected(found: Projection, pair: tuple[str, str]) -> Figure:
+    """A projection as a scatter plot."""
+    of = np.array([pair.index(name) for name in found.modality])
+    return scatter(found.points, np.array(found.slot), pair, of, METHODS[found.method])

@@ -2,7 +2,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from made_report import RECORDS
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
@@ -22,6 +21,12 @@ from maxmatch.evaluation.report.figures import (
 )
 
 COSINES = np.array([[0.9, -0.1, 0.2], [0.0, 0.8, 0.1]])
+RECORDS = [
+    {"kind": "train", "step": 10, "epoch": 0, "loss": 2.0, "triplet": 0.4, "mmd": None},
+    {"kind": "train", "step": 20, "epoch": 0, "loss": 1.5, "triplet": 0.3, "mmd": None},
+    {"kind": "val", "step": 20, "epoch": 0, "rsum": 50.0, "chance_rsum": 5.0, "image_log_variance": -0.5},
+    {"kind": "val", "step": 40, "epoch": 1, "rsum": 80.0, "chance_rsum": 5.0, "image_log_variance": -0.4},
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def every_figure():
         "facets": figures.facet_scores(COSINES, [0, 1], ["place", "cost in $ and more $"]),
         "training": figures.training_curves(RECORDS),
         "compared": validation_curves(
-            {f"line {n} $": [{1: 10.0 + n, 2: 20.0}, {1: 12.0, 2: 24.0}] for n in range(30)}, "line 2 $"
+            {f"line {n} $": [{1: 10.0 + n, 2: 20.0}, {1: 12.0, 2: 24.0}] for n in range(12)}, "line 2 $"
         ),
         "scatter": scatter(points, np.arange(24) % 3, ("image", "text"), np.arange(24) // 12, "t-SNE"),
         "words": attention_on_parts(["a", "$5", "dog"], np.full((2, 3), 1 / 3), "word"),
@@ -76,7 +81,7 @@ def test_the_same_numbers_give_the_same_bytes_with_fonts_and_without_a_date():
     one, other = (figures.heatmap({"one": COSINES}) for _ in range(2))
     content = render(one, "pdf")
     assert content == render(other, "pdf")
-    assert render(one, "png") == render(other, "png") == render(one, "png")
+    assert render(one, "png") == render(other, "png")
     assert content.startswith(b"%PDF")
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
