@@ -396,7 +396,7 @@ def analyse(
         set_sizes={name: sets.shape[1] for name, sets in sides.items()},
         width=rows.shape[2],
         retrieval=found,
-        chance=chance(*_numbered(*data.groups)),
+        chance=chance(*data.groups),
         log_variance={name: log_circular_variance(sets) for name, sets in sides.items()},
         within={name: within_sets(sets) for name, sets in sides.items()},
         between=between_sets(data),
@@ -406,12 +406,6 @@ def analyse(
         failures=failures,
         facets=None if facets is None else specialisation(data, facets, seed=seed),
     )
-
-
-def _numbered(row_groups: Tensor, column_groups: Tensor) -> tuple[Tensor, Tensor]:
-    """The groups counted from 0, on the CPU."""
-    numbers = torch.unique(torch.cat([row_groups, column_groups]), return_inverse=True)[1].cpu()
-    return numbers[: len(row_groups)], numbers[len(row_groups) :]
 
 
 def _plain(value: Any) -> Any:

@@ -54,11 +54,12 @@ def figures(i2t: Ranks, t2i: Ranks) -> dict[str, float]:
 
 def chance(image_groups: Int[Tensor, " B"], text_groups: Int[Tensor, " C"]) -> dict[str, float]:
     """The recalls and RSUM that answers in random order would give, on average."""
-    true_texts = torch.bincount(text_groups, minlength=int(image_groups.max()) + 1)[image_groups]
-    true_images = torch.bincount(image_groups, minlength=int(text_groups.max()) + 1)[text_groups]
+    numbers = torch.unique(torch.cat([image_groups, text_groups]), return_inverse=True)[1].cpu()
+    images, texts = numbers[: len(image_groups)], numbers[len(image_groups) :]
+    groups = int(numbers.max()) + 1
     recalls = {
-        f"{way}_r{level}": 100 * _chance(true, total, level)
-        for way, true, total in (("i2t", true_texts, len(text_groups)), ("t2i", true_images, len(image_groups)))
+        f"{way}_r{level}": 100 * _chance(torch.bincount(asked, minlength=groups)[asking], len(asked), level)
+        for way, asking, asked in (("i2t", images, texts), ("t2i", texts, images))
         for level in LEVELS
     }
     return {**recalls, "rsum": sum(recalls.values())}

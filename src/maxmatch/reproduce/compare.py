@@ -99,8 +99,11 @@ def _same_queries(one: _Search, other: _Search) -> bool:
 
 # The paper's table with our figures beside it, from the data that is written for machines.
 
-_HEADINGS = {"i2t_r1": "i→t R@1", "t2i_r1": "t→i R@1", "rsum": "RSUM"}
-_PREFIXES = {"coco_1k_": "1K ", "coco_5k_": "5K "}
+_HEADINGS = {
+    f"{prefix}{name}": f"{over}{heading}"
+    for prefix, over in (("", ""), ("coco_1k_", "1K "), ("coco_5k_", "5K "))
+    for name, heading in (("i2t_r1", "i→t R@1"), ("t2i_r1", "t→i R@1"), ("rsum", "RSUM"))
+}
 _COLLAPSE = [
     Column("image", "image_log_variance", ".2f", "log(Var.)"),
     Column("text", "text_log_variance", ".2f", "log(Var.)"),
@@ -159,7 +162,9 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
     names, over = plan.target.figures, f"against {plan.target.reference_name}"
     tested = any(row["against_reference"] for row in data)
     reported = [name for name in names if any(name in row["paper"] for row in data)]
-    ours = [Column(_heading(name), name, ".1f", "ours") for name in dict.fromkeys(_known(name, data) for name in names)]
+    ours = [
+        Column(_HEADINGS[name], name, ".1f", "ours") for name in dict.fromkeys(_known(name, data) for name in names)
+    ]
     tests = [
         Column("RSUM", "rsum_difference", "+.1f", over),
         Column("95 %", "interval", ".1f", over),
@@ -168,7 +173,10 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
     ]
     columns = [
         *(Column(heading, heading) for heading in plan.target.headings),
-        *(Column(_heading(one), f"paper_{one}", ".2f" if one.endswith("rsum") else ".1f", "paper") for one in reported),
+        *(
+            Column(_HEADINGS[one], f"paper_{one}", ".2f" if one.endswith("rsum") else ".1f", "paper")
+            for one in reported
+        ),
         *ours,
         *_COLLAPSE,
         *(tests if tested else []),
@@ -200,23 +208,18 @@ def _by_slot(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
         for side in ("image", "text")
     }
     whole = _known("coco_5k_rsum", data)
-    kept = [  # what is kept, and the names of its figure in the paper and here
-        (f"{side}: only slot {slot}", *[f"{side}_slot_{slot}_rsum"] * 2)
-        if slot
-        else (f"{side}: all slots", "coco_5k_rsum", whole)
-        for side in sizes
-        for slot in range(sizes[side] + 1)
-    ]
-    kept += [(f"{side}: log(Var.)", "log_variance", f"{side}_log_variance") for side in sizes]
-    columns, rows = [Column("kept", "kept")], [dict[str, Cell](kept=title) for title, _, _ in kept]
+    kept = []  # what is kept; the names of its figure in the paper and here; and how it is written
+    for side, size in sizes.items():
+        kept.append((f"{side}: all slots", "coco_5k_rsum", whole, ".1f"))
+        slots = ((slot, f"{side}_slot_{slot}_rsum") for slot in range(1, size + 1))
+        kept += [(f"{side}: only slot {slot}", name, name, ".1f") for slot, name in slots]
+    kept += [(f"{side}: log(Var.)", "log_variance", f"{side}_log_variance", ".2f") for side in sizes]
+    columns, rows = [Column("kept", "kept")], [dict[str, Cell](kept=title) for title, *_ in kept]
     for row in data:
         over = next(iter(row["title"].values()))
         columns += [Column("paper", f"paper_{over}", ".2f", over), Column("ours", over, ".1f", over)]
-        for cells, (_, theirs, ours) in zip(rows, kept, strict=True):
-            cells[f"paper_{over}"] = row["paper"].get(theirs)
-            ours_here = _cell(row, ours, ".2f" if theirs == "log_variance" else ".1f")
-            is_variance = theirs == "log_variance" and isinstance(ours_here, float)
-            cells[over] = f"{ours_here:.2f}" if is_variance else ours_here
+        for cells, (_, theirs, ours, form) in zip(rows, kept, strict=True):
+            cells |= {f"paper_{over}": row["paper"].get(theirs), over: _cell(row, ours, form)}
     notes = ["log(Var.): the paper gives one figure for both modalities, measured on Flickr30k."]
     notes += [
         f"{_called(second)} against {_called(first)}: {_sentence(test)}."
@@ -229,20 +232,18 @@ def _by_slot(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
 
 def _notes(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row], more: Sequence[str]) -> list[str]:
     """What the figures are of; more; and what failed."""
-    results = [result for job in plan.jobs if (result := outcomes[job.folder].result) is not None]
-    splits = sorted(
-        {
-            f"{result['split']} ({result['images']:,} images, RSUM {result['figures']['chance_rsum']:.1f} by chance)"
-            for result in results
-        }
-    )
+    splits = {
+        f"{result['split']} ({result['images']:,} images, RSUM {result['figures']['chance_rsum']:.1f} by chance)"
+        for job in plan.jobs
+        if (result := outcomes[job.folder].result) is not None
+    }
     notes = [f"{plan.target.label}: {plan.target.about}."]
     if splits:
         measured = {"coco": "COCO", "flickr30k": "Flickr30k"}[plan.target.data]
         paper = f"Paper: on {measured}. " if any(row["paper"] for row in data) else ""
         recipes = "the recipes that ship" if plan.base is None else f"changes to the recipe {plan.base}"
         seeds = f"mean ± standard deviation over {plan.options.seeds} seeds" if plan.options.seeds > 1 else "one seed"
-        notes.append(f"{paper}Ours: {recipes}, split {', '.join(splits)}, {seeds}.")
+        notes.append(f"{paper}Ours: {recipes}, split {', '.join(sorted(splits))}, {seeds}.")
     missing = dict.fromkeys(row["not_trained"] for row in data if row["not_trained"])
     notes += [f"Not trained: {'; '.join(missing)}."] if missing else []
     notes += [_QUICK] if plan.options.quick else []
@@ -270,17 +271,11 @@ def _known(name: str, data: Sequence[Row]) -> str:
 
 def _cell(row: Row, name: str, form: str) -> Cell:
     """A figure over the seeds, to stand in a cell."""
-    ours = row["ours"].get(name)
-    if ours is None or ours["deviation"] is None:
-        return None if ours is None else float(ours["mean"])
-    return f"{ours['mean']:{form}} ± {ours['deviation']:{form}}"
-
-
-def _heading(name: str) -> str:
-    for prefix, heading in _PREFIXES.items():
-        if name.startswith(prefix):
-            return heading + _HEADINGS[name.removeprefix(prefix)]
-    return _HEADINGS[name]
+    if name not in row["ours"]:
+        return None
+    ours = row["ours"][name]
+    deviation = "" if ours["deviation"] is None else f" ± {ours['deviation']:{form}}"
+    return f"{ours['mean']:{form}}{deviation}"
 
 
 def outcome_line(job: Job, outcome: Outcome) -> str:

@@ -212,7 +212,7 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     teams = [members(sources, encoded, similarity) for similarity in similarities]
     first, *others = (line.result for line in measure(teams, pair, job.protocol, draws=0, extended_coco=False)[0])
     found = dict(first.figures)
-    found |= {"chance_rsum": chance(*(encoded[0].groups[side].cpu() for side in pair))["rsum"]}
+    found |= {"chance_rsum": chance(*(encoded[0].groups[side] for side in pair))["rsum"]}
     if len(sources) == 1:
         kept = element_analysis(paired(encoded[0], pair), teams[0][0].similarity, found).kept
         found |= {

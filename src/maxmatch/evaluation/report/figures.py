@@ -72,7 +72,7 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def render(figure: Figure, kind: Literal["png", "pdf"], dpi: int = 200) -> bytes:
+def render(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
     """A figure as a file. Without the date and the version in it, so that it is the same every time."""
     unsaid = {"CreationDate": None} if kind == "pdf" else {"Software": None}
     with rc_context(STYLE), io.BytesIO() as file, warnings.catch_warnings():
@@ -80,12 +80,13 @@ def render(figure: Figure, kind: Literal["png", "pdf"], dpi: int = 200) -> bytes
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # it would move things a little with every drawing
-        figure.savefig(file, format=kind, dpi=dpi, metadata=unsaid)
+        figure.savefig(file, format=kind, dpi=200, metadata=unsaid)
         return file.getvalue()
 
 
 # Figures of matrices, shares and curves. Pure functions of numbers; slots are counted from 1.
 
+_DASHES = ("-", "--", ":", "-.")
 _MOST_ANNOTATED = 8  # more numbers than that in a row cannot be read at the width of a column
 _LOSSES = {
     "loss": "total",
@@ -119,8 +120,7 @@ def heatmap(cosines: Mapping[str, np.ndarray], rows: str = "image", columns: str
 def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text") -> Figure:
     """In how many of 100 true pairs each slot is matched with each. counts: over all true pairs."""
     shares = 100 * counts * min(counts.shape) / max(counts.sum(), 1)
-    figure = Figure((COLUMN, 0.8 * COLUMN), layout="constrained")
-    axes, norm = figure.subplots(), Normalize(0, 100)
+    (figure, axes), norm = _single(0.8 * COLUMN), Normalize(0, 100)
     _matrix(axes, shares, norm, "cividis", "{:.0f}", f"{columns} slot", f"{rows} slot")
     figure.colorbar(ScalarMappable(norm, "cividis"), ax=axes, label="matched, % of true pairs", shrink=0.9, aspect=25)
     return figure
@@ -129,8 +129,8 @@ def pairing_shares(counts: np.ndarray, rows: str = "image", columns: str = "text
 @rc_context(STYLE)
 def facet_scores(scores: np.ndarray, best: Sequence[int], facets: Sequence[str], slots: str = "image") -> Figure:
     """How clearly each slot (column) recognises captions about each facet (row). Framed: the best slot of a facet."""
-    figure = Figure((COLUMN, 0.9 + 0.26 * len(scores)), layout="constrained")
-    axes, norm = figure.subplots(), Normalize(min(0.0, float(scores.min())), max(float(scores.max()), 0.1))
+    figure, axes = _single(0.9 + 0.26 * len(scores))
+    norm = Normalize(min(0.0, float(scores.min())), max(float(scores.max()), 0.1))
     _matrix(axes, scores, norm, "cividis", "{:.2f}", f"{slots} slot", "caption about")
     axes.set_aspect("auto")
     axes.set_yticks(range(len(scores)), map(plain, facets))
@@ -143,30 +143,25 @@ def facet_scores(scores: np.ndarray, best: Sequence[int], facets: Sequence[str],
 @rc_context(STYLE)
 def cosine_histogram(edges: np.ndarray, counts: Mapping[str, np.ndarray]) -> Figure:
     """How close the vectors of one set are to each other, by modality."""
-    figure = Figure((COLUMN, 2.2), layout="constrained")
-    axes = figure.subplots()
-    for (name, values), colour, dashes in zip(counts.items(), PALETTE, ("-", "--", ":", "-."), strict=False):
+    figure, axes = _single(2.2)
+    for (name, values), colour, dashes in zip(counts.items(), PALETTE, _DASHES, strict=False):
         shares = 100 * values / max(values.sum(), 1)
         axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
-        axes.stairs(shares, edges, color=colour, linestyle=dashes, label=_plural(name), linewidth=1.2)
-    axes.set_xlabel("cosine of two vectors of one set")
-    axes.set_ylabel("share of pairs (%)")
-    axes.set_xlim(edges[0], edges[-1])
+        axes.stairs(shares, edges, color=colour, linestyle=dashes, label=f"{name}s", linewidth=1.2)
+    axes.set(xlabel="cosine of two vectors of one set", ylabel="share of pairs (%)", xlim=(edges[0], edges[-1]))
     axes.set_ylim(bottom=0)
-    _legend_above(figure, 2)
+    _legend_above(figure)
     return figure
 
 
 @rc_context(STYLE)
-def element_bars(kept: Mapping[str, np.ndarray], whole: float, chance: float | None = None) -> Figure:
+def element_bars(kept: Mapping[str, np.ndarray], whole: float, chance: float) -> Figure:
     """RSUM when a side keeps one of its slots, against that of whole sets (table tab:5)."""
-    figure = _bars(kept, "slot that is kept", "RSUM (of 600)", ".0f")
-    axes = figure.axes[0]
+    figure, axes = _bars(kept, "slot that is kept", "RSUM (of 600)")
     axes.axhline(whole, color="black", linewidth=1, linestyle="--", zorder=0.5, label=f"all slots, {whole:.1f}")
-    if chance is not None:
-        axes.axhline(chance, color=GREY, linewidth=1, linestyle=":", zorder=0.5, label=f"chance, {chance:.1f}")
+    axes.axhline(chance, color=GREY, linewidth=1, linestyle=":", zorder=0.5, label=f"chance, {chance:.1f}")
     axes.set_ylim(0, 1.12 * max(whole, *(float(values.max()) for values in kept.values())))
-    _legend_above(figure, 2)
+    _legend_above(figure)
     return figure
 
 
@@ -174,10 +169,9 @@ def element_bars(kept: Mapping[str, np.ndarray], whole: float, chance: float | N
 def slot_usage(used: Mapping[str, np.ndarray]) -> Figure:
     """In how many of 100 true pairs each slot holds the largest cosine."""
     shares = {name: 100 * values for name, values in used.items()}
-    figure = _bars(shares, "slot", "holds the largest cosine,\n% of true pairs", ".0f")
-    figure.axes[0].set_ylim(0, 112)
-    figure.axes[0].set_yticks(range(0, 101, 25))
-    _legend_above(figure, 2)
+    figure, axes = _bars(shares, "slot", "holds the largest cosine,\n% of true pairs")
+    axes.set(ylim=(0, 112), yticks=range(0, 101, 25))
+    _legend_above(figure)
     return figure
 
 
@@ -224,7 +218,7 @@ def _draw_variance(axes: Axes, val: Mapping[int, Mapping[str, Any]]) -> None:
     names = _variances({name for record in val.values() for name in record})
     for place, name in enumerate(sorted(names)):
         modality = name.removesuffix("_log_variance")
-        _line(axes, val, name, _plural(modality), PALETTE[place], marker="os^"[place % 3], markersize=3)
+        _line(axes, val, name, f"{modality}s", PALETTE[place], marker="os^"[place % 3], markersize=3)
     axes.set_ylabel("log circular\nvariance")
     axes.legend(loc="best")
 
@@ -248,28 +242,30 @@ def _by_step(records: Iterable[Mapping[str, Any]], kind: str) -> dict[int, Mappi
     return dict(sorted(found.items()))
 
 
-def _bars(heights: Mapping[str, np.ndarray], x: str, y: str, form: str) -> Figure:
+def _bars(heights: Mapping[str, np.ndarray], x: str, y: str) -> tuple[Figure, Axes]:
     """Bars of several modalities side by side, for each slot, with their numbers on top."""
-    figure = Figure((COLUMN, 2.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _single(2.4)
     width = 0.8 / len(heights)
     most = max(len(values) for values in heights.values())
     for place, (name, values) in enumerate(heights.items()):
         at = np.arange(len(values)) + (place - (len(heights) - 1) / 2) * width
-        drawn = axes.bar(at, values, width * 0.94, color=PALETTE[place], label=_plural(name))
+        drawn = axes.bar(at, values, width * 0.94, color=PALETTE[place], label=f"{name}s")
         if most * len(heights) <= 2 * _MOST_ANNOTATED:
-            labels = axes.bar_label(drawn, [format(float(value), form) for value in values], fontsize=6, padding=1)
-            for label in labels:
+            for label in axes.bar_label(drawn, [f"{value:.0f}" for value in values], fontsize=6, padding=1):
                 label.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
-    axes.set_xticks(range(most), slot_names(most))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xticks=range(most), xticklabels=slot_names(most), xlabel=x, ylabel=y)
     axes.tick_params(axis="x", length=0)
-    return figure
+    return figure, axes
 
 
-def _legend_above(figure: Figure, columns: int) -> None:
-    figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2)
+def _single(height: float) -> tuple[Figure, Axes]:
+    """A figure of one column with one pair of axes."""
+    figure = Figure((COLUMN, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _legend_above(figure: Figure) -> None:
+    figure.legend(loc="outside upper center", ncols=2, columnspacing=1.2)
 
 
 def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form: str, x: str, y: str) -> None:
@@ -277,8 +273,7 @@ def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form:
     image = axes.imshow(values, cmap=colours, norm=norm)
     axes.set_xticks(range(values.shape[1]), slot_names(values.shape[1]))
     axes.set_yticks(range(values.shape[0]), slot_names(values.shape[0]))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if values.shape[1] > _MOST_ANNOTATED:
@@ -290,17 +285,10 @@ def _matrix(axes: Axes, values: np.ndarray, norm: Normalize, colours: str, form:
         axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
 
 
-def _plural(modality: str) -> str:
-    return f"{modality}s"
-
-
 # The validation of many runs in one figure.
 
 _BLACK = "#000000"  # for the one that the others are compared with
 _COLOURS = [colour for colour in PALETTE if colour != _BLACK]
-_DASHES = ("-", "--", ":", "-.")
-
-
 _LONG = 6  # epochs from which on the second half is shown for itself
 
 
@@ -320,8 +308,7 @@ def validation_curves(runs: Mapping[str, Sequence[Mapping[int, float]]], referen
         for name, seeds in runs.items():
             dashes, colour = ("-", _BLACK) if name == reference else next(looks)
             _draw(axes, seeds, begin, name, colour, dashes, 3 if name == reference else 2)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("validation RSUM (of 600)")
+        axes.set(xlabel="epoch", ylabel="validation RSUM (of 600)")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(axis="y", color="#dddddd", linewidth=0.5)
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -356,8 +343,7 @@ def scatter(points: np.ndarray, slots: np.ndarray, modalities: Sequence[str], of
 
     of: for each point the place of its modality in `modalities`.
     """
-    figure = Figure((COLUMN, 3.3), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _single(3.3)
     count = int(slots.max()) + 1
     colours = slot_colours(count)
     size = 9 if len(points) <= 2_000 else 4
@@ -368,10 +354,7 @@ def scatter(points: np.ndarray, slots: np.ndarray, modalities: Sequence[str], of
                 chosen[:, 0], chosen[:, 1], s=size, c=colours[slot], marker=_MARKERS[place], alpha=0.75,
                 linewidths=0 if _MARKERS[place] == "o" else 0.7,
             )  # fmt: skip
-    axes.set_xlabel(f"{method}, first coordinate")
-    axes.set_ylabel(f"{method}, second coordinate")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xlabel=f"{method}, first coordinate", ylabel=f"{method}, second coordinate", xticks=[], yticks=[])
     axes.spines[:].set_visible(True)
     kinds = [
         Line2D([], [], color="black", linestyle="", marker=marker, markersize=3.5, label=f"{name}s")
@@ -388,7 +371,7 @@ def scatter(points: np.ndarray, slots: np.ndarray, modalities: Sequence[str], of
 
 
 @rc_context(STYLE)
-def attention_on_picture(picture: Image.Image, attention: np.ndarray, name: str = "image") -> Figure:
+def attention_on_picture(picture: Image.Image, attention: np.ndarray) -> Figure:
     """A picture, and beside it for each slot where in it the slot looks: the brighter, the more.
 
     attention: (K, rows, columns), over the whole picture.
@@ -405,7 +388,7 @@ def attention_on_picture(picture: Image.Image, attention: np.ndarray, name: str 
     for one in axes:
         one.set_axis_off()
     axes[0].imshow(picture)
-    axes[0].set_title(plain(name), fontsize=7, pad=2)
+    axes[0].set_title("image", fontsize=7, pad=2)
     for slot, (one, weights) in enumerate(zip(axes[1:], attention, strict=False), start=1):
         one.imshow(overlay(picture, weights))
         one.set_title(f"slot {slot}", fontsize=7, pad=2)
@@ -429,13 +412,11 @@ def attention_on_parts(parts: Sequence[str], attention: np.ndarray, label: str) 
     count = len(parts)
     letters = max(len(part) for part in parts)
     height = max(0.9, 0.22 * len(attention))  # the label of the colours needs as much
-    figure = Figure((COLUMN, height + 0.4 + 0.065 * letters), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _single(height + 0.4 + 0.065 * letters)
     image = axes.imshow(100 * attention, cmap="cividis", vmin=0, aspect="auto")
     axes.set_xticks(range(count), map(plain, parts), rotation=90, fontsize=7 if count <= 20 else 5)
     axes.set_yticks(range(len(attention)), slot_names(len(attention)))
-    axes.set_ylabel("slot")
-    axes.set_xlabel(label)
+    axes.set(xlabel=label, ylabel="slot")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=axes, label="attention (%)", aspect=12)
