@@ -43,6 +43,11 @@ def test_an_analysis_has_the_figures_of_an_evaluation():
     assert soft != analyse(split, PAIR, "smooth_chamfer").retrieval
 
 
+def test_the_slots_used_by_top_k_are_those_of_its_option_k():
+    for k, used in ((1, 2 / 5), (6, 1)):  # of two image slots and three text slots
+        assert analyse(one_pair(), PAIR, "top_k", options={"k": k}).pairing.used == pytest.approx(used)
+
+
 def test_groups_may_have_any_numbers_and_items_no_names():
     split = random_split()
     far = replace(split, groups={name: groups * 10**12 - 5 for name, groups in split.groups.items()})

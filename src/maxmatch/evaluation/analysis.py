@@ -400,7 +400,7 @@ def analyse(
         log_variance={name: log_circular_variance(sets) for name, sets in sides.items()},
         within={name: within_sets(sets) for name, sets in sides.items()},
         between=between_sets(data),
-        pairing=slot_pairing(rows, columns, data.partners(), similarity),
+        pairing=slot_pairing(rows, columns, data.partners(), similarity, (options or {}).get("k")),
         elements=element_analysis(data, scoring, found),
         by_slot=(forth, back),
         failures=failures,
