@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from commands import run
@@ -191,15 +190,6 @@ def test_pictures_are_read_what_cannot_be_is_named_and_left_out(capsys, tmp_path
     assert (found["images"], found["captions"]) == (5, 10)
     (line,) = [line for line in err.splitlines() if "Left out" in line]
     assert "4.png" in line
-
-
-def test_one_image_with_one_caption_is_measured(capsys, place, tmp_path):
-    np.save(tmp_path / "test_ims.npy", np.zeros((1, 2, FEATURES), "float32"))
-    (tmp_path / "test_caps.txt").write_text("a dog\n")
-    data = results(capsys, place / "one", tmp_path)
-    assert (data["split"], data["images"], data["captions"]) == ("test", 1, 1)
-    assert data["results"][0]["rsum"] == 600
-    assert data["results"][0]["intervals"]["rsum"] == [600, 600]
 
 
 def refused(capsys, *arguments, code=1):

@@ -3,7 +3,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from PIL import Image
 
 from maxmatch.evaluation.report import figures as figures
@@ -93,34 +92,24 @@ def test_a_heatmap_says_each_number_and_large_ones_say_none():
     assert labels_of(figures.heatmap({"one": np.zeros((20, 20))})) == []
 
 
-def test_models_side_by_side_share_one_scale():
-    figure = figures.heatmap({"one": COSINES, "other": 0.1 * COSINES})
-    first, second = (axes.images[0] for axes in figure.axes[:2])
-    assert first.norm is second.norm
-    assert [axes.get_title() for axes in figure.axes[:2]] == ["one", "other"]
+def test_models_side_by_side_share_one_scale(every_figure):
+    first, second, _ = every_figure["heatmaps"].axes
+    assert first.images[0].norm is second.images[0].norm
+    assert [axes.get_title() for axes in (first, second)] == ["one", "other"]
 
 
-def test_pairing_is_in_per_cent_of_true_pairs_though_one_side_has_more_slots():
-    assert labels_of(figures.pairing_shares(np.array([[4, 0, 0], [0, 3, 1]]))) == ["100", "0", "0", "0", "75", "25"]
-
-
-def test_a_histogram_shows_shares_that_sum_to_100():
-    figure = figures.cosine_histogram(np.linspace(-1, 1, 5), {"image": np.array([1, 2, 3, 4])})
-    shares = figure.axes[0].patches[0].get_data().values
-    assert shares.tolist() == [10, 20, 30, 40]
-
-
-def test_there_is_a_bar_for_each_slot_and_a_line_for_all():
-    figure = figures.element_bars({"image": np.array([9.0, 8.0, 1.0]), "text": np.array([7.0, 6.0, 2.0])}, 10.0, 1.0)
-    axes = figure.axes[0]
-    assert [bar.get_height() for bar in axes.patches] == [9, 8, 1, 7, 6, 2]
-    assert [line.get_ydata()[0] for line in axes.lines] == [10.0, 1.0]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "3"]
-
-
-def test_the_best_slot_of_each_facet_is_framed():
-    figure = figures.facet_scores(COSINES, [0, 1], ["place", "size"])
-    assert [round(frame.get_x() + frame.get_width() / 2) for frame in figure.axes[0].patches] == [0, 1]
+def test_matrices_histograms_and_bars_show_what_they_are_given():
+    pairing = figures.pairing_shares(np.array([[4, 0, 0], [0, 3, 1]]))  # one side has more slots
+    assert labels_of(pairing) == ["100", "0", "0", "0", "75", "25"]
+    histogram = figures.cosine_histogram(np.linspace(-1, 1, 5), {"image": np.array([1, 2, 3, 4])})
+    assert histogram.axes[0].patches[0].get_data().values.tolist() == [10, 20, 30, 40]
+    kept = {"image": np.array([9.0, 8.0, 1.0]), "text": np.array([7.0, 6.0, 2.0])}
+    bars = figures.element_bars(kept, 10.0, 1.0).axes[0]
+    assert [bar.get_height() for bar in bars.patches] == [9, 8, 1, 7, 6, 2]
+    assert [line.get_ydata()[0] for line in bars.lines] == [10.0, 1.0]
+    assert [tick.get_text() for tick in bars.get_xticklabels()] == ["1", "2", "3"]
+    framed = figures.facet_scores(COSINES, [0, 1], ["place", "size"]).axes[0].patches
+    assert [round(frame.get_x() + frame.get_width() / 2) for frame in framed] == [0, 1]
 
 
 def test_curves_skip_missing_values_and_take_the_later_record_of_a_step():
@@ -180,19 +169,14 @@ def test_any_number_of_slots_has_colours_of_its_own():
 
 @pytest.mark.parametrize("slots", [1, 7])
 def test_a_picture_has_a_tile_for_each_slot(slots):
-    picture = Image.new("RGB", (30, 20), "red")
-    figure = attention_on_picture(picture, np.ones((slots, 2, 3)))
+    figure = attention_on_picture(Image.new("RGB", (30, 20), "red"), np.ones((slots, 2, 3)))
     titles = [axes.get_title() for axes in figure.axes if axes.images]
     assert titles == ["image", *(f"slot {slot + 1}" for slot in range(slots))]
-    assert isinstance(figure, Figure)
 
 
-def test_an_overlay_is_brightest_where_the_weight_is():
+def test_an_overlay_is_brightest_where_the_weight_is_and_dark_without_any():
     weights = np.array([[0.0, 0.0], [0.0, 1.0]])
     seen = np.asarray(overlay(Image.new("RGB", (40, 40), "grey"), weights)).sum(-1).astype(int)
     assert np.unravel_index(seen.argmax(), seen.shape) > (25, 25)
     assert seen[35, 35] > seen[5, 5] + 100
-
-
-def test_an_overlay_of_no_weight_at_all_is_dark_and_no_error():
     assert overlay(Image.new("RGB", (8, 6)), np.zeros((2, 2))).size == (8, 6)

@@ -15,9 +15,9 @@ from PIL import Image
 
 from maxmatch.data.dataset import Items, Split
 from maxmatch.evaluation.analysis import analyse
-from maxmatch.evaluation.encoding import EncodedSplit
+from maxmatch.evaluation.encoding import EncodedSplit, raw_items
 from maxmatch.evaluation.report import make_report, write_report
-from maxmatch.evaluation.report.make_report import an, number, page, raw_items
+from maxmatch.evaluation.report.make_report import an, number, page
 from maxmatch.evaluation.slots import Attention, Projection, attention_summary
 from maxmatch.model.encoder import Explanation, Pair
 

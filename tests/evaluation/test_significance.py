@@ -170,13 +170,6 @@ def test_what_seeds_find_is_averaged_before_images_are_drawn():
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
 
 
-def test_the_same_model_twice_is_not_two_models_worth_of_images():
-    first, second = made_gallery(1, easy=0.4), made_gallery(2, easy=0.6)
-    once = paired_test([first], [second], 500, np.random.default_rng(0))
-    twice = paired_test_of_seeds([[first], [first]], [[second], [second]], 500, np.random.default_rng(0))
-    assert twice == pytest.approx(once)
-
-
 def test_the_test_over_seeds_is_welchs():
     first, second = [300.0, 303.0, 301.0], [305.0, 309.0, 304.0, 306.5]
     parts = [np.var(side, ddof=1) / len(side) for side in (first, second)]

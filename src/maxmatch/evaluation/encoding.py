@@ -19,7 +19,7 @@ from maxmatch.core.checks import check_pair, refuse_not_finite
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
-from maxmatch.data.dataset import Dataset, Split
+from maxmatch.data.dataset import Dataset, Items, Split
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import load_data
 from maxmatch.data.modality import log_skipped
@@ -120,6 +120,20 @@ def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
             if isinstance(first, np.ndarray) and first.ndim == 2:  # cells and their width; a picture has colours too
                 readers[name] = FeatureReader(first.shape[1])
     return readers
+
+
+GetItem = Callable[[int], Any]
+"""From the place of an item in an encoded split to the item as the data has it."""
+
+
+def raw_items(split: Split, encoded: EncodedSplit) -> dict[str, GetItem]:
+    """The items of an encoded split as `split` has them, by modality; found by their names."""
+
+    def by_place(items: Items, ids: Sequence[str]) -> GetItem:
+        places = {str(name): place for place, name in enumerate(items.ids)}
+        return lambda item: items.values[places[ids[item]]]
+
+    return {name: by_place(split[name], ids) for name, ids in encoded.ids.items()}
 
 
 def save_encoded(encoded: EncodedSplit, path: Path) -> None:
@@ -290,23 +304,6 @@ def data_for(sources: Sequence[ModelSource], data: str | Path | Data | None, opt
     return first.model_copy(update=dict(options))
 
 
-def choose_split(dataset: Dataset, asked: str | None, preferred: Sequence[str], say: Say = log_line) -> str:
-    """The split that was asked for, or else the first preferred one. Where there is none of these: "test", "val" or the
-    only one, with a message.
-    """
-    if asked is not None:
-        dataset.split(asked)
-        return asked
-    only = [*dataset.splits] if len(dataset.splits) == 1 else []
-    for name in (*preferred, "test", "val", *only):
-        if name in dataset.splits:
-            if name not in preferred:
-                say(f"{dataset.path}: has no split {preferred[-1]!r}; measured on {name!r}")
-            return name
-    dataset.split(preferred[-1])
-    raise AssertionError("a split that is not there was found")
-
-
 class LoadedData(NamedTuple):
     """Some data, as it is described and as it was read, and the name of the split to measure on."""
 
@@ -328,15 +325,22 @@ def load_for(
     preferred: Sequence[str] = (),
     say: Say = log_line,
 ) -> LoadedData:
-    """The data that models are measured on. preferred: splits to look for; by default that of the first run's recipe
-    where its own data is read, else "test".
+    """The data that models are measured on. Without `split` the first of these that it has: `preferred`, by default the
+    split of the first run's recipe if its own data is read, else "test"; then, with a message, "test", "val" or the
+    only one.
     """
     described = data_for(sources, data, options or {})
     recipes = [source.recipe for source in sources if source.recipe is not None]
     towers = {name for recipe in recipes for name in recipe.model.resolved().towers}
     dataset = load_data(described, say, towers)
-    usual = recipes[0].evaluate.split if data is None and recipes else "test"
-    return LoadedData(described, dataset, choose_split(dataset, split, preferred or [usual], say))
+    if split is None:
+        wanted = [*preferred] or [recipes[0].evaluate.split if data is None and recipes else "test"]
+        others = ["test", "val", *(dataset.splits if len(dataset.splits) == 1 else ())]
+        split = next((name for name in wanted + others if name in dataset.splits), wanted[-1])
+        if split not in wanted:
+            say(f"{dataset.path}: has no split {wanted[-1]!r}; measured on {split!r}")
+    dataset.split(split)  # refuses one that is not there
+    return LoadedData(described, dataset, split)
 
 
 def encode_model(

@@ -429,7 +429,7 @@ def collapse(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[st
 # Both know items by COCO's ids of images and captions, which Karpathy's JSON keeps. Equal scores are ranked in the
 # order of the data: for collapsed models, look at the ties of the plain figures first.
 
-INSTALL = "ECCV Caption and CxC need the package eccv_caption: pip install 'maxmatch[eccv]'"
+_CURE = "CxC and ECCV Caption are measured on COCO's test split, read from Karpathy's dataset_coco.json."
 
 
 class NotCoco(ValueError):
@@ -437,33 +437,35 @@ class NotCoco(ValueError):
 
 
 def load_metrics() -> Any:
-    """The package's own measures with their answers. ImportError with the cure where it is not installed."""
+    """The package's own measures with their answers. ImportError with the cure if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a faster JSON, which changes nothing
         try:
             from eccv_caption import Metrics
         except ImportError as error:
-            raise ImportError(INSTALL) from error
+            cure = "ECCV Caption and CxC need the package eccv_caption: pip install 'maxmatch[eccv]'"
+            raise ImportError(cure) from error
         return Metrics()
 
 
-def extended(
-    scores: Scores, image_ids: Sequence[str], caption_ids: Sequence[str], metrics: Any = None
-) -> dict[str, float]:
+def extended(scores: Scores, image_ids: Sequence[str], caption_ids: Sequence[str], metrics: Any) -> dict[str, float]:
     """The figures of CxC (recalls, RSUM) and ECCV Caption (R@1, mAP@R, R-precision) both ways, in per cent.
 
-    metrics: what `load_metrics` gave, to read its files once for several models. NotCoco for items of other data.
+    metrics: that of `load_metrics`, which reads its files once for several models. NotCoco for items of other data.
     """
-    metrics = load_metrics() if metrics is None else metrics
-    images, captions = _numbers(image_ids, "image"), _numbers(caption_ids, "caption")
     answers = {"CxC": metrics.cxc_gts, "ECCV Caption": metrics.eccv_gts}
-    for name, known in answers.items():
-        for way, ids in (("i2t", images), ("t2i", captions)):
-            _check_all_there(name, known[way], ids, "image" if way == "i2t" else "caption")
-    depth = max(
-        LEVELS[-1], *(len(some) for known in answers.values() for way in known.values() for some in way.values())
-    )
-    retrieved = best_answers(scores, images, captions, depth)
+    numbers = []
+    for what, way, ids in (("image", "i2t", image_ids), ("caption", "t2i", caption_ids)):
+        for name in ids:
+            if not (name.isascii() and name.isdigit()):
+                raise NotCoco(f"{what} {name!r} has no id of COCO. {_CURE}")
+        numbers.append(np.array([int(name) for name in ids]))
+        for data, known in answers.items():
+            total, missing = len(known[way]), len(known[way].keys() - set(numbers[-1].tolist()))
+            if missing:
+                raise NotCoco(f"{missing:,} of the {total:,} {what}s that {data} asks about are not here. {_CURE}")
+    listed = (some for known in answers.values() for way in known.values() for some in way.values())
+    retrieved = best_answers(scores, *numbers, max(LEVELS[-1], *map(len, listed)))
     found = {
         f"cxc_{way}_r{level}": 100 * float(value)
         for level in LEVELS
@@ -472,9 +474,8 @@ def extended(
     found["cxc_rsum"] = sum(found.values())
     with contextlib.redirect_stderr(io.StringIO()):  # a bar that cannot be turned off
         measured = metrics.eccv_metrics(retrieved, "all")
-    for name in ("eccv_r1", "eccv_map_at_r", "eccv_rprecision"):
-        short = name.removeprefix("eccv_")
-        found |= {f"eccv_{way}_{short}": 100 * float(value) for way, value in measured[name].items()}
+    for short in ("r1", "map_at_r", "rprecision"):
+        found |= {f"eccv_{way}_{short}": 100 * float(value) for way, value in measured[f"eccv_{short}"].items()}
     return found
 
 
@@ -499,19 +500,3 @@ def best_answers(
         "i2t": dict(zip(images.tolist(), captions[torch.cat(forth).cpu().numpy()].tolist(), strict=True)),
         "t2i": dict(zip(captions.tolist(), images[places.cpu().numpy()].tolist(), strict=True)),
     }
-
-
-def _numbers(ids: Sequence[str], what: str) -> np.ndarray:
-    for name in ids:
-        if not (name.isascii() and name.isdigit()):
-            raise NotCoco(f"{what} {name!r} has no id of COCO. {_CURE}")
-    return np.array([int(name) for name in ids])
-
-
-_CURE = "CxC and ECCV Caption are measured on COCO's test split, read from Karpathy's dataset_coco.json."
-
-
-def _check_all_there(name: str, known: Mapping[int, Sequence[int]], ids: np.ndarray, what: str) -> None:
-    missing = known.keys() - set(ids.tolist())
-    if missing:
-        raise NotCoco(f"{len(missing):,} of the {len(known):,} {what}s that {name} asks about are not here. {_CURE}")

@@ -1,6 +1,6 @@
 """`evaluate_runs` and `analyse_run`: what `maxmatch evaluate` and `maxmatch analyse` do, from Python."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from maxmatch.data.load import checked_words, load_data, words_met
 from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
 from maxmatch.evaluation.encoding import (
     EncodedSplit,
+    GetItem,
     ModelSource,
     Say,
     encode_items,
@@ -28,6 +29,7 @@ from maxmatch.evaluation.encoding import (
     load_for,
     log_line,
     paired,
+    raw_items,
     save_encoded,
 )
 from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair
@@ -230,9 +232,7 @@ def _captions_with(words: Collection[str], part: Split, encoded: EncodedSplit) -
     """Which captions of the encoded split have any of the words, in its order."""
     if TEXT not in encoded.ids:
         raise UsageError(f"words: need captions, but the models have {', '.join(encoded.ids)}.")
-    texts = part[TEXT]
-    places = {str(name): place for place, name in enumerate(texts.ids)}
-    captions = [texts.values[places[name]] for name in encoded.ids[TEXT]]
+    captions = list(map(raw_items(part, encoded)[TEXT], range(len(encoded.ids[TEXT]))))
     return np.array([len(met) > 0 for met in words_met(captions, frozenset(words))], np.bool_)
 
 
@@ -302,7 +302,7 @@ def analyse_run(
     Example:
         >>> analyse_run("runs/first").report  # doctest: +SKIP
     """
-    from maxmatch.evaluation.report.make_report import check_plots, raw_items, refuse_foreign, write_report
+    from maxmatch.evaluation.report.make_report import check_plots, refuse_foreign, write_report
 
     where = chosen_device(device)
     if projection == "umap":
@@ -365,7 +365,7 @@ def analyse_run(
 
 
 def _looks(
-    model: SetEncoder, found: Analysis, items: Mapping[str, Callable[[int], Any]], encoded: EncodedSplit, say: Say
+    model: SetEncoder, found: Analysis, items: Mapping[str, GetItem], encoded: EncodedSplit, say: Say
 ) -> tuple[Attention | None, list[Image.Image | None]]:
     """What the slots look at in the images that are shown as examples, each with the first of its captions; and of
     each image what the model sees of it.

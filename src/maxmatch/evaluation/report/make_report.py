@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -20,9 +20,8 @@ from PIL import Image
 
 from maxmatch import __version__
 from maxmatch.core.files import sync, write_whole
-from maxmatch.data.dataset import Items, Split
 from maxmatch.evaluation.analysis import Analysis
-from maxmatch.evaluation.encoding import EncodedSplit
+from maxmatch.evaluation.encoding import GetItem
 from maxmatch.evaluation.slots import METHODS, Attention, Projection
 from maxmatch.model.images import ImageError, load_image
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT, FIGURES, NUMBERS = "report.html", "figures", "analysis.json"
-GetItem = Callable[[int], Any]
-"""From the place of an item in an encoded split to the item as the data has it."""
 
 
 def write_report(
@@ -208,16 +205,6 @@ def an(noun: str) -> str:
 
 SIDE = 160
 """Pixels of a thumbnail's long side."""
-
-
-def raw_items(split: Split, encoded: EncodedSplit) -> dict[str, GetItem]:
-    """The items of an encoded split as `split` has them, by modality; found by their names."""
-
-    def by_place(items: Items, ids: Sequence[str]) -> GetItem:
-        places = {str(name): place for place, name in enumerate(items.ids)}
-        return lambda item: items.values[places[ids[item]]]
-
-    return {name: by_place(split[name], ids) for name, ids in encoded.ids.items()}
 
 
 def picture_of(value: Any) -> Image.Image | None:
