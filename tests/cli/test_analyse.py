@@ -68,7 +68,7 @@ def test_pictures_are_shown_and_looked_at_as_the_model_sees_them(tmp_path, capsy
     tiny_model("resnet152_bigru", set_size=1).save_pretrained(tmp_path / "model")
     out = tmp_path / "out"
     shown = analyse(capsys, tmp_path / "model", data, "--split", "val", "--examples", 2, "--out", out)
-    assert "one vector a set" in shown.out
+    assert "one vector per set" in shown.out
     assert "data:image/jpeg" in (out / "report.html").read_text()
     names = sorted(file.name for file in (out / "figures").glob("attention-*-image.png"))
     assert names == ["attention-1-image.png", "attention-2-image.png"]

@@ -189,7 +189,7 @@ def test_several_targets_are_one_sweep_and_what_two_need_is_trained_once(data, t
     code, printed, err = run(capsys, *arguments(data, out, "sizes", "tab:5", "train.epochs=1"))
     assert code == 1
     assert len(trained) == len(set(trained)) == 4 + 2  # K = 4 is the third model of the other table
-    assert trained[3].startswith("maxmatch-k8-")  # after which the others went on
+    assert trained[3].startswith("maxmatch-k8-")  # and the others were trained after it
     first, second = printed.strip().split("\n\n")
     assert first.splitlines()[1].startswith("set size")
     assert "K = 8: failed: no room for eight. Buy more." in first

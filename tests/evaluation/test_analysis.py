@@ -121,7 +121,7 @@ def test_heatmaps_are_full_a_single_cell_and_a_diagonal(analyses):
     torch.testing.assert_close(analyses["collapsed"].between.wrong, torch.zeros(3, 3).double())
     torch.testing.assert_close(analyses["one slot"].between.best, single)
     torch.testing.assert_close(analyses["collapsed"].between.best, torch.full((3, 3), 1 / 9).double())
-    assert analyses["diverse"].between.usage[0] == pytest.approx([1 / 3] * 3)
+    assert analyses["diverse"].between.usage["image"] == pytest.approx([1 / 3] * 3)
 
 
 def test_one_slot_kept_is_worth_all_nothing_or_a_part(analyses):

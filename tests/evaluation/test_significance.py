@@ -23,7 +23,7 @@ from maxmatch.evaluation.significance import (
 
 
 def made_gallery(seed, images=30, easy=0.5):
-    """Ranks drawn at random: 1 with the probability `easy`, else up to 20; one to four captions an image."""
+    """Ranks drawn at random: 1 with the probability `easy`, else up to 20; one to four captions per image."""
     generator = np.random.default_rng(seed)
     text_groups = np.repeat(np.arange(images), 1 + np.arange(images) % 4)
 
@@ -185,7 +185,7 @@ def test_the_test_over_seeds_is_welchs():
 
 
 def ranked(seed, images=20, folds=1):
-    """Galleries of three captions an image, ranks drawn at random."""
+    """Galleries of three captions per image, ranks drawn at random."""
     random = np.random.default_rng(seed)
     galleries = []
     for fold in range(folds):

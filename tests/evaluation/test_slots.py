@@ -74,7 +74,7 @@ def test_between_sets_agrees_with_every_pair_looked_at(size):
     torch.testing.assert_close(ours.true, true / pairs)
     torch.testing.assert_close(ours.wrong, wrong / others)
     torch.testing.assert_close(ours.best, best / pairs)
-    assert ours.usage == ((best / pairs).sum(1).tolist(), (best / pairs).sum(0).tolist())
+    assert ours.usage == {"image": (best / pairs).sum(1).tolist(), "text": (best / pairs).sum(0).tolist()}
 
 
 def test_several_images_of_one_group_are_all_true_pairs():

@@ -30,7 +30,7 @@ def analyse(
     images: Annotated[str | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
     features: Annotated[str | None, typer.Option(help="Features made by `maxmatch data features`.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images, with their captions, encoded at once.")] = 64,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="For the examples drawn, and for t-SNE.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
@@ -84,7 +84,7 @@ def summary(found: "Analysis") -> str:
             (
                 f"log circular variance, {name}s",
                 f"{found.log_variance[name]:.2f}",
-                "one vector a set" if means[name] is None else f"mean cosine within a set {means[name]:.2f}",
+                "one vector per set" if means[name] is None else f"mean cosine within a set {means[name]:.2f}",
             )
             for name in found.pair
         ),

@@ -49,7 +49,7 @@ def evaluate(
     save_sets: Annotated[
         Path | None, typer.Option(help="Write the encoded sets of the split to this .safetensors file.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 64,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read pictures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, unrounded.")] = False,
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _words(words: str | None, recipe: str | None) -> list[str]:
-    """The words that were given, or those that a recipe holds out of training; none where neither was given."""
+    """The words that were given, or those that a recipe holds out of training; none if neither was given."""
     if words is not None and recipe is not None:
         raise typer.BadParameter("choose one of --words and --words-from.")
     if recipe is not None:

@@ -39,7 +39,7 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Models trained at the same time. Default: one per core; on a GPU 1.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     split: Annotated[str | None, typer.Option(help="To measure on. Default: the recipe's (test), else val.")] = None,
     list_them: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON; of several, by target.")] = False,

@@ -342,14 +342,11 @@ class Analysis:
     failures: tuple[Failures, Failures]
     """The worst queries, in the same order."""
     facets: tuple[Specialisation, Specialisation] | None
-    """Whether the slots of either modality specialise; None where facets are not known."""
+    """Whether the slots of either modality specialise; None if facets are not known."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it as dicts, lists, plain numbers, texts and None; no NaN."""
         plain: dict[str, Any] = _plain(self)
-        for name, within in self.within.items():
-            plain["within"][name]["edges"] = within.edges
-        plain["between"]["usage"] = dict(zip(self.pair, self.between.usage, strict=True))
         return plain
 
 

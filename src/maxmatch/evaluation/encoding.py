@@ -203,7 +203,7 @@ class Paired:
 
 
 def paired(encoded: EncodedSplit, pair: tuple[str, str]) -> Paired:
-    """Two modalities of a split. ValueError where there is nothing to measure, or a vector is NaN or infinite."""
+    """Two modalities of a split. ValueError if there is nothing to measure, or a vector is NaN or infinite."""
     rows, columns = pair
     for name in pair:
         if name not in encoded.sets:
@@ -247,7 +247,7 @@ class ModelSource:
 
 
 def find_model(name: str | Path) -> ModelSource | None:
-    """The model at a path, or the one that ships under a name; None where there is none."""
+    """The model at a path, or the one that ships under a name; None if there is none."""
     path = Path(name).expanduser()
     if path.suffix == ".safetensors":
         if not path.is_file():

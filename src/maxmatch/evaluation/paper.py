@@ -46,7 +46,7 @@ class ReportedRow:
     external: bool = False
     """Marked ‡: uses external data."""
     cross_attention: bool | None = None
-    """Column CA; None where the table has none."""
+    """Column CA; None if the table has none."""
     losses: tuple[str, ...] | None = None
     """Which of Div, MMD, GD, ISD a row of table_abl has."""
     slot: int | None = None

@@ -123,13 +123,13 @@ def evaluate_runs(
         split: None: the split that the run's recipe names, else "test", else "val".
         similarity: Names of similarities, or "all". None given: the one each model was trained with.
         ensemble: Also measure all models together, by the mean of their scores.
-        protocol: "plain", "coco" (1K in five folds, and 5K), or "auto": "coco" where there are 5,000 images.
+        protocol: "plain", "coco" (1K in five folds, and 5K), or "auto": "coco" if there are 5,000 images.
         draws: Bootstrap samples of the images for intervals and paired tests; 0 for none.
         paper: The label of the paper's table to compare with, "none", or None to recognise it.
         words: Also measure captions with any of these words separately.
         save_sets: A .safetensors file to keep what the (one) model made of the split.
         options: Changes to how the data is read, by the keys of a recipe's `data`: features, format, images, …
-        device: None: a GPU where there is one.
+        device: None: a GPU if there is one.
         batch_size: Images encoded at once.
         workers: Processes that read pictures.
         say: Called with each message.
@@ -291,7 +291,7 @@ def analyse_run(
         seed: Of the examples drawn, and of the projection.
         title: The model's name in the report.
         options: Changes to how the data is read, by the keys of a recipe's `data`: features, format, images, …
-        device: None: a GPU where there is one.
+        device: None: a GPU if there is one.
         batch_size: Images encoded at once.
         say: Called with each message.
         bar: Opens a progress bar.

@@ -31,15 +31,11 @@ class WithinSets:
     counts: list[int]
     """How many pairs of vectors of one set have a cosine in each of equally wide bins from −1 to 1."""
     mean: float | None
-    """Of all these cosines; None with one vector a set, which has no pairs."""
+    """Of all these cosines; None with one vector per set, which has no pairs."""
     cosines: Float[Tensor, "K K"]
     """The mean cosine of slot i with slot j of the same set; 1 on the diagonal."""
-
-    @property
-    def edges(self) -> list[float]:
-        """The edges of the bins, one more than there are bins."""
-        bins = len(self.counts)
-        return [2 * place / bins - 1 for place in range(bins + 1)]
+    edges: list[float]
+    """Of the bins, one more than there are bins."""
 
 
 def within_sets(sets: Float[Tensor, "n K D"], bins: int = 50) -> WithinSets:
@@ -55,7 +51,8 @@ def within_sets(sets: Float[Tensor, "n K D"], bins: int = 50) -> WithinSets:
         place = ((cosines[:, first, second] + 1) / 2 * bins).long().clamp(0, bins - 1)
         counts += torch.bincount(place.flatten(), minlength=bins)
     total /= len(sets)
-    return WithinSets(counts.tolist(), float(total[first, second].mean()) if size > 1 else None, total)
+    mean = float(total[first, second].mean()) if size > 1 else None
+    return WithinSets(counts.tolist(), mean, total, [2 * place / bins - 1 for place in range(bins + 1)])
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,13 @@ class BetweenSets:
     true: Float[Tensor, "K L"]
     """Mean cosine of slot k of the first modality with slot l of the second, over all true pairs (fig:heatmap)."""
     wrong: Float[Tensor, "K L"] | None
-    """The same over all pairs that are not true, for contrast; None where every pair is true."""
+    """The same over all pairs that are not true, for contrast; None if every pair is true."""
     best: Float[Tensor, "K L"]
     """The share of true pairs whose largest cosine is that of slots k and l; equally large ones share it. Sums to 1."""
     true_pairs: int
     """How many pairs are true."""
-
-    @property
-    def usage(self) -> tuple[list[float], list[float]]:
-        """For each slot of either modality, the share of true pairs whose largest cosine it holds; each sums to 1."""
-        return self.best.sum(1).tolist(), self.best.sum(0).tolist()
+    usage: dict[str, list[float]]
+    """By modality, for each slot the share of true pairs whose largest cosine it holds; each sums to 1."""
 
 
 def between_sets(data: Paired) -> BetweenSets:
@@ -95,7 +89,9 @@ def between_sets(data: Paired) -> BetweenSets:
     others = len(rows) * len(columns) - pairs
     all_pairs = _sum(rows) @ _sum(columns).T
     wrong = ((all_pairs - true) / others).cpu() if others else None
-    return BetweenSets((true / pairs).cpu(), wrong, (best / pairs).cpu(), pairs)
+    best = (best / pairs).cpu()
+    usage = dict(zip(data.names, (best.sum(1).tolist(), best.sum(0).tolist()), strict=True))
+    return BetweenSets((true / pairs).cpu(), wrong, best, pairs, usage)
 
 
 def _sum(sets: Tensor) -> Tensor:

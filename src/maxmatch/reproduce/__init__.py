@@ -58,7 +58,7 @@ def reproduce(
         split: To measure on. None: the recipe's, else validation's.
         changes: To all recipes: "train.epochs=5", …
         jobs: Models trained at the same time. None: one for each core, at most 8; on a GPU 1.
-        device: None: a GPU where there is one.
+        device: None: a GPU if there is one.
         say: Called with each message.
         bar: Opens a progress bar.
 

@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
     """The mean RSUM of a line minus that of another, by the same queries.
 
     low, high, p: by the paired test over images, answers averaged over the seeds: what other images would change.
-    p_seeds: by Welch's test over the seeds: what other seeds would change; None where there are not two of each.
+    p_seeds: by Welch's test over the seeds: what other seeds would change; None if there are not two of each.
     """
 
     rsum: float
@@ -60,7 +60,7 @@ def compare_with_references(plan: TablePlan, outcomes: Outcomes) -> list[Compari
 
 
 def compare_lines(line: PlannedLine, other: PlannedLine, outcomes: Outcomes) -> Comparison | None:
-    """One line against another; None where one failed, was measured elsewhere, or did not keep what queries found."""
+    """One line against another; None if one failed, was measured elsewhere, or did not keep what queries found."""
     sides = [_searches(one.jobs, outcomes) for one in (other, line)]
     searches = [search for side in sides for search in side]
     if not all(sides) or not all(_same_queries(searches[0], one) for one in searches[1:]):
@@ -79,7 +79,7 @@ class _Search(NamedTuple):
 
 
 def _searches(jobs: Sequence[Job], outcomes: Outcomes) -> list[_Search]:
-    """Of all seeds that did not fail; none where one of them did not keep its ranks: the rest have another mean."""
+    """Of all seeds that did not fail; none if one of them did not keep its ranks: the rest have another mean."""
     found = []
     for job in jobs:
         result = outcomes[job.folder].result
@@ -328,7 +328,7 @@ def draw_curves(plan: TablePlan, outcomes: Outcomes) -> Path | None:
     from maxmatch.evaluation.report.figures import render, validation_curves
 
     references = [label(plan.target, line) for line in plan.lines if line.line.reference]
-    reference = references[0] if len(references) == 1 else None  # one a group: they are no more than the others
+    reference = references[0] if len(references) == 1 else None  # with one per group, none stands out
     path = plan.options.out / f"{plan.target.name}-curves.png"
     content = render(validation_curves(found, reference), "png")
     with whole(path) as file:

@@ -108,7 +108,7 @@ _RECIPES = {_RESNET: "resnet152_bigru", _BIGRU: "region_bigru", _BERT: "region_b
 class TableLine:
     """A model of a table. One without a recipe is only listed with the paper's figures; nothing is trained.
 
-    recipe: that ships, for the paper's data. variant: of a base recipe, for other data; None where that makes no sense.
+    recipe: that ships, for the paper's data. variant: of a base recipe, for other data; None if that makes no sense.
     paper: what the paper reports, by the names of `maxmatch.evaluation.paper`, and `image_slot_1_rsum` … of tab:5.
     """
 
@@ -140,7 +140,7 @@ class Target:
     kind: Literal["rows", "slots", "figure"] = "rows"
     """A line for each model, a column for each (tab:5), or a picture."""
     base: str | None = None
-    """The recipe that lines are made from on the paper's data too; None where each has one that ships."""
+    """The recipe that lines are made from on the paper's data too; None if each has one that ships."""
     reference_name: str = OURS
     """What the line is called, in a heading, that the others are tested against."""
 
@@ -316,7 +316,7 @@ class Job:
         write_whole(self.folder / RESULT, json.dumps({"settings": self.settings, **result}, indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
-        """The result; None where it is not done, or was done with other settings."""
+        """The result; None if it is not done, or was done with other settings."""
         try:
             found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # none yet, or a damaged one: the run's own files make it again

@@ -148,16 +148,13 @@ def write_ranks(folder: Path, search: SearchRanks) -> str:
         np.stack([np.full(len(groups), way), groups.cpu().numpy(), ranks.ranks.cpu().numpy()], 1)
         for way, (ranks, groups) in enumerate(ways)
     ]
-    with io.BytesIO() as made:
-        np.save(made, np.concatenate(columns).astype(np.int32), allow_pickle=False)
-        content = made.getvalue()
     with whole(folder / RANKS) as file:
-        file.write(content)
-    return _digest(content)
+        np.save(file, np.concatenate(columns).astype(np.int32), allow_pickle=False)
+    return _digest((folder / RANKS).read_bytes())
 
 
 def read_ranks(folder: Path, result: Mapping[str, Any]) -> SearchRanks | None:
-    """The search that a result was taken from; None where it was not kept, or the file is of another result."""
+    """The search that a result was taken from; None if it was not kept, or the file is of another result."""
     try:
         content = (folder / RANKS).read_bytes()
     except OSError:

@@ -230,7 +230,7 @@ def _variances(names: set[str]) -> set[str]:
 def _line(
     axes: Axes, records: Mapping[int, Mapping[str, Any]], name: str, label: str, colour: str, **style: Any
 ) -> None:
-    """One curve; what is missing, or no number, is left out."""
+    """One curve; missing values are left out."""
     points = [(step, record[name]) for step, record in records.items() if record.get(name) is not None]
     if points:
         axes.plot(*zip(*points, strict=True), color=colour, label=label, **style)
@@ -444,8 +444,7 @@ def draw(
         yield "within-sets", cosine_histogram(np.array(analysis.within[rows].edges), within)
     yield "heatmap", heatmap({title: analysis.between.true.numpy()}, rows, columns)
     yield "pairing", pairing_shares(analysis.pairing.counts.numpy(), rows, columns)
-    usage = zip(analysis.pair, analysis.between.usage, strict=True)
-    yield "usage", slot_usage({name: np.array(shares) for name, shares in usage})
+    yield "usage", slot_usage({name: np.array(shares) for name, shares in analysis.between.usage.items()})
     kept = {name: np.array(analysis.elements.rsum(name)) for name in analysis.pair}
     yield "elements", element_bars(kept, analysis.elements.whole["rsum"], analysis.chance["rsum"])
     for found in analysis.facets or ():
