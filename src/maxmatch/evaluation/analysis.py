@@ -371,7 +371,7 @@ def analyse(
     """
     data = paired(encoded, pair)
     rows, columns = data.sets
-    scoring = with_options(similarity, options or {})
+    scoring, k = with_options(similarity, options or {}), (options or {}).get("k")
     scores = score_matrix(rows, columns, scoring)
     ranks = ranks_both_ways(scores, *data.groups)
     found = figures(*ranks)
@@ -397,7 +397,7 @@ def analyse(
         log_variance={name: log_circular_variance(sets) for name, sets in sides.items()},
         within={name: within_sets(sets) for name, sets in sides.items()},
         between=between_sets(data),
-        pairing=slot_pairing(rows, columns, data.partners(), similarity, (options or {}).get("k")),
+        pairing=slot_pairing(rows, columns, data.partners(), similarity, None if k is None else int(k)),
         elements=element_analysis(data, scoring, found),
         by_slot=(forth, back),
         failures=failures,

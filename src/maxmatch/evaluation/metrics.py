@@ -465,7 +465,8 @@ def extended(scores: Scores, image_ids: Sequence[str], caption_ids: Sequence[str
             if missing:
                 raise NotCoco(f"{missing:,} of the {total:,} {what}s that {data} asks about are not here. {_CURE}")
     listed = (some for known in answers.values() for way in known.values() for some in way.values())
-    retrieved = best_answers(scores, *numbers, max(LEVELS[-1], *map(len, listed)))
+    images, captions = numbers
+    retrieved = best_answers(scores, images, captions, max(LEVELS[-1], *map(len, listed)))
     found = {
         f"cxc_{way}_r{level}": 100 * float(value)
         for level in LEVELS
