@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 def is_cache(index):
     """Whether the cache alone has answered so far."""
-    return isinstance(index.engine, CachedEngine) and not index.engine._opened
+    return isinstance(index.engine, CachedEngine) and not index.engine.opened
 
 
 def answers(index, **more):

@@ -11,7 +11,7 @@ from made_sets import unit_sets
 
 import maxmatch
 from maxmatch import SetIndex
-from maxmatch.search.engines import check_files
+from maxmatch.search.engine import check_files
 from maxmatch.search.engines.lance_files import damaged
 from maxmatch.search.index_folder import IndexFolderError
 

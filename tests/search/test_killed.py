@@ -18,7 +18,7 @@ from made_sets import ENGINES
 from writer import STEPS, item, states
 
 from maxmatch import SetIndex
-from maxmatch.search.engines import check_files
+from maxmatch.search.engine import check_files
 
 KILLS = int(os.environ.get("KILLS", "10"))
 _PATIENCE = 60.0

@@ -11,6 +11,9 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import IO, Any
 
+_BUSY = "{}: another process is writing there. Wait for it, or stop it first."
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)  # a file system without locks: every process may write
+
 
 def draft(path: Path, writer: str = "") -> Path:
     """The hidden name beside a file under which it is written at first. writer: distinguishes processes that write the
@@ -98,7 +101,28 @@ def _keeping(path: str, flags: int) -> int:
 def lock(file: IO[bytes], path: Path) -> None:
     """Lock a path for this process as long as the file is open. ValueError where another process holds it."""
     if _locked(file) is False:
-        raise ValueError(f"{path}: another process is writing there. Wait for it, or stop it first.")
+        raise ValueError(_BUSY.format(path))
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 0) -> Iterator[None]:
+    """Be the only process that writes in a folder, by the file `.lock` in it. patience: how many seconds to wait for
+    another one before ValueError. A process that ends, however it does, holds no lock.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock", timeout=patience)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(_BUSY.format(folder)) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _locked(file: IO[bytes]) -> bool | None:
@@ -110,7 +134,7 @@ def _locked(file: IO[bytes]) -> bool | None:
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return None if error.errno in (errno.ENOLCK, errno.ENOTSUP) else False
+        return None if error.errno in _NO_LOCKS else False
     return True
 
 

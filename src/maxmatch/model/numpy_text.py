@@ -13,7 +13,6 @@ from maxmatch.core.manifest import load_manifest
 from maxmatch.model.config import GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
 from maxmatch.model.identity import Weight, encoder_fingerprint, model_fingerprint
 from maxmatch.model.names import CONFIG, FORMAT, WEIGHTS
-from maxmatch.model.read_ahead import checked_items
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer
 
 if TYPE_CHECKING:
@@ -199,11 +198,12 @@ class NumpyTextEncoder:
         return model
 
     def encode_texts(self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None) -> np.ndarray:
-        """The sets (n, K, D) of texts, as `SetEncoder.encode_texts` gives them, to 1e-5."""
-        items = [as_text(text) for text in checked_items(texts, batch_size, "raise")]
-        if len(items) > _FEW:
-            return self.whole.encode_texts(items, batch_size, show_progress).numpy()
-        sets = [self._tower(encode_arrays(self._tokenizer, [text]).ids[0]) for text in items]
+        """The sets (n, K, D) of texts, as `SetEncoder.encode_texts` gives them, to 1e-5. All but a short list of texts
+        is given to the whole model.
+        """
+        if not isinstance(texts, list) or len(texts) > _FEW:
+            return self.whole.encode_texts(texts, batch_size, show_progress).numpy()
+        sets = [self._tower(encode_arrays(self._tokenizer, [as_text(text)]).ids[0]) for text in texts]
         return np.array(sets, np.float32).reshape(len(sets), self.set_sizes[_TEXT], self.dim)
 
     def encode_images(self, items: Iterable[Any], **options: Any) -> Any:

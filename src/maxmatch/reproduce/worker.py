@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxmatch.core.files import lock, whole
+from maxmatch.core.files import locked, whole
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for, paired
 from maxmatch.evaluation.metrics import SearchRanks, chance
@@ -246,16 +246,7 @@ def work(job: Job, device: str | None = None) -> None:
 def alone(folder: Path) -> Iterator[None]:
     """Work alone in a folder; wait for a process that was left behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    last = time.monotonic() + _PATIENCE
-    with (folder / ".lock").open("wb") as file:
-        while True:
-            try:
-                lock(file, folder)
-                break
-            except ValueError:
-                if time.monotonic() > last:
-                    raise
-                time.sleep(0.2)
+    with locked(folder, _PATIENCE):
         yield
 
 

@@ -9,8 +9,10 @@ import hashlib
 import heapq
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import JsonValue
@@ -142,31 +144,14 @@ class Engine(Protocol):
         be measured again.
         """
 
-    def close(self) -> None:
-        """Release files and connections."""
-
-
-@runtime_checkable
-class Inspection(Protocol):
-    """What an engine tells about itself, for servers and people."""
-
     def version(self) -> Hashable:
         """Changes when items are added, replaced or removed, by any process."""
 
     def facts(self) -> dict[str, JsonValue]:
-        """Version, kind of index, how many items are in it, bytes on the disk."""
+        """Version, kind of index, how many items are in it, bytes on the disk: for people."""
 
-
-def version_of(engine: Engine) -> Hashable:
-    """Changes when items are added, replaced or removed, by any process."""
-    assert isinstance(engine, Inspection)
-    return engine.version()
-
-
-def facts_of(engine: Engine) -> dict[str, JsonValue]:
-    """What an engine tells about itself."""
-    assert isinstance(engine, Inspection)
-    return engine.facts()
+    def close(self) -> None:
+        """Release files and connections."""
 
 
 def proposes(engine: Engine) -> bool:
@@ -193,3 +178,62 @@ def sample(engine: Engine, count: int, seed: int) -> Found:
 
     names = (name for found in engine.scan(_SCAN_BLOCK, vectors=False) for name in found.ids)
     return engine.fetch(heapq.nsmallest(count, names, key=drawn))
+
+
+# The engines by name. Each is a module with `create(place)`, `open_engine(place)` and `check_files(place)`.
+
+
+class EngineEntry(NamedTuple):
+    """An engine: its module in `search/engines`, loaded when first used, and the extra that installs its library."""
+
+    module: str
+    extra: str
+    options: dict[str, Any] = {}  # noqa: RUF012
+    """Passed to the module's functions."""
+
+
+ENGINES = {
+    "lance": EngineEntry("lance", "search"),
+    "exhaustive": EngineEntry("lance", "search", {"trained": False}),  # every search scans
+    "milvus": EngineEntry("milvus", "milvus"),
+}
+
+
+def create_engine(name: str, place: Location) -> Engine:
+    """An empty store. What a killed `create` left there is discarded."""
+    engine: Engine = _function(name, "create")(place)
+    return engine
+
+
+def open_engine(name: str, place: Location) -> Engine:
+    """The existing store; where a copy in one file is up to date, the copy, and the store once it is needed.
+
+    FileNotFoundError or ConnectionError if there is none.
+    """
+    from maxmatch.search.engines.cached_table import CachedEngine, read_cache
+
+    def opened() -> Engine:
+        engine: Engine = _function(name, "open_engine")(place)
+        return engine
+
+    cache = read_cache(place.folder, place.width)
+    return opened() if cache is None else CachedEngine(place.folder, cache, opened)
+
+
+def check_files(name: str, place: Location) -> None:
+    """Look for damage that reading alone does not show; ValueError that names the file."""
+    _function(name, "check_files")(place)
+
+
+def _function(name: str, what: str) -> Callable[..., Any]:
+    """A function of an engine's module, with the options of the table."""
+    if name not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {name!r}.")
+    entry = ENGINES[name]
+    try:
+        module = import_module(f"maxmatch.search.engines.{entry.module}")
+    except ImportError as error:
+        if error.name is not None and error.name.startswith("maxmatch"):
+            raise
+        raise ImportError(f"engine {name!r} needs {error.name}: pip install 'maxmatch[{entry.extra}]'") from error
+    return partial(getattr(module, what), **entry.options)

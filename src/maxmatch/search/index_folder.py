@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -11,19 +11,16 @@ import numpy as np
 from pydantic import Field, JsonValue, model_validator
 
 from maxmatch.core.array_checks import Array, check_sets, refuse_not_finite
-from maxmatch.core.files import is_draft, lock, write_whole
+from maxmatch.core.files import is_draft, locked, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options
 from maxmatch.search.engine import ItemRows
 
-# index.json: what an index is made of. Written whole or not at all.
-
 FORMAT = "maxmatch.SetIndex"
 FILE = "index.json"
 _HEAD = 4096  # bytes; the format is named at the beginning
-SCHEMA_VERSION = 1
-"""The version of what is written to index.json. A reader refuses a higher one."""
+TABLE = "items.lance"
 
 
 class IndexFolderError(ValueError):
@@ -83,7 +80,7 @@ def is_index(folder: Path) -> bool:
     """Whether a folder is an index, a damaged one too; index.json is a common name, so that it alone is no proof."""
     try:
         with (folder / FILE).open("rb") as file:
-            return f'"{FORMAT}"'.encode() in file.read(_HEAD) or (folder / "items.lance").is_dir()
+            return f'"{FORMAT}"'.encode() in file.read(_HEAD) or (folder / TABLE).is_dir()
     except OSError:
         return False
 
@@ -96,9 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise IndexFolderError(
             f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
         )
-    return load_manifest(
-        path, Manifest, FORMAT, IndexFolderError, "an index of MaxMatch", "Restore it from a copy.", SCHEMA_VERSION
-    )
+    cure = "Restore it from a copy."
+    return load_manifest(path, Manifest, FORMAT, IndexFolderError, "an index of MaxMatch", cure)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -106,36 +102,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / FILE, manifest_text(manifest, FORMAT) + "\n")
 
 
-# The folder of an index: who may write in it, and what may lie in it before.
-
-LOCK = ".lock"
-TABLE = "items.lance"
-_LEFT = (LOCK, TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
-_PATIENCE = 60.0
-_PAUSE = 0.05
+_LEFT = (".lock", TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
+_PATIENCE = 60.0  # seconds
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold the writers' lock, waiting for another writer. It is released with the process, however that ends."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        with (folder / LOCK).open("ab") as file:
-            try:
-                lock(file, folder)
-            except ValueError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                yield
-                return
-        time.sleep(_PAUSE)
+def writing(folder: Path) -> AbstractContextManager[None]:
+    """Hold the writers' lock, waiting for another writer."""
+    return locked(folder, _PATIENCE)
 
 
 def empty_folder(folder: Path) -> None:
-    """Make the folder of a new index. Refuse one that holds an index, or anything but what a `create` that was killed
-    has left.
-    """
+    """Make the folder of a new index; one that holds anything but what a killed `create` left is refused."""
     if (folder / FILE).exists():
         raise FileExistsError(
             f"{folder}: holds an index already. Open it with SetIndex.open, or choose another folder."
@@ -143,13 +120,10 @@ def empty_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: a file. Choose a new folder for the index.")
     folder.mkdir(parents=True, exist_ok=True)
-    others = sorted(path.name for path in folder.iterdir() if not _is_left(path.name))
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if name not in _LEFT and not any(is_draft(name, of) for of in (FILE, *_LEFT))]
     if others:
         raise FileExistsError(f"{folder}: holds other files ({others[0]}). Choose an empty or a new folder.")
-
-
-def _is_left(name: str) -> bool:
-    return name in _LEFT or is_draft(name, FILE) or is_draft(name, "milvus.json")
 
 
 # What comes into an index, checked: every error names the item and what to do.
@@ -167,7 +141,7 @@ def rows_of(
 ) -> ItemRows:
     """Items as an engine stores them, numbered by the clock, above `after`."""
     names = checked_ids(ids)
-    vectors = checked_sets(manifest, "sets", sets, names)
+    vectors = checked_sets(manifest, sets, names)
     if vectors.shape[1] != manifest.set_size:
         raise ValueError(
             f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. "
@@ -210,50 +184,31 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
     return names
 
 
-def checked_sets(manifest: Manifest, what: str, sets: Array, names: Sequence[str] | None = None) -> np.ndarray:
-    """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length."""
+def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> np.ndarray:
+    """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length. names: for messages."""
     tensor = hasattr(sets, "detach")  # and not by its class: torch need not be loaded
     sets = sets if tensor else np.asarray(sets)
     if sets.ndim == 1 and not len(sets):
         return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
-    check_sets(what, sets)
+    check_sets("sets", sets)
     if sets.shape[2] != manifest.dim:
         raise ValueError(
-            f"{what}: this index holds vectors of width {manifest.dim}, got {sets.shape[2]}. "
+            f"sets: this index holds vectors of width {manifest.dim}, got {sets.shape[2]}. "
             "Encode with the model that the index was made with, or make another index."
         )
-    refuse_not_finite(what, sets)
+    refuse_not_finite("sets", sets)
     array: np.ndarray = sets.detach().float().cpu().numpy() if tensor else sets
     array = array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
     norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
     wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)
     if len(wrong):
         item = int(wrong[0])
-        name = f"item {item}" if names is None or item >= len(names) else repr(names[item])
+        name = repr(names[item]) if item < len(names) else f"item {item}"
         raise ValueError(
-            f"{what}: {name} has vectors of length {norms[item].min():.3g} to {norms[item].max():.3g}; expected unit "
+            f"sets: {name} has vectors of length {norms[item].min():.3g} to {norms[item].max():.3g}; expected unit "
             "length. Normalise: torch.nn.functional.normalize(sets, dim=-1)."
         )
     return array
-
-
-def refuse_known(names: Sequence[str], present: Collection[str]) -> None:
-    """ValueError where some of the ids are in the index."""
-    known = [name for name in names if name in present]
-    if known:
-        raise ValueError(
-            f"ids: {known[0]!r} is in the index already ({len(known)} of {len(names)} are). "
-            "Use upsert to replace items, or remove them first."
-        )
-
-
-def refuse_unknown(names: Sequence[str], present: Collection[str]) -> None:
-    """ValueError where some of the ids are not in the index."""
-    unknown = [name for name in names if name not in present]
-    if unknown:
-        raise ValueError(
-            f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). Nothing was removed."
-        )
 
 
 def is_text(name: str) -> bool:
@@ -278,7 +233,7 @@ def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any] | Non
         try:
             text = json.dumps(dict(values), ensure_ascii=False, allow_nan=False, default=_plain)
             text.encode()
-            for key, value in json.loads(text).items():
+            for key, value in values.items():
                 if isinstance(value, int) and not -(2**63) <= value < 2**63:
                     raise ValueError(f"{key!r}: a number of more than 64 bits; write it as a text")
         except (TypeError, ValueError) as error:

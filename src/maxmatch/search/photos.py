@@ -15,13 +15,14 @@ from pydantic import JsonValue
 from maxmatch.core.files import user_cache, write_whole
 from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
+from maxmatch.data.formats.folder import files_below
+from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
 from maxmatch.model.identity import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
-from maxmatch.search.index_folder import FILE, writing
+from maxmatch.search.index_folder import FILE, LONGEST_ID, is_text, writing
 from maxmatch.search.set_index import SetIndex
-from maxmatch.search.sources import no_pictures, walk
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
 
@@ -93,6 +94,42 @@ def _taken(notes: Image.Exif) -> datetime | None:
     return None
 
 
+class Walked(NamedTuple):
+    """What is below a folder. pictures: paths from the folder, sorted. closed: the folders that cannot be listed, and
+    why; nothing is known of what is in them.
+    """
+
+    pictures: list[str]
+    left_out: list[Skipped]
+    closed: dict[Path, str]
+
+
+def walk(folder: Path) -> Walked:
+    """The pictures of a folder and below it, and what else is there, but for what systems leave behind."""
+    pictures, left_out, closed = walked = Walked([], [], {})
+    for entry in files_below(folder, closed):
+        name = Path(entry.path).relative_to(folder).as_posix()
+        suffix = Path(name).suffix.lower()
+        if not is_text(name):
+            left_out.append(Skipped(ascii(name), "its name is not UTF-8. Rename the file."))
+        elif len(name) > LONGEST_ID:
+            left_out.append(Skipped(name, f"its path has more than {LONGEST_ID:,} characters. Move the file up."))
+        elif suffix not in SUFFIXES:
+            left_out.append(Skipped(name, f"not a picture: its name ends in {suffix or 'nothing'}."))
+        else:
+            pictures.append(name)
+    pictures.sort()
+    return walked
+
+
+def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
+    """The error for a folder without pictures. closed: the folders that cannot be read, and why."""
+    if closed:
+        place, why = next(iter(closed.items()))
+        return DataError(Problem(folder, f"no pictures that can be read: {place} ({why})", "Allow reading it."))
+    return DataError(Problem(folder, "no pictures in it", EXPECTED))
+
+
 # The index alone records what is known: a photo's metadata holds the size and time of the file that its set was made
 # from. So whatever interrupts the work, the next call resumes with what is not in the index yet.
 
@@ -137,13 +174,7 @@ def open_photos(place: Path, model: AnyModel) -> SetIndex:
     return SetIndex.open(place / "index")
 
 
-def sync(
-    index: SetIndex,
-    model: AnyModel,
-    folder: Path,
-    *,
-    bar: Bar = no_bar,
-) -> Synced:
+def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -> Synced:
     """Bring an index up to date with a folder. bar: shows how many photos are read.
 
     A photo that cannot be read is not tried again before its file changes; those of a folder that cannot be listed stay
@@ -167,32 +198,29 @@ def sync(
     if bad != noted:
         _write_notes(index, bad)
     todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
-    changed = [name for name in todo if name in known]
     failed: list[Skipped] = []
-    with bar("photos", len(todo)) as advance:
-        for start in range(0, len(todo), _BATCH):
-            names = todo[start : start + _BATCH]
-            more = _encode(index, model, folder, names, present)
-            # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
-            _forget(index, [one.id for one in more if one.id in known])
-            failed += more
-            # What only could not be reached is tried again the next time.
-            bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
-            _write_notes(index, bad)
-            advance(len(names))
+    if todo:
+        with bar("photos", len(todo)) as advance:
+            for start in range(0, len(todo), _BATCH):
+                names = todo[start : start + _BATCH]
+                more = _encode(index, model, folder, names, present)
+                # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
+                _forget(index, [one.id for one in more if one.id in known])
+                failed += more
+                # What only could not be reached is tried again the next time.
+                bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
+                _write_notes(index, bad)
+                advance(len(names))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         write_cache(index.engine, index.folder)
     lost = {one.id for one in failed}
-    stale = [name for name in changed if name in lost]
-    failed += [
-        Skipped(
-            place,
-            f"{folder / place}: cannot be read ({why}); its photos stay in the index as they were. Allow reading it.",
-        )
-        for place, why in closed.items()
-        if noted.get(place) != _CLOSED
-    ]
-    return Synced(len(todo) - len(changed) - len(lost) + len(stale), len(changed) - len(stale), len(gone), failed)
+    done = [name for name in todo if name not in lost]
+    changed = sum(name in known for name in done)
+    cure = "its photos stay in the index as they were. Allow reading it."
+    for place, why in closed.items():
+        if noted.get(place) != _CLOSED:
+            failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
+    return Synced(len(done) - changed, changed, len(gone), failed)
 
 
 def _forget(index: SetIndex, names: Sequence[str]) -> None:
@@ -237,7 +265,7 @@ def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str]]:
     """
     walked = walk(folder)
     found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
-    for name in sorted(walked.pictures):
+    for name in walked.pictures:
         try:
             state = (folder / name).stat()
         except (FileNotFoundError, NotADirectoryError):

@@ -11,9 +11,17 @@ from pydantic import JsonValue, ValidationError
 from maxmatch.core.array_checks import Array
 from maxmatch.core.manifest import problems
 from maxmatch.model.identity import AnyModel, check_same_model, model_identity, slot_stability
-from maxmatch.search.engine import Engine, Hit, Location, facts_of, present, proposes
-from maxmatch.search.engine import sample as drawn_items
-from maxmatch.search.engines import check_files, create_engine, open_engine
+from maxmatch.search.engine import (
+    Engine,
+    Hit,
+    Location,
+    check_files,
+    create_engine,
+    open_engine,
+    present,
+    proposes,
+    sample,
+)
 from maxmatch.search.filters import Condition, Value, condition_of
 from maxmatch.search.index_folder import (
     Manifest,
@@ -23,8 +31,6 @@ from maxmatch.search.index_folder import (
     checked_sets,
     empty_folder,
     read_manifest,
-    refuse_known,
-    refuse_unknown,
     rows_of,
     write_manifest,
     writing,
@@ -266,7 +272,12 @@ class SetIndex:
         if not names:
             return
         with writing(self.folder):
-            refuse_unknown(names, present(self.engine, names))
+            there = present(self.engine, names)
+            if unknown := [name for name in names if name not in there]:
+                raise ValueError(
+                    f"ids: {unknown[0]!r} is not in the index ({len(unknown)} of {len(names)} are not). "
+                    "Nothing was removed."
+                )
             self.engine.delete(names)
             self._settle(optimise=True)
 
@@ -311,8 +322,9 @@ class SetIndex:
         """
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
-        queries = np.array(self._checked(sets), dtype=np.float32)
-        condition, tuning = condition_of(where), self.manifest.tuning
+        queries = np.array(checked_sets(self.manifest, sets), dtype=np.float32)
+        condition = None if where is None else condition_of(where)
+        tuning = self.manifest.tuning
         in_memory = condition is None and self.engine.in_memory
         if in_memory and tuning is not None and not tuning.real_queries:
             tuning = None  # it was to make up for what the engine's index misses, which is not asked
@@ -347,8 +359,7 @@ class SetIndex:
         import torch
 
         found = self.engine.fetch(checked_ids(ids))
-        vectors = torch.from_numpy(np.array(found.vectors, dtype=np.float32))
-        return dict(zip(found.ids, vectors.view(-1, self.manifest.set_size, self.manifest.dim), strict=True))
+        return dict(zip(found.ids, torch.from_numpy(self._sets(found.vectors)), strict=True))
 
     def verify(
         self,
@@ -384,14 +395,12 @@ class SetIndex:
             1.0
         """
         check_files(self.manifest.engine, _place(self.folder, self.manifest))
-        real = sets is not None
-        drawn = drawn_items(self.engine, sample, seed).vectors if sets is None else self._checked(sets)
-        if real and drawn.shape[1] != self.manifest.set_size:
-            raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {drawn.shape[1]}.")
-        queries = np.array(drawn, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
+        queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
+        if queries.shape[1] != self.manifest.set_size:
+            raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {queries.shape[1]}.")
         if not len(queries):
             raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
-        result = measure(self.engine, queries, k, self.manifest, target, real)
+        result = measure(self.engine, queries, k, self.manifest, target, real_queries=sets is not None)
         if result.trials:
             with writing(self.folder):
                 self._keep(result.chosen)
@@ -438,7 +447,7 @@ class SetIndex:
             "items": len(self),
             **facts,
             "search": how,
-            "storage": facts_of(self.engine),
+            "storage": self.engine.facts(),
         }
 
     def _store(
@@ -456,9 +465,16 @@ class SetIndex:
             return
         self._last_added = int(rows.added[-1])
         with writing(self.folder):
-            if not replace:
-                refuse_known(rows.ids, present(self.engine, rows.ids))
-            (self.engine.upsert if replace else self.engine.add)(rows)
+            if replace:
+                self.engine.upsert(rows)
+            else:
+                there = present(self.engine, rows.ids)
+                if known := [name for name in rows.ids if name in there]:
+                    raise ValueError(
+                        f"ids: {known[0]!r} is in the index already ({len(known)} of {len(rows.ids)} are). "
+                        "Use upsert to replace items, or remove them first."
+                    )
+                self.engine.add(rows)
             self._settle(optimise)
 
     def _settle(self, optimise: bool) -> None:
@@ -477,16 +493,20 @@ class SetIndex:
         known = self.manifest.tuning
         if known is not None and known.real_queries:
             return
-        drawn = np.array(drawn_items(self.engine, _TUNED_WITH, seed=0).vectors, dtype=np.float32)
-        queries = drawn.reshape(-1, self.manifest.set_size, self.manifest.dim)
+        queries = self._drawn(_TUNED_WITH)
         self._keep(measure(self.engine, queries, 10, self.manifest, _TARGET, real_queries=False).chosen)
 
     def _keep(self, tuning: Tuning) -> None:
         self.manifest = self.manifest.model_copy(update={"tuning": tuning})
         write_manifest(self.folder, self.manifest)
 
-    def _checked(self, sets: Array) -> np.ndarray:
-        return checked_sets(self.manifest, "sets", sets)
+    def _drawn(self, count: int, seed: int = 0) -> np.ndarray:
+        """The sets (n, K, D) of some items, drawn at random."""
+        return self._sets(sample(self.engine, count, seed).vectors)
+
+    def _sets(self, vectors: np.ndarray) -> np.ndarray:
+        """Stored vectors (n, K·D) as sets (n, K, D) in float32."""
+        return np.array(vectors, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
 
     def _must_scan(self, set_size: int, condition: Condition | None) -> bool:
         """Whether all items are scored; the reason is logged once, unless it is only that there are few."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from maxmatch.core.files import draft, lock, whole, write_whole
+from maxmatch.core.files import draft, locked, whole, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
@@ -155,8 +155,6 @@ def opened(path: Path) -> Iterator[Any]:
 
 # Writing shards, over several processes where one is interrupted, and never the same item twice.
 
-_LOCK = ".lock"
-
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
@@ -168,8 +166,7 @@ def alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise FileExistsError(f"{folder}: holds files, but no shards of sets. Give a new folder.")
-    with (folder / _LOCK).open("wb") as file:
-        lock(file, folder)
+    with locked(folder):
         yield
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,21 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxmatch.core.progress import Skipped
-from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, pick
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, pick
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, BadCell
-from maxmatch.data.formats.folder import files_below
-from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, read_lines
+from maxmatch.data.formats.shared import SUFFIXES, read_lines
 from maxmatch.data.formats.tables import TABLES, path_inside, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarItems, TarMember, samples, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
-from maxmatch.search.index_folder import is_text
+from maxmatch.search.photos import no_pictures, walk
 
-# What is to be encoded: the items of a source in a fixed order, each with its id and what is known about it.
+LINES = "lines"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The items of one modality of a source.
+    """The items of one modality of a source, in a fixed order.
 
     values: as `SetEncoder.encode` takes them; indexing reads one. metadata: texts, numbers, lists and dicts.
     left_out: what was found and cannot be listed: files that are no pictures, bad rows of a table.
@@ -83,73 +81,46 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-# All pictures in a folder and those below it. What is no picture is named, but for what systems leave behind.
-
-_LONGEST = 1024  # characters of an id that an index keeps
-
-
-class Walked(NamedTuple):
-    """What is below a folder. pictures: by their paths from the folder. closed: the folders that cannot be listed, and
-    why; nothing is known of what is in them.
-    """
-
-    pictures: dict[str, os.DirEntry[str]]
-    left_out: list[Skipped]
-    closed: dict[Path, str]
-
-
 def list_pictures(folder: Path) -> Listing:
     """The pictures by their paths from the folder, in the order of these. Metadata: `path`, `size` and `mtime` (seconds
     since 1970).
     """
-    found, left_out, closed = walk(folder)
+    names, left_out, closed = walk(folder)
     for place, why in closed.items():
         left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Allow reading it."))
-    if not found:
+    if not names:
         raise no_pictures(folder, {str(place): why for place, why in closed.items()})
-    names = sorted(found)
     paths = [folder / name for name in names]
-    metadata = [{"path": str(path), **_stat(found[name])} for path, name in zip(paths, names, strict=True)]
-    return Listing(folder, "folder", IMAGE, paths, names, metadata, sorted(left_out, key=lambda one: one.id))
+    left_out.sort(key=lambda one: one.id)
+    return Listing(folder, "folder", IMAGE, paths, names, [_file_facts(path) for path in paths], left_out)
 
 
-def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
-    """The error for a folder without pictures. closed: the folders that cannot be read, and why."""
-    if closed:
-        place, why = next(iter(closed.items()))
-        return DataError(Problem(folder, f"no pictures that can be read: {place} ({why})", "Allow reading it."))
-    return DataError(Problem(folder, "no pictures in it", EXPECTED))
-
-
-def walk(folder: Path) -> Walked:
-    """The pictures of a folder and those below it. Links to folders are followed, each folder once, so that a loop does
-    no harm.
-    """
-    found, left_out, closed = walked = Walked({}, [], {})
-    for entry in files_below(folder, closed):
-        name = Path(entry.path).relative_to(folder).as_posix()
-        suffix = Path(name).suffix.lower()
-        if not is_text(name):
-            left_out.append(Skipped(ascii(name), "its name is not UTF-8. Rename the file."))
-        elif len(name) > _LONGEST:
-            left_out.append(Skipped(name, f"its path has more than {_LONGEST:,} characters. Move the file up."))
-        elif suffix not in SUFFIXES:
-            left_out.append(Skipped(name, f"not a picture: its name ends in {suffix or 'nothing'}."))
-        else:
-            found[name] = entry
-    return walked
-
-
-def _stat(entry: os.DirEntry[str]) -> dict[str, object]:
-    """Size and time of change, as they were before the file is read; nothing where it cannot be."""
+def _file_facts(path: Path) -> dict[str, Any]:
+    """Path, size and time of change, as they were before the file is read; the path alone where it cannot be."""
     try:
-        known = entry.stat()
+        known = path.stat()
     except OSError:
-        return {}
-    return {"size": known.st_size, "mtime": known.st_mtime}
+        return {"path": str(path)}
+    return {"path": str(path), "size": known.st_size, "mtime": known.st_mtime}
 
 
-# Tables, texts and tars whose rows hold pictures, captions or both. Everything else in a row is metadata.
+def list_lines(path: Path) -> Listing:
+    """One caption per line, known by the number of the line. Metadata: `text`."""
+    left_out: list[Skipped] = []
+    report = noting(left_out)
+    texts: dict[str, str] = {}
+    for number, line in read_lines(path, report):
+        if line is not None and not line.strip():
+            report(Problem(path, "an empty line", "Write a caption there, or remove it.", number))
+        elif line is not None:
+            texts[str(number)] = line.strip()
+    if not texts:
+        raise DataError(Problem(path, "no caption in it", "Expected a text on each line.", fatal=True))
+    metadata = [{"text": text} for text in texts.values()]
+    return Listing(path, LINES, TEXT, list(texts.values()), list(texts), metadata, left_out)
+
+
+# Tables and tars whose rows hold pictures, captions or both. Everything else in a row is metadata.
 
 _COLUMNS = {IMAGE: IMAGE_COLUMNS, TEXT: CAPTION_COLUMNS}
 _IDS = {IMAGE: ("image_id", "id"), TEXT: ("caption_id", "text_id", "id")}
@@ -163,76 +134,77 @@ class _Row(NamedTuple):
     cells: Mapping[str, Any]
 
 
-def list_lines(path: Path) -> Listing:
-    """A caption a line, known by the number of the line. Metadata: `text`."""
-    left_out: list[Skipped] = []
-    report = noting(left_out)
-    texts: dict[str, str] = {}
-    for number, line in read_lines(path, report):
-        if line is not None and not line.strip():
-            report(Problem(path, "an empty line", "Write a caption there, or remove it.", number))
-        elif line is not None:
-            texts[str(number)] = line.strip()
-    if not texts:
-        raise DataError(Problem(path, "no caption in it", "Expected a text on each line.", fatal=True))
-    metadata = [{"text": text} for text in texts.values()]
-    return Listing(path, "lines", TEXT, list(texts.values()), list(texts), metadata, left_out)
-
-
 def list_table(path: Path, modality: str | None = None) -> Listing:
-    """The pictures of a table, or its captions. A picture that several rows name is taken once, with the metadata of
-    the first; its path counts from the table's folder. Captions keep `text` among their metadata.
-    """
+    """The pictures of a table, or its captions. Paths of pictures count from the table's folder."""
     left_out: list[Skipped] = []
-    report = noting(left_out)
     suffix = path.suffix.lower()
-    rows = [_Row(str(line), path, line, cells) for line, cells in TABLES[suffix](path, report)]
-    if suffix in (".csv", ".tsv"):
-        untyped = {column for row in rows[:1] for column in row.cells if _role(column) is not None}
-        rows = [row._replace(cells=_typed(row.cells, untyped)) for row in rows]
-    columns = {column: None for row in rows for column in row.cells}
-    chosen = _chosen(path, columns, modality)
-    if chosen == TEXT:
-        return _captions(path, "table", rows, left_out, report)
+    untyped = suffix in (".csv", ".tsv")  # they know only texts: metadata are taken for what they say
+    rows = [
+        _Row(str(line), path, line, {name: _typed(name, cell) if untyped else cell for name, cell in cells.items()})
+        for line, cells in TABLES[suffix](path, noting(left_out))
+    ]
+    return _list_rows(path, "table", rows, modality, lambda cell: path_inside(path.parent, cell), list, left_out)
 
-    def locate(cell: Any) -> tuple[str, Path]:
-        return path_inside(path.parent, cell)
 
-    return _pictures(path, "table", rows, locate, list, left_out, report)
+def _typed(column: str, cell: Any) -> Any:
+    return cell if any(column.strip().lower() in names for names in _COLUMNS.values()) else value_of(cell)
 
 
 def list_tars(path: Path, modality: str | None = None) -> Listing:
     """The pictures in tars, or their captions. A sample may have either alone."""
     left_out: list[Skipped] = []
-    report = noting(left_out)
-    rows = []
-    for tars in tars_by_split(path).values():
-        for tar in tars:
-            for key, cells in samples(tar, report, bare=True):
-                rows.append(_Row(f"{tar.name}/{key}", tar / key, None, {**cells, "sample": f"{tar.name}/{key}"}))
-    columns = {column: None for row in rows for column in row.cells}
-    chosen = _chosen(path, columns, modality)
-    if chosen == TEXT:
-        return _captions(path, "webdataset", rows, left_out, report)
+    rows = [
+        _Row(f"{tar.name}/{key}", tar / key, None, {**cells, "sample": f"{tar.name}/{key}"})
+        for tars in tars_by_split(path).values()
+        for tar in tars
+        for key, cells in samples(tar, noting(left_out), bare=True)
+    ]
 
     def locate(cell: Any) -> tuple[str, TarMember]:
         if not isinstance(cell, TarMember):
             raise BadCell("a sample without a picture", "Add it, or leave the sample out.")
         return f"{cell.tar.name}/{cell.name}", cell
 
-    return _pictures(path, "webdataset", rows, locate, TarItems, left_out, report)
+    return _list_rows(path, "webdataset", rows, modality, locate, TarItems, left_out)
 
 
-def _pictures(
+def _list_rows(
     path: Path,
     format: str,
     rows: Sequence[_Row],
+    modality: str | None,
     locate: Callable[[Any], tuple[str, Any]],
     lazy: Callable[[list[Any]], Sequence[Any]],
     left_out: list[Skipped],
-    report: Report,
 ) -> Listing:
-    column, id_column = _columns_of(rows, IMAGE)
+    """The pictures or the captions of rows: what was asked for, or else pictures before captions.
+
+    locate: the name and the value of a picture, from its cell. lazy: from all values to a sequence that reads them.
+    """
+    by_name = {column.strip().lower(): column for row in rows for column in row.cells}
+    there = [one for one, names in _COLUMNS.items() if by_name.keys() & set(names)]
+    if not there or (modality is not None and modality not in there):
+        wanted = [modality] if modality in _COLUMNS else list(_COLUMNS)
+        expected = " or ".join(f"a column with each {name} ({', '.join(_COLUMNS[name])})" for name in wanted)
+        found = ", ".join(by_name.values()) or "none that can be read"
+        what = f"expected {expected}; found {found[:200]}"
+        raise DataError(Problem(path, what, "Rename the column, or choose --modality.", fatal=True))
+    modality = modality or there[0]
+    column, id_column = (
+        next((by_name[name] for name in names if name in by_name), "") for names in (_COLUMNS[modality], _IDS[modality])
+    )
+    report = noting(left_out)
+    if modality == TEXT:
+        texts, metadata = _captions(rows, column, id_column, report)
+        return Listing(path, format, TEXT, list(texts.values()), list(texts), metadata, left_out)
+    ids, values, metadata = _pictures(rows, column, id_column, locate, report)
+    return Listing(path, format, IMAGE, lazy(values), ids, metadata, left_out)
+
+
+def _pictures(
+    rows: Iterable[_Row], column: str, id_column: str, locate: Callable[[Any], tuple[str, Any]], report: Report
+) -> tuple[list[str], list[Any], list[dict[str, Any]]]:
+    """Ids, values and metadata. A picture that several rows name is taken once, with the metadata of the first."""
     values: dict[str, Any] = {}
     ids: dict[str, str] = {}
     metadata = []
@@ -252,21 +224,20 @@ def _pictures(
             continue
         values[key] = value
         others = {name: plain(cell) for name, cell in row.cells.items() if name not in (column, id_column)}
-        if isinstance(value, Path):
-            others = {**others, "path": str(value), **_file_stat(value)}
-        metadata.append(others)
-    return Listing(path, format, IMAGE, lazy(list(values.values())), list(ids), metadata, left_out)
+        metadata.append({**others, **_file_facts(value)} if isinstance(value, Path) else others)
+    return list(ids), list(values.values()), metadata
 
 
-def _captions(path: Path, format: str, rows: Sequence[_Row], left_out: list[Skipped], report: Report) -> Listing:
-    column, id_column = _columns_of(rows, TEXT)
+def _captions(
+    rows: Iterable[_Row], column: str, id_column: str, report: Report
+) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Captions by their ids, and their metadata, which keep `text`."""
     values: dict[str, str] = {}
     metadata = []
     for row in rows:
-        cells = row.cells.get(column)
-        own = row.cells.get(id_column)
+        cells, own = row.cells.get(column), row.cells.get(id_column)
         others = {
-            name: plain(str(cell.name) if isinstance(cell, TarMember) else cell)
+            name: plain(cell.name if isinstance(cell, TarMember) else cell)
             for name, cell in row.cells.items()
             if name not in (column, id_column)
         }
@@ -285,54 +256,7 @@ def _captions(path: Path, format: str, rows: Sequence[_Row], left_out: list[Skip
                 continue
             values[name] = cell.strip()
             metadata.append({**others, "text": cell.strip()})
-    return Listing(path, format, TEXT, list(values.values()), list(values), metadata, left_out)
-
-
-def _chosen(path: Path, columns: Iterable[str], modality: str | None) -> str:
-    """Which of the two a table is read for: what was asked, or else pictures before captions."""
-    there = {role for column in columns if (role := _role(column)) is not None}
-    if not there or (modality is not None and modality not in there):
-        wanted = [modality] if modality in _COLUMNS else list(_COLUMNS)
-        expected = " or ".join(f"a column with each {name} ({', '.join(_COLUMNS[name])})" for name in wanted)
-        found = ", ".join(columns) or "none that can be read"
-        what = f"expected {expected}; found {found[:200]}"
-        raise DataError(Problem(path, what, "Rename the column, or choose --modality.", fatal=True))
-    return modality or (IMAGE if IMAGE in there else TEXT)
-
-
-def _role(column: str) -> str | None:
-    """Which modality a column holds, by its name."""
-    name = column.strip().lower()
-    return next((modality for modality, names in _COLUMNS.items() if name in names), None)
-
-
-def _columns_of(rows: Iterable[_Row], modality: str) -> tuple[str, str]:
-    """The columns of the items and of their ids; "" where there is none."""
-    by_name = {column.strip().lower(): column for row in rows for column in row.cells}
-
-    def first(names: Sequence[str]) -> str:
-        return next((by_name[name] for name in names if name in by_name), "")
-
-    return first(_COLUMNS[modality]), first(_IDS[modality])
-
-
-def _typed(cells: Mapping[str, Any], untyped: set[str]) -> dict[str, Any]:
-    """The cells of a file that knows only texts, metadata taken for what they say."""
-    return {name: cell if name in untyped else value_of(cell) for name, cell in cells.items()}
-
-
-def _file_stat(path: Path) -> dict[str, object]:
-    try:
-        known = path.stat()
-    except OSError:
-        return {}
-    return {"size": known.st_size, "mtime": known.st_mtime}
-
-
-# From whatever lies on the disk to a list of items to encode.
-
-LINES = "lines"
-_TEXT_FILES = (".txt", ".text")
+    return values, metadata
 
 
 def list_source(
@@ -341,8 +265,8 @@ def list_source(
     format: str | None = None,
     splits: Sequence[str] | None = None,
 ) -> Listing:
-    """The items of a folder of pictures, a table, webdataset's tars, a text file with a caption a line, or a data set
-    in any other format of `maxmatch.data.load`.
+    """The items of a folder of pictures, a table, webdataset's tars, a text file with one caption per line, or a data
+    set in any other format of `maxmatch.data.load`.
 
     modality: pictures come before captions where there are both. splits: only these, where the format has any.
     """
@@ -358,7 +282,9 @@ def list_source(
         cure = f"{error.problem.cure} It was read as {kind!r}; --format folder takes all pictures in it."
         raise DataError(replace(error.problem, cure=cure)) from error
     if modality is not None and listing.modality != modality:
-        what = f"holds {_words(listing.modality)}, and --modality asks for {_words(modality)}"
+        words = {IMAGE: "pictures", TEXT: "captions"}
+        held, asked = (words.get(one, one) for one in (listing.modality, modality))
+        what = f"holds {held}, and --modality asks for {asked}"
         raise DataError(Problem(path, what, "Leave the option out, or give another source.", fatal=True))
     if not len(listing):
         reason = f"; the first reason: {listing.left_out[0].reason}" if listing.left_out else ""
@@ -368,7 +294,7 @@ def list_source(
 
 def _kind(path: Path) -> str:
     """The format. A folder of photos stays one, whatever tables lie beside them, unless a table names the pictures."""
-    if path.is_file() and path.suffix.lower() in _TEXT_FILES:
+    if path.is_file() and path.suffix.lower() in (".txt", ".text"):
         return LINES
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         what, cure = "a picture; expected a folder of them", "Give its folder, or a table that names it."
@@ -378,10 +304,9 @@ def _kind(path: Path) -> str:
     if not path.is_dir():
         return recognise(path)
     kind = next((name for name, format in FORMATS.items() if name != "folder" and format.recognises(path)), "folder")
-    if kind in ("table", "imagefolder"):
-        named = _table_in(path) is not None
-        return "table" if named else "folder" if kind == "table" else kind
-    return kind
+    if kind in ("table", "imagefolder") and _table_in(path) is not None:
+        return "table"
+    return "folder" if kind == "table" else kind
 
 
 def _table_in(folder: Path) -> Path | None:
@@ -426,22 +351,20 @@ def _of_dataset(path: Path, kind: str, modality: str | None, names: Sequence[str
     counted = sum(len(set(part.ids)) for part in parts.values())
     clash = len({one for part in parts.values() for one in part.ids}) < counted
     ids = [f"{name}/{one}" if clash else one for name, part in parts.items() for one in part.ids]
-    metadata = [known for name, part in parts.items() for known in _metadata(part, name, modality)]
+    metadata = [
+        {**plain(part.metadata[place] if part.metadata else {}), **_facts(part.values, place, modality), "split": name}
+        for name, part in parts.items()
+        for place in range(len(part))
+    ]
     values = _Joined([part.values for part in parts.values()])
     return Listing(path, kind, modality, values, ids, metadata, left_out)
 
 
-def _metadata(items: Items, split: str, modality: str) -> list[Mapping[str, Any]]:
-    known: list[Mapping[str, Any]] = []
-    for place in range(len(items)):
-        own = {name: plain(value) for name, value in (items.metadata[place] if items.metadata else {}).items()}
-        value = items.values[place] if modality == TEXT or isinstance(items.values, list) else None
-        if modality == TEXT:
-            own["text"] = value
-        elif isinstance(value, Path):
-            own["path"] = str(value)
-        known.append({**own, "split": split})
-    return known
+def _facts(values: Sequence[Any], place: int, modality: str) -> dict[str, Any]:
+    """A text, or the path of a picture; pictures and features themselves are not read."""
+    if modality == TEXT:
+        return {"text": values[place]}
+    return {"path": str(values[place])} if isinstance(values, list) and isinstance(values[place], Path) else {}
 
 
 class _Joined(Sequence[Any]):
@@ -457,10 +380,6 @@ class _Joined(Sequence[Any]):
     def __getitem__(self, place: Any) -> Any:
         number, inside = self._places[place]
         return self._parts[number][inside]
-
-
-def _words(modality: str) -> str:
-    return {IMAGE: "pictures", TEXT: "captions"}.get(modality, modality)
 
 
 def without(listing: Listing, ids: Collection[str]) -> Listing:

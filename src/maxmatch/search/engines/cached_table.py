@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from maxmatch.core.files import whole
-from maxmatch.search.engine import Choose, Engine, Found, ItemRows, Location, facts_of, version_of
+from maxmatch.search.engine import Choose, Engine, Found, ItemRows
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.index_folder import TABLE
 
@@ -104,18 +104,20 @@ class CachedEngine:
     which answers from then on.
     """
 
-    def __init__(self, place: Location, cache: TableCache, opens: Callable[[Location], Engine]) -> None:
-        self.place = place
+    def __init__(self, folder: Path, cache: TableCache, opens: Callable[[], Engine]) -> None:
+        self.folder = folder
         self._cache = cache
         self._opens = opens
-        self._opened = False
 
     @cached_property
     def inner(self) -> Engine:
-        """The engine itself."""
-        engine = self._opens(self.place)
-        self._opened = True  # only now: where it cannot be opened, the cache continues to answer
-        return engine
+        """The engine itself; where it cannot be opened, the cache continues to answer."""
+        return self._opens()
+
+    @property
+    def opened(self) -> bool:
+        """Whether the engine itself answers."""
+        return "inner" in vars(self)
 
     @cached_property
     def _place_of(self) -> dict[str, int]:
@@ -123,12 +125,12 @@ class CachedEngine:
 
     def _current(self) -> bool:
         """Whether the cache still answers."""
-        return not self._opened and state_of(self.place.folder) == self._cache.state
+        return not self.opened and state_of(self.folder) == self._cache.state
 
     @property
     def in_memory(self) -> bool:
         """Whether the engine itself keeps its items in memory."""
-        return self._opened and self.inner.in_memory
+        return self.opened and self.inner.in_memory
 
     @in_memory.setter
     def in_memory(self, keep: bool) -> None:
@@ -136,11 +138,11 @@ class CachedEngine:
 
     def version(self) -> Hashable:
         """The state of the cache; then the engine's."""
-        return self._cache.state if self._current() else version_of(self.inner)
+        return self._cache.state if self._current() else self.inner.version()
 
     def facts(self) -> dict[str, JsonValue]:
         """The engine's."""
-        return facts_of(self.inner)
+        return self.inner.facts()
 
     def add(self, rows: ItemRows) -> None:
         """By the engine."""
@@ -187,7 +189,7 @@ class CachedEngine:
 
     def close(self) -> None:
         """Close the engine, if it was opened."""
-        if self._opened:
+        if self.opened:
             self.inner.close()
 
     def _passing(self, where: Condition | None) -> list[int]:
