@@ -150,15 +150,14 @@ def _imported(package: str) -> tuple[bool, str]:
 
 def _milvus(uri: str) -> Finding:
     """Whether a server answers, and which version it is."""
-    from maxmatch.search.engine import Location
-    from maxmatch.search.engines.milvus import server_of
+    from maxmatch.search.engine import Location, engine_function
 
     place = Location(Path(), width=1, settings={"uri": uri, "timeout": 10})
     try:
-        server = server_of(place)
+        server = engine_function("milvus", "server_of")(place)
         client = server.connect()
         with server.talking():
-            version = client.get_server_version(timeout=server.seconds)
+            version = client.get_server_version(timeout=server.timeout)
         client.close()
     except (ValueError, OSError, ImportError) as error:
         return Finding("milvus server", "fail", str(error))

@@ -80,6 +80,12 @@ class Found(NamedTuple):
     metadata: list[str] | None = None
     """The JSON texts, where they were asked for or came at no cost."""
 
+    def at(self, places: Sequence[int] | np.ndarray) -> "Found":
+        """Those at some places; their arrays are copies."""
+        chosen = np.asarray(places, np.int64)
+        texts = None if self.metadata is None else [self.metadata[place] for place in chosen.tolist()]
+        return Found([self.ids[place] for place in chosen.tolist()], self.added[chosen], self.vectors[chosen], texts)
+
 
 Choose = Callable[[list[np.ndarray]], list[np.ndarray]] | None
 """The vectors of each query's candidates, (n, K·D) -> the places of those that are wanted; None: all are."""
@@ -201,7 +207,7 @@ ENGINES = {
 
 def create_engine(name: str, place: Location) -> Engine:
     """An empty store. What a killed `create` left there is discarded."""
-    engine: Engine = _function(name, "create")(place)
+    engine: Engine = engine_function(name, "create")(place)
     return engine
 
 
@@ -213,7 +219,7 @@ def open_engine(name: str, place: Location) -> Engine:
     from maxmatch.search.engines.cached_table import CachedEngine, read_cache
 
     def opened() -> Engine:
-        engine: Engine = _function(name, "open_engine")(place)
+        engine: Engine = engine_function(name, "open_engine")(place)
         return engine
 
     cache = read_cache(place.folder, place.width)
@@ -222,10 +228,10 @@ def open_engine(name: str, place: Location) -> Engine:
 
 def check_files(name: str, place: Location) -> None:
     """Look for damage that reading alone does not show; ValueError that names the file."""
-    _function(name, "check_files")(place)
+    engine_function(name, "check_files")(place)
 
 
-def _function(name: str, what: str) -> Callable[..., Any]:
+def engine_function(name: str, what: str) -> Callable[..., Any]:
     """A function of an engine's module, with the options of the table."""
     if name not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {name!r}.")

@@ -1,25 +1,23 @@
-"""Filters on metadata: the parser, the tree that every engine turns into its own language, and what it means."""
+"""Filters on metadata: the parser, the tree that every engine turns into its own language, and what it means.
+
+    year >= 2020 AND (album = 'Rome' OR album = 'Ostia') AND NOT blurred = true
+    path LIKE 'holiday/%'          texts that begin so; % is allowed at the end only
+    camera IN ('A1', 'B2')         any of these
+    "taken by" IS NULL             no text, number or boolean under this key; IS NOT NULL: one
+
+Keys are plain words, or anything in double quotes; texts are in single quotes, with '' for a quote inside. A comparison
+holds only for an item that has the key, with a value of the same kind (text, number, boolean): for an item without a
+year neither `year = 2020` nor `year != 2020` holds, and `NOT year = 2020` does. Texts are ordered by code point,
+numbers are compared as float64.
+"""
 
 import math
+import operator
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
-
-# Filters on metadata: a tree that every engine turns into its own language, and what it means.
-#
-# `parse_where` reads it from a text:
-#
-# year >= 2020 AND (album = 'Rome' OR album = 'Ostia') AND NOT blurred = true
-# path LIKE 'holiday/%'          texts that begin so; % stands at the end only
-# camera IN ('A1', 'B2')         any of these
-# "taken by" IS NULL             no text, number or boolean under this key; IS NOT NULL: one
-#
-# Keys are bare words, or anything in double quotes; texts are in single quotes, with '' for one. A comparison holds
-# only for an item that has the key, with a value of the same kind (text, number, boolean): of an item without a year
-# neither `year = 2020` nor `year != 2020` holds, and `NOT year = 2020` does. Texts are ordered by code point, numbers
-# are compared as float64.
 
 Value = str | int | float | bool
 ValueKind = Literal["text", "number", "boolean"]
@@ -118,31 +116,33 @@ def passes(condition: Condition, metadata: Mapping[str, Any]) -> bool:
             return isinstance(found, str) and found.startswith(text)
         case Among(key, values):
             return any(_compare(metadata.get(key), "=", value) for value in values)
-        case Comparison(key, operator, value):
-            return _compare(metadata.get(key), operator, value)
+        case Comparison(key, sign, value):
+            return _compare(metadata.get(key), sign, value)
 
 
-def _compare(found: Any, operator: Operator, value: Value) -> bool:
+def _compare(found: Any, sign: Operator, value: Value) -> bool:
     if kind_of(found) != kind_of(value):
         return False
     if kind_of(value) == "number":
         found, value = float(found), float(value)
-    if operator in ("=", "!="):
-        return bool((found == value) == (operator == "="))
-    if operator in ("<", "<="):
-        return bool(found < value if operator == "<" else found <= value)
-    return bool(found > value if operator == ">" else found >= value)
+    return bool(_COMPARE[sign](found, value))
 
 
-# Reading a filter; what it means is in `maxmatch.search.filters`.
-
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<text>'(?:[^']|'')*') | (?P<quoted>"(?:[^"]|"")*") |
         (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) |
-        (?P<operator><=|>=|!=|<>|==|=|<|>) | (?P<mark>[(),]) | (?P<word>[^\W\d][\w.-]*)
+        (?P<operator><=|>=|!=|<>|==|=|<|>) | (?P<mark>[(),]) | (?P<word>[^\W\d][\w.-]*) | (?P<unknown>\S.{0,11})
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
 _RESERVED = {"AND", "OR", "NOT", "IN", "LIKE", "IS", "NULL", "TRUE", "FALSE"}
 _MOST_NESTED = 50
@@ -177,22 +177,17 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens: list[tuple[str, str, int]] = []  # (kind, text, place)
-        self.depth = 0
-        place = 0
-        while text[place:].strip():
-            found = _TOKEN.match(text, place)
-            if found is None:
-                start = place + len(text[place:]) - len(text[place:].lstrip())
-                cure = " A text needs a closing quote." if text[start] in "'\"" else ""
-                self._refuse(f"{text[start : start + 12]!r} is not understood.{cure}", start)
-            assert found.lastgroup is not None
-            kind, word = found.lastgroup, found[found.lastgroup]
+        self.next = self.depth = 0
+        for found in _TOKEN.finditer(text):
+            kind = str(found.lastgroup)
+            word, place = found[kind], found.start(kind)
+            if kind == "unknown":
+                cure = " A text needs a closing quote." if word[0] in "'\"" else ""
+                self._refuse(f"{word!r} is not understood.{cure}", place)
             if kind == "word" and word.upper() in _RESERVED:
                 kind, word = "reserved", word.upper()
-            self.tokens.append((kind, word, found.start(found.lastgroup)))
-            place = found.end()
+            self.tokens.append((kind, word, place))
         self.tokens.append(("end", "", len(text)))
-        self.next = 0
 
     def whole(self) -> Condition:
         condition = self._any()
@@ -228,21 +223,19 @@ class _Reader:
 
     def _comparison(self) -> Condition:
         key = self._key()
+        kind, sign, place = self._peek()
+        if kind == "operator":
+            self.next += 1
+            value = self._value()
+            if isinstance(value, bool) and sign not in ("=", "==", "!=", "<>"):
+                self._refuse(f"true and false have no order: {sign} cannot compare them.", place)
+            same: Any = {"==": "=", "<>": "!="}.get(sign, sign)
+            return Comparison(key, same, value)
         if self._take("reserved", "IS"):
             negated = self._take("reserved", "NOT")
             self._need("reserved", "NULL")
             return Not(Missing(key)) if negated else Missing(key)
-        if self._take("reserved", "NOT"):
-            return Not(self._membership(key))
-        if self._peek()[0] == "operator":
-            place = self._peek()[2]
-            word = self._advance()
-            operator: Any = {"==": "=", "<>": "!="}.get(word, word)
-            value = self._value()
-            if isinstance(value, bool) and operator not in ("=", "!="):
-                self._refuse(f"true and false have no order: {operator} cannot compare them.", place)
-            return Comparison(key, operator, value)
-        return self._membership(key)
+        return Not(self._membership(key)) if self._take("reserved", "NOT") else self._membership(key)
 
     def _membership(self, key: str) -> Condition:
         if self._take("reserved", "LIKE"):
@@ -267,30 +260,25 @@ class _Reader:
         kind, word, _ = self._peek()
         if kind not in ("word", "quoted"):
             self._unexpected("the name of a key (in double quotes, if it is no plain word)")
-        self._advance()
+        self.next += 1
         return word[1:-1].replace('""', '"') if kind == "quoted" else word
 
     def _value(self) -> Value:
         kind, word, place = self._peek()
+        self.next += 1
         if kind == "text":
-            self._advance()
             return word[1:-1].replace("''", "'")
         if kind == "number":
-            self._advance()
             if not math.isfinite(float(word)):
                 self._refuse(f"{word} is larger than numbers can be.", place)
             return float(word)
-        if (kind, word) not in (("reserved", "TRUE"), ("reserved", "FALSE")):
+        if word not in ("TRUE", "FALSE") or kind != "reserved":
+            self.next -= 1
             self._unexpected("a value: a number, true, false, or a text in single quotes")
-        self._advance()
         return word == "TRUE"
 
     def _peek(self) -> tuple[str, str, int]:
         return self.tokens[self.next]
-
-    def _advance(self) -> str:
-        self.next += 1
-        return self.tokens[self.next - 1][1]
 
     def _take(self, kind: str, word: str) -> bool:
         found = self._peek()[:2] == (kind, word)

@@ -128,7 +128,7 @@ def empty_folder(folder: Path) -> None:
 
 # What comes into an index, checked: every error names the item and what to do.
 
-_UNIT_TOLERANCE = 1e-2  # as in `maxmatch.core.checks`: half precision moves a norm by a few thousandths
+UNIT_TOLERANCE = 1e-2  # as in `maxmatch.core.checks`: half precision moves a norm by a few thousandths
 LONGEST_ID = 1024
 
 
@@ -200,7 +200,7 @@ def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> 
     array: np.ndarray = sets.detach().float().cpu().numpy() if tensor else sets
     array = array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
     norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
-    wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > _UNIT_TOLERANCE)
+    wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > UNIT_TOLERANCE)
     if len(wrong):
         item = int(wrong[0])
         name = repr(names[item]) if item < len(names) else f"item {item}"

@@ -11,18 +11,17 @@ import numpy as np
 
 from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Advance, quiet
-from maxmatch.data.dataset import DataError, Problem
+from maxmatch.data.dataset import DataError, Problem, refuse
 from maxmatch.data.formats.shared import read_lines
 from maxmatch.data.formats.tables import TABLES
 from maxmatch.search.engine import present
 from maxmatch.search.index_folder import FILE as INDEX_FILE
-from maxmatch.search.index_folder import checked_ids
+from maxmatch.search.index_folder import UNIT_TOLERANCE, checked_ids
 from maxmatch.search.set_index import SetIndex
 from maxmatch.search.shards import ShardError, ShardManifest, read_manifest, read_shard
 from maxmatch.search.sources import plain
 
 _BATCH_BYTES = 64 * 2**20
-_UNIT_TOLERANCE = 1e-2  # as the index has it
 
 
 class IngestBatch(NamedTuple):
@@ -83,10 +82,10 @@ def from_arrays(sets: Path, ids: Path, metadata: Path | None = None) -> IngestSo
     checked first; an error names the row.
     """
     array = _array(sets)
-    names = checked_ids(_ids(ids))
+    names = checked_ids(read_ids(ids, distinct=True))
     if len(names) != len(array):
         what = f"{len(names):,} ids, and {len(array):,} sets in {sets}"
-        raise DataError(Problem(ids, what, "Give one id for each set, in the same order.", fatal=True))
+        raise _refusal(ids, what, "Give one id for each set, in the same order.")
     rows = None if metadata is None else _metadata(metadata, len(array), sets)
     step = max(1, _BATCH_BYTES // (array.shape[1] * array.shape[2] * 4))
     _check(array, names, sets, step)
@@ -101,14 +100,19 @@ def from_arrays(sets: Path, ids: Path, metadata: Path | None = None) -> IngestSo
     return IngestSource(mark, len(names), -(-len(names) // step), array.shape[1], array.shape[2], read)
 
 
-def read_ids(path: Path) -> list[str]:
-    """The ids in a text file, one per line."""
-    names: list[str] = []
+def read_ids(path: Path, distinct: bool = False) -> list[str]:
+    """The ids in a text file, one per line, each listed once. distinct: one that comes again is refused."""
+    lines: dict[str, int] = {}
     for number, line in read_lines(path):
         if not line:
-            raise DataError(Problem(path, "an empty line", "Write an id there, or remove it.", number, fatal=True))
-        names.append(line)
-    return names
+            raise _refusal(path, "an empty line", "Write an id there, or remove it.", number)
+        if lines.setdefault(line, number) != number and distinct:
+            raise _refusal(path, f"the id {line!r} is in line {lines[line]}, too", "Give each item its own.", number)
+    return list(lines)
+
+
+def _refusal(path: Path, what: str, cure: str, line: int | None = None) -> DataError:
+    return DataError(Problem(path, what, cure, line, fatal=True))
 
 
 def _refuse_twice(
@@ -130,82 +134,56 @@ def _array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         cure = "Write one with numpy.save(path, sets); it may be cut short."
-        raise DataError(Problem(path, f"not a readable .npy file ({error})", cure, fatal=True)) from error
+        raise _refusal(path, f"not a readable .npy file ({error})", cure) from error
     if not isinstance(array, np.ndarray) or array.ndim != 3 or array.dtype not in (np.float16, np.float32, np.float64):
         shape = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
         what = f"expected an array of numbers (items, K, D), found {shape}"
-        raise DataError(Problem(path, what, "For one vector per item: sets[:, None, :].", fatal=True))
+        raise _refusal(path, what, "For one vector per item: sets[:, None, :].")
     if not len(array):
-        raise DataError(Problem(path, "no sets in it", "Give at least one.", fatal=True))
+        raise _refusal(path, "no sets in it", "Give at least one.")
     return array
-
-
-def _ids(path: Path) -> list[str]:
-    names = read_ids(path)
-    first: dict[str, int] = {}
-    for number, name in enumerate(names, start=1):
-        if first.setdefault(name, number) != number:
-            what = f"the id {name!r} is in line {first[name]}, too"
-            raise DataError(Problem(path, what, "Give each item its own.", number, fatal=True))
-    return names
 
 
 def _metadata(path: Path, count: int, sets: Path) -> list[dict[str, Any]]:
     suffix = path.suffix.lower()
     if suffix not in TABLES:
         what = f"metadata in a file that ends in {suffix or 'nothing'}"
-        raise DataError(Problem(path, what, f"Give a table: {', '.join(TABLES)}.", fatal=True))
+        raise _refusal(path, what, f"Give a table: {', '.join(TABLES)}.")
     if not path.is_file():
-        raise DataError(Problem(path, "no such file", "Check the path.", fatal=True))
-    rows = [{name: plain(cell) for name, cell in cells.items()} for _, cells in TABLES[suffix](path, _refused)]
+        raise _refusal(path, "no such file", "Check the path.")
+    # A row that cannot be read is refused: leaving it out would shift all others.
+    rows = [plain(cells) for _, cells in TABLES[suffix](path, refuse)]
     if len(rows) != count:
         what = f"{len(rows):,} rows, and {count:,} sets in {sets}"
-        raise DataError(Problem(path, what, "Give one row for each set, in the same order.", fatal=True))
+        raise _refusal(path, what, "Give one row for each set, in the same order.")
     return rows
-
-
-def _refused(problem: Problem) -> None:
-    """Leaving a row out would shift all others."""
-    raise DataError(problem)
 
 
 def _check(array: np.ndarray, names: Sequence[str], path: Path, step: int) -> None:
     for start in range(0, len(array), step):
         part = np.asarray(array[start : start + step], np.float32)
         norms = np.sqrt(np.einsum("nkd,nkd->nk", part, part))
-        wrong = np.flatnonzero(~(np.abs(norms - 1) <= _UNIT_TOLERANCE).all(axis=1))
-        if not len(wrong):
-            continue
-        row = int(wrong[0])
-        finite = bool(np.isfinite(part[row]).all())
-        what = (
-            f"vectors of length {norms[row].min():.3g} to {norms[row].max():.3g}"
-            if finite
-            else "NaN or infinite values"
-        )
-        cure = "Normalise: sets / numpy.linalg.norm(sets, axis=2, keepdims=True)." if finite else "Leave the item out."
-        place = f"of the item {names[start + row]!r}"
-        raise DataError(Problem(path, f"{what}, {place}", cure, start + row + 1, fatal=True))
+        wrong = np.flatnonzero(~(np.abs(norms - 1) <= UNIT_TOLERANCE).all(axis=1))
+        if len(wrong):
+            row = int(wrong[0])
+            what, cure = "NaN or infinite values", "Leave the item out."
+            if np.isfinite(part[row]).all():
+                what = f"vectors of length {norms[row].min():.3g} to {norms[row].max():.3g}"
+                cure = "Normalise: sets / numpy.linalg.norm(sets, axis=2, keepdims=True)."
+            raise _refusal(path, f"{what}, of the item {names[start + row]!r}", cure, start + row + 1)
 
 
 def _mark(parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-# Resuming.
-#
-# Beside the index lies a note, `.NAME.filling`, which says what is being added and how many batches are acknowledged.
-# The first batch after those may be in the index already, its acknowledgement lost: it is put there again, in place.
+# While items are added, a note lies beside the index, `.NAME.filling`: what is being added, and how many batches are
+# acknowledged. The first batch after those may be in the index already, its acknowledgement lost: it is written again.
 
 Existing = Literal["refuse", "skip", "replace"]
 
 
-def build(
-    folder: Path,
-    incoming: IngestSource,
-    create: Callable[[], SetIndex],
-    advance: Advance = quiet,
-) -> SetIndex:
+def build(folder: Path, incoming: IngestSource, create: Callable[[], SetIndex], advance: Advance = quiet) -> SetIndex:
     """Build an index, or resume what a killed process began. create: makes the empty index."""
     refuse_index(folder)
     done = _begun(folder, incoming)
@@ -222,8 +200,8 @@ def build(
 
 def refuse_index(folder: Path) -> None:
     """Refuse to build over an index, unless a killed process was building it."""
-    building = is_begun(folder) and json.loads(_note_file(folder).read_text(encoding="utf-8")).get("builds", True)
-    if (folder / INDEX_FILE).exists() and not building:
+    note = _read_note(folder)
+    if (folder / INDEX_FILE).exists() and not (note is not None and note.get("builds", True)):
         raise FileExistsError(
             f"{folder}: is an index already. Add to it with `maxmatch index add`, or remove it first."
         )
@@ -236,8 +214,14 @@ def add(index: SetIndex, incoming: IngestSource, existing: Existing = "refuse", 
     folder = index.folder
     done = _begun(folder, incoming)
     if done is None:
-        if existing == "refuse":
-            _refuse_existing(index, incoming)
+        for batch in incoming.batches() if existing == "refuse" else ():
+            known = present(index.engine, list(batch.ids))
+            if known:
+                first = next(name for name in batch.ids if name in known)
+                raise ValueError(
+                    f"{folder}: {first!r} is in the index already. Nothing was added: use --existing skip to keep "
+                    "what is there, or --existing replace."
+                )
         _note(folder, incoming, 0, builds=False)
     return _fill(index, folder, incoming, done or 0, existing, advance, builds=False)
 
@@ -246,22 +230,15 @@ def _fill(
     index: SetIndex, folder: Path, incoming: IngestSource, done: int, existing: Existing, advance: Advance, builds: bool
 ) -> SetIndex:
     for number, batch in enumerate(incoming.batches(done), start=done):
-        if existing == "skip":
-            _put(index.add, _without(index, batch))
-        elif existing == "replace" or number == done:
-            _put(index.upsert, batch)
-        else:
-            _put(index.add, batch)
+        new = _without(index, batch) if existing == "skip" else batch
+        again = existing == "replace" or (existing == "refuse" and number == done)
+        if len(new.ids):
+            (index.upsert if again else index.add)(list(new.ids), new.sets, new.metadata, optimise=False)
         _note(folder, incoming, number + 1, builds)
         advance(len(batch.ids))
     index.compact()
     _note_file(folder).unlink(missing_ok=True)
     return index
-
-
-def _put(call: Callable[..., None], batch: IngestBatch) -> None:
-    if len(batch.ids):
-        call(list(batch.ids), batch.sets, batch.metadata, optimise=False)
 
 
 def _without(index: SetIndex, batch: IngestBatch) -> IngestBatch:
@@ -272,23 +249,11 @@ def _without(index: SetIndex, batch: IngestBatch) -> IngestBatch:
     return IngestBatch([batch.ids[place] for place in new], batch.sets[np.array(new, np.int64)], metadata)
 
 
-def _refuse_existing(index: SetIndex, incoming: IngestSource) -> None:
-    for batch in incoming.batches():
-        known = present(index.engine, list(batch.ids))
-        if known:
-            first = next(name for name in batch.ids if name in known)
-            raise ValueError(
-                f"{index.folder}: {first!r} is in the index already. Nothing was added: use --existing skip to keep "
-                "what is there, or --existing replace."
-            )
-
-
 def _begun(folder: Path, incoming: IngestSource) -> int | None:
     """How many batches an earlier process has added; None where none was begun."""
-    file = _note_file(folder)
-    if not file.exists():
+    note = _read_note(folder)
+    if note is None:
         return None
-    note = json.loads(file.read_text(encoding="utf-8"))
     if note["mark"] != incoming.mark:
         raise unfinished(folder)
     return int(note["done"])
@@ -302,15 +267,23 @@ def unfinished(folder: Path) -> FileExistsError:
     )
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether something is being added to an index, or was when its process was killed."""
+    return _read_note(folder) is not None
+
+
 def _note(folder: Path, incoming: IngestSource, done: int, builds: bool) -> None:
     write_whole(_note_file(folder), json.dumps({"mark": incoming.mark, "done": done, "builds": builds}))
+
+
+def _read_note(folder: Path) -> dict[str, Any] | None:
+    try:
+        note: dict[str, Any] = json.loads(_note_file(folder).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return note
 
 
 def _note_file(folder: Path) -> Path:
     folder = folder.expanduser().resolve()
     return folder.with_name(f".{folder.name}.filling")
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether something is being added to an index, or was when its process was killed."""
-    return _note_file(folder).exists()

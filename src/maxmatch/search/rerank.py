@@ -270,9 +270,7 @@ def _unique(found: Found) -> Found:
     """Every item once: an engine may name one twice while its index is being renewed."""
     if len(set(found.ids)) == len(found.ids):
         return found
-    places = list({name: place for place, name in enumerate(found.ids)}.values())
-    texts = None if found.metadata is None else [found.metadata[place] for place in places]
-    return Found([found.ids[place] for place in places], found.added[places], found.vectors[places], texts)
+    return found.at(list({name: place for place, name in enumerate(found.ids)}.values()))
 
 
 def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:

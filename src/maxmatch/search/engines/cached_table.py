@@ -165,7 +165,7 @@ class CachedEngine:
             return
         places = self._passing(where)
         for start in range(0, len(places), block):
-            yield self._at(places[start : start + block])
+            yield self._cache.items.at(places[start : start + block])
 
     def candidates(
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
@@ -177,7 +177,7 @@ class CachedEngine:
         """Stored items by their ids."""
         if not self._current():
             return self.inner.fetch(ids, vectors, metadata)
-        return self._at([self._place_of[name] for name in ids if name in self._place_of])
+        return self._cache.items.at([self._place_of[name] for name in ids if name in self._place_of])
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""
@@ -195,9 +195,3 @@ class CachedEngine:
     def _passing(self, where: Condition | None) -> list[int]:
         texts = self._cache.items.metadata or []
         return [place for place, text in enumerate(texts) if where is None or passes(where, json.loads(text))]
-
-    def _at(self, places: list[int]) -> Found:
-        """The items at some places; their arrays are not the cache's own, which no caller may change."""
-        ids, added, vectors, texts = self._cache.items
-        known = [texts[place] for place in places] if texts is not None else None
-        return Found([ids[place] for place in places], added[places], vectors[places], known)

@@ -1,4 +1,8 @@
-"""Items in a Lance table in the index's folder: `items.lance`, written by LanceDB."""
+"""Items in a Lance table in the index's folder: `items.lance`, written by LanceDB.
+
+A table is versions of immutable files; a write makes new files and then a new version, so that a reader has one state
+and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced here.
+"""
 
 import os
 from collections.abc import Coroutine, Iterator, Sequence
@@ -46,9 +50,6 @@ def lancedb_library() -> ModuleType:
     return lancedb
 
 
-# From a table of Arrow to what an engine gives.
-
-
 def found_in(table: Any) -> Found:
     """The items of a table, their metadata too where it has them."""
     texts = table["metadata"].to_pylist() if "metadata" in table.column_names else None
@@ -64,13 +65,9 @@ def vectors_in(table: Any) -> np.ndarray:
     return flat.reshape(len(vectors), vectors.type.list_size)
 
 
-# Lance's index over the vectors: when it is trained, of what kind, and how much of it a search looks at.
-#
-# Its name tells for how many items it was trained, `vector_1000000`; it is retrained when there are twice as many.
-
-KINDS = ("ivf_rq", "ivf_pq", "ivf_sq", "ivf_flat")
-TRAIN_FROM = 10_000
-"""Below that a scan is as fast."""
+# Kinds of Lance's index over the vectors, and their classes in LanceDB.
+KINDS = {"ivf_rq": "IvfRq", "ivf_pq": "IvfPq", "ivf_sq": "IvfSq", "ivf_flat": "IvfFlat"}
+_TRAIN_FROM = 10_000  # items; below, a scan is as fast
 _PARTITION = 4_000  # items in one
 _PROBES = 16
 _UNINDEXED = 10_000  # items beside the index that a search scans
@@ -86,18 +83,20 @@ class Coverage(NamedTuple):
 
 
 class VectorIndex:
-    """The index of one table."""
+    """The index over the vectors of one table. Its name tells for how many items it was trained, `vector_1000000`; it
+    is retrained when there are twice as many.
+    """
 
     def __init__(self, table: Any, place: Location) -> None:
         self.table = table
-        self.kind = str(place.settings.get("index", KINDS[0]))
-        self.train_from = int(str(place.settings.get("train_from", TRAIN_FROM)))
+        self.kind = str(place.settings.get("index", "ivf_rq"))
+        self.train_from = int(str(place.settings.get("train_from", _TRAIN_FROM)))
         if self.kind not in KINDS:
             raise ValueError(f"settings: index: expected one of {', '.join(KINDS)}, got {self.kind!r}.")
 
     def coverage(self) -> Coverage:
         """What it covers; zeros where there is none."""
-        found = [index for index in self.table.list_indices() if index.name.startswith(_PREFIX)]
+        found = self._found()
         if not found:
             return Coverage(0, 0, 0)
         newest = max(found, key=lambda index: index.created_at)
@@ -105,15 +104,17 @@ class VectorIndex:
 
     def train_if_worth_it(self, items: int) -> bool:
         """Train it for the first time, or anew where there are twice as many items as then. True if it was."""
-        trained_for = self.coverage().trained_for
-        if items < max(self.train_from, 2 * trained_for):
+        from lancedb import index
+
+        if items < max(self.train_from, 2 * self.coverage().trained_for):
             return False
-        old = [index.name for index in self.table.list_indices() if index.name.startswith(_PREFIX)]
-        name = f"{_PREFIX}{items}"
-        self.table.create_index("vector", config=self._config(items), name=name, replace=True)
+        old, name = self._found(), f"{_PREFIX}{items}"
+        # Vectors of one length: the nearest are those with the largest inner product.
+        config = getattr(index, KINDS[self.kind])(distance_type="l2", num_partitions=max(1, items // _PARTITION))
+        self.table.create_index("vector", config=config, name=name, replace=True)
         for other in old:
-            if other != name:
-                self.table.drop_index(other)
+            if other.name != name:
+                self.table.drop_index(other.name)
         return True
 
     def is_behind(self) -> bool:
@@ -125,30 +126,20 @@ class VectorIndex:
         """How many partitions a search looks at."""
         return max(1, round(_PROBES * effort))
 
-    def _config(self, items: int) -> Any:
-        from lancedb import index
+    def _found(self) -> list[Any]:
+        return [index for index in self.table.list_indices() if index.name.startswith(_PREFIX)]
 
-        kinds: dict[str, Any] = {
-            "ivf_rq": index.IvfRq,
-            "ivf_pq": index.IvfPq,
-            "ivf_sq": index.IvfSq,
-            "ivf_flat": index.IvfFlat,
-        }
-        # Vectors of one length: the nearest are those with the largest inner product.
-        return kinds[self.kind](distance_type="l2", num_partitions=max(1, items // _PARTITION))
-
-
-# The nearest vectors of a Lance table; names only of those that are wanted.
-#
-# Ids and metadata of a hundred candidates take as long to read as their vectors do, since each of these columns is
-# looked up and decoded by itself. So vectors come first, with the numbers of their rows; then the names of the few that
-# score best. LanceDB's asynchronous calls are used: the others ask for the table's schema three times a search.
 
 _NAMES = ["id", "added", "metadata"]
 
 
 class Nearest:
-    """Searches by one table's index over the vectors."""
+    """Searches by one table's index over the vectors.
+
+    Ids and metadata of a hundred candidates take as long to read as their vectors do, since each of these columns is
+    looked up and decoded by itself. So vectors come first, with the numbers of their rows; then the names of the few
+    that score best. LanceDB's asynchronous calls are used: the others ask for the table's schema three times a search.
+    """
 
     def __init__(self, folder: Path, name: str, session: Any) -> None:
         lancedb: Any = lancedb_library()
@@ -227,11 +218,8 @@ def _once(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return rows, vectors_in(table)[places]
 
 
-# The nearest of items that are in memory: every inner product, in one matrix product for all queries.
-
-
 def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
-    """For each query (q, K·D) the `count` items with the largest inner products; all of them if there are fewer.
+    """For each query (q, K·D), of items in memory the `count` with the largest inner products; all if there are fewer.
 
     All products and their order are in memory at once: q × items × 16 bytes.
     """
@@ -241,16 +229,8 @@ def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
     asked = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
     # Items by queries takes half the time of queries by items.
     products = (torch.from_numpy(items.vectors) @ asked.T).T.contiguous().numpy()
-    return [_at(items, places) for places in np.sort(np.argpartition(products, -count)[:, -count:])]
+    return [items.at(places) for places in np.sort(np.argpartition(products, -count)[:, -count:])]
 
-
-def _at(items: Found, places: np.ndarray) -> Found:
-    listed = places.tolist()
-    texts = None if items.metadata is None else [items.metadata[place] for place in listed]
-    return Found([items.ids[place] for place in listed], items.added[places], items.vectors[places], texts)
-
-
-# All items of a small table in memory, read once for each state of the table.
 
 _MOST_BYTES = 256 * 2**20
 
@@ -299,18 +279,12 @@ class ItemsInMemory:
         ids, added, vectors, texts = self.items()
         assert texts is not None
         for start in range(0, len(ids), size):
-            part = slice(start, start + size)
+            part = slice(start, start + size)  # no copies
             yield Found(ids[part], added[part], vectors[part], texts[part])
 
     def _state(self) -> object:
         return versions_of(self._place.folder) or self._table.version
 
-
-# Items in a Lance table in the index's folder: `items.lance`, written by LanceDB.
-#
-# A table is versions of immutable files; a write makes new files and then a new version, so that a reader has one state
-# and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced
-# here.
 
 _NAME = TABLE.removesuffix(".lance")
 _OWN = ("id", "added", "vector", "metadata")
@@ -327,15 +301,11 @@ def create(place: Location, trained: bool = True) -> "LanceEngine":
     """An empty table in the folder."""
     session, database = _connect(place)
     vectors = pa.list_(pa.float32() if place.dtype == "float32" else pa.float16(), place.width)
-    fields: list[pa.Field[Any]] = [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("added", pa.int64(), nullable=False),
-        pa.field("vector", vectors, nullable=False),
-        pa.field("metadata", pa.string(), nullable=False),
-    ]
+    kinds: list[pa.DataType] = [pa.string(), pa.int64(), vectors, pa.string()]
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(_OWN, kinds, strict=True)])
     with storing(place.folder):
         left = "overwrite" if (place.folder / TABLE).exists() else "create"
-        table = database.create_table(_NAME, schema=pa.schema(fields), mode=left)
+        table = database.create_table(_NAME, schema=schema, mode=left)
     put_on_disk(place.folder / TABLE)
     return LanceEngine(place, table, session, trained)
 

@@ -1,4 +1,12 @@
-"""The engine for those who outgrow one machine: a collection on a Milvus server, whose URI the settings give."""
+"""The engine for those who outgrow one machine: a collection on a Milvus server, whose URI the settings give.
+
+    SetIndex.create(folder, dim, set_size, engine="milvus", settings={"uri": "http://localhost:19530"})
+
+A write is acknowledged when it is in the server's log, which survives the server. One call is one message of at most
+32 MB, which is stored as a whole or not at all; a longer call is several, and a process that is killed between two of
+them leaves whole items of the first. A scan while somebody else writes sees each item that is there throughout once,
+and one that is added, replaced or removed meanwhile as before or as after.
+"""
 
 import json
 import logging
@@ -7,17 +15,21 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import grpc
 import numpy as np
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, ValidationError, field_validator
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
 
 from maxmatch.core.files import write_whole
+from maxmatch.core.manifest import problems
+from maxmatch.model.config import ConfigPart
 from maxmatch.search.engine import Choose, Found, ItemRows, Location
 from maxmatch.search.filters import (
     Among,
@@ -33,41 +45,42 @@ from maxmatch.search.filters import (
     kind_of,
 )
 
-if TYPE_CHECKING:
-    from pymilvus import MilvusClient
-
-
-# The connection to a Milvus server: where it is, which collection is ours, and what an error means.
-
-SETTINGS = frozenset({"uri", "timeout", "consistency", "collection", "index", "shards"})
 TOKEN = "MAXMATCH_MILVUS_TOKEN"
 FILE = "milvus.json"
 """In the index's folder: which collection holds its items."""
 
 
-@dataclass(frozen=True)
-class Server:
-    """Where a server is, how long to wait for its answers, and how fresh they must be."""
+class Server(ConfigPart):
+    """A server and what is wished of it: the settings of an index."""
 
-    uri: str
-    seconds: float
-    consistency: str
+    uri: Annotated[str, Field(validate_default=True)] = ""
+    timeout: Annotated[float, Field(gt=0, strict=True)] = 60.0
+    """Seconds to wait for an answer."""
+    consistency: Literal["Strong", "Session", "Bounded", "Eventually"] = "Strong"
+    """How fresh an answer must be."""
+    collection: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]{0,254}$")] | None = None
+    index: Literal["HNSW", "DISKANN", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX", "FLAT"] = "HNSW"
+    shards: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
+
+    @field_validator("uri", mode="before")
+    @classmethod
+    def _is_address(cls, uri: Any) -> Any:
+        parts = urlsplit(uri) if isinstance(uri, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"expected the address of a Milvus server, as http://localhost:19530, got {uri!r}.")
+        if parts.username or parts.password:
+            raise ValueError(f"a password would be written to the folder. Leave it out, and set {TOKEN} instead.")
+        return uri
 
     @contextmanager
     def talking(self, collection: str | None = None) -> Iterator[None]:
         """Errors of the client become one line each, with what to do."""
-        import grpc
-        from pymilvus.exceptions import MilvusException
-
         try:
             yield
         except (MilvusException, grpc.RpcError) as error:
             self._explain(error, collection)
 
     def _explain(self, error: Any, collection: str | None) -> NoReturn:
-        import grpc
-        from pymilvus.exceptions import MilvusException
-
         of_client = isinstance(error, MilvusException)
         code = error.code if of_client else error.code()
         reason = " ".join(str(error.message if of_client else error.details()).split())[:300]
@@ -83,47 +96,20 @@ class Server:
         where = self.uri if collection is None else f"{self.uri}, collection {collection}"
         raise OSError(f"{where}: the Milvus server refused ({reason}).") from error
 
-    def connect(self) -> "MilvusClient":
+    def connect(self) -> MilvusClient:
         """A connection. ConnectionError if nobody answers."""
-        try:
-            from pymilvus import MilvusClient
-        except ImportError as error:
-            raise ImportError("the engine milvus needs its client: pip install 'maxmatch[milvus]'") from error
         # The client logs every error with its stack before it raises it; the error alone is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         with self.talking():
-            return MilvusClient(uri=self.uri, token=os.environ.get(TOKEN, ""), timeout=min(self.seconds, 10.0))
+            return MilvusClient(uri=self.uri, token=os.environ.get(TOKEN, ""), timeout=min(self.timeout, 10.0))
 
 
 def server_of(place: Location) -> Server:
     """The server that the settings name."""
-    unknown = sorted(set(place.settings) - SETTINGS)
-    if unknown:
-        raise ValueError(f"settings: Milvus knows {', '.join(sorted(SETTINGS))}; got {unknown[0]!r}.")
-    uri = place.settings.get("uri")
-    parts = urlsplit(uri) if isinstance(uri, str) else None
-    if not isinstance(uri, str) or parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"uri: expected the address of a Milvus server, as http://localhost:19530, got {uri!r}.")
-    if parts.username or parts.password:
-        raise ValueError(f"uri: a password would be written to the folder. Leave it out, and set {TOKEN} instead.")
-    seconds = place.settings.get("timeout", 60)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
-        raise ValueError(f"timeout: expected seconds to wait for the Milvus server, got {seconds!r}.")
-    consistency = place.settings.get("consistency", "Strong")
-    if consistency not in ("Strong", "Session", "Bounded", "Eventually"):
-        raise ValueError(f"consistency: expected Strong, Session, Bounded or Eventually, got {consistency!r}.")
-    shards = place.settings.get("shards", 1)
-    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 16:
-        raise ValueError(f"shards: expected 1 to 16, got {shards!r}.")
-    return Server(uri, float(seconds), str(consistency))
-
-
-def chosen_collection(place: Location) -> str | None:
-    """The name of the collection, where the settings give one."""
-    name = place.settings.get("collection")
-    if name is None or (isinstance(name, str) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,254}", name)):
-        return name
-    raise ValueError(f"collection: expected letters, digits and _, not a digit first, got {name!r}.")
+    try:
+        return Server.model_validate(dict(place.settings))
+    except ValidationError as error:
+        raise ValueError(problems(error)) from error
 
 
 def noted_collection(place: Location) -> str:
@@ -226,8 +212,6 @@ def _after_all_that_begin_with(text: str) -> str | None:
     return stem[:-1] + chr(0xE000 if following == 0xD800 else following)  # surrogates are no characters
 
 
-# What a collection on a Milvus server is like: its fields, its index, and how hard a search looks.
-
 WIDEST = 32_768
 LONGEST = 65_535  # bytes of a text
 MOST_FOUND = 16_384  # of one search, or of one page
@@ -258,47 +242,39 @@ KINDS: dict[str, tuple[dict[str, int], _Looking]] = {
 }
 
 
-def kind_of_index(settings: Mapping[str, JsonValue]) -> str:
-    """The kind of index that the settings name: HNSW, unless they say otherwise."""
-    kind = settings.get("index", "HNSW")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"index: expected one of {', '.join(KINDS)}, got {kind!r}.")
-    return kind
-
-
-def make_collection(place: Location, server: Server, client: "MilvusClient") -> str:
+def make_collection(place: Location, server: Server, client: MilvusClient) -> str:
     """A new, empty collection, noted in the folder; what a process that was killed meanwhile has left is dropped."""
     if place.width > WIDEST:
         raise ValueError(
-            f"sets of {place.width} numbers: Milvus takes at most {WIDEST} a vector. "
-            "Use the engine lance, or fewer or narrower vectors a set."
+            f"sets of {place.width} numbers: Milvus takes at most {WIDEST} per vector. "
+            "Use the engine lance, or fewer or narrower vectors per set."
         )
-    kind, chosen, note = kind_of_index(place.settings), chosen_collection(place), place.folder / FILE
+    note = place.folder / FILE
     with server.talking():
         if note.is_file():
-            client.drop_collection(noted_collection(place), timeout=server.seconds)
-        name = chosen or f"maxmatch_{uuid4().hex}"
-        if client.has_collection(name, timeout=server.seconds):
+            client.drop_collection(noted_collection(place), timeout=server.timeout)
+        name = server.collection or f"maxmatch_{uuid4().hex}"
+        if client.has_collection(name, timeout=server.timeout):
             raise ValueError(f"{server.uri}: there is a collection {name} already. Choose another name, or drop it.")
         # First the note, then the collection: one that nobody uses is found again and dropped.
         write_whole(note, json.dumps({"collection": name}) + "\n")
         index = client.prepare_index_params()
-        index.add_index("vector", index_type=kind, metric_type="IP", params=KINDS[kind][0])
+        index.add_index("vector", index_type=server.index, metric_type="IP", params=KINDS[server.index][0])
         client.create_collection(
             name,
             schema=_schema(place, client),
             index_params=index,
             consistency_level="Strong",
-            num_shards=place.settings.get("shards", 1),
-            timeout=server.seconds,
+            num_shards=server.shards,
+            timeout=server.timeout,
         )
     return name
 
 
-def check_collection(place: Location, server: Server, client: "MilvusClient", name: str) -> None:
+def check_collection(place: Location, server: Server, client: MilvusClient, name: str) -> None:
     """Refuse a collection that is not there, or not of the index's form."""
     with server.talking(name):
-        if not client.has_collection(name, timeout=server.seconds):
+        if not client.has_collection(name, timeout=server.timeout):
             raise FileNotFoundError(
                 f"{server.uri}: there is no collection {name}. Correct the address, or restore the server's data."
             )
@@ -321,15 +297,13 @@ def check_collection(place: Location, server: Server, client: "MilvusClient", na
         )
 
 
-def keeps_half(place: Location, client: "MilvusClient") -> bool:
+def keeps_half(place: Location, client: MilvusClient) -> bool:
     """Whether vectors are kept in half precision: Milvus can from 2.4 on. Before, float16 is kept as float32."""
     major, minor = (int(part) for part in re.findall(r"\d+", client.get_server_version())[:2])
     return place.dtype == "float16" and (major, minor) >= (2, 4)
 
 
-def _schema(place: Location, client: "MilvusClient") -> Any:
-    from pymilvus import DataType
-
+def _schema(place: Location, client: MilvusClient) -> Any:
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_ID_BYTES)
     schema.add_field("added", DataType.INT64)
@@ -340,15 +314,6 @@ def _schema(place: Location, client: "MilvusClient") -> Any:
     schema.add_field(FIELD, DataType.JSON)
     return schema
 
-
-# The engine for those who outgrow one machine: a collection on a Milvus server, whose URI the settings give.
-#
-# SetIndex.create(folder, dim, set_size, engine="milvus", settings={"uri": "http://localhost:19530"})
-#
-# A write is acknowledged when it is in the server's log, which survives the server. One call is one message of at most
-# 32 MB, which is stored as a whole or not at all; a longer call is several, and a process that is killed between two of
-# them leaves whole items of the first. A scan while somebody else writes sees each item that is there throughout once,
-# and one that is added, replaced or removed meanwhile as before or as after.
 
 _MESSAGE_BYTES = 32 * 2**20  # the server takes and gives 64 MB at most
 _QUERIES = 16_384  # of one search
@@ -370,7 +335,7 @@ def open_engine(place: Location) -> "Milvus":
     client = server.connect()
     check_collection(place, server, client, name)
     with server.talking(name):
-        client.load_collection(name, timeout=server.seconds)
+        client.load_collection(name, timeout=server.timeout)
     return Milvus(place, server, client, name)
 
 
@@ -384,21 +349,18 @@ class Milvus:
     in_memory = False
     """The items are in the server's memory."""
 
-    def __init__(self, place: Location, server: Server, client: "MilvusClient", collection: str) -> None:
+    def __init__(self, place: Location, server: Server, client: MilvusClient, collection: str) -> None:
         self.place = place
         self.server = server
         self.client = client
         self.collection = collection
-        self.kind = kind_of_index(place.settings)
         with server.talking(collection):
             self.half = keeps_half(place, client)
         self._item_bytes = place.width * (2 if self.half else 4) + 256
         self._newest = time.time_ns() - 60 * 10**9  # clocks of others may be behind
 
-    @contextmanager
-    def _talking(self) -> Iterator[None]:
-        with self.server.talking(self.collection):
-            yield
+    def _talking(self) -> AbstractContextManager[None]:
+        return self.server.talking(self.collection)
 
     def version(self) -> tuple[int, int]:
         """How many items there are, and when the last was added: what is replaced counts as added anew."""
@@ -415,7 +377,7 @@ class Milvus:
             "server": self.server.uri,
             "version": version,
             "collection": self.collection,
-            "index": self.kind,
+            "index": self.server.index,
             "indexed": int(index.get("indexed_rows", 0)),
             "stored_as": "float16" if self.half else "float32",
         }
@@ -446,7 +408,7 @@ class Milvus:
                     }
                     for place in part
                 ]
-                self.client.upsert(self.collection, items, timeout=self.server.seconds)
+                self.client.upsert(self.collection, items, timeout=self.server.timeout)
 
     def _parts(self, rows: ItemRows) -> Iterator[range]:
         """The places of as many rows as go into a message, metadata counted twice as it is stored."""
@@ -464,7 +426,7 @@ class Milvus:
         with self._talking():
             for start in range(0, len(ids), _IDS):
                 part = _among(ids[start : start + _IDS])
-                self.client.delete(self.collection, filter=part, timeout=self.server.seconds)
+                self.client.delete(self.collection, filter=part, timeout=self.server.timeout)
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""
@@ -499,7 +461,7 @@ class Milvus:
                     limit=count,
                     filter="" if where is None else expression(where),
                     output_fields=fields,
-                    search_params={"metric_type": "IP", "params": KINDS[self.kind][1](count, effort)},
+                    search_params={"metric_type": "IP", "params": KINDS[self.server.index][1](count, effort)},
                     anns_field="vector",
                     **self._reading(),
                 )
@@ -532,8 +494,8 @@ class Milvus:
             return False
         deadline = time.monotonic() + _SETTLING
         with self._talking():
-            self.client.flush(self.collection, timeout=self.server.seconds)
-            self.client.compact(self.collection, timeout=self.server.seconds)  # which continues in the background
+            self.client.flush(self.collection, timeout=self.server.timeout)
+            self.client.compact(self.collection, timeout=self.server.timeout)  # which continues in the background
             while int(self.client.describe_index(self.collection, "vector").get("pending_index_rows", 0)):
                 if time.monotonic() > deadline:
                     raise TimeoutError(
@@ -554,7 +516,7 @@ class Milvus:
             )
 
     def _reading(self) -> dict[str, Any]:
-        return {"consistency_level": self.server.consistency, "timeout": self.server.seconds}
+        return {"consistency_level": self.server.consistency, "timeout": self.server.timeout}
 
     def _row_bytes(self, vectors: bool, metadata: bool) -> int:
         """At most, in an answer."""
