@@ -18,6 +18,7 @@ from maxmatch.search.engines.milvus import (
     FILE,
     KINDS,
     TOKEN,
+    Milvus,
     Server,
     _schema,
     expression,
@@ -240,19 +241,29 @@ def test_more_effort_never_looks_at_less(kind):
         assert all(value >= count for name, value in look(count, 0.01).items() if name in ("ef", "search_list"))
 
 
+class Client(MilvusClient):
+    """A client without a server."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def get_server_version(self):
+        return self.version
+
+
+def test_items_on_a_server_are_never_taken_for_items_in_memory():
+    """Else a search would take few candidates, as if all inner products were compared."""
+    engine = Milvus(Location(Path(), 8), Server(uri="http://localhost:1"), Client("2.4.0"), "items")
+    engine.in_memory = True
+    assert not engine.in_memory
+
+
 @pytest.mark.parametrize(
     ("version", "half"), [("v2.3.5-lite", False), ("v2.4.0", True), ("2.10.1", True), ("v3.0", True)]
 )
 def test_half_precision_is_kept_as_such_where_the_server_can(version, half):
-    class Client(MilvusClient):
-        def __init__(self):
-            pass
-
-        def get_server_version(self):
-            return version
-
-    assert keeps_half(Location(Path(), 8, "float16"), Client()) is half
-    assert not keeps_half(Location(Path(), 8, "float32"), Client())
+    assert keeps_half(Location(Path(), 8, "float16"), Client(version)) is half
+    assert not keeps_half(Location(Path(), 8, "float32"), Client(version))
 
 
 def test_not_stands_before_exists_alone():

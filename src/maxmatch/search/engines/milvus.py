@@ -346,9 +346,6 @@ def check_files(place: Location) -> None:
 class Milvus:
     """Items on a Milvus server."""
 
-    in_memory = False
-    """The items are in the server's memory."""
-
     def __init__(self, place: Location, server: Server, client: MilvusClient, collection: str) -> None:
         self.place = place
         self.server = server
@@ -358,6 +355,15 @@ class Milvus:
             self.half = keeps_half(place, client)
         self._item_bytes = place.width * (2 if self.half else 4) + 256
         self._newest = time.time_ns() - 60 * 10**9  # clocks of others may be behind
+
+    @property
+    def in_memory(self) -> bool:
+        """Never here, whatever is asked for: `candidates` are those of the server's index."""
+        return False
+
+    @in_memory.setter
+    def in_memory(self, keep: bool) -> None:
+        pass
 
     def _talking(self) -> AbstractContextManager[None]:
         return self.server.talking(self.collection)
