@@ -17,7 +17,7 @@ from maxmatch.cli.main import main
 from maxmatch.model import names
 from maxmatch.model.identity import model_identity
 from maxmatch.model.names import SHIPPED, name_to_record, shipped_model, shipped_names
-from maxmatch.search.encode_files import read_origin
+from maxmatch.search.index_folder import read_origin
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from maxmatch import SetIndex
 from maxmatch.matching import SIMILARITIES
-from maxmatch.search.encode_files import Origin, write_origin
+from maxmatch.search.index_folder import Origin, write_origin
 from maxmatch.server.api_schema import DEEPEST, SearchResult
 from maxmatch.server.app import create_app
 

@@ -178,7 +178,7 @@ def model_of(
     refused. load: `load_model` or `load_for_search`.
     """
     from maxmatch.model.identity import model_identity
-    from maxmatch.search.encode_files import read_origin
+    from maxmatch.search.index_folder import read_origin
 
     origin = read_origin(folder.expanduser())
     noted = index.manifest.model

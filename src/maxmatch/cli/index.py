@@ -3,8 +3,9 @@
 import json
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -66,7 +67,7 @@ def build(
     from maxmatch.cli.common import default_model, load_model
     from maxmatch.core.progress import bar
     from maxmatch.model.names import name_to_record
-    from maxmatch.search.encode_files import Origin, write_origin
+    from maxmatch.search.index_folder import Origin, write_origin
     from maxmatch.search.ingest import build as fill
     from maxmatch.search.ingest import refuse_index
     from maxmatch.search.set_index import SetIndex
@@ -75,32 +76,30 @@ def build(
         raise typer.BadParameter("--engine milvus and --uri go together")
     if source is not None and model is None:
         model = default_model()
-    folder = index.expanduser()
+    folder, precision = index.expanduser(), {"fp16": "float16", "fp32": "float32"}.get(dtype or "")
     refuse_index(folder)  # before hours of encoding
     encoder = load_model(model, device) if model is not None else None
-    incoming = _incoming(folder, shards, sets, ids, metadata, source, modality, encoder, model, dtype)
+    given = _Given(shards, sets, ids, metadata, source, modality)
+    incoming = _incoming(folder, given, encoder, model, precision or "float16")
     made_by = incoming.made_by
     if encoder is not None:
         _check_model(encoder, incoming, model)
-    settings: dict[str, Any] = {} if uri is None else {"uri": uri}
-    precision = {"fp16": "float16", "fp32": "float32"}.get(dtype or "", made_by.dtype if made_by else "float32")
-
-    trained_with = made_by.similarity_options if made_by and similarity in (None, made_by.similarity) else None
-
-    def create() -> SetIndex:
-        return SetIndex.create(
-            folder,
-            incoming.dim,
-            incoming.set_size,
-            model=encoder if encoder is not None else made_by.identity if made_by else None,
-            similarity=similarity or (made_by.similarity if made_by else None),
-            similarity_options=trained_with,
-            stability=stability if stability is not None else made_by.stability if made_by else None,
-            dtype=precision,
-            engine=engine,
-            settings=settings,
-        )
-
+    known: dict[str, Any] = {}  # what the shards tell
+    if made_by is not None:
+        known = {"model": made_by.identity, "similarity": made_by.similarity, "stability": made_by.stability}
+        if similarity in (None, made_by.similarity):
+            known["similarity_options"] = made_by.similarity_options
+    asked = {"model": encoder, "similarity": similarity, "stability": stability}
+    create = partial(
+        SetIndex.create,
+        folder,
+        incoming.dim,
+        incoming.set_size,
+        dtype=precision or (made_by.dtype if made_by else "float32"),
+        engine=engine,
+        settings={} if uri is None else {"uri": uri},
+        **known | {name: value for name, value in asked.items() if value is not None},
+    )
     with resumable(index), bar("items", incoming.items) as advance:
         opened = fill(folder, incoming, create, advance)
     name = name_to_record(model) if model is not None else made_by.model if made_by else None
@@ -136,7 +135,7 @@ def add(
     """
     from maxmatch.cli.common import load_model, model_of
     from maxmatch.core.progress import bar
-    from maxmatch.search.encode_files import read_origin
+    from maxmatch.search.index_folder import read_origin
     from maxmatch.search.ingest import add as fill
     from maxmatch.search.set_index import SetIndex
 
@@ -147,9 +146,8 @@ def add(
     origin = read_origin(folder)
     name = model or (origin.model if origin else None)
     keep = opened if existing == "skip" else None
-    precision: Literal["fp16", "fp32"] = "fp16" if manifest.dtype == "float16" else "fp32"
-    modality = modality or (origin.modality if origin else None)
-    incoming = _incoming(folder, shards, sets, ids, metadata, source, modality, encoder, name, precision, keep)
+    given = _Given(shards, sets, ids, metadata, source, modality or (origin.modality if origin else None))
+    incoming = _incoming(folder, given, encoder, name, manifest.dtype, keep)
     if incoming.made_by is not None and manifest.model is not None and incoming.made_by.identity != manifest.model:
         raise ValueError(
             f"{index}: another model made its sets ({origin.model if origin else manifest.model}) than these "
@@ -160,22 +158,24 @@ def add(
     _finish(opened, index, incoming, source, as_json)
 
 
+class _Given(NamedTuple):
+    """What is to be added, in one of three ways."""
+
+    shards: list[Path] | None
+    sets: Path | None
+    ids: Path | None
+    metadata: Path | None
+    source: Path | None
+    modality: str | None
+
+
 def _incoming(
-    folder: Path,
-    shards: list[Path] | None,
-    sets: Path | None,
-    ids: Path | None,
-    metadata: Path | None,
-    source: Path | None,
-    modality: str | None,
-    encoder: Any,
-    name: str | None,
-    dtype: Literal["fp16", "fp32"] | None,
-    keep: "SetIndex | None" = None,
+    folder: Path, given: _Given, encoder: Any, name: str | None, dtype: str, keep: "SetIndex | None" = None
 ) -> "IngestSource":
-    """What is added, in whichever of the three ways."""
+    """What is added; a source is encoded beside the index first. keep: an index whose items are not encoded again."""
     from maxmatch.search.ingest import from_arrays, from_shards
 
+    shards, sets, ids, metadata, source, modality = given
     if sum(way is not None for way in (shards or None, sets, source)) != 1:
         raise typer.BadParameter("give one of: --from SHARDS, --sets with --ids, or --source")
     if sets is not None:
@@ -188,26 +188,13 @@ def _incoming(
         return from_shards([one.expanduser() for one in shards])
     assert source is not None
     assert name is not None
-    return _encoded(folder, source, modality, encoder, name, dtype, keep)
-
-
-def _encoded(
-    folder: Path,
-    source: Path,
-    modality: str | None,
-    encoder: Any,
-    name: str,
-    dtype: Literal["fp16", "fp32"] | None,
-    keep: "SetIndex | None",
-) -> "IngestSource":
-    """The items of a source, encoded beside the index. keep: an index whose items are not encoded again."""
     from maxmatch.cli.common import cores, say
     from maxmatch.cli.encode import first_reasons
     from maxmatch.core.progress import bar
     from maxmatch.model.names import name_to_record
     from maxmatch.search.encode_files import encode_for, waiting_shards
     from maxmatch.search.engine import present
-    from maxmatch.search.ingest import from_shards, is_begun, unfinished
+    from maxmatch.search.ingest import is_begun, unfinished
     from maxmatch.search.shards import SKIPPED, read_manifest
     from maxmatch.search.sources import list_source, without
 
@@ -220,13 +207,10 @@ def _encoded(
     if keep is not None:
         listing = without(listing, present(keep.engine, list(listing.ids)))
     say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format})")
-    precision: Literal["float16", "float32"] = "float32" if dtype == "fp32" else "float16"
-    batch = 16 if encoder.device.type == "cpu" else 64
+    options = {"dtype": dtype, "name": name_to_record(name), "report": first_reasons(folder / SKIPPED)}
+    options |= {"batch_size": 16 if encoder.device.type == "cpu" else 64, "workers": cores()}
     with resumable(source), bar(listing.modality, len(listing)) as advance:
-        manifest = encode_for(
-            folder, encoder, listing, precision, name_to_record(name), batch, cores(), advance,
-            first_reasons(folder / SKIPPED),
-        )  # fmt: skip
+        manifest = encode_for(folder, encoder, listing, advance=advance, **options)
     if not manifest.encoded and keep is None:
         raise ValueError(f"{source}: nothing could be encoded. See {place / SKIPPED} for the reasons.")
     return from_shards([place])
@@ -388,7 +372,7 @@ def info(index: _Folder, as_json: _Json = False) -> None:
 
       maxmatch index info photos --json
     """
-    from maxmatch.search.encode_files import read_origin
+    from maxmatch.search.index_folder import read_origin
     from maxmatch.search.set_index import SetIndex
 
     with SetIndex.open(index) as opened:

@@ -1,6 +1,5 @@
 """Encoding a source to shards: reads ahead, keeps every batch, and resumes where an earlier run stopped."""
 
-import json
 import logging
 import re
 import shutil
@@ -9,19 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.identity import model_identity, slot_stability
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.model.read_ahead import ReadBatch, read_ahead
 from maxmatch.search.shards import (
-    MANIFEST,
     EncodedItems,
     ShardError,
     ShardManifest,
@@ -81,9 +78,7 @@ class EncodingJob:
 
     def left(self, number: int) -> list[int]:
         """The places of a shard that no batch of an earlier run covers. Texts of like length come together."""
-        done: set[int] = set()
-        for batch in batches(self.folder, number):
-            done.update(batch.places, (one.index for one in batch.skipped))
+        done = {place for batch in batches(self.folder, number) for place in batch.covered}
         places = [place for place in self.manifest.places(number) if place not in done]
         if isinstance(self.listing.values[0], str):
             places.sort(key=lambda place: -len(self.listing.values[place]))
@@ -131,7 +126,7 @@ def encode_shards(
                 report(one)
             last = at + 1 == len(plan) or plan[at + 1][0] != number
             if last or time.monotonic() - kept >= _COMMIT_SECONDS:
-                write_batch(job.folder, number, _joined(pending))
+                write_batch(job.folder, number, EncodedItems.joined(pending))
                 pending, kept = [], time.monotonic()
             if last:
                 complete(job.folder, number, job.manifest)
@@ -183,14 +178,6 @@ def _why(reason: str, listing: Listing, place: int) -> str:
     """A reason without the path, which the id gives, and without Pillow's name for the open file."""
     where = listing.metadata[place].get("path")
     return _BUFFER.sub("", reason.removeprefix(f"{where}: "))
-
-
-def _joined(parts: Sequence[EncodedItems]) -> EncodedItems:
-    lists: dict[str, list[Any]] = {
-        name: [one for part in parts for one in getattr(part, name)]
-        for name in ("places", "ids", "metadata", "skipped")
-    }
-    return EncodedItems(sets=np.concatenate([part.sets for part in parts]), **lists)
 
 
 def _reader(model: SetEncoder, job: EncodingJob) -> Reader:
@@ -278,65 +265,19 @@ def encode_on_ray(task: Task, numbers: Sequence[int], advance: Advance) -> None:
         advance(int(row["items"]))
 
 
-FILE = "encoder.json"
-
-
-class Origin(NamedTuple):
-    """Where a model was when its sets were made, and of what modality they are."""
-
-    model: str
-    modality: str | None
-
-
-def write_origin(folder: Path, origin: Origin) -> None:
-    """Note it in the folder of an index."""
-    write_whole(folder / FILE, json.dumps(origin._asdict()) + "\n")
-
-
-def read_origin(folder: Path) -> Origin | None:
-    """What was noted; None where nothing was."""
-    try:
-        return Origin(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{folder / FILE}: cannot be read ({error}). Remove it, and give --model.") from error
-
-
 def waiting_shards(folder: Path) -> Path:
     """Where items are encoded before they go into an index: beside it."""
     folder = folder.expanduser().resolve()
     return folder.with_name(f".{folder.name}.encoding")
 
 
-def encode_for(
-    folder: Path,
-    model: SetEncoder,
-    listing: Listing,
-    dtype: Dtype,
-    name: str,
-    batch_size: int,
-    workers: int,
-    advance: Advance,
-    report: Callable[[Skipped], object],
-) -> ShardManifest:
-    """Encode a source to shards beside an index. What a killed process has encoded is kept, unless the source or the
-    model is another by now.
+def encode_for(folder: Path, model: SetEncoder, listing: Listing, **options: Any) -> ShardManifest:
+    """Encode a source to shards beside an index, as `encode_source` does. What a killed process has encoded is kept,
+    unless it is damaged, or of another source or model.
     """
     place = waiting_shards(folder)
-    asked = describe(model, listing, dtype, name=name)
-    if (place / MANIFEST).exists():
-        there = _manifest(place)
-        same = ("identity", "source", "source_digest", "modality", "dtype")
-        if there is None or any(getattr(there, field) != getattr(asked, field) for field in same):
-            shutil.rmtree(place)
-    with started(listing, place, asked) as job:
-        encode_shards(model, job, job.unfinished(), batch_size, workers, advance, report)
-        return finish(place, job.manifest, listing.left_out)
-
-
-def _manifest(place: Path) -> ShardManifest | None:
     try:
-        return read_manifest(place)
-    except ShardError:
-        return None
+        return encode_source(model, listing, place, **options)
+    except (FileExistsError, ShardError):
+        shutil.rmtree(place)
+        return encode_source(model, listing, place, **options)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, JsonValue, model_validator
@@ -100,6 +100,31 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace index.json."""
     write_whole(folder / FILE, manifest_text(manifest, FORMAT) + "\n")
+
+
+ORIGIN = "encoder.json"
+
+
+class Origin(NamedTuple):
+    """Where the model of an index was when its sets were made, and of what modality they are."""
+
+    model: str
+    modality: str | None
+
+
+def write_origin(folder: Path, origin: Origin) -> None:
+    """Note it in the folder of an index."""
+    write_whole(folder / ORIGIN, json.dumps(origin._asdict()) + "\n")
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """What was noted; None where nothing was."""
+    try:
+        return Origin(**json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / ORIGIN}: cannot be read ({error}). Remove it, and give --model.") from error
 
 
 _LEFT = (".lock", TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed

@@ -1,4 +1,13 @@
-"""Encoded sets on the disk: shards in the order of their source, written once and never twice."""
+"""Encoded sets on the disk, in the order of their source, for an index to take in or another program to read.
+
+    manifest.json                what made them: model, K, D, precision, source; how many there are once all are
+    shard-000000.safetensors     `sets` (n, K, D)
+    shard-000000.jsonl           {"id": …, "metadata": {…}} for each of the n
+    skipped.jsonl                {"id": …, "reason": …} for each item that could not be encoded
+
+A shard covers a fixed part of the source, and is there once its .safetensors is. Until then its batches lie beside it
+as hidden files, each whole: however the process ends, the next one resumes after the last batch.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +25,6 @@ from maxmatch.core.files import draft, locked, whole, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
-
-# Encoded sets on the disk, in the order of their source, for an index to take in or another program to read.
-#
-# manifest.json                what made them: model, K, D, precision, source; how many there are once all are
-# shard-000000.safetensors     `sets` (n, K, D)
-# shard-000000.jsonl           {"id": …, "metadata": {…}} for each of the n
-# skipped.jsonl                {"id": …, "reason": …} for each item that could not be encoded
-#
-# A shard covers a fixed part of the source, and is there once its .safetensors is. Until then its batches lie beside it
-# as hidden files, each whole: however the process ends, the next one resumes after the last batch.
 
 FORMAT = "maxmatch.shards"
 MANIFEST, SKIPPED = "manifest.json", "skipped.jsonl"
@@ -81,6 +80,20 @@ class EncodedItems:
     """(n, K, D)"""
     skipped: list[Skipped]
 
+    @classmethod
+    def joined(cls, parts: Sequence["EncodedItems"]) -> "EncodedItems":
+        """Several as one."""
+        lists = {
+            name: [one for part in parts for one in getattr(part, name)]
+            for name in ("places", "ids", "metadata", "skipped")
+        }
+        return cls(sets=np.concatenate([part.sets for part in parts]), **lists)
+
+    @property
+    def covered(self) -> list[int]:
+        """The places of all, also of those that could not be encoded."""
+        return [*self.places, *(one.index for one in self.skipped)]
+
 
 def shard_file(folder: Path, number: int) -> Path:
     """The file of a shard's sets."""
@@ -90,8 +103,8 @@ def shard_file(folder: Path, number: int) -> Path:
 def read_shard(folder: Path, number: int, manifest: ShardManifest) -> EncodedItems:
     """A shard's sets with their ids and metadata."""
     path = shard_file(folder, number)
-    with opened(path) as file:
-        sets, skipped = file.get_tensor("sets"), left_out_in(notes_of(file))
+    with _opened(path) as (file, notes):
+        sets, skipped = file.get_tensor("sets"), _skipped(notes)
     rows = _rows(path.with_suffix(".jsonl"))
     if sets.shape != (len(rows), manifest.set_size, manifest.dim):
         expected = f"({len(rows)}, {manifest.set_size}, {manifest.dim})"
@@ -115,19 +128,8 @@ def read_manifest(folder: Path) -> ShardManifest:
     )
 
 
-def left_out_in(notes: Mapping[str, Any]) -> list[Skipped]:
-    """Which items a file's notes say could not be encoded."""
+def _skipped(notes: Mapping[str, Any]) -> list[Skipped]:
     return [Skipped(one["id"], one["reason"], one["place"]) for one in notes["skipped"]]
-
-
-def _notes_on(skipped: Sequence[Skipped]) -> list[dict[str, Any]]:
-    return [{"id": one.id, "reason": one.reason, "place": one.index} for one in skipped]
-
-
-def notes_of(file: Any) -> dict[str, Any]:
-    """What a file of sets holds beside them."""
-    notes: dict[str, Any] = json.loads(file.metadata()[FORMAT])
-    return notes
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -141,19 +143,23 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file of ours; one that is damaged is named."""
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A safetensors file of ours, and what it holds beside the sets; one that is damaged is named."""
     try:
         with safe_open(path, "numpy") as file:
             if FORMAT not in (file.metadata() or {}):
                 raise ShardError(f"{path}: not a shard of MaxMatch. Remove it, and encode again.")
-            yield file
+            yield file, json.loads(file.metadata()[FORMAT])
     except (SafetensorError, OSError) as error:
         cure = "Remove the file, and run the same `maxmatch encode` again: the rest is kept."
         raise ShardError(f"{path}: not a whole safetensors file ({error}). {cure}") from error
 
 
-# Writing shards, over several processes where one is interrupted, and never the same item twice.
+def _write_sets(path: Path, sets: np.ndarray, skipped: Sequence[Skipped], **notes: Any) -> None:
+    """The file that `_opened` opens. Its notes are under one name: safetensors keeps no order among several."""
+    notes["skipped"] = [{"id": one.id, "reason": one.reason, "place": one.index} for one in skipped]
+    with whole(path) as file:
+        file.write(save({"sets": np.ascontiguousarray(sets)}, {FORMAT: json.dumps(notes)}))
 
 
 @contextmanager
@@ -195,11 +201,12 @@ def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
 
 def write_batch(folder: Path, number: int, batch: EncodedItems) -> None:
     """Keep some items of a shard that is not complete, for good."""
-    rows = [{"id": name, "metadata": known} for name, known in zip(batch.ids, batch.metadata, strict=True)]
-    notes = {"places": batch.places, "rows": rows, "skipped": _notes_on(batch.skipped)}
-    places = [*batch.places, *(one.index for one in batch.skipped)]
-    with whole(folder / f".{shard_file(folder, number).stem}.{min(places):09d}") as file:
-        file.write(save({"sets": np.ascontiguousarray(batch.sets)}, {FORMAT: json.dumps(notes)}))
+    path = folder / f".{shard_file(folder, number).stem}.{min(batch.covered):09d}"
+    _write_sets(path, batch.sets, batch.skipped, places=batch.places, rows=_rows_of(batch))
+
+
+def _rows_of(items: EncodedItems) -> list[dict[str, Any]]:
+    return [{"id": name, "metadata": known} for name, known in zip(items.ids, items.metadata, strict=True)]
 
 
 def batches(folder: Path, number: int) -> list[EncodedItems]:
@@ -209,21 +216,12 @@ def batches(folder: Path, number: int) -> list[EncodedItems]:
 
 def complete(folder: Path, number: int, manifest: ShardManifest) -> None:
     """Put the batches of a shard together, in the order of the source."""
-    parts = batches(folder, number)
-    covered = sorted(place for part in parts for place in (*part.places, *(one.index for one in part.skipped)))
-    assert covered == list(manifest.places(number)), "a place of the shard is missing, or was encoded twice"
-    places = np.array([place for part in parts for place in part.places], np.int64)
-    order = np.argsort(places, kind="stable")
-    rows = [(name, known) for part in parts for name, known in zip(part.ids, part.metadata, strict=True)]
-    sets = np.concatenate([part.sets for part in parts])
-    skipped = sorted((one for part in parts for one in part.skipped), key=lambda one: one.index)
-    file = shard_file(folder, number)
-    lines = (json.dumps({"id": rows[at][0], "metadata": rows[at][1]}, ensure_ascii=False) for at in order)
-    with whole(file.with_suffix(".jsonl")) as out:
-        out.writelines(f"{line}\n".encode() for line in lines)
-    notes = {"skipped": _notes_on(skipped)}  # under one name: safetensors keeps no order among several
-    with whole(file) as out:
-        out.write(save({"sets": np.ascontiguousarray(sets[order])}, {FORMAT: json.dumps(notes)}))
+    found = EncodedItems.joined(batches(folder, number))
+    assert sorted(found.covered) == list(manifest.places(number)), "a place is missing, or was encoded twice"
+    order = np.argsort(np.array(found.places, np.int64))
+    rows, file = _rows_of(found), shard_file(folder, number)
+    _write_lines(file.with_suffix(".jsonl"), [rows[at] for at in order])
+    _write_sets(file, found.sets[order], sorted(found.skipped, key=lambda one: one.index))
     for used in _batch_files(folder, number):
         used.unlink()
 
@@ -232,17 +230,20 @@ def finish(folder: Path, manifest: ShardManifest, left_out: Sequence[Skipped]) -
     """Record that all shards are complete. left_out: what of the source was never listed."""
     encoded, skipped = 0, list(left_out)
     for number in range(manifest.shards):
-        with opened(shard_file(folder, number)) as file:
+        with _opened(shard_file(folder, number)) as (file, notes):
             encoded += file.get_slice("sets").get_shape()[0]
-            skipped += left_out_in(notes_of(file))
+            skipped += _skipped(notes)
         for leftover in _batch_files(folder, number):  # of a process that ended between completing and removing
             leftover.unlink()
-    with whole(folder / SKIPPED) as out:
-        rows = ({"id": one.id, "reason": one.reason} for one in skipped)
-        out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
+    _write_lines(folder / SKIPPED, [{"id": one.id, "reason": one.reason} for one in skipped])
     done = manifest.model_copy(update={"encoded": encoded})
     _write(folder, done)
     return done
+
+
+def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with whole(path) as out:
+        out.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)
 
 
 def _write(folder: Path, manifest: ShardManifest) -> None:
@@ -255,12 +256,6 @@ def _batch_files(folder: Path, number: int) -> list[Path]:
 
 
 def _read_batch(path: Path) -> EncodedItems:
-    with opened(path) as file:
-        notes = notes_of(file)
-        return EncodedItems(
-            notes["places"],
-            [row["id"] for row in notes["rows"]],
-            [row["metadata"] for row in notes["rows"]],
-            file.get_tensor("sets"),
-            left_out_in(notes),
-        )
+    with _opened(path) as (file, notes):
+        ids, metadata = ([row[name] for row in notes["rows"]] for name in ("id", "metadata"))
+        return EncodedItems(notes["places"], ids, metadata, file.get_tensor("sets"), _skipped(notes))

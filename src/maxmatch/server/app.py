@@ -13,7 +13,7 @@ from maxmatch import __version__
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.identity import model_identity
 from maxmatch.model.names import SHIPPED, recorded_model
-from maxmatch.search.encode_files import read_origin
+from maxmatch.search.index_folder import read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import add_handlers
 from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf
