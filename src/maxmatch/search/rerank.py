@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,24 +33,6 @@ class Best(NamedTuple):
     """JSON texts, where the engine gave them along."""
 
 
-def best_of_all(queries: np.ndarray, blocks: Iterable[Found], k: int, similarity: SetSimilarity) -> list[Best]:
-    """The k best of each query (n, L, D) among all items, block after block."""
-    count, slots, _ = queries.shape
-    best = _Running(
-        np.empty((count, 0), np.float32),
-        np.empty((count, 0), np.int64),
-        np.empty((count, 0), object),
-        np.empty((count, 0, slots), np.int64),
-        np.empty((count, 0, slots), np.float32),
-    )
-    for block in blocks:
-        if block.ids:
-            best = _merged(best, _scored(queries, block, k, similarity), k)
-    return [
-        Best(best.ids[row].tolist(), best.scores[row], best.partners[row], best.cosines[row]) for row in range(count)
-    ]
-
-
 class _Running(NamedTuple):
     """The best so far of many queries, (queries, so far, …)."""
 
@@ -75,8 +57,18 @@ def _scored(queries: np.ndarray, found: Found, k: int, similarity: SetSimilarity
     in_order = bool((order[1:] > order[:-1]).all())
     vectors = np.asarray(found.vectors if in_order else found.vectors[order], dtype=np.float32)
     sets = vectors.reshape(len(order), -1, queries.shape[2])
-    few = len(queries) * len(sets) <= _FEW and max(queries.shape[1], sets.shape[1]) <= LARGEST
-    scores, chosen = (_few_hits if few else _many_hits)(queries, sets, k, similarity)
+    if len(queries) * len(sets) <= _FEW and max(queries.shape[1], sets.shape[1]) <= LARGEST:
+        scores = similarity.of_planes(cosine_planes(queries, sets)).reshape(len(queries), len(sets))
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        scores = np.take_along_axis(scores, chosen, 1)
+    else:
+        import torch
+
+        from maxmatch.core.checks import as_tensor
+        from maxmatch.matching.scoring import top_hits
+
+        hits = top_hits(torch.from_numpy(queries), as_tensor(sets), k, similarity)
+        scores, chosen = hits.scores.numpy(), hits.indices.numpy()
     products = queries[:, None] @ sets[chosen].transpose(0, 1, 3, 2)
     planes = products.transpose(2, 3, 0, 1).reshape(queries.shape[1], sets.shape[1], -1)
     partners = _assigned(planes)
@@ -85,27 +77,6 @@ def _scored(queries: np.ndarray, found: Found, k: int, similarity: SetSimilarity
     ids = np.array(found.ids, object)[places]
     cosines = matched(planes, partners)
     return _Running(scores, found.added[places], ids, partners.T.reshape(by_hit), cosines.T.reshape(by_hit))
-
-
-def _few_hits(
-    queries: np.ndarray, sets: np.ndarray, k: int, similarity: SetSimilarity
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `maxmatch.top_hits`: scores and places."""
-    scores = similarity.of_planes(cosine_planes(queries, sets)).reshape(len(queries), len(sets))
-    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, chosen, 1), chosen
-
-
-def _many_hits(
-    queries: np.ndarray, sets: np.ndarray, k: int, similarity: SetSimilarity
-) -> tuple[np.ndarray, np.ndarray]:
-    import torch
-
-    from maxmatch.core.checks import as_tensor
-    from maxmatch.matching.scoring import top_hits
-
-    hits = top_hits(torch.from_numpy(queries), as_tensor(sets), k, similarity)
-    return hits.scores.numpy(), hits.indices.numpy()
 
 
 def _assigned(planes: np.ndarray) -> np.ndarray:
@@ -180,8 +151,6 @@ def _planes(queries: np.ndarray, vectors: Sequence[np.ndarray]) -> tuple[np.ndar
     return ends, planes
 
 
-# Two ways to the best items: score all of them, or those that the engine proposes.
-
 _SCAN_BYTES = 8 * 2**20
 _BATCH_BYTES = 32 * 2**20
 _AT_LEAST = 100
@@ -240,9 +209,20 @@ def settings_for(
 
 
 def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
-    """The k best among all items that pass."""
-    block = max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim))
-    return best_of_all(queries, engine.scan(block, where), k, manifest.scoring)
+    """The k best of each query (n, L, D) among all items that pass, block after block."""
+    count, slots, _ = queries.shape
+    best = _Running(
+        np.empty((count, 0), np.float32),
+        np.empty((count, 0), np.int64),
+        np.empty((count, 0), object),
+        np.empty((count, 0, slots), np.int64),
+        np.empty((count, 0, slots), np.float32),
+    )
+    for block in engine.scan(max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim)), where):
+        if block.ids:
+            best = _merged(best, _scored(queries, block, k, manifest.scoring), k)
+    rows = zip(best.ids, best.scores, best.partners, best.cosines, strict=True)
+    return [Best(ids.tolist(), scores, partners, cosines) for ids, scores, partners, cosines in rows]
 
 
 def by_candidates(
@@ -277,15 +257,15 @@ def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
     """What a search gives; metadata that did not come along is fetched. An item removed meanwhile is left out."""
     missing = sorted({name for each in best if each.metadata is None for name in each.ids})
     fetched = metadata_of(engine, missing) if missing else {}
-    return [_hits(each, fetched) for each in best]
+    found = []
+    for each in best:
+        texts = map(fetched.get, each.ids) if each.metadata is None else each.metadata
+        scores = each.scores.astype(np.float32).tolist()
+        matches = map(_matches, each.partners.tolist(), each.cosines.tolist())
+        rows = zip(each.ids, scores, matches, texts, strict=True)
+        found.append([Hit(name, score, met, json.loads(text)) for name, score, met, text in rows if text is not None])
+    return found
 
 
-def _hits(best: Best, fetched: dict[str, str]) -> list[Hit]:
-    texts = [fetched.get(name) for name in best.ids] if best.metadata is None else best.metadata
-    scores, partners, cosines = best.scores.astype(np.float32).tolist(), best.partners.tolist(), best.cosines.tolist()
-    hits = []
-    for name, text, score, met, near in zip(best.ids, texts, scores, partners, cosines, strict=True):
-        if text is not None:
-            matches = [match for match in map(Match, range(len(met)), met, near) if match.item_slot >= 0]
-            hits.append(Hit(name, score, matches, json.loads(text)))
-    return hits
+def _matches(partners: list[int], cosines: list[float]) -> list[Match]:
+    return [match for match in map(Match, range(len(partners)), partners, cosines) if match.item_slot >= 0]

@@ -3,8 +3,6 @@
 import math
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,19 +42,6 @@ class Verification:
     """The exhaustive scan, for one query."""
 
 
-@contextmanager
-def _from_disk(engine: Engine) -> Iterator[None]:
-    """The engine without its items in memory: recall is measured for those who search so."""
-    if not engine.in_memory:
-        yield
-        return
-    engine.in_memory = False
-    try:
-        yield
-    finally:
-        engine.in_memory = True
-
-
 def measure(
     engine: Engine, queries: np.ndarray, k: int, manifest: Manifest, target: float, real_queries: bool
 ) -> Verification:
@@ -75,8 +60,11 @@ def measure(
 
     def tried(settings: Settings) -> Trial:
         begin = time.perf_counter()
-        with _from_disk(engine):
+        kept, engine.in_memory = engine.in_memory, False  # recall is measured for those who search from disk
+        try:
             found = by_candidates(engine, queries, k, None, manifest, settings)
+        finally:
+            engine.in_memory = kept
         each = (time.perf_counter() - begin) * 1e3 / len(queries)
         shares = shares_of(found, truth)
         trials.append(Trial(settings, statistics.fmean(shares), standard_error(shares), each))
