@@ -80,7 +80,7 @@ def create_app(
         gc.collect()
         gc.freeze()
         try:
-            async with searcher:
+            async with searcher.answering:
                 yield
         finally:
             gc.unfreeze()

@@ -6,14 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maxmatch.search import photos
-from maxmatch.search.engine import version_of
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
@@ -79,7 +78,7 @@ _CACHED_FILTERS = 32
 
 @dataclass(frozen=True)
 class GalleryState:
-    """The items as they were when the index was last read. Never changed, only replaced."""
+    """The items as they were when the index was last read."""
 
     items: dict[str, ItemFacts]
     """By key."""
@@ -90,6 +89,8 @@ class GalleryState:
     at: float
     version: Hashable
     """The index's, taken before reading it."""
+    passing: dict[Condition, list[ItemFacts]] = field(default_factory=dict)
+    """What passed the last filters."""
 
 
 class Gallery:
@@ -102,7 +103,6 @@ class Gallery:
         self.name = name
         self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
         self._busy = threading.Lock()
-        self._passing: tuple[GalleryState, dict[Condition, list[ItemFacts]]] | None = None
         self.state = self._read()
 
     def find(self, key: str) -> ItemFacts | None:
@@ -114,7 +114,7 @@ class Gallery:
         if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
             return
         try:
-            changed = version_of(self.index.engine) != self.state.version
+            changed = self.index.engine.version() != self.state.version
             self.state = self._read() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
@@ -124,12 +124,13 @@ class Gallery:
         state = self.state
         if condition is None:
             return state.newest
-        known = self._passing
-        if known is None or known[0] is not state or len(known[1]) >= _CACHED_FILTERS:
-            self._passing = known = (state, {})
-        if condition not in known[1]:
-            known[1][condition] = [item for item in state.newest if passes(condition, _facts(item))]
-        return known[1][condition]
+        found = state.passing.get(condition)
+        if found is None:
+            if len(state.passing) >= _CACHED_FILTERS:
+                state.passing.clear()
+            found = [item for item in state.newest if passes(condition, _facts(item))]
+            state.passing[condition] = found
+        return found
 
     def folders(self) -> dict[str, int]:
         """Every folder and its parents, with the number of items in and below it."""
@@ -141,7 +142,7 @@ class Gallery:
         return dict(sorted(counts.items()))
 
     def _read(self) -> GalleryState:
-        version = version_of(self.index.engine)
+        version = self.index.engine.version()
         items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK, metadata=True):

@@ -148,7 +148,7 @@ class Search(NamedTuple):
 
 
 class Searcher:
-    """Answers queries, many at once. Entered (`async with`) while the server runs.
+    """Answers queries, many at once: `answering` is entered while the server runs.
 
     A batch is encoded and searched in one thread: with two, a request would wait in two queues, and both threads for
     the same cores. uploaded: the vectors of an uploaded picture, by its key.
@@ -171,14 +171,7 @@ class Searcher:
         self._texts: OrderedDict[str, Tensor] = OrderedDict()
         self._encoded = metrics.batches.labels("encode").observe
         observe = metrics.batches.labels("search").observe
-        self._answering = Batcher[Search, list[Hit]](self._answer, most, window, observe=observe)
-
-    async def __aenter__(self) -> "Searcher":
-        await self._answering.__aenter__()
-        return self
-
-    async def __aexit__(self, *problem: object) -> None:
-        await self._answering.__aexit__(*problem)
+        self.answering = Batcher[Search, list[Hit]](self._answer, most, window, observe=observe)
 
     async def page(self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None) -> Page:
         """The results of a query; without parts, everything, newest first."""
@@ -190,7 +183,7 @@ class Searcher:
         while True:
             found: Sequence[Hit | ItemFacts]
             if parts:
-                found = await self._answering(Search(prepared, weights, wanted, where))
+                found = await self.answering(Search(prepared, weights, wanted, where))
             else:
                 found = self._gallery.passing(where)[:wanted]
             groups = [[place] for place in range(len(found))]
