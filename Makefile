@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-portable check format bench docs coverage dist clean
+.PHONY: help demo test test-slow test-portable check format bench docs coverage dist clean
 
 help: ## Print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -16,10 +16,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
-test: $(READY) ## Run all tests
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
-test-portable: $(READY) ## Run all tests as on processors without AVX-512 and AVX2, and with four threads (an hour)
+test: $(READY) ## Run the tests, but for the slow ones
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY) ## Run the slow tests: a Milvus server, many kills
+	$(PYTEST) -m slow
+
+test-portable: $(READY) ## Run `make test` as on processors without AVX-512 and AVX2, and with four threads (an hour)
 	$(BIN)/python tests/portable.py
 
 check: $(READY) ## Lint, format, types (mypy --strict), direction of imports, dead code

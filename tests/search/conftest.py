@@ -5,26 +5,32 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_sets import ENGINES
-from milvus_collections import Recycling
-from milvus_server import MilvusServer, running_server
 from picture_heap import HEAP, write_heap
 from tiny_models import saved_model
 
 from maxmatch import SetEncoder, SetIndex
-from maxmatch.search.engines import milvus
+
+if TYPE_CHECKING:
+    from milvus_server import MilvusServer
 
 Make = Callable[..., SetIndex]
+EACH_ENGINE = ["lance", pytest.param("milvus", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="session")
-def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[MilvusServer]":
     """One server for all tests; never skipped on Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         pytest.skip("PyPI's milvus has a server for Linux on x86-64 only")
+    from milvus_collections import Recycling
+    from milvus_server import running_server
+
+    from maxmatch.search.engines import milvus
+
     cache = request.config.cache.mkdir("milvus")
     with running_server(cache, tmp_path_factory.mktemp("milvus")) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(milvus, "make_collection", Recycling())
@@ -32,7 +38,7 @@ def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         yield server
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=EACH_ENGINE, scope="module")
 def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "milvus":
         request.getfixturevalue("milvus_server")

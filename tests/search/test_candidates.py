@@ -7,13 +7,13 @@ import pytest
 from made_sets import ENGINES, aligned_sets, unit_sets
 
 from maxmatch import SetIndex, score_matrix, top_hits
+from maxmatch.search import verify
 from maxmatch.search.engine import Location, proposes
 from maxmatch.search.engines.lance import cache_bytes
 from maxmatch.search.rerank import Settings, settings_for
 from maxmatch.search.verify import measure, standard_error, wilson
 
 _COUNT = 3_000
-FAST = [name for name in ENGINES if name != "exhaustive"]
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +21,23 @@ def data():
     return aligned_sets(_COUNT, 40)
 
 
-@pytest.fixture(scope="module", params=FAST)
-def index(request, tmp_path_factory, data):
+@pytest.fixture(scope="module")
+def index(engine, tmp_path_factory, data):
+    """An index whose engine proposes candidates."""
     folder = tmp_path_factory.mktemp("candidates") / "index"
-    if request.param == "milvus":
-        request.getfixturevalue("milvus_server")
-    settings = {**ENGINES[request.param], **({"train_from": 1_000} if request.param == "lance" else {})}
-    index = SetIndex.create(folder, dim=16, set_size=4, stability=1.0, engine=request.param, settings=settings)
-    index.add([str(n) for n in range(_COUNT)], data[0], [{"even": n % 2 == 0, "n": n} for n in range(_COUNT)])
-    yield index
-    index.close()
+    settings = {**ENGINES[engine], **({"train_from": 1_000} if engine == "lance" else {})}
+    with SetIndex.create(folder, dim=16, set_size=4, stability=1.0, engine=engine, settings=settings) as index:
+        index.add([str(n) for n in range(_COUNT)], data[0], [{"even": n % 2 == 0, "n": n} for n in range(_COUNT)])
+        yield index
+
+
+@pytest.fixture(scope="module")
+def few(data, tmp_path_factory):
+    """An index of 200 items, for what depends on no engine."""
+    folder = tmp_path_factory.mktemp("few") / "index"
+    with SetIndex.create(folder, 16, 4, stability=1.0, settings={"train_from": 100}) as index:
+        index.add([str(n) for n in range(200)], data[0][:200])
+        yield index
 
 
 def _no_scan(index, monkeypatch):
@@ -46,15 +53,6 @@ def _recall(found, expected):
         for hits, row in zip(found, expected.indices.tolist(), strict=True)
     ]
     return sum(shares) / len(shares)
-
-
-def test_what_verify_keeps_for_real_queries_reaches_its_target(data, tmp_path):
-    """An index chooses by its own items, and how it was trained has a spread; real queries settle it."""
-    settings = {"train_from": 1_000}
-    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
-        index.add([str(n) for n in range(_COUNT)], data[0])
-        assert index.verify(data[1], target=0.99).reached
-        assert _recall(index.search(data[1], k=10), top_hits(data[1], data[0], 10)) >= 0.99
 
 
 def test_nearly_all_of_the_best_are_found_without_a_scan(index, data, monkeypatch):
@@ -116,7 +114,7 @@ def test_what_is_written_later_is_found_too(index, data, monkeypatch):
 
 
 def test_unstable_slots_are_answered_by_a_scan_and_that_is_said_once(data, tmp_path, caplog):
-    items, queries = data[0][:300], data[1][:5]
+    items, queries = data[0][:120], data[1][:5]
     turned = queries.roll(1, dims=1)  # slot i of a query meets slot i − 1 of its item
     expected = top_hits(turned, items, 5)
     for name, options, message in (
@@ -125,7 +123,7 @@ def test_unstable_slots_are_answered_by_a_scan_and_that_is_said_once(data, tmp_p
         ("mil", {"stability": 1.0, "similarity": "mil"}, "similarity 'mil' is not that of vectors in their order"),
     ):
         index = SetIndex.create(tmp_path / name, dim=16, set_size=4, settings={"train_from": 100}, **options)
-        index.add([str(n) for n in range(300)], items)
+        index.add([str(n) for n in range(120)], items)
         assert proposes(index.engine)
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="maxmatch"):
@@ -138,96 +136,76 @@ def test_unstable_slots_are_answered_by_a_scan_and_that_is_said_once(data, tmp_p
             assert _recall(found, expected) == 1
 
 
-def test_verify_measures_what_a_search_finds_and_keeps_it(index, data):
-    result = index.verify(data[1], k=5, target=0.9)
+def test_verify_measures_what_a_search_finds_and_what_it_keeps_reaches_the_target(index, data):
+    result = index.verify(data[1], target=0.99)
     assert result.reached
     assert result.chosen.real_queries
     assert result.chosen.low <= result.chosen.recall <= result.chosen.high
     kept = [trial for trial in result.trials if trial.settings == (result.chosen.candidates, result.chosen.effort)]
     assert [trial.recall for trial in kept] == [result.chosen.recall]
-    assert result.chosen.recall >= 0.9
-    again = SetIndex.open(index.folder)
-    assert again.manifest.tuning == result.chosen
-    again.close()
+    with SetIndex.open(index.folder) as again:
+        assert again.manifest.tuning == result.chosen
+        assert _recall(again.search(data[1], k=10), top_hits(data[1], data[0], 10)) >= 0.99
 
 
-def test_a_recall_at_the_edge_of_the_target_is_not_enough(index, data, monkeypatch):
-    """Of 100 queries each setting misses one item of fewer: 10, 5, 2, 1."""
-    from maxmatch.search import verify
-
-    queries = data[1].repeat(3, 1, 1)[:100].numpy()
+def _measure(index, queries, monkeypatch, lost, target=0.99):
+    """What `measure` chooses where so many queries lose an item with some settings."""
     truth = verify.scan(index.engine, queries, 10, None, index.manifest)
-    missed = {50: 10, 100: 5, 200: 2}
 
     def found(engine, queries, k, where, manifest, settings):
-        lost = missed.get(settings.candidates, 0) if settings.effort < 3 else 1
-        return [best._replace(scores=best.scores - (place < lost)) for place, best in enumerate(truth)]
+        return [best._replace(scores=best.scores - (place < lost(settings))) for place, best in enumerate(truth)]
 
     monkeypatch.setattr(verify, "by_candidates", found)
-    shares = [0.0] * 5 + [1.0] * 95
-    assert standard_error(shares) == pytest.approx((0.05 * 0.95 / 99) ** 0.5)
+    return measure(index.engine, queries, 10, index.manifest, target, real_queries=True)
+
+
+def test_a_recall_at_the_edge_of_the_target_is_not_enough(few, data, monkeypatch):
+    """Of 100 queries each setting misses one item of fewer: 10, 5, 2, 1."""
+    queries, missed = data[1].repeat(3, 1, 1)[:100].numpy(), {50: 10, 100: 5, 200: 2}
+    assert standard_error([0.0] * 5 + [1.0] * 95) == pytest.approx((0.05 * 0.95 / 99) ** 0.5)
     for target, candidates in ((0.9, 100), (0.94, 200), (0.95, 200)):  # 0.9, 0.95 and 0.98 less about 0.03, 0.02, 0.01
-        result = measure(index.engine, queries, 10, index.manifest, target, real_queries=True)
+        result = _measure(few, queries, monkeypatch, lambda at: missed.get(at[0], 0) if at[1] < 3 else 1, target)
         assert (result.reached, result.chosen.candidates) == (True, candidates)
 
 
-@pytest.mark.parametrize(("helps", "expected"), [("candidates", (400, 1.0)), ("effort", (50, 8.0))])
-def test_whichever_of_candidates_and_effort_helps_is_doubled(index, data, monkeypatch, helps, expected):
-    from maxmatch.search import verify
-
-    queries = data[1][:30].numpy()
-    truth = verify.scan(index.engine, queries, 10, None, index.manifest)
-
-    def found(engine, queries, k, where, manifest, settings):
-        lost = max(0, 3 - round(math.log2(settings.candidates / 50 if helps == "candidates" else settings.effort)))
-        return [best._replace(scores=best.scores - (place < lost)) for place, best in enumerate(truth)]
-
-    monkeypatch.setattr(verify, "by_candidates", found)
-    result = measure(index.engine, queries, 10, index.manifest, 0.99, real_queries=True)
-    assert (result.chosen.candidates, result.chosen.effort) == expected
-    assert len(result.trials) == 7  # one, and two for each step
-    assert result.reached
+@pytest.mark.parametrize(
+    ("lost", "expected", "trials"),
+    [
+        (lambda settings: 3 - math.log2(settings.candidates / 50), (400, 1.0, True), 7),  # one, and two for each step
+        (lambda settings: 3 - math.log2(settings.effort), (50, 8.0, True), 7),
+        (lambda settings: 100, (800, 16.0, False), None),
+    ],
+    ids=["candidates help", "effort helps", "nothing helps"],
+)
+def test_whichever_of_candidates_and_effort_helps_is_doubled(few, data, monkeypatch, lost, expected, trials):
+    result = _measure(few, data[1][:30].numpy(), monkeypatch, lost)
+    assert (result.chosen.candidates, result.chosen.effort, result.reached) == expected
+    assert trials in (None, len(result.trials))
 
 
-def test_what_never_suffices_ends_with_the_most_of_both(index, data, monkeypatch):
-    from maxmatch.search import verify
-
-    queries = data[1][:30].numpy()
-    truth = verify.scan(index.engine, queries, 10, None, index.manifest)
-    monkeypatch.setattr(verify, "by_candidates", lambda *_: [best._replace(scores=best.scores - 1) for best in truth])
-    result = measure(index.engine, queries, 10, index.manifest, 0.99, real_queries=True)
-    assert (result.chosen.candidates, result.chosen.effort, result.chosen.recall) == (800, 16, 0)
-    assert not result.reached
-
-
-def test_with_its_own_items_an_index_chooses_a_hundred_candidates_at_least(index, data):
-    chosen = measure(index.engine, data[0][:20].numpy(), 10, index.manifest, 0.1, real_queries=False).chosen
+def test_with_its_own_items_an_index_chooses_a_hundred_candidates_at_least(few, data):
+    chosen = measure(few.engine, data[0][:20].numpy(), 10, few.manifest, 0.1, real_queries=False).chosen
     assert (chosen.candidates, chosen.effort) == (100, 1)
 
 
 def test_real_queries_decide_whether_a_search_need_not_scan(data, tmp_path, monkeypatch):
     index = SetIndex.create(tmp_path / "index", dim=16, set_size=4, settings={"train_from": 500})
-    index.add([str(n) for n in range(_COUNT)], data[0])
+    index.add([str(n) for n in range(1_000)], data[0][:1_000])
     assert index.manifest.tuning is None
     index.verify(data[1])
     assert str(index.info()["search"]).startswith("candidates")
     with monkeypatch.context() as patch:
         _no_scan(index, patch)
         index.search(data[1][:1])
-    lost = index.verify(data[1].flip(1), k=10)  # slot i of these meets slot 3 − i
+    lost = index.verify(data[1].flip(1), k=2)  # slot i of these meets slot 3 − i
     assert lost.chosen.recall < 0.5
     assert not lost.reached
     assert str(index.info()["search"]).startswith("scans all items: too little was found")
 
 
-def test_the_recall_is_measured_when_the_index_is_trained(index):
-    tuning = SetIndex.open(index.folder).manifest.tuning
-    assert tuning is not None
-    assert tuning.items >= 1_000
-
-
-def test_settings_are_as_given_else_as_measured_else_usual(index):
-    tuning = index.manifest.tuning.model_copy(update={"candidates": 60, "effort": 2.0, "k": 10})
+def test_settings_are_as_given_else_as_measured_when_the_index_was_trained_else_usual(few):
+    assert few.manifest.tuning.items == 200
+    tuning = few.manifest.tuning.model_copy(update={"candidates": 60, "effort": 2.0, "k": 10})
     assert settings_for(None, 10, None, None) == Settings(100, 1.0)
     assert settings_for(None, 50, None, None) == Settings(500, 1.0)
     assert settings_for(None, 50, None, None, in_memory=True) == Settings(200, 1.0)

@@ -1,35 +1,16 @@
-"""A full disk, damaged files, folders that are no index: each is named, and what was there stays."""
+"""Damaged files, folders that are no index: each is named, and what was there stays."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
 from made_sets import unit_sets
 
-import maxmatch
 from maxmatch import SetIndex
-from maxmatch.search.engine import check_files
+from maxmatch.search.engines import lance
 from maxmatch.search.engines.lance_files import damaged
 from maxmatch.search.index_folder import IndexFolderError
-
-# No file may grow beyond 20 kB: to a program that is what a full disk is, a write that fails halfway.
-_FULL_DISK = """
-import resource, signal, sys
-from made_sets import unit_sets
-from maxmatch import SetIndex
-index = SetIndex.open(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-for write in (index.add, index.upsert):
-    try:
-        write([f"new {n}" for n in range(500)], unit_sets(500, 2, 64))
-    except OSError as error:
-        print(error)
-index.add(["small"], unit_sets(1, 2, 64))
-print(len(index))
-"""
 
 
 @pytest.fixture
@@ -37,23 +18,6 @@ def stored(tmp_path):
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2)
     index.add([str(n) for n in range(50)], unit_sets(50))
     return index.folder
-
-
-def test_a_full_disk_is_told_and_the_old_state_stays(tmp_path):
-    index = SetIndex.create(tmp_path / "index", dim=64, set_size=2)
-    index.add(["old"], unit_sets(1, 2, 64))
-    source = [str(Path(maxmatch.__file__).parents[1]), str(Path(__file__).parents[1])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(source)}
-    command = [sys.executable, "-c", _FULL_DISK, str(index.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    first, second, count = done.stdout.splitlines()
-    for line in (first, second):
-        assert f"{index.folder}: could not be written" in line
-        assert "Nothing was changed. Free some space" in line
-    assert count == "2"
-    again = SetIndex.open(index.folder)
-    check_files(again.manifest.engine, again.engine.place)
-    assert {hit.id for hit in again.search(unit_sets(1, 2, 64))[0]} == {"old", "small"}
 
 
 @pytest.mark.parametrize("what", ["cut", "overwritten", "empty", "missing"])
@@ -123,10 +87,6 @@ def test_a_library_that_is_missing_is_named_with_the_cure(tmp_path, monkeypatch)
 
 
 def test_room_is_freed_and_files_are_merged(tmp_path, monkeypatch):
-    from datetime import timedelta
-
-    from maxmatch.search.engines import lance
-
     monkeypatch.setattr(lance, "_KEPT", timedelta(milliseconds=1))
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2)
     for piece in range(6):

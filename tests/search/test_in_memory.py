@@ -8,6 +8,20 @@ from maxmatch import SetIndex
 from maxmatch.search.engine import Found, proposes
 from maxmatch.search.engines.lance import nearest
 
+COUNT = 600
+ITEMS, QUERIES = aligned_sets(COUNT, 5)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """An index that keeps its items in memory, and could propose candidates by its engine's index."""
+    settings = {"train_from": 500}
+    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
+        index.add([f"{place:04d}" for place in range(COUNT)], ITEMS, [{"n": place} for place in range(COUNT)])
+        assert proposes(index.engine)
+        index.engine.in_memory = True
+        yield index
+
 
 def items_of(vectors, metadata=True):
     names = [f"item {place}" for place in range(len(vectors))]
@@ -35,68 +49,37 @@ def test_of_no_items_none_is_found_and_metadata_that_are_not_there_are_not_made_
     assert nearest(queries, items_of(vectors, metadata=False), 3)[0].metadata is None
 
 
-def test_a_search_among_items_that_are_held_is_exact_up_to_its_candidates_and_never_old(tmp_path):
-    items, queries = aligned_sets(2000, 5)
-    settings = {"train_from": 1_000}
-    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
-        index.add([f"{place:04d}" for place in range(2000)], items, [{"n": place} for place in range(2000)])
-        assert proposes(index.engine)
-        index.engine.in_memory = True
-        found = index.search(queries, k=10, candidates=2000)
-        for first, second in zip(found, index.search(queries, k=10, exact=True), strict=True):
-            assert [(hit.id, hit.metadata) for hit in first] == [(hit.id, hit.metadata) for hit in second]
-            assert [hit.score for hit in first] == pytest.approx([hit.score for hit in second], abs=1e-6)
-        index.upsert(["0007"], queries[:1], [{"n": -1}])
-        assert index.search(queries[:1], k=1)[0][0].metadata == {"n": -1}
-        index.remove(["0007"])
-        assert index.search(queries[:1], k=1)[0][0].id != "0007"
+def test_a_search_in_memory_is_exact_up_to_its_candidates_and_never_stale(index):
+    found = index.search(QUERIES, k=10, candidates=COUNT)
+    for first, second in zip(found, index.search(QUERIES, k=10, exact=True), strict=True):
+        assert [(hit.id, hit.metadata) for hit in first] == [(hit.id, hit.metadata) for hit in second]
+        assert [hit.score for hit in first] == pytest.approx([hit.score for hit in second], abs=1e-6)
+    index.upsert(["0007"], QUERIES[:1], [{"n": -1}])
+    assert index.search(QUERIES[:1], k=1)[0][0].metadata == {"n": -1}
+    index.remove(["0007"])
+    assert index.search(QUERIES[:1], k=1)[0][0].id != "0007"
 
 
-def test_recall_is_measured_without_what_is_held_by_others(tmp_path):
-    items, _ = aligned_sets(2000, 5)
-    with SetIndex.create(
-        tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}
-    ) as index:
-        index.add([f"{place:04d}" for place in range(2000)], items)
-        list(index.engine.scan(1000))  # as verify does first
-        before = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
-        index.engine.in_memory = True
-        after = index.engine.candidates(items[:3].reshape(3, -1).numpy(), 20)
-        assert any(set(one.ids) != set(other.ids) for one, other in zip(before, after, strict=True))
+def test_recall_is_measured_without_items_in_memory(index, monkeypatch):
+    seen, candidates = [], type(index.engine).candidates
+
+    def watched(engine, *arguments, **options):
+        seen.extend([engine.in_memory] * len(arguments[0]))
+        return candidates(engine, *arguments, **options)
+
+    monkeypatch.setattr(type(index.engine), "candidates", watched)
+    index.verify(QUERIES)
+    assert seen
+    assert not any(seen)
+    assert index.engine.in_memory
 
 
-def test_recall_is_measured_without_items_in_memory(tmp_path, monkeypatch):
-    items, queries = aligned_sets(2000, 5)
-    settings = {"train_from": 1_000}
-    with SetIndex.create(tmp_path / "index", dim=16, set_size=4, stability=1.0, settings=settings) as index:
-        index.add([f"{place:04d}" for place in range(2000)], items)
-        index.engine.in_memory = True
-        seen, candidates = [], type(index.engine).candidates
-
-        def watched(engine, *arguments, **options):
-            seen.extend([engine.in_memory] * len(arguments[0]))
-            return candidates(engine, *arguments, **options)
-
-        monkeypatch.setattr(type(index.engine), "candidates", watched)
-        index.verify(queries)
-        assert seen
-        assert not any(seen)
-        assert index.engine.in_memory
-
-
-def test_items_in_memory_are_searched_without_the_engine_until_someone_writes(tmp_path, monkeypatch):
-    items, queries = aligned_sets(2000, 5)
-    with SetIndex.create(
-        tmp_path / "index", dim=16, set_size=4, stability=1.0, settings={"train_from": 1_000}
-    ) as index:
-        index.add([f"{place:04d}" for place in range(2000)], items)
-        index.engine.in_memory = True
-        first = [[hit.id for hit in hits] for hits in index.search(queries, k=3)]
-        with monkeypatch.context() as patch:
-            patch.setattr(index.engine._items, "_table", None)
-            patch.setattr(index.engine, "table", None)
-            assert [[hit.id for hit in hits] for hits in index.search(queries, k=3)] == first
-        other = SetIndex.open(tmp_path / "index")
+def test_items_in_memory_are_searched_without_the_engine_until_someone_writes(index, monkeypatch):
+    first = [[hit.id for hit in hits] for hits in index.search(QUERIES, k=3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(index.engine._items, "_table", None)
+        patch.setattr(index.engine, "table", None)
+        assert [[hit.id for hit in hits] for hits in index.search(QUERIES, k=3)] == first
+    with SetIndex.open(index.folder) as other:
         other.remove([first[0][0]])
-        other.close()
-        assert index.search(queries[:1], k=1)[0][0].id == first[0][1]
+    assert index.search(QUERIES[:1], k=1)[0][0].id == first[0][1]

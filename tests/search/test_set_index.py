@@ -12,7 +12,7 @@ from maxmatch.matching.similarity import with_options
 from maxmatch.model.build import build_model
 from maxmatch.model.config import ModelConfig
 from maxmatch.model.identity import model_identity
-from maxmatch.search.engine import Match
+from maxmatch.search.engine import Match, proposes
 from maxmatch.search.query import search_parts
 
 
@@ -32,21 +32,16 @@ def test_an_exact_search_is_top_hits_of_the_raw_sets(make):
     assert np.array([[hit.score for hit in hits] for hits in found]) == pytest.approx(expected.scores.numpy(), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_arrays_of_any_precision_are_taken(make, dtype):
-    sets = unit_sets(6).numpy().astype(dtype)
-    index = make()
-    index.add([str(n) for n in range(6)], sets)
-    assert [hits[0].id for hits in index.search(sets, k=1, exact=True)] == [str(n) for n in range(6)]
-
-
-def test_lists_are_taken_too_and_filters_as_values_by_key(make, without_shape_checks):
-    index, sets = make(), unit_sets(4)
-    index.add(iter(_ids(4)), sets.tolist(), iter([{"year": 2000 + place, "good": place > 1} for place in range(4)]))
+def test_arrays_of_any_precision_and_lists_are_taken_and_filters_as_a_mapping(make, without_shape_checks):
+    index, sets = make(), unit_sets(8)
+    for place, given in enumerate((sets[:2].numpy().astype(np.float16), sets[2:4].numpy().astype(np.float64))):
+        index.add(_ids(4)[2 * place : 2 * place + 2], given)
+    known = [{"year": 2000 + place, "good": place > 1} for place in range(4)]
+    index.add((f"listed {place}" for place in range(4)), sets[4:].tolist(), iter(known))
     index.add([], [])
-    assert len(index) == 4
+    assert [hits[0].id for hits in index.search(sets[:4], k=1, exact=True)] == _ids(4)
     found = index.search(sets[:1].tolist(), k=9, where={"year": 2002, "good": True}, exact=True)
-    assert [hit.id for hit in found[0]] == ["item 2"]
+    assert [hit.id for hit in found[0]] == ["listed 2"]
     for wrong in (lambda metadata: True, {}, {"year": [2000]}, 3):
         with pytest.raises(ValueError, match="where"):
             index.search(sets[:1], where=wrong)
@@ -181,10 +176,7 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
         (lambda: index.add(["c", "d"], items, [{}, {"x": object()}]), "metadata of 'd': .*object is not JSON"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": 2**63}]), "metadata of 'd': .*'x': a number of more than 64"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": -(10**400)}]), "metadata of 'd': .*write it as a text"),
-        (
-            lambda: index.add(["c", "d"], items, [{}, {"x": np.longdouble(1)}]),
-            ".*longdouble is not JSON",
-        ),
+        (lambda: index.add(["c", "d"], items, [{}, {"x": np.longdouble(1)}]), ".*longdouble is not JSON"),
         (lambda: index.search(items, where={"x": 10**400}), "where: expected a finite number of 64 bits for 'x'"),
         (lambda: index.search(items, where={"x": float("nan")}), "where: expected a finite number of 64 bits for 'x'"),
         (lambda: index.search(items, k=2.5), "k: expected a whole number, got 2.5"),
@@ -208,17 +200,12 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
     assert {hit.id for hit in index.search(items, exact=True)[0]} == {"a", "b"}
 
 
-def test_an_item_without_metadata_among_others_has_none(make):
-    index = make(dim=3, set_size=1)
-    index.add(["a", "b"], torch.eye(3)[:2, None], [{"x": 1}, None])
-    assert [hit.metadata for hit in index.search(torch.eye(3)[:1, None])[0]] == [{"x": 1}, {}]
-
-
-def test_numbers_out_of_tables_are_metadata_too(make):
+def test_numbers_out_of_tables_are_metadata_and_an_item_may_have_none(make):
     index = make()
-    index.add(["a"], unit_sets(1), [{"n": np.int64(3), "x": np.float32(0.5), "b": np.bool_(True)}])
+    index.add(["a", "b"], unit_sets(2), [{"n": np.int64(3), "x": np.float32(0.5), "b": np.bool_(True)}, None])
     (hit,) = index.search(unit_sets(1), where="n = 3 AND x = 0.5 AND b = true")[0]
     assert hit.metadata == {"n": 3, "x": 0.5, "b": True}
+    assert [hit.metadata for hit in index.search(unit_sets(2)[1:])[0]] == [{}, {"n": 3, "x": 0.5, "b": True}]
 
 
 def test_an_index_knows_the_model_it_was_made_for(tmp_path):
@@ -231,13 +218,9 @@ def test_an_index_knows_the_model_it_was_made_for(tmp_path):
     with pytest.raises(ValueError, match="Encode with that model"):
         index.add(["c", "d"], items, model=other)
     assert len(SetIndex.open(index.folder)) == 2
-
-
-def test_a_model_that_divides_texts_otherwise_is_another_model(tmp_path):
-    model, other = tiny_model("region_bigru"), tiny_model("region_bigru")
+    other = tiny_model("region_bigru", seed=0)
     assert model_identity(model) == model_identity(other)
-    other.tower("text").reader.tokenizer.enable_truncation(9)
-    index = SetIndex.create(tmp_path / "index", dim=model.dim, set_size=4, model=model)
+    other.tower("text").reader.tokenizer.enable_truncation(9)  # which divides texts otherwise
     with pytest.raises(ValueError, match="model: "):
         index.search(other.encode_texts(["a dog"]), model=other)
 
@@ -265,13 +248,17 @@ def test_wrong_wishes_for_a_new_index_are_refused(tmp_path):
         SetIndex.create(tmp_path / "photos", dim=8, set_size=2)
 
 
-def test_info_says_what_there_is(make, engine):
+def test_info_tells_what_there_is_and_without_an_index_over_vectors_every_search_scans(make, engine, tmp_path):
     index = make(model="m")
     index.add(["a", "b"], unit_sets(2), [{"year": 1}, {}])
     index.compact()
     info = index.info()
     assert (info["items"], info["dim"], info["set_size"], info["model"], info["engine"]) == (2, 8, 2, "m", engine)
     assert str(info["search"]).startswith("scans all items")
+    with SetIndex.create(tmp_path / "scanned", 8, 2, engine="exhaustive", settings={"train_from": 2}) as scanned:
+        scanned.add(_ids(20), unit_sets(20))
+        assert not proposes(scanned.engine)
+        assert "index" not in scanned.info()["storage"]
 
 
 def test_a_search_scores_with_the_options_of_the_similarity(tmp_path):

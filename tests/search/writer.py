@@ -1,7 +1,8 @@
-"""A process that writes in an index until it is killed: `python writer.py`, then lines «folder seed» on its input.
+"""A process that has loaded everything and forks children for tests: `python writer.py`, then a line for each child.
 
-For each line it forks a child that carries out `plan(seed)` and notes every step before and after it in the folder's
-log; the child's number is printed. One process that has loaded everything, so that a test may kill many.
+`plan FOLDER SEED`: carry out `plan(SEED)` in the index until it is killed, noting every step before and after it.
+`full FOLDER`: write while no file may grow. `quiet FOLDER`: search in a way of which LanceDB would warn.
+Children write to the folder's log. The child's number is printed when it has begun, and "gone" when it has ended.
 """
 
 import os
@@ -56,14 +57,11 @@ def states(seed: int) -> list[dict[str, int]]:
     return result
 
 
-def work(folder: Path, seed: int) -> None:
+def carry_out(folder: Path, seed: str) -> None:
     """Carry out the plan."""
-    from maxmatch import SetIndex
-
     index = SetIndex.open(folder)
-    log = os.open(folder.parent / f"{folder.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for version, (what, names) in enumerate(plan(seed)):
-        os.write(log, b"begin\n")
+    for version, (what, names) in enumerate(plan(int(seed))):
+        os.write(1, b"begin\n")
         if what == "compact":
             index.compact()
         elif what == "remove":
@@ -71,25 +69,50 @@ def work(folder: Path, seed: int) -> None:
         else:
             sets = torch.stack([item(name, version) for name in names])
             (index.add if what == "add" else index.upsert)(names, sets, [{"version": version}] * len(names))
-        os.write(log, b"end\n")
+        os.write(1, b"end\n")
+
+
+def fill_disk(folder: Path) -> None:
+    """No file may grow beyond 20 kB: to a program that is what a full disk is, a write that fails halfway."""
+    index = SetIndex.open(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    many = torch.nn.functional.normalize(torch.ones(500, 2, 64), dim=-1)
+    for write in (index.add, index.upsert):
+        try:
+            write([f"new {n}" for n in range(500)], many)
+        except OSError as error:
+            os.write(1, f"{error}\n".encode())
+    index.add(["small"], many[:1])
+    os.write(1, f"{len(index)}\n".encode())
+
+
+def search_quietly(folder: Path) -> None:
+    """Of which LanceDB would warn: the distance is not asked for."""
+    found = SetIndex.open(folder).engine.table.search([0.5**0.5] * 128).select(["id"]).to_list()
+    os.write(1, f"{len(found)}\n".encode())
 
 
 if __name__ == "__main__":
+    import resource
     import warnings
 
-    import lancedb  # noqa: F401
+    from maxmatch import SetIndex
+    from maxmatch.search.engines.lance import lancedb_library
 
-    import maxmatch.search.set_index  # noqa: F401
-
+    lancedb_library()
     warnings.simplefilter("ignore")  # forks are an experiment to LanceDB; nothing of it runs here before one
     torch.set_num_threads(1)
+    jobs = {"plan": carry_out, "full": fill_disk, "quiet": search_quietly}
     print("ready", flush=True)
     for line in sys.stdin:
-        place, number = line.split()
+        job, place, *more = line.split()
         child = os.fork()
         if child == 0:
+            log = os.open(f"{place}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
             try:
-                work(Path(place), int(number))
+                jobs[job](Path(place), *more)
             finally:
                 os._exit(0)
         print(child, flush=True)
