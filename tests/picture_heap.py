@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-HEAP = 200
+HEAP = 100
 """Files, where shards are made of them."""
 
 

@@ -26,8 +26,7 @@ def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """One server for all tests; never skipped on Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         pytest.skip("PyPI's milvus has a server for Linux on x86-64 only")
-    from milvus_collections import Recycling
-    from milvus_server import running_server
+    from milvus_server import Recycling, running_server
 
     from maxmatch.search.engines import milvus
 
@@ -61,18 +60,18 @@ def make(engine: str, tmp_path: Path) -> Iterator[Make]:
         shutil.rmtree(index.folder)  # with it goes the claim to a collection on the server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small model that reads pictures and texts."""
     return saved_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(checkpoint: Path) -> SetEncoder:
     return SetEncoder.from_pretrained(checkpoint)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def heap(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], dict[str, str]]:
     """A folder of pictures and other things, which of them can be read, and which cannot and why."""
     folder = tmp_path_factory.mktemp("heap")

@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import contextmanager
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,8 @@ from tiny_models import tiny_model
 
 from maxmatch.data.dataset import DataError
 from maxmatch.search import photos
-from maxmatch.search.photos import open_photos, place_of, sync
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model("resnet152_bigru")
+from maxmatch.search.filters import passes
+from maxmatch.search.photos import facts_condition, open_photos, orientation_of, photo_facts, place_of, sync
 
 
 def photo(path, seed, size=(40, 30)):
@@ -92,15 +89,21 @@ def test_what_cannot_be_read_is_told_once_and_tried_again_when_it_changes(model,
 
 
 def test_a_photo_that_became_unreadable_is_not_found_by_its_old_picture(model, tmp_path):
-    photo(tmp_path / "pictures" / "a.png", 0)
-    photo(tmp_path / "pictures" / "b.png", 1)
+    folder = tmp_path / "pictures"
+    for seed, name in enumerate("abc"):
+        photo(folder / f"{name}.png", seed)
     with open_photos(tmp_path / "place", model) as index:
-        sync(index, model, tmp_path / "pictures")
-        (tmp_path / "pictures" / "a.png").write_bytes(b"broken")
-        done = sync(index, model, tmp_path / "pictures")
+        sync(index, model, folder)
+        (folder / "a.png").write_bytes(b"broken")
+        done = sync(index, model, folder)
         assert done[:3] == (0, 0, 0)
         assert [one.id for one in done.unreadable] == ["a.png"]
-        assert ids_of(index) == ["b.png"]
+        assert ids_of(index) == ["b.png", "c.png"]
+        (folder / "b.png").write_bytes(b"broken")
+        with pytest.raises(KeyboardInterrupt):
+            sync(index, model, folder, bar=stopped)
+        sync(index, model, folder)
+        assert ids_of(index) == ["c.png"]
 
 
 def test_an_interrupted_indexing_resumes_and_reads_nothing_twice(model, tmp_path, monkeypatch):
@@ -161,19 +164,6 @@ def test_a_disk_that_is_not_mounted_costs_no_index(model, tmp_path):
         with pytest.raises(DataError, match=r"the index has 11; nothing was removed. Is the disk mounted"):
             sync(index, model, tmp_path / "pictures")
         assert len(ids_of(index)) == 11
-
-
-def test_a_broken_photo_is_forgotten_even_when_the_work_is_interrupted(model, tmp_path):
-    photo(tmp_path / "pictures" / "a.png", 0)
-    photo(tmp_path / "pictures" / "b.png", 1)
-
-    with open_photos(tmp_path / "place", model) as index:
-        sync(index, model, tmp_path / "pictures")
-        (tmp_path / "pictures" / "a.png").write_bytes(b"broken")
-        with pytest.raises(KeyboardInterrupt):
-            sync(index, model, tmp_path / "pictures", bar=stopped)
-        sync(index, model, tmp_path / "pictures")
-        assert ids_of(index) == ["b.png"]
 
 
 def test_a_photo_that_could_not_be_reached_is_tried_again(model, tmp_path, monkeypatch):
@@ -247,3 +237,58 @@ def test_a_folder_behind_a_link_that_cannot_be_followed_costs_no_other_photo(mod
         done = sync(index, model, tmp_path / "pictures")
         assert done.added == 1
         assert ["loop" in one.reason for one in done.unreadable] == [True]
+
+
+def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
+    notes = Image.Exif()
+    notes[0x0112] = 6
+    notes.get_ifd(0x8769)[0x9003] = "2024:05:31 18:02:11"
+    path = tmp_path / "a" / "b" / "x.jpg"
+    path.parent.mkdir(parents=True)
+    Image.new("RGB", (60, 40)).save(path, exif=notes)
+    facts = photo_facts(path, tmp_path)
+    assert facts == {
+        "name": "x.jpg",
+        "folder": "a/b",
+        "taken": "2024-05-31T18:02:11",
+        "width": 40,
+        "height": 60,
+        "orientation": "portrait",
+        "bytes": path.stat().st_size,
+        "modified": path.stat().st_mtime_ns,
+    }
+
+
+@pytest.mark.parametrize("written", ["0000:00:00 00:00:00", "yesterday", ""])
+def test_without_a_sensible_note_the_file_says_when(tmp_path, written):
+    notes = Image.Exif()
+    notes[0x0132] = written
+    path = tmp_path / "x.jpg"
+    Image.new("RGB", (60, 40)).save(path, exif=notes)
+    facts = photo_facts(path, tmp_path)
+    assert facts["taken"] == datetime.fromtimestamp(path.stat().st_mtime).isoformat(timespec="seconds")
+    assert facts["folder"] == ""
+
+
+def test_sides_that_differ_by_little_are_square():
+    assert [orientation_of(*size) for size in ((100, 96), (100, 95), (95, 100))] == ["square", "landscape", "portrait"]
+
+
+def test_a_condition_is_the_conjunction_of_what_is_asked():
+    facts = {"folder": "holiday/rome", "taken": "2024-05-31T23:59:59", "orientation": "square"}
+    assert facts_condition() is None
+    day = date(2024, 5, 31)
+    for wanted, passing in [
+        ({"folder": "holiday"}, True),
+        ({"folder": "holiday/rome"}, True),
+        ({"folder": "holiday/ro"}, False),
+        ({"folder": "rome"}, False),
+        ({"start": day, "end": day}, True),
+        ({"start": date(2024, 6, 1)}, False),
+        ({"end": date(2024, 5, 30)}, False),
+        ({"end": date.max}, True),
+        ({"orientation": "square", "folder": "holiday"}, True),
+        ({"orientation": "portrait", "folder": "holiday"}, False),
+    ]:
+        condition = facts_condition(**wanted)
+        assert (condition is None or passes(condition, facts)) == passing

@@ -107,6 +107,6 @@ class Sequences(RuleBasedStateMachine):
 
 def test_any_sequence_leaves_what_a_dict_would_hold(engine):
     machine = type("SequencesOn", (Sequences,), {"engine": engine})
-    count = 3 if engine == "milvus" else 8  # where a compaction takes seconds
+    count = 3 if engine == "milvus" else 6  # where a compaction takes seconds
     examples = settings(max_examples=count, stateful_step_count=15, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine, settings=examples)
