@@ -20,7 +20,7 @@ from maxmatch.server.app import create_app
 from maxmatch.server.gallery import key_of
 
 COUNT = 24
-MANY = 90
+MANY = 60
 FOLDERS = ("", "holiday", "holiday/rome", "garden")
 SIZES = ((96, 96), (96, 64), (64, 96))
 EXACT = 0.999999

@@ -11,7 +11,7 @@ ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 
 
 def pytest_collection_modifyitems(items):
-    """Where there is no browser, say of each test that it did not run, and the cure."""
+    """Where there is no browser, each test is skipped, with the cure."""
     if chromium_path() is None:
         here = os.path.dirname(__file__)
         for item in items:
@@ -19,21 +19,21 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"no browser, not run: {item.name}. Cure: {BROWSER_CURE}"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gallery(tmp_path_factory):
     return make_gallery(tmp_path_factory.mktemp("gallery"), MANY)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(gallery):
     running = Running(app_of(gallery))
     yield running
     running.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
-    """Closed after its tests: as long as Playwright is there, nobody else can run an event loop in this process."""
+    """Closed after these tests: as long as Playwright is there, nobody else can run an event loop in this process."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -44,7 +44,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, server):
-    """Opens the page, with a profile of its own; in the end nothing was complained of, and nobody else was asked."""
+    """Opens the page with a fresh profile; afterwards: no complaints on the console, no request to another host."""
     contexts, said, asked = [], [], []
 
     def opened(address="/", base=None, **more):

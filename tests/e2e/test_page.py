@@ -1,31 +1,44 @@
-import re
+"""The page in a browser: what a person does there, by mouse and keyboard, on a phone, in the dark, and read aloud."""
 
-import pytest
-from page_parts import first_key, search, tiles, wait_first
+import re
+from urllib.parse import unquote_plus
+
 from playwright.sync_api import expect
 from served import MANY, Running, app_of
 
 SHOWN = MANY - 1  # two are the same picture
 
 
-def give(page, path, how):
+def tiles(page):
+    return page.locator("#results li.tile:visible")
+
+
+def search(page, text):
+    page.get_by_label("Search pictures by a description").fill(text)
+
+
+def wait_first(page, key):
+    expect(tiles(page).first).to_have_attribute("data-key", key)
+
+
+def give(page, content, how, kind="image/png"):
     """Let a file come as if it were dropped or pasted."""
     page.evaluate(
-        """([bytes, how]) => {
+        """([bytes, how, type]) => {
             const files = new DataTransfer();
-            files.items.add(new File([new Uint8Array(bytes)], "mine.png", { type: "image/png" }));
+            files.items.add(new File([new Uint8Array(bytes)], "mine", { type }));
             const event = how === "drop"
                 ? new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true })
                 : new ClipboardEvent("paste", { clipboardData: files, bubbles: true, cancelable: true });
             document.body.dispatchEvent(event);
         }""",
-        [list(path.read_bytes()), how],
+        [list(content), how, kind],
     )
 
 
-def test_typing_shows_the_right_picture_first(open_page, gallery):
+def test_typing_shows_the_right_picture_first_and_a_late_answer_never_replaces_a_newer_one(open_page, gallery):
     page = open_page()
-    assert first_key(page) == gallery.key(MANY - 1)  # the latest
+    wait_first(page, gallery.key(MANY - 1))  # the latest
     for place, caption in enumerate(gallery.captions):
         search(page, caption)
         wait_first(page, gallery.key(place))
@@ -34,53 +47,40 @@ def test_typing_shows_the_right_picture_first(open_page, gallery):
     expect(score).to_have_text(re.compile(r"^1\.7[123]$"))  # e − 1: the same set
     expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, best first")
     expect(tiles(page).first.locator("img")).to_have_js_property("naturalWidth", 96)
-
-
-def test_a_late_answer_never_replaces_a_newer_one(open_page, gallery):
-    page = open_page()
+    search(page, "")
+    wait_first(page, gallery.key(MANY - 1))
     held = []
     page.route(re.compile(r"/search\?q=two"), lambda route: held.append(route))
-    search(page, gallery.captions[1])
-    page.wait_for_timeout(400)
+    with page.expect_request(re.compile(r"/search\?q=two")):
+        search(page, gallery.captions[1])
     search(page, gallery.captions[0])
     wait_first(page, gallery.key(0))
-    assert held
     for route in held:
         try:
             route.continue_()
         except Exception:  # the page has given it up, as it should
             continue
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(200)
     wait_first(page, gallery.key(0))
 
 
-@pytest.mark.parametrize("how", ["drop", "paste"])
-def test_an_uploaded_picture_finds_itself(open_page, gallery, how):
+def test_an_uploaded_picture_finds_itself_and_what_is_no_picture_is_refused(open_page, gallery):
     page = open_page()
-    give(page, gallery.root / gallery.ids[20], how)
-    wait_first(page, gallery.key(20))
-    expect(page.get_by_text("Your picture")).to_be_visible()
+    for how, place in (("drop", 20), ("paste", 21)):
+        give(page, (gallery.root / gallery.ids[place]).read_bytes(), how)
+        wait_first(page, gallery.key(place))
+        expect(page.get_by_text("Your picture")).to_be_visible()
     page.reload()
-    wait_first(page, gallery.key(20))
+    wait_first(page, gallery.key(21))
     page.get_by_label("Stop searching with this picture").click()
     wait_first(page, gallery.key(MANY - 1))
-
-
-def test_a_file_that_is_not_a_picture_is_refused(open_page):
-    page = open_page()
-    page.evaluate(
-        """() => {
-            const files = new DataTransfer();
-            files.items.add(new File(["words"], "a.txt", { type: "text/plain" }));
-            document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true }));
-        }"""
-    )
+    give(page, b"words", "drop", "text/plain")
     expect(page.get_by_role("alert")).to_contain_text("not a picture")
     page.get_by_role("button", name="Dismiss").click()
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_why_shows_slots_words_pairs_and_the_matching(open_page, gallery):
+def test_why_shows_slots_words_pairs_and_the_matching(open_page):
     page = open_page("/?q=a+dog+runs")
     tiles(page).nth(2).click()
     dialog = page.get_by_role("dialog")
@@ -102,28 +102,27 @@ def test_why_shows_slots_words_pairs_and_the_matching(open_page, gallery):
     expect(page.get_by_text("Slot 2 only", exact=True)).to_be_visible()
     wait_first(page, shown)
     assert page.url.endswith(f"?like={shown}&slot=1")
-
-
-def test_why_without_a_query_shows_where_the_slots_look(open_page):
-    page = open_page()
+    search(page, '"a dog" - "a cat"')  # its parts are explained one by one
+    page.wait_for_url("**q=*")
+    expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
     tiles(page).first.click()
+    page.get_by_role("button", name="− a cat").click()
+    assert "cat" in dialog.locator(".pair").first.locator(".word").all_inner_texts()
+
+
+def test_an_address_opens_a_picture_and_similar_ones_are_one_click_away(open_page, gallery):
+    page = open_page(f"/?view={gallery.key(30)}")  # without a query: where its slots look
+    expect(page.get_by_role("dialog", name="scene 30.png")).to_be_visible()
     expect(page.get_by_role("dialog").locator(".pair")).to_have_count(3)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert "view" not in page.url
+    tiles(page).first.click()
     page.get_by_role("button", name="Next picture").click()
+    page.wait_for_url(f"**view={gallery.key(MANY - 2)}")
     expect(page.get_by_role("dialog").locator(".pair")).to_have_count(3)
     page.get_by_role("button", name="Close").click()
     expect(page.get_by_role("dialog")).to_be_hidden()
-
-
-def test_parts_of_a_query_are_explained_one_by_one(open_page):
-    page = open_page("/?q=%22a+dog%22+-+%22a+cat%22")
-    tiles(page).first.click()
-    page.get_by_role("button", name="− a cat").click()
-    words = page.get_by_role("dialog").locator(".pair").first.locator(".word")
-    assert "cat" in words.all_inner_texts()
-
-
-def test_similar_pictures_are_one_click_away(open_page, gallery):
-    page = open_page()
     tiles(page).nth(5).click()
     key = page.url.split("view=")[1]
     page.get_by_role("button", name="Similar").click()
@@ -132,7 +131,7 @@ def test_similar_pictures_are_one_click_away(open_page, gallery):
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
-def test_filters_narrow_and_are_cleared(open_page, gallery):
+def test_filters_narrow_and_near_duplicates_are_grouped(open_page, gallery):
     page = open_page("/?q=a+dog")
     page.get_by_label("Folder").select_option("holiday/rome")
     expected = len(gallery.ids[2::4])
@@ -148,10 +147,7 @@ def test_filters_narrow_and_are_cleared(open_page, gallery):
     expect(page.get_by_text("No pictures match these filters.")).to_be_visible()
     page.locator("#filters").get_by_role("button", name="Clear filters").click()
     expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, newest first")
-
-
-def test_near_duplicates_are_grouped_and_can_be_shown(open_page, gallery):
-    page = open_page("/?to=2024-01-10")
+    page.get_by_label("To").fill("2024-01-10")
     expect(tiles(page)).to_have_count(9)
     folded = page.locator(".tile", has=page.locator(".same"))
     expect(folded).to_have_count(1)
@@ -162,7 +158,7 @@ def test_near_duplicates_are_grouped_and_can_be_shown(open_page, gallery):
     expect(tiles(page)).to_have_count(10)
 
 
-def test_paging_on_shows_everything_once_and_nothing_moves(open_page):
+def test_scrolling_shows_everything_once_and_reload_and_back_keep_the_place(open_page):
     page = open_page("/?q=a+dog")
     places = """() => [...document.querySelectorAll(".tile:not([hidden])")].map(
         (tile) => [tile.dataset.key, tile.style.left, tile.style.top, tile.style.width])"""
@@ -171,38 +167,26 @@ def test_paging_on_shows_everything_once_and_nothing_moves(open_page):
         page.mouse.wheel(0, 20_000)
         page.wait_for_function("(had) => document.querySelectorAll('.tile:not([hidden])').length > had", arg=had)
     after = page.evaluate(places)
-    assert after[: len(before)] == before
+    assert after[: len(before)] == before, "nothing moves"
     assert len({key for key, *_ in after}) == len(after) == SHOWN
-
-
-def test_reload_and_back_keep_what_was_shown_and_where(open_page, gallery):
-    page = open_page("/?q=a+dog&folder=holiday")
+    page.get_by_label("Folder").select_option("holiday")
     search(page, "a cat")
     page.wait_for_url("**q=a+cat*")
     page.locator("#results[aria-busy=false]").wait_for()
     page.mouse.wheel(0, 700)
     page.wait_for_timeout(500)
-    order = page.evaluate("() => [...document.querySelectorAll('.tile')].map((tile) => tile.dataset.key)")
+    order = [key for key, *_ in page.evaluate(places)]
     top = page.evaluate("scrollY")
     assert top > 100
     page.reload()
     expect(page.get_by_label("Search pictures by a description")).to_have_value("a cat")
     expect(page.get_by_label("Folder")).to_have_value("holiday")
     page.wait_for_function("(top) => Math.abs(scrollY - top) < 2", arg=top)
-    again = page.evaluate("() => [...document.querySelectorAll('.tile')].map((tile) => tile.dataset.key)")
-    assert again == order
+    assert [key for key, *_ in page.evaluate(places)] == order
     page.go_back()
     expect(page.get_by_label("Search pictures by a description")).to_have_value("a dog")
     page.go_forward()
     expect(page.get_by_label("Search pictures by a description")).to_have_value("a cat")
-
-
-def test_an_address_with_a_view_opens_it(open_page, gallery):
-    page = open_page(f"/?q=a+dog&view={gallery.key(30)}")
-    expect(page.get_by_role("dialog", name="scene 30.png")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog")).to_be_hidden()
-    assert "view" not in page.url
 
 
 def test_a_stopped_server_is_reported_and_recovered_from(open_page, gallery):
@@ -212,10 +196,80 @@ def test_a_stopped_server_is_reported_and_recovered_from(open_page, gallery):
     search(page, gallery.captions[0])
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
     running.start()
-    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_be_hidden(timeout=30_000)
     wait_first(page, gallery.key(0))
     page.close()
     running.stop()
     complaints = [said for said in open_page.said if "ERR_CONNECTION" not in said]
     assert complaints == []
     open_page.said.clear()  # that a request failed is the browser's own complaint, and true
+
+
+def test_the_keyboard_alone_is_enough(open_page, gallery):
+    page = open_page()
+    page.keyboard.press("/")
+    with page.expect_response(lambda answer: gallery.captions[0] in unquote_plus(answer.url)):
+        page.keyboard.type(gallery.captions[0])  # half a sentence finds the same picture first, and others after it
+    wait_first(page, gallery.key(0))
+    expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
+    focused = "() => document.activeElement.closest('li')?.dataset.key ?? document.activeElement.id"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(focused) == gallery.key(0)
+    page.keyboard.press("ArrowRight")
+    second = page.evaluate(focused)
+    assert second == tiles(page).nth(1).get_attribute("data-key")
+    page.keyboard.press("ArrowDown")
+    below = page.evaluate(focused)
+    assert below not in (second, gallery.key(0))
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(focused) in (second, gallery.key(0), tiles(page).nth(2).get_attribute("data-key"))
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").locator(".pair")).to_have_count(3)
+    page.keyboard.press("2")
+    expect(page.get_by_role("radio", name="Slot 2")).to_be_checked()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(f"**view={second}")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert page.evaluate(focused) == second
+    page.keyboard.press("Escape")
+    assert page.evaluate(focused) == "q"
+    page.keyboard.press("Escape")
+    wait_first(page, gallery.key(MANY - 1))
+
+
+def shade(page):
+    """The colour behind the page."""
+    return page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)")
+
+
+def test_a_phone_in_the_dark_has_room_for_everything(open_page):
+    page = open_page("/?q=a+dog", viewport={"width": 390, "height": 844}, color_scheme="dark")
+    assert max(shade(page)) < 60
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    expect(page.get_by_label("Folder")).to_be_hidden()
+    page.get_by_role("button", name="Filters").click()
+    expect(page.get_by_label("Folder")).to_be_visible()
+    tiles(page).first.click()
+    expect(page.get_by_role("dialog").locator(".pair")).to_have_count(3)
+    assert page.evaluate("document.querySelector('dialog').scrollWidth") <= 390
+
+
+def test_a_screen_reader_finds_names_for_everything_and_light_is_light(open_page):
+    page = open_page("/?q=a+dog", color_scheme="light")
+    assert min(shade(page)) > 220
+    tiles(page).first.click()
+    expect(page.get_by_role("dialog").locator(".pair")).to_have_count(3)
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("a, button, input:not([hidden]), select, dialog, img")].filter((one) => {
+            const label = one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim();
+            return one.tagName === "IMG" ? !one.hasAttribute("alt") : !label && !one.hasAttribute("aria-labelledby");
+        }).map((one) => one.outerHTML)"""
+    )
+    assert nameless == []
+    for role in ("search", "main", "status"):
+        assert page.locator(f"[role={role}], {role if role == 'main' else 'x'}").count() == 1
+    page.keyboard.press("Escape")
+    link = tiles(page).first.get_by_role("link")
+    assert re.search(r"scene \d\d\.png, .*score \d", link.get_attribute("aria-label"))
