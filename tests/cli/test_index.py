@@ -17,27 +17,16 @@ from maxmatch.search.set_index import SetIndex
 def photos(model, heap, tmp_path_factory):
     """An index of the pictures, built from a source at once."""
     index = tmp_path_factory.mktemp("index") / "photos"
-    main_ends("index", "build", index, "--source", heap[0], "--model", model, "--dtype", "fp32")
-    return index
-
-
-def main_ends(*arguments):
+    given = ("--source", str(heap[0]), "--model", str(model), "--dtype", "fp32")
     with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
+        main(["index", "build", str(index), *given])
     assert not end.value.code
+    return index
 
 
 def ids_in(index):
     with SetIndex.open(index) as opened:
         return sorted(name for found in opened.engine.scan(100) for name in found.ids)
-
-
-@pytest.mark.parametrize("verb", ["build", "add", "remove", "verify"])
-def test_help_teaches_by_examples(capsys, verb):
-    assert "maxmatch index build photos --from sets" in run(capsys, "index", "--help")[1]
-    code, out, _ = run(capsys, "index", verb, "--help")
-    assert code == 0
-    assert "Examples:" in out
 
 
 def test_shards_become_an_index_that_knows_what_made_them(tmp_path, capsys):
@@ -105,21 +94,18 @@ def test_arrays_of_another_program_become_an_index(tmp_path, capsys):
     assert "Name it with --model" in err
 
 
-def test_a_source_is_encoded_on_its_way_into_the_index_and_nothing_is_left_beside_it(photos, heap, model):
+def test_a_source_is_encoded_on_its_way_into_the_index_and_not_built_over(photos, heap, model, capsys):
     assert ids_in(photos) == heap[1]
     assert [path.name for path in photos.parent.iterdir()] == ["photos"]
     listed = [json.loads(line)["id"] for line in (photos / "skipped.jsonl").read_text().splitlines()]
     assert sorted(listed) == sorted(heap[2])
-
-
-def test_building_over_an_index_is_refused_before_anything_is_encoded(photos, heap, model, capsys):
     code, out, err = run(capsys, "index", "build", photos, "--source", heap[0], "--model", model)
     assert (code, out) == (1, "")
     assert err.startswith(f"maxmatch: {photos}: is an index already. Add to it with `maxmatch index add`")
     assert [path.name for path in photos.parent.iterdir()] == ["photos"]
 
 
-def test_while_something_was_not_added_to_its_end_nothing_else_is_encoded_or_lost(model, tmp_path, capsys, monkeypatch):
+def test_while_an_addition_is_unfinished_nothing_else_is_encoded_or_lost(model, tmp_path, capsys, monkeypatch):
     for name in ("first", "second", "third"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40), "red").save(tmp_path / name / f"{name}.png")
@@ -156,7 +142,7 @@ def test_new_pictures_of_a_folder_are_added_by_the_models_own_path(model, heap, 
     assert ids_in(index) == ["blue.png", "red.png"]
 
 
-def test_verify_measures_and_says_how_sure_it_is(photos, tmp_path, capsys):
+def test_verify_measures_and_gives_an_interval(photos, tmp_path, capsys):
     code, out, _ = run(capsys, "index", "verify", photos, "-k", 3, "--sample", 8, "--json")
     measured = json.loads(out)
     assert code == 0

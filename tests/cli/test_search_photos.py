@@ -4,82 +4,60 @@ import json
 
 import numpy as np
 import pytest
+from commands import run
 from PIL import Image
-from tiny_models import tiny_model
 
 from maxmatch import SetIndex
-from maxmatch.cli.main import main
 
 
 @pytest.fixture
-def given(tmp_path, monkeypatch):
+def given(model, tmp_path, monkeypatch):
+    """A folder of photos, and the option that names a model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny_model("resnet152_bigru").save_pretrained(tmp_path / "model")
     folder = tmp_path / "pictures"
     folder.mkdir()
     for seed in range(4):
         pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{seed}.png")
     (folder / "broken.jpg").write_bytes(b"")
-    return folder, ["--model", str(tmp_path / "model")]
+    return folder, ("--model", model)
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
-    return stopped.value.code or 0
-
-
-def test_photos_of_a_folder_are_found_and_paths_alone_are_printed_to_a_pipe(given, capsys):
+def test_photos_of_a_folder_are_found_by_words_a_picture_and_weighted_words(given, capsys):
     folder, model = given
-    assert run("search", "two dogs", str(folder), "-k", "3", *model) == 0
-    said = capsys.readouterr()
-    paths = said.out.split()
+    (folder / "index.json").write_text('{"photos": ["0.png"]}')  # another program's makes no index of a folder
+    first = run(capsys, "search", "two dogs", folder, "-k", "3", *model)
+    paths = first.out.split()  # alone, where the output is no terminal
     assert len(set(paths)) == 3
     assert set(paths) <= {str(folder / f"{seed}.png") for seed in range(4)}
-    assert said.err.count("broken.jpg: not a readable picture") == 1
-    assert "4 photos: 4 new" in said.err
-    assert run("search", "two dogs", str(folder), "-k", "3", *model) == 0
-    again = capsys.readouterr()
-    assert again.out == said.out
-    assert "broken" not in again.err, "what cannot be read is said once"
-
-
-def test_a_picture_finds_itself_and_weighted_words_are_taken(given, capsys):
-    folder, model = given
-    assert run("search", "--image", str(folder / "2.png"), str(folder), "--json", *model) == 0
-    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert first.err.count("broken.jpg: not a readable picture") == 1
+    assert "4 photos: 4 new" in first.err
+    again = run(capsys, "search", "two dogs", folder, "-k", "3", *model)
+    assert again.out == first.out
+    assert "broken" not in again.err, "what cannot be read is reported once"
+    hits = json.loads(run(capsys, "search", "--image", folder / "2.png", folder, "--json", *model).out)["hits"]
     assert hits[0]["id"] == "2.png"
     assert hits[0]["metadata"]["path"] == str(folder / "2.png")
-    assert run("search", '"beach" + 2 "dog" - "people"', str(folder), "--json", *model) == 0
-    assert len(json.loads(capsys.readouterr().out)["hits"]) == 4
+    weighted = run(capsys, "search", '"beach" + 2 "dog" - "people"', folder, "--json", *model)
+    assert len(json.loads(weighted.out)["hits"]) == 4
 
 
-def test_an_index_json_of_another_program_makes_no_index_of_a_folder(given, capsys):
+def test_what_is_no_folder_and_a_damaged_index_are_named_with_what_was_expected(given, tmp_path, capsys):
     folder, model = given
-    (folder / "index.json").write_text('{"photos": ["0.png"]}')
-    assert run("search", "two dogs", str(folder), *model) == 0
-    assert len(capsys.readouterr().out.split()) == 4
-
-
-def test_a_damaged_index_is_no_folder_of_photos(given, tmp_path, capsys):
-    _, model = given
+    for verb in (("search", "two dogs"), ("serve",)):
+        for name, what in (("nowhere", "no such folder"), ("0.png", "a file")):
+            code, _, err = run(capsys, *verb, folder / name, *model)
+            assert code == 1
+            assert f"{folder / name}: {what}. Expected a folder of photos, or an index" in err
     SetIndex.create(tmp_path / "index", dim=16, set_size=4).close()
     (tmp_path / "index" / "index.json").write_text("{")
-    assert run("search", "two dogs", str(tmp_path / "index"), *model) == 1
-    assert "index.json: not readable as JSON" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("verb", [["search", "two dogs"], ["serve"]], ids=["search", "serve"])
-@pytest.mark.parametrize(("name", "what"), [("nowhere", "no such folder"), ("0.png", "a file")])
-def test_what_is_no_folder_is_named_with_what_was_expected(given, capsys, verb, name, what):
-    folder, model = given
-    assert run(*verb, str(folder / name), *model) == 1
-    assert f"{folder / name}: {what}. Expected a folder of photos, or an index" in capsys.readouterr().err
+    code, _, err = run(capsys, "search", "two dogs", tmp_path / "index", *model)
+    assert code == 1
+    assert "index.json: not readable as JSON" in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         ([], 'maxmatch search "two dogs" ~/Pictures'),
         (["two dogs"], "give a folder of photos or an index"),
@@ -88,6 +66,7 @@ def test_what_is_no_folder_is_named_with_what_was_expected(given, capsys, verb, 
         (["  ", "."], "write some words"),
     ],
 )
-def test_a_search_without_its_query_or_its_folder_says_which(arguments, said, capsys):
-    assert run("search", *arguments) == 2
-    assert said in capsys.readouterr().err
+def test_a_search_without_its_query_or_its_folder_is_wrong_use(arguments, words, capsys):
+    code, _, err = run(capsys, "search", *arguments)
+    assert code == 2
+    assert words in err

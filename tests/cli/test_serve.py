@@ -68,7 +68,7 @@ def test_no_id_leads_out_of_the_folder(tmp_path):
 
 
 def test_the_address_is_printed_once_ready_and_control_c_stops_it(tmp_path):
-    gallery = make_gallery(tmp_path)
+    gallery = make_gallery(tmp_path, 8)
     gallery.model.save_pretrained(tmp_path / "model")
     given = [tmp_path / "index", "--model", tmp_path / "model", "--pictures", gallery.root, "--port", "0"]
     server = subprocess.Popen(
