@@ -1,16 +1,15 @@
+"""What the server shows of an index: its items as they are now, near-duplicates as one."""
+
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
+from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.filters import Comparison
 from maxmatch.server import gallery as module
-from maxmatch.server.gallery import Gallery, item_of, key_of
-
-
-def unit_sets(count):
-    return torch.nn.functional.normalize(torch.randn(count, 2, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+from maxmatch.server.gallery import Gallery, Sketcher, group_near_duplicates, item_of, key_of
 
 
 def test_changes_to_the_index_are_seen(tmp_path, monkeypatch):
@@ -34,14 +33,7 @@ def test_changes_to_the_index_are_seen(tmp_path, monkeypatch):
     gallery.refresh()
     assert [item.id for item in gallery.passing(None)] == ["a", "c"], "a replaced item has new facts"
     assert (gallery.state.sketches["a"] != before).any()
-
-
-def test_an_unchanged_index_is_not_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_REFRESH_AFTER", 0.0)
-    index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="exhaustive")
-    index.add(["a", "b"], unit_sets(2))
-    gallery = Gallery(index, Path)
-    monkeypatch.setattr(Gallery, "_read", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr(Gallery, "_read", lambda self: pytest.fail("an unchanged index was read again"))
     gallery.refresh()
     assert len(gallery.passing(None)) == 2
 
@@ -60,3 +52,53 @@ def test_keys_hide_ids_and_differ():
     assert len(keys) == 5
     assert all(len(key) == 32 and set(key) <= set("0123456789abcdef") for key in keys)
     assert item_of("a", {}).key == key_of("a")
+
+
+K, D = 4, 64
+
+
+def sets(count, seed=0):
+    vectors = np.random.default_rng(seed).standard_normal((count, K, D)).astype("float32")
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def near(base, cosine, seed):
+    """Sets whose slots all have this cosine with those of `base`."""
+    other = sets(len(base), seed)
+    other -= (other * base).sum(-1, keepdims=True) * base
+    other /= np.linalg.norm(other, axis=-1, keepdims=True)
+    return cosine * base + np.sqrt(1 - cosine**2) * other
+
+
+@pytest.mark.parametrize("cosine", [0.95, 0.98, 0.995])
+def test_a_sketch_keeps_how_near_two_sets_are(cosine):
+    sketcher, base = Sketcher(K * D), sets(200)
+    one, two = (sketcher(each.reshape(200, -1)).astype("float64") for each in (base, near(base, cosine, 1)))
+    estimates = 1 - (one * two).sum(1)
+    assert np.abs(estimates / (1 - cosine) - 1).mean() < 0.15
+
+
+def test_groups_are_led_by_the_first_item():
+    base = sets(5)
+    all_sets = np.concatenate([base, near(base[:2], 0.999, 1), near(base[:1], 0.998, 2)])
+    ids = [str(place) for place in range(8)]
+    sketches = dict(zip(ids, Sketcher(K * D)(all_sets.reshape(8, -1)), strict=True))
+    assert group_near_duplicates(ids, sketches, 0.99) == [[0, 5, 7], [1, 6], [2], [3], [4]]
+    assert group_near_duplicates(ids, sketches, 1.1) == [[place] for place in range(8)]
+    assert group_near_duplicates([], sketches) == []
+
+
+def test_a_longer_list_begins_with_the_same_leaders():
+    base = sets(20)
+    all_sets = np.concatenate([base, near(base, 0.995, 1), near(base, 0.98, 2)])
+    order = np.random.default_rng(0).permutation(60)
+    ids = [str(place) for place in order]
+    sketches = dict(zip(ids, Sketcher(K * D)(all_sets[order].reshape(60, -1)), strict=True))
+    whole = [group[0] for group in group_near_duplicates(ids, sketches, 0.99)]
+    for length in (1, 7, 30, 59):
+        leaders = [group[0] for group in group_near_duplicates(ids[:length], sketches, 0.99)]
+        assert leaders == whole[: len(leaders)]
+
+
+def test_items_without_a_sketch_stay_alone():
+    assert group_near_duplicates(["a", "b", "a"], {}) == [[0], [1], [2]]

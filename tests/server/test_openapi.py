@@ -13,15 +13,15 @@ from served import Running, app_of
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 OPERATIONS = {
-    "GET /api/v1/search": 20,
-    "POST /api/v1/search": 20,
-    "POST /api/v1/search/image": 12,
-    "GET /api/v1/items/{key}": 6,
-    "GET /api/v1/items/{key}/thumbnail": 12,
-    "GET /api/v1/items/{key}/explain": 12,
-    "GET /api/v1/uploads/{key}/thumbnail": 6,
-    "GET /api/v1/gallery": 2,
-    "GET /api/v1/health": 2,
+    "GET /api/v1/search": 12,
+    "POST /api/v1/search": 12,
+    "POST /api/v1/search/image": 8,
+    "GET /api/v1/items/{key}": 4,
+    "GET /api/v1/items/{key}/thumbnail": 8,
+    "GET /api/v1/items/{key}/explain": 8,
+    "GET /api/v1/uploads/{key}/thumbnail": 4,
+    "GET /api/v1/gallery": 1,
+    "GET /api/v1/health": 1,
 }
 """And how many requests each gets."""
 

@@ -1,11 +1,15 @@
+"""Single pictures: their facts, thumbnails and explanations, and no other file."""
+
 import io
+import os
 
 import pytest
 from PIL import Image
 from served import client_of
 
-from maxmatch.model.images import load_image
+from maxmatch.model.images import ImageError, load_image
 from maxmatch.server.gallery import key_of
+from maxmatch.server.pictures import Thumbnails
 
 ITEMS = "/api/v1/items"
 
@@ -18,13 +22,13 @@ def test_facts_of_an_item_are_those_of_its_file(client, gallery):
     assert facts["bytes"] == (gallery.root / gallery.ids[6]).stat().st_size
 
 
-@pytest.mark.parametrize("size", [160, 320])
-def test_a_thumbnail_is_never_enlarged(client, gallery, size):
-    response = client.get(f"{ITEMS}/{gallery.key(4)}/thumbnail", params={"size": size})
+def test_a_thumbnail_is_never_enlarged_and_other_sizes_are_refused(client, gallery):
+    response = client.get(f"{ITEMS}/{gallery.key(4)}/thumbnail", params={"size": 320})
     assert response.headers["content-type"] == "image/webp"
     assert "private" in response.headers["cache-control"]
-    image = Image.open(io.BytesIO(response.content))
-    assert image.size == (96, 64)
+    assert Image.open(io.BytesIO(response.content)).size == (96, 64)
+    for size in ("161", "100000", "-1", "x"):
+        assert client.get(f"{ITEMS}/{gallery.key(4)}/thumbnail", params={"size": size}).status_code == 422
 
 
 def test_a_thumbnail_is_upright_and_has_no_exif(gallery, tmp_path):
@@ -40,34 +44,20 @@ def test_a_thumbnail_is_upright_and_has_no_exif(gallery, tmp_path):
     assert not image.getexif()
 
 
-def test_other_sizes_are_refused(client, gallery):
-    for size in ("161", "100000", "-1", "x"):
-        assert client.get(f"{ITEMS}/{gallery.key(4)}/thumbnail", params={"size": size}).status_code == 422
-
-
 @pytest.mark.parametrize("end", ["", "/thumbnail", "/explain"])
 def test_what_is_not_indexed_is_not_found(client, gallery, end):
     assert client.get(f"{ITEMS}/{key_of('scene 99.png')}{end}").status_code == 404
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../../../../etc/passwd",
-        "..%2f..%2f..%2fetc%2fpasswd",
-        "%2e%2e/%2e%2e/etc/passwd",
-        "/etc/passwd",
-        "scene%2000.png",
-        "holiday/rome/scene%2006.png",
-        "\\..\\..\\windows",
-        "%00",
-    ],
-)
+NAMES = ("../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "/etc/passwd")
+NAMES += ("scene%2000.png", "holiday/rome/scene%2006.png", "\\..\\..\\windows", "%00")
+
+
 @pytest.mark.parametrize("place", ["/api/v1/items/", "/static/", "/api/v1/uploads/", "/"])
-def test_no_path_of_a_request_reaches_a_file(client, place, name):
-    for end in ("", "/thumbnail"):
-        response = client.get(f"{place}{name}{end}")
-        assert response.status_code in (404, 422)
+def test_no_path_of_a_request_reaches_a_file(client, place):
+    for address in (f"{place}{name}{end}" for name in NAMES for end in ("", "/thumbnail")):
+        response = client.get(address)
+        assert response.status_code in (404, 422), address
         assert response.json()["error"]["message"]
         assert "root:" not in response.text
 
@@ -128,3 +118,35 @@ def test_health_and_metrics(client):
     assert 'maxmatch_batch_size_count{work="encode"}' in text
     assert 'route="/search",status="200"' in text
     assert "maxmatch_items 24.0" in client.get("/api/v1/metrics").text
+
+
+def picture(path, colour="red", size=(40, 30)):
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def test_a_replaced_picture_gets_a_new_thumbnail(tmp_path):
+    thumbnails, path = Thumbnails(), picture(tmp_path / "a.png")
+    first = thumbnails.make(path, 160)
+    assert thumbnails.make(path, 160) is first
+    picture(path, "blue")
+    os.utime(path, ns=(1, 1))
+    assert thumbnails.make(path, 160) != first
+
+
+def test_the_cache_stays_within_its_bound(tmp_path):
+    paths = [picture(tmp_path / f"{place}.png", (place, 0, 0)) for place in range(20)]
+    one = len(Thumbnails().make(paths[0], 160))
+    thumbnails = Thumbnails(cached_bytes=3 * one + 50)
+    for path in paths:
+        thumbnails.make(path, 160)
+    assert thumbnails._bytes == sum(map(len, thumbnails._known.values())) <= 3 * one + 50
+    assert thumbnails._known
+
+
+def test_missing_and_damaged_pictures_raise(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Thumbnails().make(tmp_path / "none.png", 160)
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(ImageError):
+        Thumbnails().make(tmp_path / "bad.png", 160)

@@ -1,8 +1,12 @@
+"""Searches by text, item, picture and parts; their pages, filters and refusals."""
+
+import gc
 import io
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from PIL import Image
+from served import client_of
 from starlette.testclient import TestClient
 
 from maxmatch import SetIndex
@@ -209,3 +213,11 @@ def test_simultaneous_queries_get_their_own_results(client, gallery):
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda word: found(client.get(SEARCH, params={"q": f"{word} ", "k": 24})), words))
     assert together == alone
+
+
+def test_garbage_collection_skips_what_existed_before_the_server(gallery):
+    before = gc.get_freeze_count()
+    with client_of(gallery) as client:
+        assert gc.get_freeze_count() > 10_000
+        assert client.get("/api/v1/health").status_code == 200
+    assert gc.get_freeze_count() <= before

@@ -72,7 +72,7 @@ def test_cut_and_changed_pictures_never_fail_the_server(client):
     generator = random.Random(0)
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
         whole = saved(kind)
-        for _ in range(12):
+        for _ in range(6):
             data = bytearray(whole[: generator.randrange(1, len(whole) + 1)])
             for _ in range(3):
                 data[generator.randrange(len(data))] = generator.randrange(256)
@@ -101,15 +101,12 @@ def test_uploads_beyond_the_limit_are_refused_and_memory_stays_flat(client):
     assert max(used[2:]) - max(used[:2]) < 60, used
 
 
-def test_other_bodies_are_limited(client):
+def test_other_bodies_are_limited_and_a_request_without_a_file_is_refused(client):
     response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 70_000}]})
     assert response.status_code == 413
     for body in (b"", b"{", b"[]", b"\xff\xfe", b"null"):
         response = client.post("/api/v1/search", content=body, headers={"content-type": "application/json"})
         assert response.status_code == 422, response.text
-
-
-def test_a_request_without_a_file_is_refused(client):
     assert client.post(IMAGE).status_code == 422
     assert client.post(IMAGE, data={"file": "a text"}).status_code == 422
 
@@ -163,14 +160,11 @@ def ask(gallery):
     return asked
 
 
-def test_without_a_token_only_this_machine_is_answered(ask):
+def test_without_a_token_only_this_machine_is_answered_under_its_own_names(ask):
     assert ask().status_code == 200
     assert ask(host="http://localhost:99").status_code == 200
     assert ask(client="::1", host="http://[::1]:99").status_code == 200
     assert ask(client="192.168.1.9").status_code == 403
-
-
-def test_another_host_name_is_not_answered(ask):
     assert ask(host="http://pictures.example.com").status_code == 421
 
 
@@ -200,15 +194,15 @@ def test_the_address_with_the_token_sets_a_cookie_and_redirects(ask):
     assert ask(f"/api/v1/gallery?token={TOKEN}", **far).status_code == 401
 
 
-@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}])
-def test_pages_of_other_sites_are_refused(client, headers):
-    response = client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers)
-    assert response.status_code == 403
-
-
-def test_the_own_page_is_answered(client):
-    headers = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
-    assert client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers).status_code == 200
+def test_pages_of_other_sites_are_refused_and_the_own_page_is_answered(client):
+    own = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
+    for headers, status in (
+        ({"origin": "http://evil.example"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        (own, 200),
+    ):
+        response = client.post("/api/v1/search", json={"parts": [{"text": "a dog"}]}, headers=headers)
+        assert response.status_code == status
 
 
 def test_other_addresses_need_a_long_token():
