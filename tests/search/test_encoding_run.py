@@ -3,22 +3,23 @@
 import json
 import shutil
 import signal
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from made_data import run
+from made_data import run, split
 from picture_heap import HEAP
 from PIL import Image
-from read_shards import read_all, rows, skipped
 from safetensors.numpy import load_file
-from tiny_models import tiny_model, with_statistics
+from tiny_models import images_for, texts, tiny_model
 
+from maxmatch.data.formats import precomp
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search import encode_files
-from maxmatch.search.encode_files import Task, Worker, describe, encode_source, started
-from maxmatch.search.shards import ShardError, alone, finish, read_manifest, shard_file
+from maxmatch.search.encode_files import Task, Worker, describe, encode_on_ray, encode_source, started
+from maxmatch.search.shards import ShardError, alone, finish, read_manifest, read_shard, shard_file
 from maxmatch.search.sources import list_source
 
 LISTED = HEAP - HEAP // 50  # all but the files that are no pictures by their names
@@ -36,6 +37,19 @@ def whole(listing, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards") / "whole"
     encode_source(model, listing, folder, **OPTIONS)
     return folder
+
+
+def read_all(folder):
+    manifest = read_manifest(folder)
+    return [read_shard(folder, number, manifest) for number in range(manifest.shards)]
+
+
+def rows(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def skipped(folder):
+    return {row["id"]: row["reason"] for row in rows(folder / "skipped.jsonl")}
 
 
 def files(folder):
@@ -148,15 +162,17 @@ def test_a_run_stopped_between_the_last_batch_and_the_shard_is_resumed(listing, 
 
 
 def test_another_model_source_modality_or_precision_in_the_same_folder_is_refused(listing, model, whole, tmp_path):
-    other = with_statistics(tiny_model("resnet152_bigru", seed=2))
+    other = tiny_model("resnet152_bigru", seed=2)
     (tmp_path / "captions.txt").write_text("a dog\n")
     Image.new("RGB", (50, 50)).save(tmp_path / "a.png")
     before = files(whole)
+    renamed = replace(listing, ids=[f"{name}!" for name in listing.ids])
     for arguments, words in (
         ((other, listing, whole, "float32"), "holds the sets of another model"),
         ((model, list_source(tmp_path / "captions.txt"), whole, "float32"), "holds the sets of another source"),
         ((model, list_source(tmp_path), whole, "float32"), "holds the sets of another source"),
         ((model, listing, whole, "float16"), "sets of another precision"),
+        ((model, renamed, whole, "float32"), f"a source that has changed since.*{LISTED} items, now {LISTED}"),
     ):
         with pytest.raises(FileExistsError, match=f"{words}.*Give a new folder with --out, or remove this one"):
             encode_source(*arguments)
@@ -210,3 +226,55 @@ def test_workers_of_a_cluster_write_what_one_process_writes(heap, checkpoint, li
     Image.new("RGB", (50, 50)).save(tmp_path / "other" / "a.png")
     with pytest.raises(ValueError, match="another source on this machine"):
         Worker(replace(task, source=str(tmp_path / "other")))
+
+
+def test_texts_are_encoded_by_length_and_kept_in_order(model, tmp_path):
+    captions = texts(70, seed=3)
+    (tmp_path / "captions.txt").write_text("\n".join(captions) + "\n")
+    encode_source(model, list_source(tmp_path / "captions.txt"), tmp_path / "out", "float32", 40, 16)
+    shards = read_all(tmp_path / "out")
+    assert [name for shard in shards for name in shard.ids] == [str(number) for number in range(1, 71)]
+    assert [known["text"] for shard in shards for known in shard.metadata] == captions
+    sets = torch.from_numpy(np.concatenate([shard.sets for shard in shards]))
+    torch.testing.assert_close(sets, model.encode_texts(captions), atol=1e-5, rtol=1e-5)
+
+
+def test_features_are_encoded_too_and_pictures_refused_where_the_model_reads_features(heap, tmp_path):
+    region = tiny_model("region_bigru")
+    values = np.stack([item[:1] for item in images_for(region, 6)])
+    precomp.write({"train": split(values, 1)}, tmp_path / "data")
+    encode_source(region, list_source(tmp_path / "data"), tmp_path / "out", "float32")
+    expected = region.encode_images(list(values))
+    torch.testing.assert_close(torch.from_numpy(read_all(tmp_path / "out")[0].sets), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="this model reads features extracted beforehand"):
+        encode_source(region, list_source(heap[0]), tmp_path / "other")
+
+
+def test_an_item_of_which_the_model_makes_nan_is_left_out_and_named(tmp_path):
+    broken = tiny_model("resnet152_bigru")
+    for name in ("a", "b"):
+        Image.new("RGB", (50, 50), "red").save(tmp_path / f"{name}.png")
+    with torch.no_grad():
+        next(broken.tower("image").head.parameters()).fill_(float("nan"))
+    done = encode_source(broken, list_source(tmp_path), tmp_path / "out")
+    assert done.encoded == 0
+    assert "NaN" in skipped(tmp_path / "out")["a.png"]
+
+
+def test_a_folder_without_shards_is_refused_with_the_cure(tmp_path):
+    with pytest.raises(ShardError, match=r"nowhere: no such folder.*maxmatch encode"):
+        read_manifest(tmp_path / "nowhere")
+    for text, words in (
+        ("{", "not readable as JSON"),
+        ("{}", "format is not"),
+        ('{"format": "maxmatch.shards"}', "dim"),
+    ):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(ShardError, match=words):
+            read_manifest(tmp_path)
+
+
+def test_without_ray_the_error_tells_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'maxmatch\[ray\]'"):
+        encode_on_ray(Task("m", "s", "f", "folder"), [0], print)

@@ -36,7 +36,7 @@ def tar(path, **members):
     return path
 
 
-def test_a_folder_is_searched_to_its_ground_in_the_order_of_names_without_what_is_hidden_or_junk(tmp_path):
+def test_a_folder_is_listed_in_the_order_of_names_without_what_is_hidden_or_junk(tmp_path):
     pictures(tmp_path, "b.png", "a/c.JPG", "a/d/e.webp", ".hidden/f.png", ".g.png", "__MACOSX/h.png", "@eaDir/i.jpg")
     for junk in ("Thumbs.db", "a/desktop.ini", ".DS_Store"):
         (tmp_path / junk).write_bytes(b"x")
@@ -61,23 +61,18 @@ def test_links_are_followed_once_and_loops_do_no_harm(tmp_path):
     assert list(list_source(photos).ids) == ["a.png", "a_link/b.png"]
 
 
-def test_a_name_that_is_not_utf8_is_left_out(tmp_path):
+def test_a_name_that_is_not_utf8_is_left_out_and_a_stray_table_makes_no_data_set_of_a_folder(tmp_path):
     pictures(tmp_path, "a.png")
     with open(os.fsencode(tmp_path) + b"/caf\xe9.png", "wb") as file:
         file.write(picture(1))
+    (tmp_path / "budget.csv").write_text("month,money\nmay,7\n")
     listing = list_source(tmp_path)
     assert list(listing.ids) == ["a.png"]
-    assert list(left_out(listing).values()) == ["its name is not UTF-8. Rename the file."]
-
-
-def test_a_stray_table_does_not_make_a_data_set_of_a_folder_of_photos(tmp_path):
-    pictures(tmp_path, "a.png")
-    (tmp_path / "budget.csv").write_text("month,money\nmay,7\n")
-    assert list(list_source(tmp_path).ids) == ["a.png"]
+    assert "its name is not UTF-8. Rename the file." in left_out(listing).values()
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_table_needs_pictures_alone_and_keeps_what_else_it_says(tmp_path, kind):
+def test_a_table_needs_pictures_alone_and_the_rest_is_metadata(tmp_path, kind):
     pictures(tmp_path, "images/a.png", "images/b.png")
     rows = [
         {"image": "images/a.png", "year": 2019, "place": "Bath"},
@@ -113,22 +108,16 @@ def test_captions_of_a_table_are_known_by_their_ids_or_lines(tmp_path):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     listing = list_source(path, "text")
-    assert dict(zip(listing.ids, listing.values, strict=True)) == {
-        "1": "a dog",
-        "2#0": "a cat",
-        "2#2": "two cats",
-        "bird": "a bird",
-    }
+    texts = {"1": "a dog", "2#0": "a cat", "2#2": "two cats", "bird": "a bird"}
+    assert dict(zip(listing.ids, listing.values, strict=True)) == texts
     assert listing.metadata[0] == {"year": 1, "text": "a dog"}
     assert listing.metadata[1] == {"image": "a.png", "text": "a cat"}
     assert sorted(left_out(listing)) == [f"{path}:2", f"{path}:3"]
 
 
-def test_a_table_without_either_says_what_was_expected(tmp_path):
+def test_a_table_without_pictures_and_captions_is_refused(tmp_path):
     (tmp_path / "things.csv").write_text("month,money\nmay,7\n")
-    with pytest.raises(
-        DataError, match=r"things.csv: expected a column with each image .*; found month, money\. Rename"
-    ):
+    with pytest.raises(DataError, match=r"things.csv: expected a column with each image .*; found month, money\."):
         list_source(tmp_path / "things.csv")
     (tmp_path / "texts.csv").write_text("text\na dog\n")
     with pytest.raises(DataError, match="expected a column with each image"):
@@ -136,7 +125,7 @@ def test_a_table_without_either_says_what_was_expected(tmp_path):
     assert list_source(tmp_path / "texts.csv").modality == "text"
 
 
-def test_two_pictures_of_one_id_are_told_apart_or_refused(tmp_path):
+def test_of_two_pictures_of_one_id_the_second_is_left_out(tmp_path):
     pictures(tmp_path, "a.png", "b.png")
     (tmp_path / "things.csv").write_text("image,id\na.png,7\nb.png,7\n")
     listing = list_source(tmp_path / "things.csv")
@@ -165,7 +154,7 @@ def test_a_tar_that_is_cut_short_is_read_as_far_as_it_goes_and_named(tmp_path):
     assert "ends early" in left_out(listing)[str(path)]
 
 
-def test_a_text_file_has_a_caption_a_line(tmp_path):
+def test_a_text_file_has_one_caption_per_line(tmp_path):
     path = tmp_path / "captions.txt"
     path.write_bytes("a dog\n\nein größeres Haus \n".encode() + b"caf\xe9\n")
     listing = list_source(path)
@@ -177,9 +166,8 @@ def test_a_text_file_has_a_caption_a_line(tmp_path):
 
 
 def test_a_data_set_gives_the_items_of_all_its_splits_or_of_those_asked_for(tmp_path):
-    karpathy.write(
-        {"train": split_of(0, [2, 2], metadata=False), "val": split_of(2, [1], metadata=False)}, tmp_path / "data"
-    )
+    splits = {"train": split_of(0, [2, 2], metadata=False), "val": split_of(2, [1], metadata=False)}
+    karpathy.write(splits, tmp_path / "data")
     listing = list_source(tmp_path / "data")
     assert list(listing.ids) == ["COCO_000", "COCO_001", "COCO_002"]
     assert listing.metadata[2]["split"] == "val"
@@ -189,11 +177,9 @@ def test_a_data_set_gives_the_items_of_all_its_splits_or_of_those_asked_for(tmp_
     assert texts.metadata[0]["text"] == texts.values[0]
     with pytest.raises(ValueError, match="has the splits train, val, not 'test'"):
         list_source(tmp_path / "data", splits=["test"])
-
-
-def test_ids_that_two_splits_share_get_the_split_before_them(tmp_path):
-    precomp.write({name: split(features(2), 1) for name in ("train", "val")}, tmp_path / "data")
-    assert list(list_source(tmp_path / "data").ids) == ["train/0", "train/1", "val/0", "val/1"]
+    # Ids that two splits share get the split before them.
+    precomp.write({name: split(features(2), 1) for name in ("train", "val")}, tmp_path / "shared")
+    assert list(list_source(tmp_path / "shared").ids) == ["train/0", "train/1", "val/0", "val/1"]
 
 
 @pytest.mark.parametrize(
