@@ -10,14 +10,14 @@ HEAP = 100
 """Files, where shards are made of them."""
 
 
-def huge_png():
-    """A few bytes that say they are 30,000 × 30,000 pixels."""
+def png(width, height, data=b""):
+    """A PNG that says it is this large, whatever it holds."""
 
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
 def write_heap(folder, count, seed=0, size=40):
@@ -36,7 +36,7 @@ def write_heap(folder, count, seed=0, size=40):
             path.write_bytes(b"")
             bad[f"{name}.jpg"] = "empty"
         elif kind == 11:
-            path.write_bytes(huge_png())
+            path.write_bytes(png(30_000, 30_000))
             bad[f"{name}.jpg"] = "900000000 pixels"
         elif kind == 19:
             path.write_text("dear diary")

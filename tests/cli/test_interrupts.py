@@ -34,28 +34,21 @@ def ends(monkeypatch, capsys, verb):
     return end.value.code, capsys.readouterr().err
 
 
-def test_what_a_library_makes_of_it_is_no_failure(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("is_pressed", "error", "code", "line"),
+    [
+        (True, RuntimeError("shapes"), 130, "interrupted (RuntimeError: shapes)"),  # what a library makes of it
+        (True, ValueError("model.json: not a model."), 1, "model.json: not a model."),  # ours
+        (False, RuntimeError("shapes"), 1, "RuntimeError: shapes"),
+    ],
+)
+def test_what_a_library_makes_of_it_is_no_failure(monkeypatch, capsys, is_pressed, error, code, line):
     def verb() -> None:
-        pressed()
-        raise RuntimeError("could not determine the shape")
+        if is_pressed:
+            pressed()
+        raise error
 
-    line = "maxmatch: interrupted (RuntimeError: could not determine the shape)\n"
-    assert ends(monkeypatch, capsys, verb) == (130, line)
-
-
-def test_an_error_of_ours_is_said_all_the_same(monkeypatch, capsys):
-    def verb() -> None:
-        pressed()
-        raise ValueError("model.json: not a model.")
-
-    assert ends(monkeypatch, capsys, verb) == (1, "maxmatch: model.json: not a model.\n")
-
-
-def test_without_it_the_same_error_is_shown(monkeypatch, capsys):
-    def verb() -> None:
-        raise RuntimeError("shapes")
-
-    assert ends(monkeypatch, capsys, verb) == (1, "maxmatch: RuntimeError: shapes\n")
+    assert ends(monkeypatch, capsys, verb) == (code, f"maxmatch: {line}\n")
 
 
 def test_an_interruption_tells_how_to_continue(monkeypatch, capsys):
@@ -80,7 +73,7 @@ def test_other_signals_and_an_earlier_press_do_not_count():
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_whoever_was_told_of_signals_is_told_again_afterwards():
+def test_a_watch_inside_another_one_and_one_in_another_thread():
     with interrupt_watch() as outer:
         with interrupt_watch() as inner:
             pressed()
@@ -88,9 +81,6 @@ def test_whoever_was_told_of_signals_is_told_again_afterwards():
         assert not outer()
         pressed()
         assert outer()
-
-
-def test_another_thread_hears_of_nothing_and_works():
     found = []
 
     def work():

@@ -125,11 +125,6 @@ class MilvusServer:
             self.process.wait()
             self.process = None
 
-    def memory(self) -> int:
-        """Bytes of memory that it holds."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
-
 
 @contextmanager
 def running_server(cache: Path, folder: Path) -> Iterator[MilvusServer]:

@@ -6,8 +6,7 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex
-from maxmatch.search import index_folder as place
-from maxmatch.search.index_folder import writing
+from maxmatch.search import index_folder
 
 
 def _add_in_pieces(folder, letter, count):
@@ -28,18 +27,14 @@ def test_two_writers_take_turns_and_nothing_is_lost(make):
     assert {hit.id for hit in index.search(unit_sets(1), k=20)[0]} == expected
 
 
-def test_who_would_wait_too_long_is_told_so_and_readers_are_not_stopped(make, monkeypatch):
+def test_who_waits_too_long_gets_an_error_and_readers_never_wait(make, monkeypatch):
     index = make()
     index.add(["a"], unit_sets(1))
-    monkeypatch.setattr(place, "_PATIENCE", 0.1)
-    with writing(index.folder):
+    monkeypatch.setattr(index_folder, "_PATIENCE", 0.1)
+    with index_folder.writing(index.folder):
         assert [hit.id for hit in index.search(unit_sets(1))[0]] == ["a"]
         assert len(SetIndex.open(index.folder)) == 1
-        for write in (
-            lambda: index.add(["b"], unit_sets(1)),
-            lambda: index.remove(["a"]),
-            lambda: index.compact(),
-        ):
+        for write in (lambda: index.add(["b"], unit_sets(1)), lambda: index.remove(["a"]), index.compact):
             with pytest.raises(ValueError, match="another process is writing there"):
                 write()
     index.add(["b"], unit_sets(1))

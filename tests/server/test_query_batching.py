@@ -1,3 +1,5 @@
+"""Requests that arrive together are answered together, and none suffers from another."""
+
 import asyncio
 import threading
 

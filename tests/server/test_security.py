@@ -1,10 +1,11 @@
+"""Who is answered, what is accepted, and that nothing else gets in or out."""
+
 import io
 import random
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
+from picture_heap import png
 from PIL import Image
 from served import client_of
 from starlette.testclient import TestClient
@@ -15,16 +16,6 @@ from maxmatch.server.security import Limits, check_token, is_loopback
 
 TOKEN = "0123456789abcdef0123"
 IMAGE = "/api/v1/search/image"
-
-
-def png(width, height, data=b""):
-    """A PNG that says it is this large, whatever it holds."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
 
 
 def saved(kind, size=(64, 64)):
