@@ -124,13 +124,14 @@ for step in range(4):
     if not child:
         encode_source(model, listing, out, "float32", 32, 8)
         os._exit(0)
-    for _ in range(60_000):
-        if step < 3 and os.path.getsize(log) == there:
-            time.sleep(0.001)
-    if step < 3:  # it has kept something: now at any moment
+    ended = (0, 0)
+    while step < 3 and ended == (0, 0) and os.path.getsize(log) == there:
+        time.sleep(0.001)
+        ended = os.waitpid(child, os.WNOHANG)
+    if step < 3 and ended == (0, 0):  # it has kept something: now at any moment
         time.sleep(moments.uniform(0, 0.04))
         os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode((ended if ended[0] else os.waitpid(child, 0))[1])
     print(code)
     if code == 0:
         break
