@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 from pydantic import JsonValue
 
 from maxmatch.search.engine import Choose, Found, ItemRows, Location
@@ -226,6 +225,8 @@ def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
     count = min(count, len(items.ids))
     if not count:
         return [items for _ in queries]
+    import torch
+
     asked = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
     # Items by queries takes half the time of queries by items.
     products = (torch.from_numpy(items.vectors) @ asked.T).T.contiguous().numpy()
