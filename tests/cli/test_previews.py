@@ -10,7 +10,7 @@ from commands import run
 from PIL import Image
 
 from maxmatch.cli.common import plain
-from maxmatch.cli.search import blocks, iterm, kitty, preview, way_asked_for, way_to_show
+from maxmatch.cli.search import blocks, iterm, kitty, show, way_to_show
 
 KITTY_CHUNK = re.compile(r"\x1b_G([a-zA-Z0-9=,]*);([A-Za-z0-9+/=]*)\x1b\\")
 ITERM = re.compile(r"\x1b\]1337;File=([a-zA-Z0-9=;]*):([A-Za-z0-9+/=]*)\x07")
@@ -62,17 +62,17 @@ def test_half_blocks_have_the_colours_of_the_pixels():
 @pytest.mark.parametrize(("size", "cells"), [((300, 200), (27, 9)), ((40, 400), (2, 9)), ((4000, 50), (36, 1))])
 def test_a_picture_keeps_its_shape_within_nine_lines(tmp_path, size, cells):
     Image.new("RGB", size, (10, 200, 30)).save(tmp_path / "a.png")
-    png, keys = kitty_reads(preview(tmp_path / "a.png", "kitty"))
+    png, keys = kitty_reads(show(tmp_path / "a.png", "kitty"))
     assert (int(keys["c"]), int(keys["r"])) == cells
     with Image.open(io.BytesIO(png)) as shown:
         assert shown.format == "PNG"
         assert shown.getpixel((0, 0)) == (10, 200, 30)
-    assert blocks_read(preview(tmp_path / "a.png", "blocks")).shape == (2 * cells[1], cells[0], 3)
+    assert blocks_read(show(tmp_path / "a.png", "blocks")).shape == (2 * cells[1], cells[0], 3)
 
 
 def test_what_is_no_picture_is_not_shown(tmp_path):
     (tmp_path / "broken.jpg").write_bytes(b"\x1b]0;title\x07")
-    assert preview(tmp_path / "broken.jpg", "kitty") == preview(tmp_path / "nowhere.jpg", "iterm") == ""
+    assert show(tmp_path / "broken.jpg", "kitty") == show(tmp_path / "nowhere.jpg", "iterm") == ""
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_a_terminal_is_known_by_its_variables(environment, way):
     assert way_to_show(environment, is_terminal=False) is None
 
 
-def test_who_insists_gets_blocks_where_there_are_colours_and_else_a_reason():
-    assert way_asked_for({"COLORTERM": "truecolor"}, is_terminal=True) == "blocks"
-    assert way_asked_for({"TERM": "xterm-kitty"}, is_terminal=True) == "kitty"
+def test_asked_for_pictures_are_shown_in_blocks_where_there_are_colours():
+    assert way_to_show({"COLORTERM": "truecolor"}, is_terminal=True, asked=True) == "blocks"
+    assert way_to_show({"TERM": "xterm-kitty"}, is_terminal=True, asked=True) == "kitty"
     with pytest.raises(ValueError, match="COLORTERM"):
-        way_asked_for({"TERM": "xterm"}, is_terminal=True)
+        way_to_show({"TERM": "xterm"}, is_terminal=True, asked=True)
     with pytest.raises(ValueError, match="terminal"):
-        way_asked_for({"TERM": "xterm-kitty"}, is_terminal=False)
+        way_to_show({"TERM": "xterm-kitty"}, is_terminal=False, asked=True)
 
 
 def test_a_name_commands_a_terminal_to_nothing_and_usual_names_stay_as_they_are():

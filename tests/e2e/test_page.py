@@ -36,7 +36,7 @@ def give(page, content, how, kind="image/png"):
     )
 
 
-def test_typing_shows_the_right_picture_first_and_a_late_answer_never_replaces_a_newer_one(open_page, gallery):
+def test_typing_shows_the_right_picture_first_and_late_answers_are_ignored(open_page, gallery):
     page = open_page()
     wait_first(page, gallery.key(MANY - 1))  # the latest
     for place, caption in enumerate(gallery.captions):

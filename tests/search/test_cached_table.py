@@ -92,7 +92,7 @@ def test_a_damaged_cache_is_ignored(folder, damage):
         assert write_cache(index.engine, folder)
 
 
-def test_one_who_searches_often_gets_the_engine_itself(folder):
+def test_for_many_searches_the_engine_itself_is_opened(folder):
     with SetIndex.open(folder) as index:
         index.engine.in_memory = True
         assert not is_cache(index)

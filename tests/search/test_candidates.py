@@ -113,7 +113,7 @@ def test_what_is_written_later_is_found_too(index, data, monkeypatch):
         assert "new" not in {hit.id for hit in index.search(query)[0]}
 
 
-def test_unstable_slots_are_answered_by_a_scan_and_that_is_said_once(data, tmp_path, caplog):
+def test_unstable_slots_are_answered_by_a_scan_and_the_reason_is_logged_once(data, tmp_path, caplog):
     items, queries = data[0][:120], data[1][:5]
     turned = queries.roll(1, dims=1)  # slot i of a query meets slot i − 1 of its item
     expected = top_hits(turned, items, 5)
@@ -203,7 +203,7 @@ def test_real_queries_decide_whether_a_search_need_not_scan(data, tmp_path, monk
     assert str(index.info()["search"]).startswith("scans all items: too little was found")
 
 
-def test_settings_are_as_given_else_as_measured_when_the_index_was_trained_else_usual(few):
+def test_settings_are_as_given_else_as_measured_else_the_defaults(few):
     assert few.manifest.tuning.items == 200
     tuning = few.manifest.tuning.model_copy(update={"candidates": 60, "effort": 2.0, "k": 10})
     assert settings_for(None, 10, None, None) == Settings(100, 1.0)

@@ -56,7 +56,7 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
-def test_a_shard_holds_what_the_model_makes_of_each_picture_in_the_order_of_the_source(heap, model, whole):
+def test_a_shard_holds_the_sets_of_the_pictures_in_the_order_of_the_source(heap, model, whole):
     folder, good, _ = heap
     shards = read_all(whole)
     assert [name for shard in shards for name in shard.ids] == good
@@ -240,7 +240,7 @@ def test_texts_are_encoded_by_length_and_kept_in_order(model, tmp_path):
     torch.testing.assert_close(sets, model.encode_texts(captions), atol=1e-5, rtol=1e-5)
 
 
-def test_features_are_encoded_too_and_pictures_refused_where_the_model_reads_features(heap, tmp_path):
+def test_features_are_encoded_and_pictures_refused_if_the_model_reads_features(heap, tmp_path):
     region = tiny_model("region_bigru")
     values = np.stack([item[:1] for item in images_for(region, 6)])
     precomp.write({"train": split(values, 1)}, tmp_path / "data")

@@ -118,7 +118,7 @@ _METADATA = st.lists(st.dictionaries(_KEYS, st.one_of(_VALUES, st.none(), st.jus
 
 # Milvus's client works in threads of this process, and may draw a random number while a condition is being made up.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
-def test_every_engine_finds_what_the_meaning_says(engine, tmp_path):
+def test_every_engine_finds_what_a_filter_means(engine, tmp_path):
     index = SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine=engine, settings=ENGINES[engine])
 
     @settings(max_examples=5)

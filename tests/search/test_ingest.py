@@ -234,7 +234,7 @@ def spoiled(change):
         ("meta.jsonl", b"{}\n{}\n{\n{}\n{}\n", "meta.jsonl:3: not a whole JSON object"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_by_file_and_line_before_anything_is_made(arrays, file, value, words):
+def test_arrays_that_do_not_fit_are_refused_by_file_and_line(arrays, file, value, words):
     if isinstance(value, bytes):
         (arrays / file).write_bytes(value)
     else:

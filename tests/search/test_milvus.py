@@ -43,9 +43,7 @@ def index(tmp_path, settings):
     shutil.rmtree(index.folder)
 
 
-def test_nothing_acknowledged_is_lost_when_the_server_is_killed_and_meanwhile_errors_are_clear(
-    index, milvus_server, tmp_path
-):
+def test_nothing_acknowledged_is_lost_when_the_server_is_killed(index, milvus_server, tmp_path):
     items, other = unit_sets(200), unit_sets(200, seed=1)
     names = [f"item {place}" for place in range(200)]
     index.add(names[:60], items[:60])
@@ -201,7 +199,7 @@ def engine():
     return Milvus(Location(Path(), 8), Server(**NOBODY), Client(), "items")
 
 
-def test_a_server_that_is_not_there_is_named_with_the_cure_and_the_folder_stays_usable(tmp_path):
+def test_a_server_that_is_not_there_is_named_and_the_folder_stays_usable(tmp_path):
     with pytest.raises(ConnectionError, match=r"does not answer .* Start it, or correct the address") as caught:
         SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine="milvus", settings=NOBODY)
     assert NOBODY["uri"] in str(caught.value)

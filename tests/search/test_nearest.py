@@ -96,7 +96,7 @@ def test_rows_that_change_between_finding_and_naming_are_looked_for_anew(tmp_pat
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_nothing_is_found_where_nothing_passes_and_nothing_named_where_nothing_is_wanted(unchanged, count):
+def test_nothing_is_found_where_nothing_passes_or_nothing_is_wanted(unchanged, count):
     _, queries = aligned_sets(COUNT, count)
     flat = queries.reshape(count, -1).numpy()
     wanted = partial(places_of_best, queries.numpy(), k=5, similarity=SIMILARITIES["maxmatch"])

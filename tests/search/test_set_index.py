@@ -218,7 +218,7 @@ def test_wrong_wishes_for_a_new_index_are_refused(tmp_path):
         SetIndex.create(tmp_path / "photos", dim=8, set_size=2)
 
 
-def test_info_tells_what_there_is_and_without_an_index_over_vectors_every_search_scans(make, engine, tmp_path):
+def test_info_tells_what_there_is_and_how_it_is_searched(make, engine, tmp_path):
     index = make(model="m")
     index.add(["a", "b"], unit_sets(2), [{"year": 1}, {}])
     index.compact()

@@ -61,7 +61,7 @@ def test_links_are_followed_once_and_loops_do_no_harm(tmp_path):
     assert list(list_source(photos).ids) == ["a.png", "a_link/b.png"]
 
 
-def test_a_name_that_is_not_utf8_is_left_out_and_a_stray_table_makes_no_data_set_of_a_folder(tmp_path):
+def test_a_name_that_is_not_utf8_is_left_out_and_a_stray_table_ignored(tmp_path):
     pictures(tmp_path, "a.png")
     with open(os.fsencode(tmp_path) + b"/caf\xe9.png", "wb") as file:
         file.write(picture(1))

@@ -31,28 +31,28 @@ _CELL = 20, 40  # pixels of a cell on a fine screen
 _CHUNK = 4096  # characters that kitty takes at once
 
 
-def way_to_show(environment: Mapping[str, str], is_terminal: bool) -> Way | None:
-    """How the terminal shows pictures, by its variables; None where it does not, or where tmux or screen hides it."""
-    if not is_terminal or environment.get("TMUX") or environment.get("STY"):
-        return None  # tmux and screen swallow pictures, but pass on the variables of the terminal around them
+def way_to_show(environment: Mapping[str, str], is_terminal: bool, asked: bool = False) -> Way | None:
+    """How the terminal shows pictures, by its variables; None where it does not, or where tmux or screen hides it.
+
+    asked: in coarse blocks if need be; ValueError where the terminal cannot show those either.
+    """
+    way: Way | None = None
     program = environment.get("TERM_PROGRAM", "")
     terminal = environment.get("TERM", "").removeprefix("xterm-")
-    if program in _ITERM:
-        return "iterm"
-    return "kitty" if terminal in _KITTY or program in _KITTY or environment.get("KITTY_WINDOW_ID") else None
-
-
-def way_asked_for(environment: Mapping[str, str], is_terminal: bool) -> Way:
-    """How to show pictures that were asked for; ValueError where the terminal cannot."""
-    if not is_terminal:
+    # tmux and screen swallow pictures, but pass on the variables of the terminal around them.
+    if is_terminal and not environment.get("TMUX") and not environment.get("STY"):
+        if program in _ITERM:
+            way = "iterm"
+        elif terminal in _KITTY or program in _KITTY or environment.get("KITTY_WINDOW_ID"):
+            way = "kitty"
+    if asked and not is_terminal:
         raise ValueError("the output is not a terminal.")
-    way = way_to_show(environment, is_terminal)
-    if way is None and environment.get("COLORTERM") not in ("truecolor", "24bit"):
+    if asked and way is None and environment.get("COLORTERM") not in ("truecolor", "24bit"):
         raise ValueError("this terminal shows neither pictures nor all colours (COLORTERM=truecolor).")
-    return way or "blocks"
+    return way or ("blocks" if asked else None)
 
 
-def preview(path: Path, way: Way) -> str:
+def show(path: Path, way: Way) -> str:
     """What to print to show a picture; nothing for what is not one."""
     from maxmatch.model.images import ImageError, load_image
 
@@ -189,8 +189,9 @@ def search(
     else:
         for rank, hit in enumerate(hits, start=1):
             print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}")
-            if way is not None:
-                _show(hit, way)
+            path = hit.metadata.get("path")
+            if way is not None and isinstance(path, str) and (picture := show(Path(path), way)):
+                print(picture)
             if explain:
                 print("\n".join(_reasons(hit)))
     if not hits and not as_json:
@@ -214,7 +215,7 @@ def _found(
     from maxmatch.search.query import parse_query, search_parts
 
     if image is not None:
-        picture = load_image(image.expanduser())  # here, so that its name alone stands in a message
+        picture = load_image(image.expanduser())  # here: a message then names the file alone
         return index.search(model.encode_images([picture]), k, where, exact)[0]
     parts = parse_query(query)
     sets = model.encode_texts([part.text for part in parts])
@@ -229,23 +230,12 @@ def _way(asked: bool | None, for_programs: bool) -> "Way | None":
     """How pictures are shown beside the hits."""
     if asked is False or (asked is None and for_programs):
         return None
-
-    if asked is None:
-        return way_to_show(os.environ, sys.stdout.isatty())
     if for_programs:
         raise typer.BadParameter("--preview: not with --json or --paths")
     try:
-        return way_asked_for(os.environ, sys.stdout.isatty())
+        return way_to_show(os.environ, sys.stdout.isatty(), asked=bool(asked))
     except ValueError as error:
         raise typer.BadParameter(f"--preview: {error}") from None
-
-
-def _show(hit: "Hit", way: "Way") -> None:
-
-    path = hit.metadata.get("path")
-    picture = preview(Path(path), way) if isinstance(path, str) else ""
-    if picture:
-        print(picture)
 
 
 def _name(hit: "Hit") -> str:

@@ -29,9 +29,8 @@ _WIDTH = 128
 class Sketcher:
     """From flattened sets (n, K·D) to sketches (n, 128) of unit length."""
 
-    def __init__(self, width: int, seed: int = 0) -> None:
-        generator = np.random.default_rng(seed)
-        self._projection = generator.standard_normal((width, _WIDTH), dtype=np.float32)
+    def __init__(self, width: int) -> None:
+        self._projection = np.random.default_rng(0).standard_normal((width, _WIDTH), dtype=np.float32)
 
     def __call__(self, vectors: np.ndarray) -> np.ndarray:
         """The sketches in half precision."""

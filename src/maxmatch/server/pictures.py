@@ -111,15 +111,14 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
 class Uploads:
     """The last uploaded pictures, in memory only, under keys that cannot be guessed."""
 
-    def __init__(self, kept: int = _UPLOADS) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._known: OrderedDict[str, Upload] = OrderedDict()
 
     def keep(self, upload: Upload) -> str:
         """Its key. The least recently used upload is dropped."""
         key = secrets.token_hex(16)
         self._known[key] = upload
-        while len(self._known) > self._kept:
+        while len(self._known) > _UPLOADS:
             self._known.popitem(last=False)
         return key
 
