@@ -1,8 +1,10 @@
+import errno
+
 import numpy as np
 import pytest
 
 from maxmatch.core import files
-from maxmatch.core.files import draft, is_draft, lock, whole, write_whole
+from maxmatch.core.files import draft, is_draft, lock, locked, whole, write_whole
 from maxmatch.data.npy import AppendableNpy
 
 
@@ -99,6 +101,18 @@ def test_one_process_at_a_time_writes_at_a_place(tmp_path):
             lock(second, tmp_path)
     with (tmp_path / "journal").open("rb") as third:
         lock(third, tmp_path)
+
+
+def test_one_process_at_a_time_writes_in_a_folder_unless_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    with locked(tmp_path):
+        with pytest.raises(ValueError, match="another process is writing there"), locked(tmp_path, patience=0.1):
+            pass
+        monkeypatch.setattr("filelock.FileLock.acquire", lambda lock: (_ for _ in ()).throw(OSError(errno.ENOLCK, "")))
+        with locked(tmp_path):
+            pass
+    monkeypatch.undo()
+    with locked(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("row", [(), (3,), (36, 2048)])
