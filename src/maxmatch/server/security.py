@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -116,10 +117,8 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, response)
             return
-        meter = _Meter(receive, limit)
-        response.meter = meter
         try:
-            await self.app(scope, meter, response)
+            await self.app(scope, _metered(receive, limit), response)
         except Exception:
             _log.exception("%s %s failed", scope["method"], scope["path"])
             if not response.begun:
@@ -162,86 +161,61 @@ class Guard:
         )
 
 
-class _Meter:
-    """The request's body, counted. Past the limit the application is told that the client has left."""
+def _metered(receive: Receive, limit: int) -> Receive:
+    """The request's body, counted: past the limit the application's attempt to read on is refused."""
+    received = 0
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self.receive = receive
-        self.limit = limit
-        self.received = 0
-
-    @property
-    def exceeded(self) -> bool:
-        return self.received > self.limit
-
-    async def __call__(self) -> Message:
-        if self.exceeded:
-            return {"type": "http.disconnect"}
-        message = await self.receive()
-        if message["type"] == "http.request":
-            self.received += len(message.get("body", b""))
-            if self.exceeded:
-                return {"type": "http.request", "body": b"", "more_body": False}
+    async def counted() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise HTTPException(413, _too_large(limit), {"Connection": "close"})
         return message
+
+    return counted
 
 
 class _Response:
-    """The response: with the security headers, counted, and replaced if the request was too large."""
+    """The response: with the security headers, and counted."""
 
     def __init__(self, send: Send, metrics: Metrics, scope: Scope) -> None:
         self.send = send
         self.metrics = metrics
         self.scope = scope
         self.started = time.perf_counter()
-        self.meter: _Meter | None = None
-        self.replaced = False
         self.begun = False
 
     async def __call__(self, message: Message) -> None:
-        if self.replaced:
-            return
         if message["type"] == "http.response.start":
             self.begun = True
-            if self.meter is not None and self.meter.exceeded:
-                self.replaced = True
-                await self._too_large(self.meter.limit)
-                return
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
             headers.setdefault("Cache-Control", "no-store")
-            self._count(message["status"])
+            # The route's pattern, not the path, which would make a new series for every item.
+            route = getattr(self.scope.get("route"), "path", "none")
+            self.metrics.requests.labels(route, str(message["status"])).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - self.started)
         await self.send(message)
-
-    async def _too_large(self, limit: int) -> None:
-        counted = _Response(self.send, self.metrics, self.scope)
-
-        async def nothing() -> Message:
-            return {"type": "http.disconnect"}
-
-        await _too_large_response(limit)(self.scope, nothing, counted)
-
-    def _count(self, status: int) -> None:
-        # The route's pattern, not the path, which would make a new series for every item.
-        route = getattr(self.scope.get("route"), "path", "none")
-        self.metrics.requests.labels(route, str(status)).inc()
-        self.metrics.seconds.labels(route).observe(time.perf_counter() - self.started)
 
 
 def _too_long(headers: Headers, limit: int) -> Response | None:
     """Refuse by the declared length, before any of the body is read."""
     length = headers.get("content-length", "")
     short = length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= limit
-    return None if short or not length else _too_large_response(limit)
+    if short or not length:
+        return None
+    return JSONResponse(error_body("too_large", _too_large(limit)), 413, {"Connection": "close"})
 
 
-def _too_large_response(limit: int) -> Response:
+def _too_large(limit: int) -> str:
     size = f"{limit / 2**20:.0f} MB" if limit >= 2**20 else f"{limit / 2**10:.0f} kB"
-    return _refuse(413, "too_large", f"The request is larger than {size}.", {"Connection": "close"})
+    return f"The request is larger than {size}."
 
 
-def _refuse(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(error_body(code, message), status, headers)
+def _refuse(status: int, code: str, message: str) -> Response:
+    return JSONResponse(error_body(code, message), status)
 
 
 def _name(host: str) -> str:
