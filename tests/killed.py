@@ -2,8 +2,7 @@
 
 import os
 import signal
-
-import torch
+import sys
 
 
 class Countdown:
@@ -36,8 +35,9 @@ def in_child(work):
     """How a forked child ends that does the work: 0, or −9 where it was killed."""
     child = os.fork()
     if not child:
-        # torch makes its pool of threads anew after a fork, and two threads that ask for it at once would find none.
-        torch.set_num_threads(1)
+        if torch := sys.modules.get("torch"):
+            # It makes its pool of threads anew after a fork, and two threads that ask for it at once would find none.
+            torch.set_num_threads(1)
         work()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maxmatch.data.dataset import IMAGE, TEXT, Items, Split
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Rows, Split
 
 WORDS = [
     "a dog",
@@ -26,6 +26,17 @@ def captions(count, start=0):
 
 def features(count, regions=3, width=4, seed=0, dtype="float32"):
     return np.random.default_rng(seed).normal(size=(count, regions, width)).astype(dtype)
+
+
+def mapped(folder, array):
+    """The array as a memory map."""
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "rows.npy", array)
+    return np.load(folder / "rows.npy", mmap_mode="r")
+
+
+def ragged_rows(array, counts, numbers):
+    return Rows(array, np.array(numbers), np.concatenate([[0], np.cumsum(counts)]))
 
 
 def split(values, per_image, ids=None, start=0):

@@ -1,11 +1,9 @@
 import errno
 
-import numpy as np
 import pytest
 
 from maxmatch.core import files
 from maxmatch.core.files import draft, is_draft, lock, locked, whole, write_whole
-from maxmatch.data.npy import AppendableNpy
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -113,23 +111,3 @@ def test_one_process_at_a_time_writes_in_a_folder_unless_the_file_system_has_no_
     monkeypatch.undo()
     with locked(tmp_path):
         pass
-
-
-@pytest.mark.parametrize("row", [(), (3,), (36, 2048)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
-def test_an_array_grows_over_several_processes_and_is_numpys_in_the_end(tmp_path, row, dtype):
-    rows = np.arange(5 * int(np.prod(row)), dtype=dtype).reshape(5, *row)
-    for begin, end in ((0, 2), (2, 2), (2, 5)):
-        array = AppendableNpy(tmp_path / "rows.npy", np.dtype(dtype), row)
-        assert array.rows == begin
-        assert array.written().tolist() == rows[:begin].tolist()
-        array.append(rows[begin:end])
-        array.close()
-    with (tmp_path / ".rows.npy.part").open("ab") as file:
-        file.write(b"x")  # a part of a row
-    array = AppendableNpy(tmp_path / "rows.npy", np.dtype(dtype), row)
-    array.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
-    found = np.load(tmp_path / "rows.npy", allow_pickle=False)
-    assert found.dtype == dtype
-    assert found.tolist() == rows.tolist()

@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from maxmatch.core.types import Batch
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.feed import MappedFeed, ResidentFeed
 from maxmatch.data.sampler import GroupSampler
-from maxmatch.model.inputs import FeatureReader, TextReader
+from maxmatch.model.images import ImageTransform
+from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
 from maxmatch.model.text import word_tokenizer
 
 WIDTH = 6
 WORDS = ["a", "dog", "runs", "on", "the", "beach", "two", "people", "ride", "red", "bus", "cat", "isn't", "it", "bird"]
 CPU = torch.device("cpu")
-PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-WAYS = ["list", "array", "rows", "store", "one by one"]
+COLOURS = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+WAYS = ["list", "array", "rows", "store"]
 
 
 class Rows:
@@ -57,19 +59,6 @@ class Store:
         return values, mask
 
 
-class OneByOne:
-    """Nothing but indexing."""
-
-    def __init__(self, arrays):
-        self.arrays = arrays
-
-    def __len__(self):
-        return len(self.arrays)
-
-    def __getitem__(self, place):
-        return self.arrays[place]
-
-
 def arrays(count, ragged=True, dtype=np.float32, seed=0):
     random = np.random.default_rng(seed)
     counts = random.integers(1, 8, count) if ragged else [7] * count
@@ -78,7 +67,7 @@ def arrays(count, ragged=True, dtype=np.float32, seed=0):
 
 def kept(way, arrays):
     """Features kept in one of the ways. Arrays and rows hold equal counts only."""
-    return {"list": list, "array": np.stack, "rows": Rows, "store": Store, "one by one": OneByOne}[way](arrays)
+    return {"list": list, "array": np.stack, "rows": Rows, "store": Store}[way](arrays)
 
 
 def items(values, groups, name):
@@ -92,14 +81,31 @@ def texts(groups=12, seed=0):
     return items([" ".join(random.choice(WORDS, n)) for n in random.integers(1, 12, len(of))], of, "text")
 
 
+def with_captions(values):
+    return Split({"image": items(values, range(len(values)), "image"), "text": texts(len(values))})
+
+
 def feature_split(way="list", groups=12, **options):
-    values = kept(way, arrays(groups, ragged=way not in ("array", "rows"), **options))
-    return Split({"image": items(values, range(groups), "image"), "text": texts(groups)})
+    return with_captions(kept(way, arrays(groups, ragged=way not in ("array", "rows"), **options)))
 
 
 def feature_readers(max_length=32):
     tokenizer = word_tokenizer([" ".join(WORDS)] * 4, max_length=max_length)
     return {"image": FeatureReader(WIDTH), "text": TextReader(tokenizer)}
+
+
+def photo_split(folder):
+    """Twelve files with captions, wide and tall."""
+    random = np.random.default_rng(0)
+    paths = [folder / f"{number}.png" for number in range(12)]
+    for number, path in enumerate(paths):
+        shape = (20, 31, 3) if number % 2 else (27, 22, 3)
+        Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).save(path)
+    return with_captions(paths)
+
+
+def photo_readers(size=14):
+    return {**feature_readers(), "image": PixelReader(ImageTransform(size, "crop", *COLOURS))}
 
 
 def plans(split, batch_size=5, epoch=0):
@@ -115,6 +121,13 @@ def by_hand(split, readers, groups):
         inputs[name] = reader.collate([reader.read(own.values[place]) for place in places])
         of[name] = torch.from_numpy(own.groups[places])
     return Batch(inputs, of)
+
+
+def assert_by_hand(feed, split, readers, wanted=None, left_out=()):
+    """The feed's batches are those put together by hand, without some groups."""
+    wanted = plans(split) if wanted is None else wanted
+    good = [[group for group in plan.groups if group not in left_out] for plan in wanted]
+    assert_all_same(feed.batches(wanted), [by_hand(split, readers, groups) for groups in good])
 
 
 def assert_same(batch, other):
@@ -137,7 +150,7 @@ def assert_all_same(batches, others):
 
 
 def mapped(split, readers, **options):
-    return MappedFeed(split, readers, CPU, workers=0, **options)
+    return MappedFeed(split, readers, CPU, **{"workers": 0, **options})
 
 
 def resident(split, readers, **options):

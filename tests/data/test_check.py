@@ -1,3 +1,5 @@
+"""What `maxmatch data check` counts and finds. Bad data of every kind is in tests/cli/test_data.py."""
+
 import json
 import shutil
 from contextlib import contextmanager
@@ -5,12 +7,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from bad_data import BAD, pictures, table
-from made_data import features, split
+from made_data import features, mapped, ragged_rows, split
 from PIL import Image
 from sample_splits import picture, sample_splits, split_of
 
-from maxmatch.data.check import DataFinding, Spread, check
-from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Split
+from maxmatch.data.check import DataFinding, Spread, bad_rows, check
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Rows, Split
 from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, stored, tables, webdataset
 
 WRITERS = {
@@ -100,20 +102,16 @@ def test_an_image_in_two_splits_is_a_leak_and_an_id_alone_is_not(tmp_path):
     assert len(found(check(tmp_path / "leak"), "warning")) == 2
 
 
-def test_captions_that_an_image_has_twice_are_notes(tmp_path):
-    texts = Items(["A dog.", "a  dog .", "a dog.", "a cat."], np.array([0, 0, 1, 1]), ["1", "2", "3", "4"])
+def test_captions_that_an_image_has_twice_and_those_longer_than_a_model_reads_are_notes(tmp_path):
+    words = ["A dog.", "a  dog .", "a dog.", "a cat.", "dog " * 126, "dog " * 127]
+    texts = Items(words, np.array([0, 0, 1, 1, 1, 1]), list("123456"))
     images = Items([picture(0), picture(1)], np.arange(2), ["a", "b"])
     tables.write({"train": Split({IMAGE: images, TEXT: texts})}, tmp_path / "data")
     report = check(tmp_path / "data")
-    [note] = found(report, "note")
-    assert note.what == "caption '2' of the split 'train' reads as '1' of the same image: 'a  dog .'"
+    twice, long = found(report, "note")
+    assert twice.what == "caption '2' of the split 'train' reads as '1' of the same image: 'a  dog .'"
+    assert long.what.startswith("caption '6' of the split 'train' has 127 words: 'dog dog")
     assert report.usable
-
-
-def test_a_caption_longer_than_a_model_reads_is_a_note(tmp_path):
-    rows = b"image,caption\na.png," + b"dog " * 126 + b"\nb.png," + b"dog " * 127 + b"\n"
-    [note] = found(check(table(rows)(tmp_path)))
-    assert note.what.startswith("caption 'b.png#0' of the split 'train' has 127 words: 'dog dog")
 
 
 def test_all_pictures_missing_is_one_error_with_the_option_that_cures_it(tmp_path):
@@ -127,22 +125,18 @@ def test_all_pictures_missing_is_one_error_with_the_option_that_cures_it(tmp_pat
     assert check(tmp_path / "data", pictures=False).usable
 
 
-def test_quick_opens_pictures_and_does_not_decode_them(tmp_path):
-    path = BAD["cut picture"].make(tmp_path)
+def test_quick_opens_pictures_without_decoding_them_and_does_not_read_features(tmp_path):
+    path = BAD["cut picture"].make(tmp_path / "pictures")
     assert check(path, quick=True).usable
     assert not check(path, quick=True).pictures.decoded
     (path / "images" / "COCO_001.png").write_bytes(b"no picture")
     assert not check(path, quick=True).usable
     (path / "images" / "COCO_001.png").unlink()
     assert not check(path, quick=True).usable
-
-
-def test_quick_does_not_read_features(tmp_path):
-    path = BAD["nan, precomp"].make(tmp_path)
-    report = check(path, quick=True)
+    (tmp_path / "features").mkdir()
+    report = check(BAD["nan, precomp"].make(tmp_path / "features"), quick=True)
     assert report.usable
     assert not report.features["train"].scanned
-    assert not check(path).usable
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -154,16 +148,12 @@ def test_shape_and_type_of_features(tmp_path, ragged):
     assert (about.per_image.least, about.per_image.most) == ((1, 4) if ragged else (3, 3))
 
 
-def test_a_store_that_is_not_finished_says_what_to_do(tmp_path):
+def test_an_unfinished_store_and_what_is_no_data_set_are_errors_and_not_exceptions(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "features.journal").write_bytes(b"")
     [error] = found(check(tmp_path / "store"))
     assert "unfinished" in error.what
     assert "resumes" in error.cure
-
-
-def test_what_is_no_data_set_is_an_error_and_not_an_exception(tmp_path):
-    (tmp_path / "thesis.tex").write_text("")
     for path in (tmp_path, tmp_path / "nowhere"):
         report = check(path)
         assert (report.format, report.usable, len(report.findings)) == (None, False, 1)
@@ -215,3 +205,32 @@ def test_progress_counts_every_picture(tmp_path):
     check(tmp_path / "data", bar=bar)
     check(BAD["zeros"].make(tmp_path), bar=bar)
     assert seen == [("pictures", 7, 7), ("features", 3, 3)]
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
+@pytest.mark.parametrize("chunk", [1, 300, 10**9])
+def test_bad_rows_are_those_that_numpy_finds(tmp_path, dtype, chunk):
+    array = features(40, 3, 5).astype(dtype)
+    array[3, 1, 2], array[10, 0, 0], array[11, 2], array[20], array[30, :2] = np.nan, np.inf, -np.inf, 0, 0
+    array[39] = -0.0
+    expected = {
+        n: "zero" if not row.any() else f"{(~np.isfinite(row)).any(axis=1).sum()} of 3"
+        for n, row in enumerate(array)
+        if not row.any() or not np.isfinite(row).all()
+    }
+    assert set(expected) == {3, 10, 11, 20, 39}
+    numbers = np.random.default_rng(0).permutation(40)
+    flat = mapped(tmp_path / "flat", array.reshape(-1, 5))
+    for rows in (Rows(mapped(tmp_path, array), numbers), Rows(array, numbers), ragged_rows(flat, [3] * 40, numbers)):
+        found = dict(bad_rows(rows, chunk))
+        assert list(found) == sorted(expected)
+        assert all(expected[n] in what for n, what in found.items())
+
+
+def test_padding_is_not_taken_for_zeros():
+    array = np.ones((6, 4), np.float32)
+    array[4:] = 0
+    assert list(bad_rows(ragged_rows(array, [1, 3, 2], [0, 1, 2]))) == [(2, "all values are zero")]
+    array[5, 0] = np.nan
+    [(number, what)] = bad_rows(ragged_rows(array, [1, 3, 2], [0, 1, 2]))
+    assert (number, "1 of 2" in what) == (2, True)

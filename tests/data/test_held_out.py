@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feeding import arrays, assert_all_same, by_hand, feature_readers, items, plans
+from feeding import FEEDS, arrays, assert_by_hand, feature_readers, items, plans
 from small_runs import recipe_for, write_data
 
 from maxmatch.data.dataset import Split
 from maxmatch.data.features import FeatureWriter, StoreInfo
-from maxmatch.data.feed import MappedFeed, ResidentFeed
 from maxmatch.data.load import checked_words, hold_out, read_dataset, words_met
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import SHIPPED, load_recipe
@@ -74,38 +73,25 @@ def test_two_words_are_refused_and_an_unused_word_is_reported():
     assert said[1] == "data.hold_out_words: no training caption has pizza, sunset"
 
 
-def test_both_feeds_bring_the_captions_that_are_left_each_once():
+@FEEDS
+def test_both_feeds_bring_the_captions_that_are_left_each_once(make):
     random = np.random.default_rng(3)
     words = ["a", "dog", "beach", "bus", "cat", "bird", "the", "red"]
     whole = captioned([[" ".join(random.choice(words, 4)) for _ in range(5)] for _ in range(24)])
     kept, readers = hold_out(whole, ["beach", "bus"], lambda line: None), feature_readers()
     left = np.bincount(kept["text"].groups)
     assert set(left) >= {1, 2, 3}  # or this shows nothing
-    feeds = [ResidentFeed(kept, readers, "cpu"), MappedFeed(kept, readers, "cpu", workers=0)]
-    for feed in feeds:
-        expected = [by_hand(kept, readers, plan.groups) for plan in plans(kept)]
-        assert_all_same(feed.batches(plans(kept)), expected)
-        seen = torch.cat([batch.groups["text"] for batch in feed.batches(plans(kept))])
-        assert torch.bincount(seen).tolist() == left.tolist()
-    few = [feed_of(kept, readers, captions=3) for feed_of in (_resident, _mapped)]
-    assert_all_same(*(feed.batches(plans(kept)) for feed in few))
-    seen = torch.cat([batch.groups["text"] for batch in few[0].batches(plans(kept))])
-    assert torch.bincount(seen).tolist() == np.minimum(left, 3).tolist()
+    assert_by_hand(make(kept, readers), kept, readers)
+    for captions in (None, 3):
+        batches = make(kept, readers, captions=captions).batches(plans(kept))
+        seen = torch.cat([batch.groups["text"] for batch in batches])
+        assert torch.bincount(seen).tolist() == np.minimum(left, captions or 5).tolist()
 
 
-def _resident(split, readers, **options):
-    return ResidentFeed(split, readers, "cpu", **options)
-
-
-def _mapped(split, readers, **options):
-    return MappedFeed(split, readers, "cpu", workers=0, **options)
-
-
-@pytest.mark.parametrize("feed", ["resident", "mapped"])
-def test_a_run_over_stored_features_never_sees_held_out_words(tmp_path, feed):
+def test_a_run_over_stored_features_never_sees_held_out_words(tmp_path):
     data = write_data(tmp_path / "data", captions=5)
     pictures = np.load(data / "train_ims.npy"), np.load(data / "dev_ims.npy")
-    recipe = held_out(recipe_for(data, feed=feed, epochs=1, log_every=1), "thing3", "thing17")
+    recipe = held_out(recipe_for(data, epochs=1, log_every=1), "thing3", "thing17")
     captions = (data / "train_caps.txt").read_text().splitlines()
     allowed = [caption for caption in captions if not {"thing3", "thing17"} & set(caption.split())]
     said = []

@@ -53,6 +53,8 @@ def test_no_thing_hides_another_or_leaves_the_picture(scenes):
     for scene in scenes:
         for number, thing in enumerate(scene.things):
             assert thing.radius <= min(thing.x, thing.y, 1 - thing.x, 1 - thing.y)
+            # It stands clear of the lines between the nine places.
+            assert min(abs(length - line) for length in (thing.x, thing.y) for line in (1 / 3, 2 / 3)) > 0.02
             for other in scene.things[:number]:
                 apart = math.dist((thing.x, thing.y), (other.x, other.y))
                 if thing.inside is None:
@@ -63,12 +65,6 @@ def test_no_thing_hides_another_or_leaves_the_picture(scenes):
                     assert thing.radius < 0.5 * other.radius
 
 
-def test_things_stand_clearly_in_their_places(scenes):
-    for scene in scenes:
-        for thing in scene.things:
-            assert min(abs(length - line) for length in (thing.x, thing.y) for line in (1 / 3, 2 / 3)) > 0.02
-
-
 def test_sizes_are_told_apart_by_their_radii(scenes):
     radii = {size: [t.radius for scene in scenes for t in scene.things if t.size == size] for size in SIZES}
     assert 1.25 * max(radii["small"]) < min(radii["medium"])
@@ -76,7 +72,7 @@ def test_sizes_are_told_apart_by_their_radii(scenes):
 
 
 def test_the_colour_of_a_thing_is_drawn_at_its_place(scenes):
-    for scene in scenes[:40]:
+    for scene in scenes[:20]:
         picture = pixels(scene)
         for thing in scene.things:
             own = (np.abs(picture - COLOURS[thing.colour]).max(2) <= 12) & (reach(thing) < 1.1)
@@ -84,7 +80,7 @@ def test_the_colour_of_a_thing_is_drawn_at_its_place(scenes):
 
 
 def test_a_thing_is_drawn_nowhere_but_at_its_place(scenes):
-    for scene in scenes[:25]:
+    for scene in scenes[:10]:
         for number, thing in enumerate(scene.things):
             if any(other.inside is not None for other in scene.things):
                 continue
@@ -94,12 +90,12 @@ def test_a_thing_is_drawn_nowhere_but_at_its_place(scenes):
             assert reach(thing)[changed].max() < 1.2 + 0.05 / thing.radius, thing
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_colours_are_told_apart_from_all_others(colour):
-    shown = pixels(one(shape="square", colour=colour, texture="plain"))[SIZE // 2, SIZE // 2]
-    assert tuple(shown) == COLOURS[colour]
-    others = [COLOURS[other] for other in COLOURS if other != colour]
-    assert min(np.abs(np.array(other) - shown).sum() for other in others) > 100
+def test_colours_are_told_apart_from_all_others():
+    for colour, tone in COLOURS.items():
+        shown = pixels(one(shape="square", colour=colour, texture="plain"))[SIZE // 2, SIZE // 2]
+        assert tuple(shown) == tone
+        others = [COLOURS[other] for other in COLOURS if other != colour]
+        assert min(np.abs(np.array(other) - shown).sum() for other in others) > 100
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -142,7 +138,7 @@ def test_backgrounds_are_told_apart():
         assert min(np.abs(look - looks[other]).sum() for other in BACKGROUNDS if other != name) > 20, name
 
 
-@pytest.mark.parametrize("size", [32, 64, 96, 128, 200])
+@pytest.mark.parametrize("size", [32, 96, 200])
 def test_pictures_of_any_size_show_the_same_scene(size, scenes):
     scene = scenes[0]
     large = draw(scene, 192, generator(3, 0, PAINT)).resize((64, 64))

@@ -46,14 +46,14 @@ def test_what_every_caption_says_in_words_is_true_of_its_picture(captions):
 def test_words_and_record_agree_on_every_picture(captions, rows):
     """The reader judges by the text, `caption_is_true` by the record: on other pictures, too, they agree."""
     verdicts = Counter()
-    for number, (text, facet, _) in enumerate(captions[::3]):
+    for number, (text, facet, _) in enumerate(captions[::5]):
         claims, facet = read(text), Facet.from_record(facet)
         for row in [rows[(number + step) % len(rows)] for step in (3, 58, 111)] + _like(facet, rows):
             verdict = is_true(claims, row["scene"])
             assert caption_is_true(facet, Scene.from_record(row["scene"])) == verdict, (text, row["scene"])
             verdicts[verdict] += 1
-    assert verdicts[True] > 50
-    assert verdicts[False] > 500
+    assert verdicts[True] > 30
+    assert verdicts[False] > 300
 
 
 def _like(facet, rows):
@@ -121,11 +121,11 @@ def test_one_facet_has_many_wordings(captions):
     assert len({text for text, _, _ in captions}) > 0.99 * len(captions)
 
 
-def test_who_knows_the_truth_finds_the_picture_among_a_thousand():
+def test_who_knows_the_truth_finds_the_picture_among_hundreds():
     """The ceiling of caption -> picture R@1, guessing among the pictures that a caption is true of."""
-    scenes = [make_scene(SEED, i) for i in range(1_000)]
+    scenes = [make_scene(SEED, i) for i in range(500)]
     found, few = [], []
-    for index in range(0, 1_000, 40):
+    for index in range(0, 500, 20):
         for facet in describe(scenes[index], SEED, index)["facets"]:
             true = sum(caption_is_true(Facet.from_record(facet), scene) for scene in scenes)
             found.append(1 / true)

@@ -1,7 +1,6 @@
 """`maxmatch data`: make, check and convert data sets, and extract features."""
 
 import json
-import os
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from maxmatch.data.check import CheckReport, DataFinding, FeatureCounts, Level, Pictures, Spread
+    from maxmatch.data.check import CheckReport, DataFinding, Level, Spread
 
 
 _SHOWN = 3  # problems of each kind
@@ -61,65 +60,60 @@ def describe(report: "CheckReport", show_all: bool = False) -> str:
     if report.splits:
         lines += ["", *_splits(report), "", *_contents(report)]
     for level, title in _TITLES.items():
-        found = [finding for finding in report.findings if finding.level == level]
-        for _, several in groupby(sorted(found, key=lambda finding: finding.kind), key=lambda finding: finding.kind):
+        found = sorted((one for one in report.findings if one.level == level), key=lambda finding: finding.kind)
+        for _, several in groupby(found, key=lambda finding: finding.kind):
             lines += ["", *_kind(title, list(several), show_all)]
-    return "\n".join([*lines, "", _verdict(report)])
+    counts = {level: report.count(level) for level in _TITLES}
+    found_all = ", ".join(f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count)
+    if not report.usable:
+        return "\n".join([*lines, "", f"Not usable as it is: {found_all}."])
+    return "\n".join([*lines, "", f"Usable: {found_all}." if found_all else "Fine."])
 
 
 def _splits(report: "CheckReport") -> Iterator[str]:
     width = max(5, *map(len, report.splits))
     others = dict.fromkeys(name for split in report.splits.values() for name in split.items if name not in _HEADS)
-    yield (
-        f"{'split':<{width}}{'images':>10}{'captions':>10}"
-        + "".join(f"{name:>10}" for name in others)
-        + "  captions per image"
-    )
+    heads = "".join(f"{name:>10}" for name in ("images", "captions", *others))
+    yield f"{'split':<{width}}{heads}  captions per image"
     for name, split in report.splits.items():
-        counts = [split.items.get(modality, 0) for modality in (*_HEADS, *others)]
-        each = "" if split.captions_per_image is None else _per_image(split.captions_per_image)
-        yield f"{name:<{width}}" + "".join(f"{count:>10,}" for count in counts) + f"  {each}".rstrip()
+        counts = "".join(f"{split.items.get(modality, 0):>10,}" for modality in (*_HEADS, *others))
+        each = split.captions_per_image
+        per_image = "" if each is None else _range(each)
+        if each is not None and each.least < each.most:
+            per_image += f", {each.mean:.2f} on average"
+        yield f"{name:<{width}}{counts}  {per_image}".rstrip()
 
 
-def _per_image(spread: "Spread") -> str:
-    if spread.least == spread.most:
-        return f"{spread.least:.0f}"
-    return f"{spread.least:.0f} to {spread.most:.0f}, {spread.mean:.2f} on average"
+def _range(spread: "Spread") -> str:
+    return f"{spread.least:,.0f}" + (f" to {spread.most:,.0f}" if spread.least < spread.most else "")
 
 
 def _contents(report: "CheckReport") -> Iterator[str]:
-    words = report.vocabulary
+    words, pictures = report.vocabulary, report.pictures
     if words is not None:
         yield (
             f"words     {words.words:,} in the split {words.split!r}, {words.frequent:,} of them at least "
             f"{words.min_count} times; the longest caption has {words.longest}"
         )
-    if report.pictures is not None:
-        yield from _pictures(report.pictures)
+    if pictures is not None:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in pictures.kinds.items()) or "none"
+        how = "decoded to their end" if pictures.decoded else "not decoded (--quick)"
+        yield f"pictures  {kinds}; {pictures.bytes / 1e6:,.1f} MB; {how}"
+        sides = {"width": pictures.widths, "height": pictures.heights}
+        texts = [
+            f"{name} {side.least:,.0f} to {side.most:,.0f}, median {side.median:,.0f}"
+            for name, side in sides.items()
+            if side is not None
+        ]
+        if texts:
+            yield "          " + "; ".join(texts)
     by_text: dict[str, list[str]] = {}
     for name, features in report.features.items():
-        by_text.setdefault(_features(features), []).append(name)
+        unread = "" if features.scanned else "; values not read (--quick)"
+        text = f"{_range(features.per_image)} × {features.width:,} {features.dtype} per image{unread}"
+        by_text.setdefault(text, []).append(name)
     for text, names in by_text.items():
         yield f"features  {', '.join(names)}: {text}"
-
-
-def _pictures(pictures: "Pictures") -> Iterator[str]:
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in pictures.kinds.items()) or "none"
-    how = "decoded to their end" if pictures.decoded else "not decoded (--quick)"
-    yield f"pictures  {kinds}; {pictures.bytes / 1e6:,.1f} MB; {how}"
-    if pictures.widths is not None and pictures.heights is not None:
-        sides = {"width": pictures.widths, "height": pictures.heights}
-        yield "          " + "; ".join(
-            f"{name} {side.least:,.0f} to {side.most:,.0f}, median {side.median:,.0f}" for name, side in sides.items()
-        )
-
-
-def _features(features: "FeatureCounts") -> str:
-    each = features.per_image
-    count = f"{each.least:.0f}" if each.least == each.most else f"{each.least:.0f} to {each.most:.0f}"
-    return f"{count} × {features.width:,} {features.dtype} per image" + (
-        "" if features.scanned else "; values not read (--quick)"
-    )
 
 
 def _kind(title: str, findings: Sequence["DataFinding"], show_all: bool) -> Iterator[str]:
@@ -143,14 +137,6 @@ def _wrapped(first: str, text: str, then: str) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _verdict(report: "CheckReport") -> str:
-    counts = {level: report.count(level) for level in _TITLES}
-    found = ", ".join(f"{count:,} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count)
-    if not report.usable:
-        return f"Not usable as it is: {found}."
-    return f"Usable: {found}." if found else "Fine."
 
 
 def convert(
@@ -267,7 +253,7 @@ def features(
         print(json.dumps({"path": str(store), "images": len(done), "left_out": total - len(done), **asdict(info)}))
         return
     left_out = f", {total - len(done):,} left out" if total > len(done) else ""
-    print(f"{store}: {len(done):,} images{left_out}, {len(done[0])} × {info.width} {dtype} each")
+    print(f"{store}: {len(done):,} images{left_out}, {len(done.values[0])} × {info.width} {dtype} each")
 
 
 _HELP = """Make, check and convert data sets.
@@ -296,8 +282,6 @@ Data to try things on.
 """
 
 app = typer.Typer(help=_HELP, short_help="Make, check and convert data sets.", no_args_is_help=True)
-
-
 app.command()(check)
 app.command()(convert)
 app.command()(features)
@@ -321,15 +305,12 @@ def scenes(
 
       maxmatch data scenes scenes --images 6000 --size 128 --seed 1
     """
+    from maxmatch.cli.common import cores
     from maxmatch.core.progress import bar
     from maxmatch.data.scenes import generate, split_sizes
 
+    workers = cores() if images >= 500 else None  # fewer are drawn before other processes have started
     with bar("scenes", images) as advance:
-        generate(folder, images, seed, size, workers=_processes(images), advance=advance)
+        generate(folder, images, seed, size, workers=workers, advance=advance)
     sizes = ", ".join(f"{name} {count:,}" for name, count in split_sizes(images).items())
     print(f"{folder}: {images:,} pictures with five captions each ({sizes})")
-
-
-def _processes(images: int) -> int | None:
-    """One for each core up to eight, where there is enough to do that starting them pays."""
-    return min(os.cpu_count() or 1, 8) if images >= 500 else None

@@ -2,7 +2,7 @@
 
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Skipped:
 
 def map_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, *, ahead: int = 4, processes: bool = False
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """The function of each item, in order, computed by threads or processes while the caller uses the results.
 
     ahead: how many items per worker are begun before the first of their results is asked for. processes: they are

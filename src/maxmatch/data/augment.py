@@ -1,19 +1,23 @@
-"""Augmentation: regions and words left out at random; random crops and mirrored pictures."""
+"""Augmentation: regions and words left out at random; random crops and mirrored pictures, from disk or the device."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, from_numpy
+from torch.nn.functional import grid_sample
 
+from maxmatch.core.progress import map_ahead
 from maxmatch.core.types import Batch, Inputs
+from maxmatch.data.dataset import Items
 from maxmatch.model.images import DRAFT, Channels, ImageTransform, Source, load_image, normalised
-from maxmatch.model.inputs import FeatureReader, Reader, TextReader
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 
 _MASKED, _REPLACED = 0.5, 0.1  # of the words that are hit; the rest is deleted
 _MASK_TOKENS = ("<mask>", "[MASK]")
@@ -34,13 +38,8 @@ class WordIds:
     words: Int[Tensor, " V"]
     continues: Bool[Tensor, " T"] | None = None
 
-    def to(self, device: torch.device | str) -> "WordIds":
-        """The same on a device."""
-        continues = None if self.continues is None else self.continues.to(device)
-        return WordIds(self.mask, self.padding, self.fixed.to(device), self.words.to(device), continues)
 
-
-def word_ids(tokenizer: Tokenizer) -> WordIds:
+def word_ids(tokenizer: Tokenizer, device: torch.device) -> WordIds:
     """The ids of a tokenizer's special tokens and of its words."""
     ids = (tokenizer.token_to_id(token) for token in _MASK_TOKENS)
     mask = next((index for index in ids if index is not None), None)
@@ -52,48 +51,33 @@ def word_ids(tokenizer: Tokenizer) -> WordIds:
     padding = int((tokenizer.padding or {}).get("pad_id", 0))
     around = tokenizer.encode("").ids  # nothing but what is put around every text
     special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    words = sorted(set(tokenizer.get_vocab().values()) - {*special, *around, padding})
+    vocabulary = tokenizer.get_vocab()
+    words = sorted(set(vocabulary.values()) - {*special, *around, padding})
     if not words:
         raise ValueError("drop: the tokenizer's vocabulary has special tokens only. Train it on captions.")
-    fixed = torch.tensor(sorted({*around, padding}))
-    return WordIds(mask, padding, fixed, torch.tensor(words), _continuing(tokenizer))
+    continues = None
+    if prefix := getattr(tokenizer.model, "continuing_subword_prefix", None):
+        continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool, device=device)
+        continues[[index for piece, index in vocabulary.items() if piece.startswith(prefix)]] = True
+    fixed = torch.tensor(sorted({*around, padding}), device=device)
+    return WordIds(mask, padding, fixed, torch.tensor(words, device=device), continues)
 
 
-def _continuing(tokenizer: Tokenizer) -> Bool[Tensor, " T"] | None:
-    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
-    if not prefix:
-        return None
-    vocabulary = tokenizer.get_vocab()
-    continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
-    continues[[index for piece, index in vocabulary.items() if piece.startswith(prefix)]] = True
-    return continues
-
-
-def drop_regions(mask: Bool[Tensor, "B N"], p: float, generator: torch.Generator) -> Bool[Tensor, "B N"]:
-    """The regions that are left when each is dropped with probability p. One is left of every item that had any."""
-    return regions_left(mask, p, torch.rand(mask.shape, generator=generator, device=mask.device))
-
-
-def regions_left(mask: Bool[Tensor, "B N"], p: float, draws: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
-    """Those whose draw reaches p; where none does, the largest draw."""
+def drop_regions(mask: Bool[Tensor, "B N"], p: float, draws: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """The regions that are left when each is dropped with probability p: those whose draw (from 0 to 1) reaches p. Of
+    every item that had any, one is left: that with the largest draw.
+    """
     largest = draws.masked_fill(~mask, 0.0).amax(1, keepdim=True)
     return mask & (draws >= largest.clamp(max=p))
 
 
 def drop_words(
-    ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"], p: float, known: WordIds, generator: torch.Generator
-) -> tuple[Int[Tensor, "B N"], Bool[Tensor, "B N"]]:
-    """Each word is hit with probability p: of those, half become the mask token, a tenth a random word, and the rest is
-    deleted; what follows moves up. One word is left of every text that had any. The pieces of a word share its fate; a
-    random piece comes in place of each.
-    """
-    return words_left(ids, mask, p, known, torch.rand((3, *ids.shape), generator=generator, device=ids.device))
-
-
-def words_left(
     ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"], p: float, known: WordIds, draws: Float[Tensor, "3 B N"]
 ) -> tuple[Int[Tensor, "B N"], Bool[Tensor, "B N"]]:
-    """draws: whether a word is hit (below p), what becomes of it, and by which word it is replaced. Where every word
+    """Each word is hit with probability p: of those, half become the mask token, a tenth a random word, and the rest is
+    deleted; what follows moves up. The pieces of a word share its fate; a random piece comes in place of each.
+
+    draws: whether a word is hit (below p), what becomes of it, and by which word it is replaced. Where every word
     would be deleted, the one with the largest first draw stays as it is.
     """
     word = mask & (ids[..., None] != known.fixed).all(-1)
@@ -125,7 +109,7 @@ class SizeAugmentation:
             if not 0 <= share < 1:
                 raise ValueError(f"drop: expected a share from 0 to below 1 for {modality!r}, got {share}.")
             if isinstance(reader, TextReader):
-                self._words[modality] = word_ids(reader.tokenizer).to(device)
+                self._words[modality] = word_ids(reader.tokenizer, device)
             elif not isinstance(reader, FeatureReader):
                 kind = "no such modality" if reader is None else type(reader).__name__
                 raise ValueError(
@@ -134,7 +118,7 @@ class SizeAugmentation:
 
     def __call__(self, batch: Batch, seed: int | None) -> Batch:
         """The batch with less in it; as it is without a seed."""
-        if not self._drop or seed is None:
+        if seed is None:
             return batch
         generator = torch.Generator(self._device).manual_seed(seed)
         inputs = dict(batch.inputs)
@@ -142,13 +126,16 @@ class SizeAugmentation:
             values, mask = inputs[modality]
             assert mask is not None
             if modality in self._words:
-                inputs[modality] = Inputs(*drop_words(values, mask, share, self._words[modality], generator))
+                draws = torch.rand((3, *mask.shape), generator=generator, device=self._device)
+                inputs[modality] = Inputs(*drop_words(values, mask, share, self._words[modality], draws))
             else:
-                inputs[modality] = Inputs(values, drop_regions(mask, share, generator))
+                draws = torch.rand(mask.shape, generator=generator, device=self._device)
+                inputs[modality] = Inputs(values, drop_regions(mask, share, draws))
         return Batch(inputs, batch.groups)
 
 
 _TRIES = 10
+_CHUNK = 512  # pictures on their way to the device at once
 
 
 @dataclass(frozen=True)
@@ -197,12 +184,7 @@ class RandomMirror:
     transform: ImageTransform
     flip: float = 0.5
 
-    @property
-    def size(self) -> int:
-        """The side of the square."""
-        return self.transform.size
-
-    def __call__(self, source: Source, generator: np.random.Generator) -> Float[Tensor, "3 {self.size} {self.size}"]:
+    def __call__(self, source: Source, generator: np.random.Generator) -> Float[Tensor, "3 _ _"]:
         """The picture as the model takes it."""
         pixels = self.transform(source)
         return pixels.flip(-1) if generator.random() < self.flip else pixels
@@ -230,3 +212,83 @@ def crop_box(
     h = min(height, max(round(width / ratio[0]), 1))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+class ResidentPictures:
+    """The pictures of a split as bytes on the device. failed: why some cannot be read, by their places.
+
+    Without crops, exactly what evaluation sees, mirrored or not. For random crops a picture is kept as the square in
+    its middle (squashed, where the model squashes), a seventh larger than what the model sees, and the parts are cut
+    from that square: what is left and right of it in a wide picture is never seen, as in evaluation.
+    """
+
+    def __init__(
+        self, items: Items, reader: PixelReader, augmentation: Augmentation | None, device: torch.device, threads: int
+    ) -> None:
+        self.augmentation, self.transform = augmentation, reader.transform
+        self.failed: dict[int, str] = {}
+        cut = isinstance(augmentation, RandomCrop)
+        side = self.transform.kept_side if cut else self.transform.size
+        look = self.transform.square if cut else self.transform.seen
+
+        def decoded(place: int) -> UInt8[np.ndarray, "S S 3"]:
+            try:
+                return np.asarray(look(items.values[place]))
+            except (ValueError, OSError) as error:
+                self.failed[place] = str(error)
+                return np.zeros((side, side, 3), np.uint8)
+
+        self.pixels = torch.zeros(len(items), side, side, 3, dtype=torch.uint8, device=device)
+        pictures = map_ahead(decoded, range(len(items)), threads)
+        for first in range(0, len(items), _CHUNK):
+            chunk = from_numpy(np.stack(list(islice(pictures, _CHUNK))))
+            self.pixels[first : first + len(chunk)] = chunk.to(device)
+        self.failed = dict(sorted(self.failed.items()))
+        self._mean = torch.tensor(self.transform.mean, device=device)[:, None, None]
+        self._std = torch.tensor(self.transform.std, device=device)[:, None, None]
+
+    def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
+        """Pixels (items, 3, size, size), as the network takes them; parts and mirroring depend on seed and place."""
+        index = from_numpy(np.ascontiguousarray(places)).to(self.pixels.device)
+        # Channels stay last in memory: that is how convolutions are fastest.
+        pixels = self.pixels.index_select(0, index).movedim(3, 1).float() / 255
+        size = self.transform.size
+        if seed is not None and self.augmentation is not None:
+            pixels = cut_out(pixels, *self._drawn(places, seed), size)
+        elif isinstance(self.augmentation, RandomCrop):
+            first = (pixels.shape[2] - size) // 2
+            pixels = pixels[:, :, first : first + size, first : first + size]
+        return Inputs((pixels - self._mean) / self._std, None), {}
+
+    def _drawn(self, places: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The part of each picture, and whether it is mirrored."""
+        side = self.pixels.shape[1]
+        boxes, mirrored = np.zeros((len(places), 4)), np.zeros(len(places), bool)
+        assert self.augmentation is not None
+        for row, place in enumerate(places.tolist()):
+            generator = np.random.default_rng([seed, place])
+            boxes[row] = (0, 0, side, side)
+            if isinstance(self.augmentation, RandomCrop):
+                boxes[row] = crop_box(side, side, self.augmentation.scale, self.augmentation.ratio, generator)
+            mirrored[row] = generator.random() < self.augmentation.flip
+        return boxes, mirrored
+
+
+def cut_out(
+    pictures: Float[Tensor, "B C S S"], boxes: np.ndarray, mirrored: np.ndarray, size: int
+) -> Float[Tensor, "B C {size} {size}"]:
+    """A part of each picture, as a square of `size` pixels, by bilinear interpolation.
+
+    boxes: left, top, right, bottom of each, in pixels.
+    """
+    box = from_numpy(boxes).to(pictures.device, torch.float32)
+    flip = from_numpy(mirrored).to(pictures.device)
+    middle = (torch.arange(size, device=pictures.device) + 0.5) / size  # of each pixel, as a share of the part
+    across = torch.where(flip[:, None], 1 - middle, middle)
+    x = box[:, :1] + across * (box[:, 2:3] - box[:, :1])
+    y = box[:, 1:2] + middle * (box[:, 3:] - box[:, 1:2])
+    side = pictures.shape[2]
+    grid = torch.stack(
+        [(2 * x / side - 1)[:, None, :].expand(-1, size, -1), (2 * y / side - 1)[:, :, None].expand(-1, -1, size)], -1
+    )
+    return grid_sample(pictures, grid, mode="bilinear", padding_mode="border", align_corners=False)

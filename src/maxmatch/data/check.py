@@ -12,28 +12,25 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from maxmatch.core.progress import Advance, Bar, map_ahead, no_bar
-from maxmatch.data.dataset import (
-    IMAGE,
-    TEXT,
-    ZEROS,
-    DataError,
-    Dataset,
-    Problem,
-    RaggedRows,
-    Rows,
-    Split,
-    bad_rows,
-)
+from maxmatch.core.progress import Advance, Bar, map_ahead, no_bar, quiet
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Problem, Report, Rows, Split, fresh, same_item
 from maxmatch.data.formats import butd
 from maxmatch.data.formats.stored import ALL
 from maxmatch.data.formats.webdataset import TarItems
 from maxmatch.data.load import read_all, recognise
 
 Level = Literal["error", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 # What differs between two problems of one kind: names in quotes or brackets, and numbers.
 _PARTICULARS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\([^()]*\)|0x\w+|\d[\d.,]*")
+_AGAIN = "Fetch it again, or take its captions out."
+_SAME = "Leave one of the two out, with its captions, unless both are meant."
+_LEAK = "Leave one of the two out: what is trained on cannot be tested on."
+_ZEROS = "all values are zero"
+_CHUNK_BYTES = 4 * 2**20  # little enough to stay in a processor's cache
+_MIN_COUNT = 4
+_SAMPLE = 64  # images of one id in two splits that are compared, to tell whether they are the same
+_LONGEST = 126  # words, with <start> and <end> around them, that the usual tokenizer does not cut
+_TRAIN = "train"
 
 
 @dataclass(frozen=True)
@@ -151,185 +148,7 @@ class CheckReport:
         return {**plain, "path": str(self.path), "usable": self.usable, "findings": findings}
 
 
-Say = Callable[[Level, Problem], None]
-_AGAIN = "Fetch it again, or take its captions out."
-_SAME = "Leave one of the two out, with its captions, unless both are meant."
-_LEAK = "Leave one of the two out: what is trained on cannot be tested on."
-
-
-class PictureFacts(NamedTuple):
-    """What there is to know of a picture, or why there is nothing."""
-
-    bytes: int = 0
-    kind: str = ""
-    width: int = 0
-    height: int = 0
-    missing: bool = False
-    error: str | None = None
-
-
-class PictureLocation(NamedTuple):
-    """A picture of a data set."""
-
-    split: str
-    id: str
-    values: Sequence[Any]
-    number: int
-
-    @property
-    def value(self) -> Any:
-        """Its path, or its bytes."""
-        return self.values[self.number]
-
-
-def places_of(splits: Mapping[str, Split]) -> list[PictureLocation]:
-    """All pictures, split by split."""
-    return [
-        PictureLocation(name, image, split[IMAGE].values, number)
-        for name, split in splits.items()
-        if IMAGE in split.items
-        for number, image in enumerate(split[IMAGE].ids)
-    ]
-
-
-def look_at_pictures(dataset: Dataset, say: Say, decode: bool, workers: int, advance: Advance) -> Pictures:
-    """Open every picture, decode all of it or its beginning, and find those that are there twice."""
-    places = places_of(dataset.splits)
-    seen = []
-    for one in map_ahead(lambda place: look(place, decode), places, workers):
-        seen.append(one)
-        advance(1)
-    missing = [place for place, one in zip(places, seen, strict=True) if one.missing]
-    if len(missing) == len(places) > 1:
-        what = f"not one of the {len(places)} pictures is there, the first of which would be {missing[0].value}"
-        say("error", Problem(dataset.path, what, "Give the folder they are in: --images DIR."))
-    else:
-        for place in missing:
-            say("error", _problem(dataset, place, "no such picture", "Bring it back, or take its captions out."))
-    for place, one in zip(places, seen, strict=True):
-        if one.error is not None:
-            say("error", _problem(dataset, place, one.error, _AGAIN))
-    good = [(place, one) for place, one in zip(places, seen, strict=True) if one.kind]
-    for first, second in duplicates(good, workers):
-        leak = first.split != second.split and {first.split, second.split} != {"test", "testall"}
-        what = f"the same picture as {first.id!r} of the split {first.split!r}"
-        what += f", here in the split {second.split!r}" if leak else ""
-        say("warning" if leak else "note", _problem(dataset, second, what, _LEAK if leak else _SAME))
-    return Pictures(
-        count=len(good),
-        decoded=decode,
-        kinds=dict(Counter(one.kind for _, one in good).most_common()),
-        bytes=sum(one.bytes for _, one in good),
-        widths=Spread.of([one.width for _, one in good]) if good else None,
-        heights=Spread.of([one.height for _, one in good]) if good else None,
-    )
-
-
-def look(place: PictureLocation, decode: bool) -> PictureFacts:
-    """One picture. Whatever is wrong with it is returned, never raised."""
-    from PIL import Image
-
-    from maxmatch.model.images import load_image
-
-    try:
-        value = place.value
-        data = value if isinstance(value, bytes) else Path(value).read_bytes() if decode else None
-        with Image.open(Path(value) if data is None else io.BytesIO(data)) as image:
-            kind, (width, height) = image.format or "?", image.size
-        if decode:
-            load_image(data if data is not None else value, at_least=1)  # a JPEG at an eighth, yet all of it is read
-        size = len(data) if data is not None else Path(value).stat().st_size
-    except FileNotFoundError:
-        return PictureFacts(missing=True)
-    except Exception as error:  # what a damaged file makes Pillow raise has no common class
-        return PictureFacts(error=_why(error))
-    return PictureFacts(size, kind, width, height)
-
-
-def duplicates(
-    seen: Sequence[tuple[PictureLocation, PictureFacts]], workers: int
-) -> Iterator[tuple[PictureLocation, PictureLocation]]:
-    """Pairs of pictures of the same content: by size first, for most differ in that."""
-    by_size: dict[int, list[PictureLocation]] = defaultdict(list)
-    for place, one in seen:
-        by_size[one.bytes].append(place)
-    suspects = [place for places in by_size.values() if len(places) > 1 for place in places]
-    firsts: dict[bytes, PictureLocation] = {}
-    for place, digest in zip(suspects, map_ahead(_digest, suspects, workers), strict=True):
-        if digest is not None and firsts.setdefault(digest, place) is not place:
-            yield firsts[digest], place
-
-
-def look_at_features(dataset: Dataset, split: str, say: Say, scan: bool, advance: Advance) -> FeatureCounts:
-    """Their shape and type; and, in all of them, NaN, infinite values and nothing but zeros."""
-    items = dataset.splits[split][IMAGE]
-    rows = items.values
-    assert isinstance(rows, Rows | RaggedRows)
-    counts = np.diff(rows.starts)[rows.numbers] if isinstance(rows, RaggedRows) else np.array([rows.array.shape[1]])
-    if scan:
-        file = Path(rows.array.filename or dataset.path) if isinstance(rows.array, np.memmap) else dataset.path
-        names: dict[int, str] = {}
-        for number, what in bad_rows(rows, advance=advance):
-            names = names or dict(zip(rows.numbers.tolist(), items.ids, strict=True))
-            cure = "Extract its features again, or leave it out." if what != ZEROS else "Extract its features again."
-            about = f"{what}, of image {names[number]!r} of the split {split!r}"
-            say("note" if what == ZEROS else "error", Problem(file, about, cure, number + 1))
-    return FeatureCounts(rows.width, str(rows.array.dtype), Spread.of(counts), scan)
-
-
-def _problem(dataset: Dataset, place: PictureLocation, what: str, cure: str) -> Problem:
-    """At the picture's own file, or, where it lies in another, with its id."""
-    if isinstance(place.values, TarItems):
-        return Problem(place.values.where(place.number), what, cure)
-    if isinstance(place.values, list) and isinstance(place.value, str | Path):
-        return Problem(Path(place.value), what, cure)
-    return Problem(dataset.path, f"image {place.id!r} of the split {place.split!r}: {what}", cure)
-
-
-def _why(error: Exception) -> str:
-    """What is wrong, without the name of what was read and without a cure, which are printed beside it."""
-    from maxmatch.model.images import ImageError, reason
-
-    if isinstance(error, DataError):
-        return error.problem.what
-    if isinstance(error, ImageError):
-        what, _, rest = str(error).partition(": ")[2].rstrip(".").rpartition(". ")
-        return what or rest
-    return f"not a readable picture ({reason(error)})"
-
-
-def _digest(place: PictureLocation) -> bytes | None:
-    try:
-        value = place.value
-        return hashlib.sha256(value if isinstance(value, bytes) else Path(value).read_bytes()).digest()
-    except OSError:
-        return None
-
-
-MIN_COUNT = 4
-_SAMPLE = 64  # images of one id in two splits that are compared, to tell whether they are the same
-_LONGEST = 126  # words, with <start> and <end> around them, that the usual tokenizer does not cut
-_TRAIN = "train"
-
-
-class Collector:
-    """Findings, each once: a reader that gives up reports a problem, and raises it too."""
-
-    def __init__(self) -> None:
-        self.found: dict[Problem, Level] = {}
-
-    def __call__(self, problem: Problem) -> None:
-        """What readers call."""
-        self.say("error" if problem.fatal else "warning", problem)
-
-    def say(self, level: Level, problem: Problem) -> None:
-        """What checks call."""
-        self.found.setdefault(problem, level)
-
-    @property
-    def findings(self) -> list[DataFinding]:
-        """In the order in which they were found."""
-        return [DataFinding(level, problem) for problem, level in self.found.items()]
+Say = Callable[[Level, Problem], object]
 
 
 def check(
@@ -347,48 +166,50 @@ def check(
     images: the folder of the pictures, where the data does not say. pictures: whether to look at them at all. quick:
     pictures are opened but not decoded to their end, and the values of features are not read.
     """
-    path, collector = path.expanduser(), Collector()
+    path = path.expanduser()
     report = CheckReport(path)
+    found: dict[Problem, Level] = {}  # each once: a reader that gives up reports a problem, and raises it too
+
+    def say(level: Level, problem: Problem) -> None:
+        found.setdefault(problem, level)
+
+    def note(problem: Problem) -> None:
+        say("error" if problem.fatal else "warning", problem)
+
     try:
         if format == "butd" or (format is None and butd.recognises(path)):
-            report = _look_at_butd(replace(report, format="butd"), collector, workers, bar)
+            report = _look_at_butd(replace(report, format="butd"), note, workers, bar)
         else:
             report = replace(report, format=format or recognise(path))
-            dataset = read_all(path, report.format, images, collector)
-            report = _look(report, dataset, collector, pictures, quick, workers, bar)
+            dataset = read_all(path, report.format, images, note)
+            report = _look(report, dataset, say, pictures, quick, workers, bar)
     except DataError as error:
-        collector(replace(error.problem, fatal=True))
-    return replace(report, findings=collector.findings)
+        note(replace(error.problem, fatal=True))
+    return replace(report, findings=[DataFinding(level, problem) for problem, level in found.items()])
 
 
 def _look(
-    report: CheckReport,
-    dataset: Dataset,
-    collector: Collector,
-    pictures: bool,
-    quick: bool,
-    workers: int,
-    bar: Bar,
+    report: CheckReport, dataset: Dataset, say: Say, pictures: bool, quick: bool, workers: int, bar: Bar
 ) -> CheckReport:
     """All that there is to see once the data is read."""
     splits = {name: split for name, split in dataset.splits.items() if split.size}
     if not splits:
-        collector.say("error", Problem(dataset.path, "no item can be used", "See the problems before this one."))
+        say("error", Problem(dataset.path, "no item can be used", "See the problems before this one."))
     features: dict[str, FeatureCounts] = {}
     seen: Pictures | None = None
     total = sum(len(split[IMAGE]) for split in splits.values())
-    if any(isinstance(split[IMAGE].values, Rows | RaggedRows) for split in splits.values()):
+    if any(isinstance(split[IMAGE].values, Rows) for split in splits.values()):
         with bar("features", 0 if quick else total) as advance:
             for name in splits:
-                features[name] = look_at_features(dataset, name, collector.say, not quick, advance)
+                features[name] = _look_at_features(dataset, name, say, not quick, advance)
     elif pictures and splits:
         with bar("pictures", total) as advance:
-            seen = look_at_pictures(dataset, collector.say, not quick, workers, advance)
-    _find_leaks(dataset, splits, collector)
+            seen = _look_at_pictures(dataset, say, not quick, workers, advance)
+    _find_leaks(dataset, splits, say)
     return replace(
         report,
         splits={name: _counts(split) for name, split in splits.items()},
-        vocabulary=_read_captions(dataset, splits, collector),
+        vocabulary=_read_captions(dataset, splits, say),
         pictures=seen,
         features=features,
     )
@@ -399,7 +220,188 @@ def _counts(split: Split) -> SplitCounts:
     return SplitCounts(split.size, {name: len(items) for name, items in split.items.items()}, captions)
 
 
-def _read_captions(dataset: Dataset, splits: Mapping[str, Split], collector: Collector) -> Vocabulary | None:
+# Pictures.
+
+
+class PictureLocation(NamedTuple):
+    """A picture of a data set."""
+
+    split: str
+    id: str
+    values: Sequence[Any]
+    number: int
+
+    @property
+    def value(self) -> Any:
+        """Its path, or its bytes."""
+        return self.values[self.number]
+
+
+class PictureFacts(NamedTuple):
+    """What there is to know of a picture."""
+
+    bytes: int
+    kind: str
+    width: int
+    height: int
+
+
+def _look_at_pictures(dataset: Dataset, say: Say, decode: bool, workers: int, advance: Advance) -> Pictures:
+    """Open every picture, decode all of it or its beginning, and find those that are there twice."""
+    places = [
+        PictureLocation(name, image, split[IMAGE].values, number)
+        for name, split in dataset.splits.items()
+        for number, image in enumerate(split[IMAGE].ids)
+    ]
+    good: list[tuple[PictureLocation, PictureFacts]] = []
+    missing: list[PictureLocation] = []
+    for place, facts in zip(places, map_ahead(lambda place: _facts(place, decode), places, workers), strict=True):
+        if facts is None:
+            missing.append(place)
+        elif isinstance(facts, str):
+            say("error", _problem(dataset, place, facts, _AGAIN))
+        else:
+            good.append((place, facts))
+        advance(1)
+    if len(missing) == len(places) > 1:
+        what = f"not one of the {len(places)} pictures is there, the first of which would be {missing[0].value}"
+        say("error", Problem(dataset.path, what, "Give the folder they are in: --images DIR."))
+    else:
+        for place in missing:
+            say("error", _problem(dataset, place, "no such picture", "Bring it back, or take its captions out."))
+    for first, second in _duplicates(good, workers):
+        leak = first.split != second.split and {first.split, second.split} != {"test", "testall"}
+        what = f"the same picture as {first.id!r} of the split {first.split!r}"
+        what += f", here in the split {second.split!r}" if leak else ""
+        say("warning" if leak else "note", _problem(dataset, second, what, _LEAK if leak else _SAME))
+    return Pictures(
+        count=len(good),
+        decoded=decode,
+        kinds=dict(Counter(facts.kind for _, facts in good).most_common()),
+        bytes=sum(facts.bytes for _, facts in good),
+        widths=Spread.of([facts.width for _, facts in good]) if good else None,
+        heights=Spread.of([facts.height for _, facts in good]) if good else None,
+    )
+
+
+def _facts(place: PictureLocation, decode: bool) -> PictureFacts | str | None:
+    """What there is to know of a picture, or why it cannot be read; None where it is missing."""
+    from PIL import Image
+
+    from maxmatch.model.images import ImageError, load_image, reason
+
+    try:
+        value = place.value
+        data = value if isinstance(value, bytes) else Path(value).read_bytes() if decode else None
+        with Image.open(Path(value) if data is None else io.BytesIO(data)) as image:
+            kind, (width, height) = image.format or "?", image.size
+        if decode:
+            load_image(data if data is not None else value, at_least=1)  # a JPEG at an eighth, yet all of it is read
+        size = len(data) if data is not None else Path(value).stat().st_size
+    except FileNotFoundError:
+        return None
+    # Without the name of what was read and without a cure, which are printed beside it.
+    except DataError as error:
+        return error.problem.what
+    except ImageError as error:
+        what, _, rest = str(error).partition(": ")[2].rstrip(".").rpartition(". ")
+        return what or rest
+    except Exception as error:  # what a damaged file makes Pillow raise has no common class
+        return f"not a readable picture ({reason(error)})"
+    return PictureFacts(size, kind, width, height)
+
+
+def _duplicates(
+    seen: Sequence[tuple[PictureLocation, PictureFacts]], workers: int
+) -> Iterator[tuple[PictureLocation, PictureLocation]]:
+    """Pairs of pictures of the same content: by size first, for most differ in that."""
+    by_size: dict[int, list[PictureLocation]] = defaultdict(list)
+    for place, facts in seen:
+        by_size[facts.bytes].append(place)
+    suspects = [place for places in by_size.values() if len(places) > 1 for place in places]
+    firsts: dict[bytes, PictureLocation] = {}
+    for place, digest in zip(suspects, map_ahead(_digest, suspects, workers), strict=True):
+        if digest is not None and firsts.setdefault(digest, place) is not place:
+            yield firsts[digest], place
+
+
+def _digest(place: PictureLocation) -> bytes | None:
+    try:
+        value = place.value
+        return hashlib.sha256(value if isinstance(value, bytes) else Path(value).read_bytes()).digest()
+    except OSError:
+        return None
+
+
+def _problem(dataset: Dataset, place: PictureLocation, what: str, cure: str) -> Problem:
+    """At the picture's own file, or, where it lies in another, with its id."""
+    if isinstance(place.values, TarItems):
+        return Problem(place.values.where(place.number), what, cure)
+    if isinstance(place.values, list) and isinstance(place.value, str | Path):
+        return Problem(Path(place.value), what, cure)
+    return Problem(dataset.path, f"image {place.id!r} of the split {place.split!r}: {what}", cure)
+
+
+# Features.
+
+
+def _look_at_features(dataset: Dataset, split: str, say: Say, scan: bool, advance: Advance) -> FeatureCounts:
+    """Their shape and type; and, in all of them, NaN, infinite values and nothing but zeros."""
+    items = dataset.splits[split][IMAGE]
+    rows = items.values
+    assert isinstance(rows, Rows)
+    if scan:
+        file = Path(rows.array.filename or dataset.path) if isinstance(rows.array, np.memmap) else dataset.path
+        names: dict[int, str] = {}
+        for number, what in bad_rows(rows, advance=advance):
+            names = names or dict(zip(rows.numbers.tolist(), items.ids, strict=True))
+            cure = "Extract its features again, or leave it out." if what != _ZEROS else "Extract its features again."
+            about = f"{what}, of image {names[number]!r} of the split {split!r}"
+            say("note" if what == _ZEROS else "error", Problem(file, about, cure, number + 1))
+    return FeatureCounts(rows.width, str(rows.array.dtype), Spread.of(rows.counts), scan)
+
+
+def bad_rows(rows: Rows, chunk: int = _CHUNK_BYTES, advance: Advance = quiet) -> Iterator[tuple[int, str]]:
+    """The items that hold NaN or infinite values, or nothing but zeros: the number in the file, counted from 0, and
+    what is wrong. Reads the file once, in its order, and holds no more than a few times `chunk` bytes. advance is
+    called with the number of rows that were looked at.
+    """
+    unsigned = np.dtype(f"u{rows.array.dtype.itemsize}")
+    infinity = np.array(np.inf, rows.array.dtype.newbyteorder("=")).view(unsigned) << unsigned.type(1)
+    numbers = np.unique(rows.numbers)
+    item_bytes = int(rows.counts.max(initial=1)) * rows.width * rows.array.dtype.itemsize
+    step = max(1, chunk // max(1, item_bytes))
+    for begin in range(0, len(numbers), step):
+        part = numbers[begin : begin + step]
+        values, mask = Rows(fresh(rows.array), part, rows.starts).take(range(len(part)))
+        # A number's bits without its sign are 0 for zero, and no less than infinity's for infinity and NaN.
+        bits = np.ascontiguousarray(values, values.dtype.newbyteorder("=")).view(unsigned)
+        bits <<= unsigned.type(1)
+        largest = bits.max(axis=2)
+        for place in np.flatnonzero((largest >= infinity).any(axis=1) | (largest == 0).all(axis=1)):
+            bad = int((largest[place] >= infinity).sum())
+            what = f"NaN or infinite values in {bad} of {mask[place].sum()} features" if bad else _ZEROS
+            yield int(part[place]), what
+        advance(len(part))
+
+
+def _look_at_butd(report: CheckReport, note: Report, workers: int, bar: Bar) -> CheckReport:
+    """Decode every line of the files."""
+    total = sum(file.stat().st_size for file in butd.files_at(report.path))
+    with bar("bytes", total) as advance:
+        boxes, width = butd.scan(report.path, note, advance, workers if total > butd.MUCH else 1)
+    images = len(boxes)
+    return replace(
+        report,
+        splits={ALL: SplitCounts(images, {IMAGE: images}, None)},
+        features={ALL: FeatureCounts(width, "float32", Spread.of(boxes), True)},
+    )
+
+
+# Captions and splits.
+
+
+def _read_captions(dataset: Dataset, splits: Mapping[str, Split], say: Say) -> Vocabulary | None:
     """Count words, and find captions that an image has twice, or that are longer than a model reads."""
     from maxmatch.model.text import split_into_words
 
@@ -421,55 +423,35 @@ def _read_captions(dataset: Dataset, splits: Mapping[str, Split], collector: Col
             first = seen.setdefault((group, " ".join(words)), caption)
             if first != caption:
                 what = f"caption {caption!r} of the split {name!r} reads as {first!r} of the same image: {_shown(text)}"
-                collector.say("note", Problem(dataset.path, what, "Remove one of the two, unless both are meant."))
+                say("note", Problem(dataset.path, what, "Remove one of the two, unless both are meant."))
             if len(words) > _LONGEST:
                 what = f"caption {caption!r} of the split {name!r} has {len(words)} words: {_shown(text)}"
                 cure = "Shorten it, or raise data.max_length: the rest is not read."
-                collector.say("note", Problem(dataset.path, what, cure))
-    frequent = sum(count >= MIN_COUNT for count in counts.values())
-    return Vocabulary(counted, len(counts), frequent, MIN_COUNT, longest)
+                say("note", Problem(dataset.path, what, cure))
+    frequent = sum(count >= _MIN_COUNT for count in counts.values())
+    return Vocabulary(counted, len(counts), frequent, _MIN_COUNT, longest)
 
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:59]}…")
 
 
-def _find_leaks(dataset: Dataset, splits: Mapping[str, Split], collector: Collector) -> None:
+def _find_leaks(dataset: Dataset, splits: Mapping[str, Split], say: Say) -> None:
     """Images whose ids are in two splits. Whether they are the same images is seen from some of them."""
     for (one, first), (other, second) in combinations(splits.items(), 2):
-        if IMAGE not in first.items or IMAGE not in second.items or {one, other} == {"test", "testall"}:
+        if {one, other} == {"test", "testall"}:
             continue
         places = {name: place for place, name in enumerate(first[IMAGE].ids)}
         shared = [(name, place) for place, name in enumerate(second[IMAGE].ids) if name in places]
         if not shared:
             continue
         some = shared[:: max(1, len(shared) // _SAMPLE)]
-        if any(_same(first[IMAGE].values[places[name]], second[IMAGE].values[place]) for name, place in some):
+        if any(same_item(first[IMAGE].values[places[name]], second[IMAGE].values[place]) for name, place in some):
             for name, _ in shared:
                 what = f"image {name!r} is in the split {one!r} and in {other!r}"
                 cure = "Leave it out of one of them: what is trained on cannot be tested on."
-                collector.say("warning", Problem(dataset.path, what, cure))
+                say("warning", Problem(dataset.path, what, cure))
         else:
-            what = (
-                f"{len(shared)} images of the split {one!r} have ids of others in {other!r}, such as {shared[0][0]!r}"
-            )
-            collector.say("note", Problem(dataset.path, what, "Give each image its own, to join anything by ids."))
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return np.array_equal(a, b)
-    return bool(a == b)
-
-
-def _look_at_butd(report: CheckReport, collector: Collector, workers: int, bar: Bar) -> CheckReport:
-    """Decode every line of the files."""
-    total = sum(file.stat().st_size for file in butd.files_at(report.path))
-    with bar("bytes", total) as advance:
-        found = butd.scan(report.path, collector, advance, workers if total > butd.MUCH else 1)
-    images = len(found.boxes)
-    return replace(
-        report,
-        splits={ALL: SplitCounts(images, {IMAGE: images}, None)},
-        features={ALL: FeatureCounts(found.width, "float32", Spread.of(found.boxes), True)},
-    )
+            name, _ = shared[0]
+            what = f"{len(shared)} images of the split {one!r} have ids of others in {other!r}, such as {name!r}"
+            say("note", Problem(dataset.path, what, "Give each image its own, to join anything by ids."))

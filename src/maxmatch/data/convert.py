@@ -15,7 +15,6 @@ from maxmatch.data.dataset import (
     Dataset,
     Problem,
     Report,
-    Split,
     first_of_each,
     refuse,
     without_groups,
@@ -76,11 +75,16 @@ def convert(
 
     if format == "butd" or (format is None and butd.recognises(source)):
         return _convert_butd(source, target, to, dtype or "float32", workers, strictly, bar)
-    dataset = _read(source, format, images, features, strictly)
+    dataset = read_all(source, format, images, strictly)
+    if features is not None:
+        dataset = with_features(dataset, FeatureStore.open(features.expanduser()), strictly)
     if splits:
         dataset = replace(dataset, splits={name: dataset.split(name) for name in splits})
-    dataset = dataset if captions is None else first_of_each(dataset, TEXT, captions)
-    dataset = dataset if limit is None else _first_groups(dataset, limit)
+    if captions is not None:
+        dataset = first_of_each(dataset, TEXT, captions)
+    if limit is not None:
+        first = {name: without_groups(split, range(limit, split.size)) for name, split in dataset.splits.items()}
+        dataset = replace(dataset, splits=first)
     dataset = _without_missing(dataset, skip_missing, report)
     for line in _left_behind(dataset, to):
         say(line)
@@ -109,39 +113,24 @@ def _convert_butd(
     return Converted(target, to, {"all": len(store)}, {})
 
 
-def _read(source: Path, format: str | None, images: Path | None, features: Path | None, report: Report) -> Dataset:
-    dataset = read_all(source, format, images, report)
-    if features is None:
-        return dataset
-    return with_features(dataset, FeatureStore.open(features.expanduser()), report)
-
-
-def _first_groups(dataset: Dataset, count: int) -> Dataset:
-    splits = {}
-    for name, split in dataset.splits.items():
-        splits[name] = without_groups(split, range(count, split.size))
-    return replace(dataset, splits=splits)
-
-
 def _without_missing(dataset: Dataset, skip: bool, report: Report) -> Dataset:
     """The data without the groups of which a file is missing; a refusal, where that was not asked for."""
-    splits: dict[str, Split] = {}
+    splits = {}
     missing: list[Path] = []
     for name, split in dataset.splits.items():
         lost: dict[int, Path] = {}
         for items in split.items.values():
-            if isinstance(items.values, list):
-                places = [n for n, value in enumerate(items.values) if isinstance(value, Path) and not value.is_file()]
-                lost |= {int(items.groups[place]): items.values[place] for place in places}
+            for value, group in zip(items.values, items.groups, strict=True) if isinstance(items.values, list) else ():
+                if isinstance(value, Path) and not value.is_file():
+                    lost[int(group)] = value
         missing += lost.values()
-        left = without_groups(split, list(lost)) if lost else split
-        splits |= {name: left} if left.size else {}
+        splits[name] = without_groups(split, list(lost))
     if missing and not skip:
         what = f"no such file, and {len(missing)} are missing in all"
         raise DataError(Problem(missing[0], what, "List them with `maxmatch data check`, or give --skip-missing."))
     for path in missing:
         report(Problem(path, "no such file: left out", "Bring it back, and convert again to a new folder."))
-    return replace(dataset, splits=splits)
+    return replace(dataset, splits={name: split for name, split in splits.items() if split.size})
 
 
 def _left_behind(dataset: Dataset, to: str) -> Iterator[str]:

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, overload
+from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
-
-from maxmatch.core.progress import Advance, quiet
 
 _SHOWN = 5  # problems that are printed; the rest is counted
 
@@ -83,12 +81,6 @@ def report_first(say: Callable[[str], object]) -> Iterator[Report]:
         say(f"… and {count - _SHOWN} more problems. `maxmatch data check` lists them all.")
 
 
-ZEROS = "all values are zero"
-_CHUNK_BYTES = 4 * 2**20  # little enough to stay in a processor's cache
-_MAPPED_BYTES = 64 * 2**20
-_PROBE = 64  # values at the start of a row, on one page of the disk, that tell two rows apart almost always
-
-
 class Padded(NamedTuple):
     """Features of several items: (items, most features, width), zero where an item has fewer; True where real."""
 
@@ -114,14 +106,15 @@ class LazyItems(Sequence[Any], ABC):
 
 
 class Rows(LazyItems):
-    """Some rows of an array (rows, features, width). Item i is row `numbers[i]`, an array (features, width).
+    """Features of some items in one array, usually a memory map. Sent to another process, it is opened again there.
 
-    The array is usually a memory map. Sent to another process, it is opened again there and not copied.
+    Item i is row `numbers[i]` of an array (rows, features, width). Where items have different numbers of features, the
+    array is (all features, width), and item i is array[starts[k]:starts[k + 1]], k = numbers[i].
     """
 
-    def __init__(self, array: np.ndarray, numbers: np.ndarray) -> None:
-        assert array.ndim == 3
-        self.array, self.numbers = array, numbers
+    def __init__(self, array: np.ndarray, numbers: np.ndarray, starts: np.ndarray | None = None) -> None:
+        assert array.ndim == (3 if starts is None else 2)
+        self.array, self.numbers, self.starts = array, numbers, starts
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -129,56 +122,39 @@ class Rows(LazyItems):
     @property
     def width(self) -> int:
         """Of each feature."""
-        return int(self.array.shape[2])
-
-    def item(self, position: int) -> np.ndarray:
-        """(features, width)"""
-        return np.asarray(self.array[self.numbers[position]])
-
-    def take(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-        """A batch of items: (items, features, width)."""
-        numbers = self.numbers[np.asarray(positions, np.int64)]
-        values = np.empty((len(numbers), *self.array.shape[1:]), self.array.dtype)
-        runs = pairwise([0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)])
-        _fill(self.array, [(values[begin:end], int(numbers[begin])) for begin, end in runs if begin < end])
-        return values
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rows_again, (_place(self.array), self.numbers))
-
-
-class RaggedRows(LazyItems):
-    """Items of different numbers of features. Item i is array[starts[k]:starts[k + 1]], k = numbers[i]."""
-
-    def __init__(self, array: np.ndarray, starts: np.ndarray, numbers: np.ndarray) -> None:
-        assert array.ndim == 2
-        self.array, self.starts, self.numbers = array, starts, numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        return int(self.array.shape[-1])
 
     @property
-    def width(self) -> int:
-        """Of each feature."""
-        return int(self.array.shape[1])
+    def counts(self) -> np.ndarray:
+        """How many features each item has."""
+        if self.starts is None:
+            return np.full(len(self), self.array.shape[1])
+        return np.diff(self.starts)[self.numbers]
 
     def item(self, position: int) -> np.ndarray:
         """(features, width)"""
         number = self.numbers[position]
+        if self.starts is None:
+            return np.asarray(self.array[number])
         return np.asarray(self.array[self.starts[number] : self.starts[number + 1]])
 
     def take(self, positions: Sequence[int] | np.ndarray) -> Padded:
         """A batch of items, padded to the longest."""
         numbers = self.numbers[np.asarray(positions, np.int64)]
+        if self.starts is None:
+            values = np.empty((len(numbers), *self.array.shape[1:]), self.array.dtype)
+            runs = pairwise([0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)])
+            _fill(self.array, [(values[begin:end], int(numbers[begin])) for begin, end in runs if begin < end])
+            return Padded(values, np.ones(values.shape[:2], np.bool_))
         counts = self.starts[numbers + 1] - self.starts[numbers]
         mask = np.arange(counts.max(initial=0)) < counts[:, None]
-        values = np.zeros((*mask.shape, self.array.shape[1]), self.array.dtype)
+        values = np.zeros((*mask.shape, self.width), self.array.dtype)
         pieces = zip(values, counts.tolist(), self.starts[numbers].tolist(), strict=True)
         _fill(self.array, [(value[:count], start) for value, count, start in pieces])
         return Padded(values, mask)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_ragged_again, (_place(self.array), self.starts, self.numbers))
+        return (_rows_again, (_map_arguments(self.array) or self.array, self.numbers, self.starts))
 
 
 class Picked(LazyItems):
@@ -200,65 +176,19 @@ def pick(values: Sequence[Any], positions: np.ndarray) -> Sequence[Any]:
     if isinstance(values, list | tuple):
         return [values[position] for position in positions]
     if isinstance(values, Rows):
-        return Rows(values.array, values.numbers[positions])
-    if isinstance(values, RaggedRows):
-        return RaggedRows(values.array, values.starts, values.numbers[positions])
+        return Rows(values.array, values.numbers[positions], values.starts)
     return Picked(values, positions)
 
 
-def bad_rows(rows: Rows | RaggedRows, chunk: int = _CHUNK_BYTES, advance: Advance = quiet) -> Iterator[tuple[int, str]]:
-    """The items that hold NaN or infinite values, or nothing but zeros: the number in the file, counted from 0, and
-    what is wrong. Reads the file once, in its order, and holds no more than a few times `chunk` bytes. advance is
-    called with the number of rows that were looked at.
-    """
-    unsigned = np.dtype(f"u{rows.array.dtype.itemsize}")
-    infinity = np.array(np.inf, rows.array.dtype.newbyteorder("=")).view(unsigned) << unsigned.type(1)
-    for numbers, values, mask in _chunks(rows, chunk):
-        # A number's bits without its sign are 0 for zero, and no less than infinity's for infinity and NaN.
-        bits = values.view(unsigned)
-        bits <<= unsigned.type(1)
-        largest = bits.max(axis=2)
-        for place in np.flatnonzero((largest >= infinity).any(axis=1) | (largest == 0).all(axis=1)):
-            bad = int((largest[place] >= infinity).sum())
-            what = f"NaN or infinite values in {bad} of {mask[place].sum()} features" if bad else ZEROS
-            yield int(numbers[place]), what
-        advance(len(numbers))
-
-
-def _chunks(rows: Rows | RaggedRows, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The rows in the order of the file: their numbers, features (items, features, width), and which are real."""
-    numbers = np.unique(rows.numbers)
-    size = rows.array.shape[1] if isinstance(rows, Rows) else int(np.diff(rows.starts).max(initial=1))
-    step = max(1, chunk // max(1, size * rows.array.shape[-1] * rows.array.dtype.itemsize))
-    for begin in range(0, len(numbers), step):
-        part, array = numbers[begin : begin + step], fresh(rows.array)
-        if isinstance(rows, Rows):
-            values = Rows(array, part).take(range(len(part)))
-            mask = np.ones(values.shape[:2], np.bool_)
-        else:
-            values, mask = RaggedRows(array, rows.starts, part).take(range(len(part)))
-        yield part, np.ascontiguousarray(values, values.dtype.newbyteorder("=")), mask
-
-
-def repeated(array: np.ndarray, thorough: bool = True) -> np.ndarray:
-    """Which rows are the same, bit by bit, as the row before. Unless thorough, only their beginnings are compared;
-    otherwise whole rows too, where the beginnings agree.
-    """
-    same = np.zeros(len(array), np.bool_)
-    step = max(1, min(4096, _MAPPED_BYTES // max(array[:1].nbytes, 1)))
-    for begin in range(0, len(array) - 1, step):
-        part = fresh(array)[begin : begin + step + 1]
-        probes = np.ascontiguousarray(part.reshape(len(part), -1)[:, :_PROBE]).view(np.uint8)
-        alike = np.flatnonzero((probes[1:] == probes[:-1]).all(axis=1))
-        if thorough:
-            alike = alike[[part[place].tobytes() == part[place + 1].tobytes() for place in alike]]
-        same[begin + 1 + alike] = True
-    return same
+def same_item(a: Any, b: Any) -> bool:
+    """Whether two items are the same: paths, bytes or arrays."""
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else bool(a == b)
 
 
 def fresh(array: np.ndarray) -> np.ndarray:
     """A memory map opened again: what was read through it leaves the memory when it is dropped."""
-    return _opened(_place(array))
+    arguments = _map_arguments(array)
+    return array if arguments is None else np.memmap(*arguments)
 
 
 def _fill(array: np.ndarray, pieces: Sequence[tuple[np.ndarray, int]]) -> None:
@@ -267,54 +197,35 @@ def _fill(array: np.ndarray, pieces: Sequence[tuple[np.ndarray, int]]) -> None:
     From a file they are read, not copied through the memory map: that would read megabytes ahead for each row, and is
     about eight times slower when the file is not in memory.
     """
-    place = _place(array)
-    if not isinstance(place, _Place) or place.order != "C" or not hasattr(os, "preadv"):
+    arguments = _map_arguments(array)
+    if arguments is None or not array.flags.c_contiguous or not hasattr(os, "preadv"):
         for piece, row in pieces:
             piece[...] = array[row : row + len(piece)]
         return
+    name, _, _, begin, *_ = arguments
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    with open(place.file, "rb", buffering=0) as file:
+    with open(name, "rb", buffering=0) as file:
         for piece, row in pieces:
-            left, offset = piece.reshape(-1).view(np.uint8).data, place.offset + row * row_bytes
+            left, offset = piece.reshape(-1).view(np.uint8).data, begin + row * row_bytes
             while left:
                 count = os.preadv(file.fileno(), [left], offset)
                 if not count:
-                    raise OSError(f"{place.file}: the file ends early; it was changed while it was read.")
+                    raise OSError(f"{name}: the file ends early; it was changed while it was read.")
                 left, offset = left[count:], offset + count
 
 
-class _Place(NamedTuple):
-    """Where a memory map lies on the disk."""
-
-    file: str
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-
-
-def _place(array: np.ndarray) -> _Place | np.ndarray:
-    """Where the array lies; the array itself where it is in memory, or is only a part of a file."""
+def _map_arguments(array: np.ndarray) -> tuple[Any, ...] | None:
+    """What `np.memmap` takes to open the array again; None where it is in memory, or is only a part of a file."""
     if not isinstance(array, np.memmap) or array.filename is None:
-        return array
+        return None
     if Path(array.filename).stat().st_size != array.offset + array.nbytes:
-        return array
-    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
-    return _Place(str(array.filename), array.dtype.str, array.offset, array.shape, order)
+        return None
+    order = "C" if array.flags.c_contiguous else "F"
+    return str(array.filename), array.dtype.str, "r", array.offset, array.shape, order
 
 
-def _opened(place: _Place | np.ndarray) -> np.ndarray:
-    if not isinstance(place, _Place):
-        return place
-    return np.memmap(place.file, place.dtype, "r", place.offset, place.shape, place.order)
-
-
-def _rows_again(place: _Place | np.ndarray, numbers: np.ndarray) -> Rows:
-    return Rows(_opened(place), numbers)
-
-
-def _ragged_again(place: _Place | np.ndarray, starts: np.ndarray, numbers: np.ndarray) -> RaggedRows:
-    return RaggedRows(_opened(place), starts, numbers)
+def _rows_again(place: tuple[Any, ...] | np.ndarray, numbers: np.ndarray, starts: np.ndarray | None) -> Rows:
+    return Rows(np.memmap(*place) if isinstance(place, tuple) else place, numbers, starts)
 
 
 IMAGE, TEXT = "image", "text"

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import torch
 
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
-from maxmatch.data.features import FeatureWriter, StoreInfo
+from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
 from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, TowerConfig
@@ -44,7 +43,13 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
     elif model in PRESETS and not Path(model).is_dir():
         loaded = _built(PRESETS[model]().towers[IMAGE].encoder)
     else:
-        loaded = _checkpoint(model)
+        try:
+            loaded = checkpoint.load(model)
+        except (FileNotFoundError, checkpoint.CheckpointError) as error:
+            raise ValueError(
+                f"model: {error} Expected a checkpoint's folder, one of {', '.join(PRESETS)}, or "
+                f"{_HUGGING_FACE}NAME for a model of Hugging Face."
+            ) from error
     tower = loaded.tower(IMAGE)
     encoder, reader = tower.encoder, tower.reader
     if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader):
@@ -100,7 +105,11 @@ def extract(
                 pixels = torch.zeros(batch_size, 3, size, size)
                 pixels[[place - places.start for place in batch.places]] = batch.inputs.values
                 cells = encoder.cells(pixels.to(device))[0].float().cpu().numpy()
-                features = [_checked(cells[place - places.start], images.ids[place]) for place in new]
+                features = [cells[place - places.start] for place in new]
+                for place, grid in zip(new, features, strict=True):
+                    if not np.isfinite(grid).all():
+                        what = f"image {images.ids[place]!r}: the backbone gives NaN or infinite values."
+                        raise ValueError(f"{what} Its weights may be damaged.")
                 writer.append([images.ids[place] for place in new], features)
             advance(len(places))
 
@@ -109,19 +118,11 @@ class _Images(LazyItems):
     """The images of all splits, each id once, read when asked for."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._path = dataset.path
-        self._places: dict[str, tuple[str, Sequence[Any], int]] = {}
-        for name, split in dataset.splits.items():
-            items = split[IMAGE]
-            if len(items) and isinstance(items.values[0], np.ndarray):
+        self._dataset = dataset
+        for split in dataset.splits.values():
+            if split.size and isinstance(split[IMAGE].values[0], np.ndarray):
                 raise ValueError(f"{dataset.path}: holds features already, of which none can be extracted.")
-            for number, image in enumerate(items.ids):
-                first, values, there = self._places.setdefault(image, (name, items.values, number))
-                if first != name and values[there] != items.values[number]:
-                    raise ValueError(
-                        f"{dataset.path}: image {image!r} is one picture in the split {first!r} and another in "
-                        f"{name!r}: a store knows an image by its id. Extract with --split, to a store for each."
-                    )
+        self._places = distinct_images(dataset.splits)
         self.ids = list(self._places)
 
     def __len__(self) -> int:
@@ -129,36 +130,20 @@ class _Images(LazyItems):
 
     def item(self, place: int) -> Any:
         """An image as the data set holds it."""
-        _, values, number = self._places[self.ids[place]]
-        return values[number]
+        split, number = self._places[self.ids[place]]
+        return self._dataset.splits[split][IMAGE].values[number]
 
     def problem(self, place: int, reason: str) -> Problem:
         """That a picture cannot be read."""
-        split, _, _ = self._places[self.ids[place]]
-        what = f"image {self.ids[place]!r} of the split {split!r} is left out ({reason.rstrip('.')})"
+        image = self.ids[place]
+        what = f"image {image!r} of the split {self._places[image][0]!r} is left out ({reason.rstrip('.')})"
         cure = "Training leaves its captions out, too. Or mend it, and extract to a new folder."
-        return Problem(self._path, what, cure)
-
-
-def _checked(cells: np.ndarray, image: str) -> np.ndarray:
-    if not np.isfinite(cells).all():
-        raise ValueError(f"image {image!r}: the backbone gives NaN or infinite values. Its weights may be damaged.")
-    return cells
+        return Problem(self._dataset.path, what, cure)
 
 
 def _built(encoder: Any) -> SetEncoder:
     """A model of one tower, of which only the encoder is of use here."""
     return build_model(ModelConfig(towers={IMAGE: TowerConfig(encoder=encoder)}), seed=0)
-
-
-def _checkpoint(model: str) -> SetEncoder:
-    try:
-        return checkpoint.load(model)
-    except (FileNotFoundError, checkpoint.CheckpointError) as error:
-        raise ValueError(
-            f"model: {error} Expected a checkpoint's folder, one of {', '.join(PRESETS)}, or "
-            f"{_HUGGING_FACE}NAME for a model of Hugging Face."
-        ) from error
 
 
 def _described(encoder: Any) -> str:

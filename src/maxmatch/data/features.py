@@ -13,8 +13,9 @@ the next process keeps the items in the journal and cuts off the rest. `FeatureW
 import json
 import os
 import time
+import warnings
 import zlib
-from collections.abc import KeysView, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,32 +23,35 @@ from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from maxmatch.core.files import lock, sync, whole
+from maxmatch.core.files import draft, lock, sync, whole
+from maxmatch.core.manifest import problems
 from maxmatch.data.dataset import (
     IMAGE,
     DataError,
     Dataset,
-    LazyItems,
-    Padded,
+    Items,
     Problem,
-    RaggedRows,
     Report,
     Rows,
     Split,
     give_up,
     pick,
     refuse,
+    same_item,
     without_groups,
 )
 from maxmatch.data.formats.shared import MANIFEST, read_lines
-from maxmatch.data.npy import AppendableNpy
 
 FORMAT, SCHEMA_VERSION = "maxmatch.FeatureStore", 1
 INFO, IDS, JOURNAL = "store.json", "ids.txt", "features.journal"
 FEATURES, COUNTS, BOXES = "features.npy", "counts.npy", "boxes.npy"
 _EXTRACT = "Extract them: maxmatch data features."
 _AGAIN = "Run the command that writes it again: it resumes."
+_COMMIT_BYTES = 64 * 2**20
+_COMMIT_SECONDS = 1.0  # of work at most are lost when the process is killed
+_HEADER = 128  # bytes before a .npy array: enough for any shape, which is filled in at the end
 
 
 @dataclass(frozen=True)
@@ -77,33 +81,29 @@ class StoreInfo:
             raise ValueError(f"its format is not {FORMAT!r}")
         if data.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"schema version {data.get('schema_version')!r}; this MaxMatch reads {SCHEMA_VERSION}")
-        if data.get("dtype") not in ("float16", "float32"):
-            raise ValueError(f"features of type {data.get('dtype')!r}")
         try:
-            grid = None if data["grid"] is None else (int(data["grid"][0]), int(data["grid"][1]))
-            return StoreInfo(str(data["source"]), int(data["width"]), data["dtype"], grid, bool(data["boxes"]))
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            return TypeAdapter(StoreInfo).validate_python(data)
+        except ValidationError as error:
+            raise ValueError(problems(error)) from error
 
 
-class FeatureStore(LazyItems):
-    """The features of many items: item i is an array (features, width). Nothing is read before it is asked for.
+@dataclass(frozen=True)
+class FeatureStore:
+    """The features of many items, read when they are asked for. boxes: where each feature lies in the picture."""
 
-    values: `Rows` where all items have equally many features, `RaggedRows` where not. boxes: likewise, or None.
-    """
-
-    def __init__(
-        self, folder: Path, info: StoreInfo, ids: list[str], values: Rows | RaggedRows, boxes: Rows | RaggedRows | None
-    ) -> None:
-        self.folder, self.info, self.ids, self.values, self.boxes = folder, info, ids, values, boxes
+    folder: Path
+    info: StoreInfo
+    ids: Sequence[str]
+    values: Rows
+    boxes: Rows | None
 
     @staticmethod
     def open(folder: Path) -> "FeatureStore":
         """The store of a folder. DataError where it is unfinished, or its files do not belong together."""
         info = read_info(folder)
-        features, counts = _array(folder / FEATURES), _array(folder / COUNTS)
+        features, counts = open_array(folder / FEATURES), open_array(folder / COUNTS)
         ids = [line or "" for _, line in read_lines(folder / IDS)]
-        boxes = _array(folder / BOXES) if info.boxes else None
+        boxes = open_array(folder / BOXES) if info.boxes else None
         total = int(counts.sum())
         fits = len(ids) == len(counts) > 0 and features.dtype == info.dtype and features.shape == (total, info.width)
         if not fits or (boxes is not None and boxes.shape != (total, 4)):
@@ -115,36 +115,10 @@ class FeatureStore(LazyItems):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def item(self, position: int) -> np.ndarray:
-        """(features, width)"""
-        return self.values.item(position)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (FeatureStore.open, (self.folder,))
-
     @cached_property
     def positions(self) -> dict[str, int]:
         """The position of each id."""
         return {name: position for position, name in enumerate(self.ids)}
-
-    def rows(self, ids: Sequence[str]) -> np.ndarray:
-        """The positions of some ids."""
-        absent = [name for name in ids if name not in self.positions]
-        if absent:
-            raise ValueError(f"{self.folder}: no features of {len(absent)} ids, such as {absent[0]!r}. {_EXTRACT}")
-        return np.array([self.positions[name] for name in ids], np.int64)
-
-    def take(self, positions: Sequence[int] | np.ndarray) -> Padded:
-        """A batch of items (items, most features, width), and which of the features are real."""
-        if isinstance(self.values, RaggedRows):
-            return self.values.take(positions)
-        values = self.values.take(positions)
-        return Padded(values, np.ones(values.shape[:2], np.bool_))
-
-
-def recognises(path: Path) -> bool:
-    """Whether the folder is a store of features, finished or not."""
-    return (path / INFO).is_file() or (path / JOURNAL).is_file()
 
 
 def read_info(folder: Path) -> StoreInfo:
@@ -178,29 +152,43 @@ def with_features(dataset: Dataset, store: FeatureStore, report: Report = refuse
             what = f"no features of image {items.ids[place]!r} of the split {name!r}, whose group is left out"
             report(Problem(store.folder / IDS, what, _EXTRACT))
         kept = without_groups(split, items.groups[absent])
-        found = store.rows(kept[IMAGE].ids)
-        if len(found):
-            stored = replace(kept[IMAGE], values=pick(store.values, found))
-            splits[name] = Split({**kept.items, IMAGE: stored})
+        if kept.size:
+            found = np.array([known[image] for image in kept[IMAGE].ids], np.int64)
+            splits[name] = Split({**kept.items, IMAGE: replace(kept[IMAGE], values=pick(store.values, found))})
     return replace(dataset, splits=splits)
 
 
-def _by_item(array: np.ndarray, counts: np.ndarray) -> Rows | RaggedRows:
+def _by_item(array: np.ndarray, counts: np.ndarray) -> Rows:
     if (counts == counts[0]).all():
         return Rows(array.reshape(len(counts), int(counts[0]), -1), np.arange(len(counts)))
-    return RaggedRows(array, np.concatenate([[0], np.cumsum(counts)]), np.arange(len(counts)))
+    return Rows(array, np.arange(len(counts)), np.concatenate([[0], np.cumsum(counts)]))
 
 
-def _array(file: Path) -> np.ndarray:
+def open_array(file: Path) -> np.ndarray:
+    """A .npy file as a memory map. DataError where it is none."""
     try:
-        return np.lib.format.open_memmap(file, mode="r")  # of a .npy and nothing else, never of a pickle
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # SCAN wrote its arrays with Python 2, which is harmless
+            return np.lib.format.open_memmap(file, mode="r")  # of a .npy and nothing else, never of a pickle
     except (ValueError, OSError, EOFError) as error:
-        what = f"not a whole .npy array ({error})"
-        raise DataError(Problem(file, what, "Copy the whole folder again.", fatal=True)) from error
+        what = f"not a whole .npy array of numbers ({error})"
+        raise DataError(Problem(file, what, "Fetch or copy it again.", fatal=True)) from error
 
 
-_COMMIT_BYTES = 64 * 2**20
-_COMMIT_SECONDS = 1.0  # of work at most are lost when the process is killed
+def distinct_images(splits: Mapping[str, Split]) -> dict[str, tuple[str, int]]:
+    """Where each image is, by its id: the first split that has it, and its place there. ValueError where another split
+    has another image under the same id, for a store knows an image by its id.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for name, split in splits.items():
+        for number, image in enumerate(split[IMAGE].ids):
+            first, there = found.setdefault(image, (name, number))
+            if first != name and not same_item(splits[first][IMAGE].values[there], split[IMAGE].values[number]):
+                raise ValueError(
+                    f"image {image!r} of the split {first!r} is another in {name!r}: a store knows an image by its id. "
+                    "Make a store of each split, with --split."
+                )
+    return found
 
 
 class FeatureWriter:
@@ -216,16 +204,16 @@ class FeatureWriter:
         self._journal: _Journal | None = None
         if (folder / INFO).is_file():
             _check_same(folder, read_info(folder), info)
-            store = FeatureStore.open(folder)
-            self._counts = dict.fromkeys(store.ids, 0)
+            self._counts = dict.fromkeys(FeatureStore.open(folder).ids, 0)
             (folder / JOURNAL).unlink(missing_ok=True)
             return
         if not (folder / JOURNAL).exists() and _others(folder):
             raise FileExistsError(f"{folder}: holds files, but no store of features. Choose a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = _Journal(folder / JOURNAL, info)
-        self._features = AppendableNpy(folder / FEATURES, np.dtype(info.dtype), (info.width,))
-        self._boxes = AppendableNpy(folder / BOXES, np.dtype(np.float32), (4,)) if info.boxes else None
+        self._arrays = [AppendableNpy(folder / FEATURES, np.dtype(info.dtype), (info.width,))]
+        if info.boxes:
+            self._arrays.append(AppendableNpy(folder / BOXES, np.dtype(np.float32), (4,)))
         self._resume(self._journal)
         self._pending: list[str] = []
         self._pending_bytes, self._last_commit = 0, time.monotonic()
@@ -246,21 +234,20 @@ class FeatureWriter:
         if self._journal is None:
             raise ValueError(f"{self.folder}: the store is finished. Write what is new to another folder.")
         assert len(ids) == len(features)
-        assert (boxes is None) == (self._boxes is None)
+        assert (boxes is not None) == self.info.boxes
         for place, (name, item) in enumerate(zip(ids, features, strict=True)):
             self._check(name, item, None if boxes is None else boxes[place])
         if len(set(ids)) != len(ids):
             raise ValueError(f"{self.folder}: an id comes twice among {list(ids)[:8]}… Give each item its own.")
-        converted = [_converted(name, item, self._features.dtype) for name, item in zip(ids, features, strict=True)]
+        items = [_converted(name, item, self.info.dtype) for name, item in zip(ids, features, strict=True)]
         self._failed = True  # until all is written: half an item must not be kept
-        for place, item in enumerate(converted):
-            self._features.append(item)
-            if self._boxes is not None and boxes is not None:
-                self._boxes.append(np.asarray(boxes[place]))
+        for array, values in zip(self._arrays, [items] if boxes is None else [items, boxes], strict=True):
+            for value in values:
+                array.append(value)
         self._failed = False
-        self._counts.update((name, len(item)) for name, item in zip(ids, converted, strict=True))
+        self._counts.update((name, len(item)) for name, item in zip(ids, items, strict=True))
         self._pending += ids
-        self._pending_bytes += sum(item.nbytes for item in converted)
+        self._pending_bytes += sum(item.nbytes for item in items)
         if self._pending_bytes >= _COMMIT_BYTES or time.monotonic() - self._last_commit >= _COMMIT_SECONDS:
             self.commit()
 
@@ -268,9 +255,8 @@ class FeatureWriter:
         """Put all that was appended on the disk, so that a crash does not lose it."""
         if self._journal is None or not self._pending:
             return
-        self._features.sync()
-        if self._boxes is not None:
-            self._boxes.sync()
+        for array in self._arrays:
+            array.sync()
         self._journal.add({"ids": self._pending, "counts": [self._counts[name] for name in self._pending]})
         self._pending, self._pending_bytes, self._last_commit = [], 0, time.monotonic()
 
@@ -280,9 +266,8 @@ class FeatureWriter:
             if not self._counts:
                 raise ValueError(f"{self.folder}: no features were appended; a store holds at least one item.")
             self.commit()
-            self._features.finish()
-            if self._boxes is not None:
-                self._boxes.finish()
+            for array in self._arrays:
+                array.finish()
             with whole(self.folder / COUNTS) as file:
                 np.save(file, np.array(list(self._counts.values()), np.int64), allow_pickle=False)
             with whole(self.folder / IDS) as file:
@@ -299,9 +284,8 @@ class FeatureWriter:
             return
         if not self._failed:
             self.commit()
-        for file in (self._features, self._boxes, self._journal):
-            if file is not None:
-                file.close()
+        for file in (*self._arrays, self._journal):
+            file.close()
         self._journal = None
 
     def __enter__(self) -> "FeatureWriter":
@@ -314,17 +298,16 @@ class FeatureWriter:
 
     def _resume(self, journal: "_Journal") -> None:
         """Keep the items that are whole: those in the journal, as far as the arrays reach."""
-        arrays = [array for array in (self._features, self._boxes) if array is not None]
-        there = min(array.rows for array in arrays)
+        there = min(array.rows for array in self._arrays)
         total, kept = 0, 1
-        for record in journal.records[1:]:
+        for _, record in journal.records[1:]:
             rows = total + sum(record["counts"])
             if rows > there:
                 break
             total, kept = rows, kept + 1
             self._counts.update(zip(record["ids"], record["counts"], strict=True))
         journal.keep(kept)
-        for array in arrays:
+        for array in self._arrays:
             array.truncate(total)
 
     def _check(self, name: str, item: np.ndarray, boxes: np.ndarray | None) -> None:
@@ -343,6 +326,71 @@ class FeatureWriter:
             raise ValueError(f"boxes of {name!r}: expected {(len(item), 4)}, got {boxes.shape}.")
 
 
+class AppendableNpy:
+    """A .npy file to which rows are appended. It gets its name, and its header, when it is finished.
+
+    Rows that an earlier process wrote are kept: `rows` is the number of complete ones.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, row: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.row = path, dtype, row
+        self._row_bytes = dtype.itemsize * int(np.prod(row, dtype=np.int64))
+        if path.exists():  # its process ended between the renaming and whatever makes the array part of something
+            os.replace(path, draft(path))
+        self._file = open(draft(path), "r+b" if draft(path).exists() else "w+b")  # noqa: SIM115 (closed by close)
+        size = self._file.seek(0, os.SEEK_END)
+        self.rows = max(size - _HEADER, 0) // self._row_bytes
+        self.truncate(self.rows)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows at the end, converted to the array's type."""
+        assert rows.shape[1:] == self.row
+        self._file.write(np.ascontiguousarray(rows, self.dtype).data.cast("B") if rows.size else b"")
+        self.rows += len(rows)
+
+    def written(self) -> np.ndarray:
+        """The rows that are there, as a memory map."""
+        self._file.flush()
+        if not self.rows:
+            return np.zeros((0, *self.row), self.dtype)
+        return np.memmap(draft(self.path), self.dtype, "r", _HEADER, (self.rows, *self.row))
+
+    def truncate(self, rows: int) -> None:
+        """Keep only the first rows."""
+        assert rows <= self.rows
+        self._file.seek(0)
+        self._file.write(_header(self.dtype, (rows, *self.row)))
+        self._file.flush()
+        self._file.truncate(_HEADER + rows * self._row_bytes)
+        self._file.seek(0, os.SEEK_END)
+        self.rows = rows
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk for good."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; appending to it can be resumed."""
+        self._file.close()
+
+    def finish(self) -> None:
+        """Give the array its header and its name."""
+        self.truncate(self.rows)
+        self.sync()
+        self.close()
+        os.replace(draft(self.path), self.path)
+        sync(self.path.parent)
+
+
+def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """The beginning of a .npy file, version 1.0, always equally long."""
+    start = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+    text = repr({"descr": dtype.str, "fortran_order": False, "shape": shape}).encode()
+    assert len(start) + len(text) < _HEADER
+    return start + text.ljust(_HEADER - len(start) - 1) + b"\n"
+
+
 class _Journal:
     """Lines of JSON behind their checksums: first what the features are, then which items were added.
 
@@ -352,39 +400,37 @@ class _Journal:
     def __init__(self, path: Path, info: StoreInfo) -> None:
         self._path = path
         self._file = path.open("a+b")
+        self.records: list[tuple[int, dict[str, Any]]] = []  # each with the place of its end
         try:
             lock(self._file, path.parent)
             self._file.seek(0)
-            self._ends, self.records = [0], []
             for line in self._file:
-                record = _record(line)
-                if record is None:
+                checksum, _, text = line.rstrip(b"\n").partition(b" ")
+                if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
                     break
-                self._ends.append(self._ends[-1] + len(line))
-                self.records.append(record)
+                end = self.records[-1][0] if self.records else 0
+                self.records.append((end + len(line), json.loads(text)))
             self.keep(len(self.records))
-            if not self.records:
-                self.add({"info": info.text()})
+            if self.records:
+                _check_same(path.parent, StoreInfo.from_text(self.records[0][1]["info"]), info)
+            else:
+                self.records.append((self.add({"info": info.text()}), {}))
                 sync(path.parent)
-            _check_same(path.parent, StoreInfo.from_text(self.records[0]["info"]), info)
         except BaseException:
             self._file.close()
             raise
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Write a line, on the disk for good."""
+    def add(self, record: dict[str, Any]) -> int:
+        """Write a line, on the disk for good. Returns where it ends."""
         text = json.dumps(record).encode()
-        line = b"%08x %s\n" % (zlib.crc32(text), text)
-        self._file.write(line)
+        self._file.write(b"%08x %s\n" % (zlib.crc32(text), text))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._ends.append(self._ends[-1] + len(line))
-        self.records.append(record)
+        return self._file.tell()
 
     def keep(self, count: int) -> None:
         """Keep only the first records."""
-        self._file.truncate(self._ends[count])
-        self._ends, self.records = self._ends[: count + 1], self.records[:count]
+        self._file.truncate(self.records[count - 1][0] if count else 0)
 
     def close(self) -> None:
         """Let another process have it."""
@@ -394,15 +440,6 @@ class _Journal:
         """Remove the file, when it is no longer needed."""
         self._path.unlink()
         self._file.close()
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line, if it is complete."""
-    checksum, _, text = line.rstrip(b"\n").partition(b" ")
-    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
-        return None
-    record: dict[str, Any] = json.loads(text)
-    return record
 
 
 def _others(folder: Path) -> bool:
@@ -418,9 +455,41 @@ def _check_same(folder: Path, there: StoreInfo, asked: StoreInfo) -> None:
         raise ValueError(f"{folder}: holds other features: {differences}. Choose a new folder, or remove this one.")
 
 
-def _converted(name: str, item: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _converted(name: str, item: np.ndarray, dtype: str) -> np.ndarray:
     try:
         with np.errstate(over="raise"):
             return item.astype(dtype, copy=False)
     except FloatingPointError as error:
         raise ValueError(f"features of {name!r}: too large for {dtype}. Write the store in float32.") from error
+
+
+def check_features(items: Items, one_shape: bool) -> np.ndarray:
+    """The first of some items, all of which have to be features; of one shape, too, where that is asked for.
+
+    What lies on the disk is looked at when it is written.
+    """
+    first = checked_features(items.values[0], items.ids[0], None)
+    if one_shape and isinstance(items.values, Rows):
+        counts = items.values.counts
+        place = int(np.argmax(counts != counts[0]))
+        checked_features(items.values[place], items.ids[place], first)
+    if isinstance(items.values, list):
+        for name, value in zip(items.ids, items.values, strict=True):
+            checked_features(value, name, first if one_shape else None)
+    return first
+
+
+def checked_features(value: Any, name: str, like: np.ndarray | None) -> np.ndarray:
+    """The value, if it is an array of features of the same shape and type as another."""
+    if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind != "f":
+        shape = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(
+            f"image {name!r}: expected features, a floating-point array (regions, width), got {shape}. "
+            "Extract them first with: maxmatch data features"
+        )
+    if like is not None and (value.shape, value.dtype) != (like.shape, like.dtype):
+        raise ValueError(
+            f"image {name!r} has features {value.dtype} {value.shape}, those before {like.dtype} {like.shape}: "
+            "in this format all have one shape and type. Choose another format."
+        )
+    return value

@@ -1,37 +1,41 @@
-"""How batches reach the model: from the device where the data fits there, else from the disk by workers."""
+"""How batches reach the model: loaders read one modality, feeds make batches. What fits stays on the device, the rest
+is read from disk by workers.
+"""
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from traceback import format_exc
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from PIL import Image
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.core import machine
-from maxmatch.core.progress import Advance, Skipped, map_ahead, quiet
+from maxmatch.core.checks import as_tensor
+from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Batch, Inputs
-from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror, SizeAugmentation, crop_box
+from maxmatch.data.augment import Augmentation, ResidentPictures, SizeAugmentation
 from maxmatch.data.dataset import Items, Split
-from maxmatch.data.modality import FeatureLoader, ModalityLoader, TextLoader, loader_for, log_skipped, on_device
-from maxmatch.data.sampler import BatchPlan, Selection
-from maxmatch.model.images import Source
-from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
+from maxmatch.data.sampler import BatchPlan, random_words
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 
 FeedName = Literal["auto", "resident", "mapped"]
 _log = logging.getLogger(__name__)
-_SAMPLE = 64  # items, to tell how large all of them are
+_FRACTION = 0.5  # of the free memory that resident data may take
+_SAMPLE = 64  # items whose size is measured, to estimate that of all
 _TEXT_BYTES = 512  # a caption's tokens and length, generously
 _MOST_WORKERS = 8
-_CHUNK = 512  # pictures on their way to the device at once
-_CHUNK_BYTES = 2**28  # of features, likewise
+_AHEAD = 2  # batches that each worker prepares
+_TEXTS_AT_ONCE = 10_000
+_CHUNK_BYTES = 2**28  # of features on their way to the device at once
+
+Loaded = tuple[Inputs, dict[int, str]]
+"""The inputs, and why an item could not be read, by its place; what the inputs hold for such an item means nothing."""
 
 
 @runtime_checkable
@@ -46,6 +50,11 @@ class Feed(Protocol):
         ...
 
 
+def log_skipped(item: Skipped) -> None:
+    """The usual report: a warning in the log."""
+    _log.warning("%s Its group is left out of training.", item)
+
+
 def choose_feed(
     split: Split,
     readers: Mapping[str, Reader],
@@ -56,57 +65,48 @@ def choose_feed(
     captions: int | None = None,
     drop: Mapping[str, float] | None = None,
     crops: Mapping[str, Augmentation] | None = None,
-    dtype: torch.dtype | None = None,
-    fraction: float = 0.5,
     report: Callable[[Skipped], None] = log_skipped,
-    advance: Advance = quiet,
     say: Callable[[str], object] = _log.info,
 ) -> Feed:
-    """A `ResidentFeed` where there are no pictures to decode and the data takes no more than `fraction` of the memory
-    that is free on the device; else a `MappedFeed`. feed: which of the two, whatever the size; asked for, pictures stay
-    on the device too. `say` is called with the choice and its reason. The other options are those of the two feeds.
+    """A `ResidentFeed` where there are no pictures to decode and the data takes no more than half of the memory that is
+    free on the device; else a `MappedFeed`. feed: which of the two, whatever the size; if asked for, pictures stay on
+    the device too. `say` is called with the choice and its reason. The other options are those of the two feeds.
     """
     if feed not in ("auto", "resident", "mapped"):
         raise ValueError(f"feed: expected 'auto', 'resident' or 'mapped', got {feed!r}.")
     device = torch.device(device)
-    workers = min(_MOST_WORKERS, _cores()) if workers is None else workers
-    resident, why = _decide(split, readers, device, feed, dtype, fraction, workers)
-    say(why)
+    if workers is None:
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = min(_MOST_WORKERS, usable)
+    resident, why = _decide(split, readers, device, feed, workers)
+    say(f"feed: {why}")
     if resident:
         return ResidentFeed(
-            split, readers, device, captions=captions, drop=drop, crops=crops, dtype=dtype, threads=workers,
-            report=report, advance=advance,
-        )  # fmt: skip
+            split, readers, device, captions=captions, drop=drop, crops=crops, threads=workers, report=report
+        )
     return MappedFeed(split, readers, device, workers=workers, captions=captions, drop=drop, crops=crops, report=report)
 
 
 def _decide(
-    split: Split,
-    readers: Mapping[str, Reader],
-    device: torch.device,
-    feed: FeedName,
-    dtype: torch.dtype | None,
-    fraction: float,
-    workers: int,
+    split: Split, readers: Mapping[str, Reader], device: torch.device, feed: FeedName, workers: int
 ) -> tuple[bool, str]:
-    """Whether to keep the data on the device, and a line that gives the reason."""
+    """Whether to keep the data on the device, and the reason."""
     by_workers = {0: "by this process", 1: "by 1 worker"}.get(workers, f"by {workers} workers")
     if feed == "resident":
-        return True, "feed: kept on the device, as asked for"
+        return True, "kept on the device, as asked for"
     if feed == "mapped":
-        return False, f"feed: read from disk {by_workers}, as asked for"
+        return False, f"read from disk {by_workers}, as asked for"
     if any(isinstance(reader, PixelReader) for reader in readers.values()):
-        return False, f"feed: pixels are decoded {by_workers}"
-    size = sum(_bytes(split[modality], reader, dtype) for modality, reader in readers.items())
-    place = "GPU memory" if device.type == "cuda" else "memory"
+        return False, f"pixels are decoded {by_workers}"
+    size = sum(_bytes(split[modality], reader) for modality, reader in readers.items())
     free = free_memory(device)
     if free is None:
-        return False, f"feed: how much memory is free on {device} is not known: read from disk {by_workers}"
-    if size <= fraction * free:
-        return True, f"feed: {_gib(size)} fit into {_gib(free)} of free {place}: kept on the device"
+        return False, f"how much memory is free on {device} is not known: read from disk {by_workers}"
+    place = "GPU memory" if device.type == "cuda" else "memory"
+    if size <= _FRACTION * free:
+        return True, f"{_gib(size)} fit into {_gib(free)} of free {place}: kept on the device"
     return False, (
-        f"feed: {_gib(size)} do not fit into {fraction:.0%} of {_gib(free)} of free {place}: "
-        f"read from disk {by_workers}"
+        f"{_gib(size)} do not fit into {_FRACTION:.0%} of {_gib(free)} of free {place}: read from disk {by_workers}"
     )
 
 
@@ -117,7 +117,7 @@ def free_memory(device: torch.device) -> int | None:
     return machine.free_memory() if device.type == "cpu" else None
 
 
-def _bytes(items: Items, reader: Reader, dtype: torch.dtype | None) -> int:
+def _bytes(items: Items, reader: Reader) -> int:
     """How much memory the items of a modality take, estimated from a sample."""
     if not isinstance(reader, FeatureReader):
         return len(items) * _TEXT_BYTES
@@ -129,20 +129,357 @@ def _bytes(items: Items, reader: Reader, dtype: torch.dtype | None) -> int:
             continue
         if not isinstance(one, Tensor | np.ndarray):
             reader.read(one)  # raises an error that tells what it expected
-        sizes.append(int(np.prod(one.shape)) * (one.dtype.itemsize if dtype is None else dtype.itemsize))
+        sizes.append(one.nbytes)
     return int(np.mean(sizes) * len(items)) if sizes else 0
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-class MappedFeed:
+# Loaders: the items of one modality.
+
+
+@runtime_checkable
+class ModalityLoader(Protocol):
+    """How the items of one modality are read."""
+
+    def read(self, places: np.ndarray, seed: int | None) -> Loaded:
+        """Those at some places, in that order. seed: of everything random about them."""
+        ...
+
+
+def loader_for(
+    modality: str, items: Items, reader: Reader, crop: Augmentation | None
+) -> "PictureLoader | FeatureLoader | TextLoader":
+    """The loader of a modality, by the kind of reader that the model's tower has."""
+    if crop is not None and not isinstance(reader, PixelReader):
+        raise ValueError(f"crops: only pictures can be cropped, but {modality!r} is read by a {type(reader).__name__}.")
+    if isinstance(reader, PixelReader):
+        return PictureLoader(items, reader, crop)
+    if isinstance(reader, FeatureReader):
+        return FeatureLoader(items, reader)
+    if isinstance(reader, TextReader):
+        return tokenised(items.values, reader)
+    raise ValueError(f"readers: expected pictures, features or texts for {modality!r}, got {type(reader).__name__}.")
+
+
+class PictureLoader:
+    """Pictures, decoded one by one; with a crop, a random part of each, which depends on seed and place alone."""
+
+    def __init__(self, items: Items, reader: PixelReader, crop: Augmentation | None) -> None:
+        self.items, self.reader, self.crop = items, reader, crop
+
+    def read(self, places: np.ndarray, seed: int | None) -> Loaded:
+        """Pixels (items, 3, size, size)."""
+
+        def one(place: int) -> Tensor:
+            source = self.items.values[place]
+            if self.crop is None or seed is None:
+                return self.reader.read(source)
+            return self.crop(source, np.random.default_rng([seed, place]))
+
+        size = self.reader.transform.size
+        return _one_by_one(self.items, self.reader, places, one, torch.zeros(3, size, size))
+
+
+class FeatureLoader:
+    """Features extracted beforehand, padded to the item that has most.
+
+    In bulk where the values are an array (items, count, width), or have a method `take(places)` that gives such an
+    array, or one and a mask of what is real in it, real features first; then as they are stored, in half precision too.
+    One by one otherwise.
+    """
+
+    def __init__(self, items: Items, reader: FeatureReader) -> None:
+        self.items, self.reader = items, reader
+        try:
+            shape = getattr(items.values[0], "shape", ())
+        except (ValueError, OSError, IndexError):  # reported when it is fed
+            shape = ()
+        if len(shape) == 2 and shape[1] != reader.feature_width:
+            raise ValueError(
+                f"{items.ids[0]}: expected features of width {reader.feature_width}, got {shape[1]}. "
+                "Take the features that the model was made for, or set feature_width."
+            )
+
+    def read(self, places: np.ndarray, seed: int | None = None) -> Loaded:
+        """Features (items, count, width)."""
+        try:
+            bulk = self._take(places)
+        except (ValueError, OSError):
+            bulk = None  # which item it is shows one by one
+        except Exception as error:
+            error.add_note(f"while reading {len(places)} items, {self.items.ids[int(places[0])]} the first of them")
+            raise
+        if bulk is not None:
+            return self._checked(*bulk, places)
+        instead = torch.zeros(1, self.reader.feature_width)
+        return _one_by_one(
+            self.items, self.reader, places, lambda place: self.reader.read(self.items.values[place]), instead
+        )
+
+    def counts(self) -> np.ndarray:
+        """How many features each item has."""
+        counts = np.ones(len(self.items), np.int64)
+        for place in range(len(counts)):
+            with suppress(ValueError, OSError):  # reported when it is read for its values
+                counts[place] = len(self.items.values[place])
+        return counts
+
+    def _take(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | None] | None:
+        """Values in bulk, and which of them are real; None where that is not possible."""
+        values: Any = self.items.values
+        if isinstance(values, np.ndarray):  # whose own `take` is about single numbers
+            return (values[places], None) if values.ndim == 3 else None
+        if not hasattr(values, "take"):
+            return None
+        taken = values.take(places)
+        return taken if isinstance(taken, tuple) else (taken, None)
+
+    def _checked(self, values: np.ndarray, mask: np.ndarray | None, places: np.ndarray) -> Loaded:
+        """The same checks as the reader's, all items at once."""
+        assert values.ndim == 3
+        assert values.shape[2] == self.reader.feature_width
+        tensor = as_tensor(values.astype(values.dtype.newbyteorder("="), copy=False))
+        tensor = tensor if tensor.is_floating_point() else tensor.float()
+        real = torch.ones(values.shape[:2], dtype=torch.bool) if mask is None else as_tensor(mask)
+        longest = int(real.sum(1).max()) if len(real) else 0
+        tensor, real = tensor[:, :longest], real[:, :longest]
+        failed = {int(places[row]): "no features." for row in (~real.any(1)).nonzero()[:, 0].tolist()}
+        # A sum is finite where all its terms are, save for giants: only suspects are looked at closely.
+        for row in (~torch.isfinite(tensor.sum((1, 2), dtype=torch.float32))).nonzero()[:, 0].tolist():
+            if not bool(torch.isfinite(tensor[row]).all()):
+                failed[int(places[row])] = "NaN or infinite values among its features. Extract them again."
+        return Inputs(tensor, real), failed
+
+
+class TextLoader:
+    """Texts, tokenised once and kept as one padded array. It is what a text encoder takes, on any device."""
+
+    def __init__(self, ids: Tensor, lengths: np.ndarray) -> None:
+        self.ids, self.lengths = ids, lengths
+        self._lengths = torch.from_numpy(lengths).to(ids.device)
+
+    def read(self, places: np.ndarray, seed: int | None = None) -> Loaded:
+        """Token ids (items, tokens), no wider than the longest text among them."""
+        longest = int(self.lengths[places].max(initial=1))
+        index = on_device(places, self.ids.device)
+        mask = torch.arange(longest, device=self.ids.device) < self._lengths[index][:, None]
+        return Inputs(self.ids[:, :longest].index_select(0, index).long(), mask), {}
+
+
+def tokenised(texts: Sequence[str], reader: TextReader) -> TextLoader:
+    """All texts, tokenised. What is longer than the tokenizer's maximum is cut, with a warning."""
+    parts, lengths = [], [np.zeros(0, np.int64)]
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        stop = min(start + _TEXTS_AT_ONCE, len(texts))
+        ids, mask = reader.collate([reader.read(texts[place]) for place in range(start, stop)])
+        assert mask is not None
+        parts.append(ids.int())
+        lengths.append(mask.sum(1).numpy())
+    width = max((ids.shape[1] for ids in parts), default=1)
+    padding = int((reader.tokenizer.padding or {}).get("pad_id", 0))
+    wide = [pad(ids, (0, width - ids.shape[1]), value=padding) for ids in parts]
+    whole = torch.cat(wide) if wide else torch.zeros(0, width, dtype=torch.int32)
+    return TextLoader(whole, np.concatenate(lengths))
+
+
+class ResidentFeatures:
+    """The features of all items, one after the other on the device, without padding. failed: why some cannot be read.
+
+    They are copied piece by piece: the host never holds more than a piece of them.
+    """
+
+    def __init__(self, loader: FeatureLoader, device: torch.device) -> None:
+        self.counts = loader.counts()
+        self.starts = np.cumsum(self.counts) - self.counts
+        self.failed: dict[int, str] = {}
+        width = loader.reader.feature_width
+        self.rows = torch.zeros(0, width, device=device)
+        step = max(_CHUNK_BYTES // max(int(self.counts.max(initial=1)) * width * 4, 1), 1)
+        for first in range(0, len(self.counts), step):
+            places = np.arange(first, min(first + step, len(self.counts)))
+            (values, _), failed = loader.read(places)
+            self.failed |= failed
+            counts = torch.from_numpy(self.counts[places])
+            # An item that could not be read has a place too, and may be the longest.
+            values = pad(values, (0, 0, 0, max(int(counts.max()) - values.shape[1], 0)))
+            real = torch.arange(values.shape[1]) < counts[:, None]
+            piece = values.flatten(0, 1) if bool(real.all()) else values[real]
+            assert len(piece) == int(counts.sum()), f"items from {first} on have other counts than their source says"
+            if not first:
+                self.rows = torch.zeros(int(self.counts.sum()), width, dtype=piece.dtype, device=device)
+            self.rows[self.starts[first] : self.starts[first] + len(piece)] = piece.to(device)
+
+    def read(self, places: np.ndarray, seed: int | None = None) -> Loaded:
+        """Features (items, count, width), padded to the item that has most."""
+        counts, device = self.counts[places], self.rows.device
+        longest = int(counts.max(initial=1))
+        start, count = on_device(np.stack([self.starts[places], counts]), device)[..., None]
+        column = torch.arange(longest, device=device)
+        index, mask = start + torch.minimum(column, count - 1), column < count
+        values = self.rows.index_select(0, index.flatten()).view(len(places), longest, self.rows.shape[1]).float()
+        if counts.min(initial=longest) < longest:
+            values = values.masked_fill(~mask[..., None], 0.0)
+        return Inputs(values, mask), {}
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A small array on the device, without waiting for it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _one_by_one(
+    items: Items, reader: Reader, places: np.ndarray, read: Callable[[int], Tensor], instead: Tensor
+) -> Loaded:
+    """What is read at each place, or `instead`; and why it could not be read. Any other error is a fault of the
+    program, and stops it with the item's name.
+    """
+    results, failed = [], {}
+    for place in places.tolist():
+        try:
+            results.append(read(place))
+        except (ValueError, OSError) as error:
+            failed[place] = str(error)
+            results.append(instead)
+        except Exception as error:
+            error.add_note(f"while reading {items.ids[place]}")
+            raise
+    return reader.collate(results), failed
+
+
+# Feeds: batches of all modalities.
+
+
+class _MadeBatch(NamedTuple):
+    """What is made of a plan."""
+
+    batch: Batch | None
+    seed: int | None
+    skipped: list[Skipped]
+    fault: str = ""
+    """The traceback of an error that is not the data's."""
+
+
+class _BatchMaker(Dataset[_MadeBatch]):
+    """Makes batches of plans; a copy of it lives in each worker. captions: at most so many texts of each group."""
+
+    def __init__(self, split: Split, readers: Mapping[str, Reader], captions: int | None, device: torch.device) -> None:
+        absent = [modality for modality in readers if modality not in split.items]
+        if absent:
+            has, lacks = ", ".join(split.items), ", ".join(absent)
+            raise ValueError(
+                f"readers: this data has {has}, not {lacks}. Give data with all of them, as pictures with captions."
+            )
+        if captions is not None and captions < 1:
+            raise ValueError(f"captions: expected at least 1 per group, or None for all; got {captions}.")
+        self.items = {modality: split[modality] for modality in readers}
+        self.loaders: dict[str, ModalityLoader] = {}
+        self.readable = np.ones(split.size, np.bool_)
+        self._starts = {modality: items.starts for modality, items in self.items.items()}
+        self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}
+        self._device = device
+
+    def __getitem__(self, plan: BatchPlan) -> _MadeBatch:
+        """The batch of a plan. A fault is returned as text: ending workers after a raised one takes seconds each."""
+        try:
+            return self.make(plan)
+        except Exception:
+            return _MadeBatch(None, plan.seed, [], f"a batch could not be made.\n{format_exc()}")
+
+    def make(self, plan: BatchPlan) -> _MadeBatch:
+        """The batch of a plan, without the groups of which an item cannot be read."""
+        inputs, groups, skipped, lost = {}, {}, [], []
+        for number, (modality, items) in enumerate(self.items.items()):
+            most, seed = (None, 0) if plan.seed is None else (self._most[modality], plan.seed + number)
+            places = places_of(self._starts[modality], plan.groups, most, seed)
+            places = places[self.readable[items.groups[places]]]
+            inputs[modality], failed = self.loaders[modality].read(places, plan.seed)
+            groups[modality] = items.groups[places]
+            skipped += _unreadable(modality, items, failed)
+            lost += [items.groups[place] for place in failed]
+        if lost:
+            kept = {modality: ~np.isin(of, lost) for modality, of in groups.items()}
+            inputs = {modality: _rows(inputs[modality], keep) for modality, keep in kept.items()}
+            groups = {modality: of[kept[modality]] for modality, of in groups.items()}
+        if not all(len(of) for of in groups.values()):
+            return _MadeBatch(None, plan.seed, skipped)
+        batch = Batch(inputs, {modality: on_device(of, self._device) for modality, of in groups.items()})
+        return _MadeBatch(batch, plan.seed, skipped)
+
+
+def _unreadable(modality: str, items: Items, failed: Mapping[int, str]) -> list[Skipped]:
+    return [Skipped(f"{modality} {items.ids[place]}", why, place) for place, why in failed.items()]
+
+
+def places_of(starts: np.ndarray, groups: np.ndarray, most: int | None, seed: int) -> np.ndarray:
+    """The items of some groups: of each all, or as many as `most` at random; by group, in their own order.
+
+    starts: where each group's items begin, see `Items.starts`.
+    """
+    counts = starts[groups + 1] - starts[groups]
+    before = np.cumsum(counts) - counts
+    number = np.arange(counts.sum()) - np.repeat(before, counts)  # of each item in its group
+    items: np.ndarray = number + np.repeat(starts[groups], counts)
+    if most is None or counts.max(initial=0) <= most:
+        return items
+    owner = np.repeat(np.arange(len(groups)), counts)
+    shuffled = np.lexsort((random_words(len(items), seed), owner))  # within each group
+    chosen: np.ndarray = items[np.sort(shuffled[number < most])]
+    return chosen
+
+
+def _rows(inputs: Inputs, keep: np.ndarray) -> Inputs:
+    """Some items of a batch, no wider than the longest of them."""
+    values, mask = inputs
+    chosen = torch.from_numpy(keep)
+    if mask is None:
+        return Inputs(values[chosen], None)
+    mask = mask[chosen]
+    longest = int(mask.sum(1).max()) if len(mask) else 0
+    return Inputs(values[chosen, :longest], mask[:, :longest])
+
+
+class _FeedOfBatches:
+    """What both feeds do with the batches that are made: report what could not be read, leave out regions and words."""
+
+    def __init__(
+        self,
+        maker: _BatchMaker,
+        readers: Mapping[str, Reader],
+        device: torch.device,
+        drop: Mapping[str, float] | None,
+        report: Callable[[Skipped], None],
+    ) -> None:
+        self.device = device
+        self.skipped: dict[str, Skipped] = {}
+        self._maker, self._report = maker, report
+        self._augment = SizeAugmentation(drop, readers, device) if drop else None
+
+    def _note(self, skipped: Iterable[Skipped]) -> None:
+        for item in skipped:
+            if item.id not in self.skipped:
+                self.skipped[item.id] = item
+                self._report(item)
+
+    def _finished(self, made: _MadeBatch) -> Batch:
+        """The batch on the device, its features in single precision: they travel as they are stored."""
+        self._note(made.skipped)
+        if made.fault:
+            raise RuntimeError(made.fault)
+        if made.batch is None:
+            raise ValueError(
+                f"no group of a batch could be read. The first reason: {next(iter(self.skipped.values()))} "
+                "Check the data with `maxmatch data check`."
+            )
+        batch = made.batch.to(self.device, non_blocking=True)
+        batch = batch.map(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+        return batch if self._augment is None else self._augment(batch, made.seed)
+
+
+class MappedFeed(_FeedOfBatches):
     """Pictures decoded, features read and texts looked up by `workers` processes (0: by this one, not ahead).
 
     readers: those of the model's towers, by modality. captions: at most so many texts per group, at random. drop:
@@ -165,21 +502,18 @@ class MappedFeed:
         drop: Mapping[str, float] | None = None,
         crops: Mapping[str, Augmentation] | None = None,
         report: Callable[[Skipped], None] = log_skipped,
-        ahead: int = 2,
     ) -> None:
-        self.device = torch.device(device)
-        self.skipped: dict[str, Skipped] = {}
-        self._report = report
-        self._augment = SizeAugmentation(drop or {}, readers, self.device)
-        selection = Selection(split, readers, captions)
-        loaders = {modality: loader_for(modality, split, readers, crops or {}) for modality in readers}
+        maker = _BatchMaker(split, readers, captions, torch.device("cpu"))
+        super().__init__(maker, readers, torch.device(device), drop, report)
+        for modality, reader in readers.items():
+            maker.loaders[modality] = loader_for(modality, split[modality], reader, (crops or {}).get(modality))
         self._plans = _Plans()
         self._loader = DataLoader(
-            _BatchMaker(selection, loaders, {modality: split[modality] for modality in readers}),
+            maker,
             batch_size=None,
             sampler=self._plans,
             num_workers=workers,
-            prefetch_factor=ahead if workers else None,
+            prefetch_factor=_AHEAD if workers else None,
             persistent_workers=workers > 0,
             pin_memory=self.device.type == "cuda",
             collate_fn=_as_it_is,
@@ -190,28 +524,7 @@ class MappedFeed:
         """The batches, on the device, in the order of their plans. One such iterator at a time."""
         self._plans.current = plans
         for made in self._loader:
-            for item in made.skipped:
-                if item.id not in self.skipped:
-                    self.skipped[item.id] = item
-                    self._report(item)
-            if made.fault:
-                raise RuntimeError(made.fault)
-            if made.batch is None:
-                raise ValueError(
-                    f"no group of a batch could be read. The first reason: {made.skipped[0]} "
-                    "Check the data with `maxmatch data check`."
-                )
-            yield self._augment(_single(made.batch.to(self.device, non_blocking=True)), made.seed)
-
-
-class _MadeBatch(NamedTuple):
-    """What a worker makes of a plan."""
-
-    batch: Batch | None
-    seed: int | None
-    skipped: list[Skipped]
-    fault: str = ""
-    """The traceback of an error that is not the data's."""
+            yield self._finished(made)
 
 
 class _Plans:
@@ -224,155 +537,16 @@ class _Plans:
         return iter(self.current)
 
 
-class _BatchMaker(Dataset[_MadeBatch]):
-    """Makes batches of plans; a copy of it lives in each worker."""
-
-    def __init__(self, selection: Selection, loaders: Mapping[str, ModalityLoader], items: Mapping[str, Items]) -> None:
-        self.selection, self.loaders, self.items = selection, loaders, items
-
-    def __getitem__(self, plan: BatchPlan) -> _MadeBatch:
-        """The batch of a plan. A fault is returned as text: ending workers after a raised one takes seconds each."""
-        try:
-            return self._make(plan)
-        except Exception:
-            return _MadeBatch(None, plan.seed, [], f"a batch could not be made.\n{format_exc()}")
-
-    def _make(self, plan: BatchPlan) -> _MadeBatch:
-        places = self.selection(plan)
-        inputs, skipped, lost = {}, [], np.zeros(0, np.int64)
-        for modality, loader in self.loaders.items():
-            items = self.items[modality]
-            inputs[modality], failed = loader.read(places[modality], plan.seed)
-            skipped += [Skipped(f"{modality} {items.ids[place]}", why, place) for place, why in failed.items()]
-            lost = np.union1d(lost, items.groups[list(failed)])
-        groups = {modality: self.selection.groups[modality][places[modality]] for modality in inputs}
-        if len(lost):
-            kept = {modality: ~np.isin(groups[modality], lost) for modality in inputs}
-            if not all(keep.any() for keep in kept.values()):
-                return _MadeBatch(None, plan.seed, skipped)
-            inputs = {modality: _rows(inputs[modality], keep) for modality, keep in kept.items()}
-            groups = {modality: groups[modality][keep] for modality, keep in kept.items()}
-        tensors = {modality: torch.from_numpy(of) for modality, of in groups.items()}
-        return _MadeBatch(Batch(inputs, tensors), plan.seed, skipped)
-
-
-def _rows(inputs: Inputs, keep: np.ndarray) -> Inputs:
-    """Some items of a batch, no wider than the longest of them."""
-    values, mask = inputs
-    chosen = torch.from_numpy(keep)
-    if mask is None:
-        return Inputs(values[chosen], None)
-    mask = mask[chosen]
-    longest = int(mask.sum(1).max())
-    return Inputs(values[chosen, :longest], mask[:, :longest])
-
-
-def _single(batch: Batch) -> Batch:
-    """Features in single precision. They travel as they are stored."""
-    inputs = {
-        name: Inputs(values.float() if values.is_floating_point() else values, mask)
-        for name, (values, mask) in batch.inputs.items()
-    }
-    return Batch(inputs, batch.groups)
-
-
 def _as_it_is(made: Any) -> Any:
     return made
 
 
-class ResidentPictures:
-    """The pictures of a split as bytes on the device.
-
-    Without crops, exactly what evaluation sees, mirrored or not. For random crops a picture is kept as the square in
-    its middle (squashed, where the model squashes), a seventh larger than what the model sees, and the parts are cut
-    from that square: what is left and right of it in a wide picture is never seen, as in evaluation.
-    """
-
-    def __init__(
-        self, items: Items, reader: PixelReader, augmentation: Augmentation | None, device: torch.device, threads: int,
-        advance: Advance = quiet,
-    ) -> None:  # fmt: skip
-        self.augmentation, self.transform = augmentation, reader.transform
-        self.failed: dict[int, str] = {}
-        cut = isinstance(augmentation, RandomCrop)
-        side = self.transform.kept_side if cut else self.transform.size
-        self.pixels = torch.zeros(len(items), side, side, 3, dtype=torch.uint8, device=device)
-        look = self.transform.square if cut else self.transform.seen
-        decoded = map_ahead(lambda place: _pixels(look, items.values[place]), range(len(items)), threads)
-        for first in range(0, len(items), _CHUNK):
-            read = list(islice(decoded, _CHUNK))
-            self.failed |= {first + place: why for place, why in enumerate(read) if isinstance(why, str)}
-            good = [np.zeros((side, side, 3), np.uint8) if isinstance(one, str) else one for one in read]
-            self.pixels[first : first + len(read)] = torch.from_numpy(np.stack(good)).to(device)
-            advance(len(read))
-        self._mean = torch.tensor(self.transform.mean, device=device)[:, None, None]
-        self._std = torch.tensor(self.transform.std, device=device)[:, None, None]
-
-    def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
-        """Pixels (items, 3, size, size), as the network takes them; parts and mirroring depend on seed and place."""
-        index = torch.from_numpy(np.ascontiguousarray(places)).to(self.pixels.device)
-        # Channels stay last in memory: that is how convolutions are fastest.
-        pixels = self.pixels.index_select(0, index).movedim(3, 1).float() / 255
-        if seed is not None and self.augmentation is not None:
-            boxes, mirrored = self._drawn(places, seed)
-            pixels = cut_out(pixels, boxes, mirrored, self.transform.size)
-        elif isinstance(self.augmentation, RandomCrop):
-            pixels = self._middle(pixels)
-        return Inputs((pixels - self._mean) / self._std, None), {}
-
-    def _drawn(self, places: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """The part of each picture, and whether it is mirrored."""
-        side = self.pixels.shape[1]
-        boxes, mirrored = np.zeros((len(places), 4)), np.zeros(len(places), bool)
-        assert isinstance(self.augmentation, RandomCrop | RandomMirror)
-        for row, place in enumerate(places.tolist()):
-            generator = np.random.default_rng([seed, place])
-            boxes[row] = (0, 0, side, side)
-            if isinstance(self.augmentation, RandomCrop):
-                boxes[row] = crop_box(side, side, self.augmentation.scale, self.augmentation.ratio, generator)
-            mirrored[row] = generator.random() < self.augmentation.flip
-        return boxes, mirrored
-
-    def _middle(self, pixels: Tensor) -> Tensor:
-        first = (pixels.shape[2] - self.transform.size) // 2
-        return pixels[:, :, first : first + self.transform.size, first : first + self.transform.size]
-
-
-def cut_out(
-    pictures: Float[Tensor, "B C S S"], boxes: np.ndarray, mirrored: np.ndarray, size: int
-) -> Float[Tensor, "B C {size} {size}"]:
-    """A part of each picture, as a square of `size` pixels, by bilinear interpolation.
-
-    boxes: left, top, right, bottom of each, in pixels.
-    """
-    box = torch.from_numpy(boxes).to(pictures.device, torch.float32)
-    flip = torch.from_numpy(mirrored).to(pictures.device)
-    middle = (torch.arange(size, device=pictures.device) + 0.5) / size  # of each pixel, as a share of the part
-    across = torch.where(flip[:, None], 1 - middle, middle)
-    x = box[:, :1] + across * (box[:, 2:3] - box[:, :1])
-    y = box[:, 1:2] + middle * (box[:, 3:] - box[:, 1:2])
-    side = pictures.shape[2]
-    grid = torch.stack(
-        [(2 * x / side - 1)[:, None, :].expand(-1, size, -1), (2 * y / side - 1)[:, :, None].expand(-1, -1, size)], -1
-    )
-    return grid_sample(pictures, grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-def _pixels(look: Callable[[Source], Image.Image], source: Source) -> UInt8[np.ndarray, "S S 3"] | str:
-    """A picture's pixels, or why there are none."""
-    try:
-        return np.asarray(look(source))
-    except (ValueError, OSError) as error:
-        return str(error)
-
-
-class ResidentFeed:
+class ResidentFeed(_FeedOfBatches):
     """All features and captions on the device, copied there piece by piece; no work per item and no waiting afterwards.
 
     readers, captions, drop, crops, report, skipped: as for `MappedFeed`, and the batches are the same, but for the
-    random parts of pictures (see `ResidentPictures`). dtype: what the features are kept in (None: as they are stored,
-    torch.float16 or torch.bfloat16 to halve float32); batches have them in float32. threads: decode the pictures, once.
-    What cannot be read is reported while copying.
+    random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once. What cannot be read is
+    reported while copying.
     """
 
     def __init__(
@@ -384,106 +558,26 @@ class ResidentFeed:
         captions: int | None = None,
         drop: Mapping[str, float] | None = None,
         crops: Mapping[str, Augmentation] | None = None,
-        dtype: torch.dtype | None = None,
         threads: int = 1,
         report: Callable[[Skipped], None] = log_skipped,
-        advance: Advance = quiet,
     ) -> None:
-        self.device = torch.device(device)
-        self.skipped: dict[str, Skipped] = {}
-        self._augment = SizeAugmentation(drop or {}, readers, self.device)
-        self._selection = Selection(split, readers, captions)
-        self._readable = np.ones(split.size, dtype=bool)
-        self._loaders: dict[str, _Features | ResidentPictures | TextLoader] = {}
+        device = torch.device(device)
+        maker = _BatchMaker(split, readers, captions, device)
+        super().__init__(maker, readers, device, drop, report)
         for modality, reader in readers.items():
-            loader = loader_for(modality, split, readers, crops or {})
+            items = split[modality]
+            loader = loader_for(modality, items, reader, (crops or {}).get(modality))
             if isinstance(loader, TextLoader):
-                self._loaders[modality] = loader.to(self.device)
+                maker.loaders[modality] = TextLoader(loader.ids.to(device), loader.lengths)
                 continue
-            if isinstance(reader, PixelReader):
-                crop = (crops or {}).get(modality)
-                pictures = ResidentPictures(split[modality], reader, crop, self.device, max(threads, 1), advance)
-                self._loaders[modality], failed = pictures, pictures.failed
+            if isinstance(loader, PictureLoader):
+                kept = ResidentPictures(items, loader.reader, loader.crop, device, max(threads, 1))
             else:
-                assert isinstance(loader, FeatureLoader)
-                self._loaders[modality], failed = _copied(loader, self.device, dtype, advance)
-            self._readable[split[modality].groups[list(failed)]] = False
-            for place, reason in failed.items():
-                item = Skipped(f"{modality} {split[modality].ids[place]}", reason, place)
-                self.skipped[item.id] = item
-                report(item)
+                kept = ResidentFeatures(loader, device)
+            maker.loaders[modality] = kept
+            maker.readable[items.groups[list(kept.failed)]] = False
+            self._note(_unreadable(modality, items, kept.failed))
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans."""
-        for plan in plans:
-            yield self._augment(self._batch(plan), plan.seed)
-
-    def _batch(self, plan: BatchPlan) -> Batch:
-        inputs, groups = {}, {}
-        for modality, places in self._selection(plan).items():
-            of = self._selection.groups[modality][places]
-            keep = self._readable[of]
-            if not keep.any():
-                first = next(iter(self.skipped.values()))
-                raise ValueError(f"no group of a batch could be read. The first reason: {first}")
-            inputs[modality], _ = self._loaders[modality].read(places[keep], plan.seed)
-            groups[modality] = on_device(of[keep], self.device)
-        return Batch(inputs, groups)
-
-
-class _Features:
-    """The features of all items one after the other, without padding: an item's are at start to start + count."""
-
-    def __init__(self, rows: Tensor, counts: np.ndarray) -> None:
-        self.rows, self.counts = rows, counts
-        self.starts = np.cumsum(counts) - counts
-
-    def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
-        """Features (items, count, width), padded to the item that has most."""
-        counts, device = self.counts[places], self.rows.device
-        longest = int(counts.max(initial=1))
-        start, count = on_device(np.stack([self.starts[places], counts]), device)[..., None]
-        column = torch.arange(longest, device=device)
-        index, mask = start + torch.minimum(column, count - 1), column < count
-        values = self.rows.index_select(0, index.flatten()).view(len(places), longest, -1).float()
-        if counts.min(initial=longest) < longest:
-            values = values.masked_fill(~mask[..., None], 0.0)
-        return Inputs(values, mask), {}
-
-
-def _copied(
-    loader: FeatureLoader, device: torch.device, dtype: torch.dtype | None, advance: Advance
-) -> tuple[_Features, dict[int, str]]:
-    """All features on the device, and what could not be read. The host never holds more than a piece of them."""
-    counts = loader.counts()
-    ends, width = np.cumsum(counts), loader.reader.feature_width
-    step = max(_CHUNK_BYTES // max(int(counts.max(initial=1)) * width * 4, 1), 1)
-    rows: Tensor | None = None
-    failed: dict[int, str] = {}
-    for first in range(0, len(counts), step):
-        places = np.arange(first, min(first + step, len(counts)))
-        (values, _), bad = loader.read(places)
-        failed |= bad
-        here = torch.from_numpy(counts[places])
-        # An item that could not be read has a place too, and may be the longest.
-        values = torch.nn.functional.pad(values, (0, 0, 0, max(int(here.max()) - values.shape[1], 0)))
-        real = torch.arange(values.shape[1]) < here[:, None]
-        piece = values.flatten(0, 1) if bool(real.all()) else values[real]
-        kept = piece.to(device).to(dtype or piece.dtype)
-        if rows is None:
-            rows = torch.zeros(int(ends[-1]), width, dtype=kept.dtype, device=device)
-        begin = int(ends[first] - counts[first])
-        assert len(kept) == int(here.sum()), f"items {first} to {places[-1]} have other counts than their source says"
-        rows[begin : begin + len(kept)] = kept
-        if not bool(torch.isfinite(kept.sum(dtype=torch.float32))):
-            finite = torch.isfinite(kept).all(1).cpu().numpy()
-            overflown = set(np.repeat(places, counts[places])[~finite].tolist()) - set(bad)
-            if overflown:
-                raise ValueError(
-                    f"dtype: features of {loader.items.ids[min(overflown)]} are too large for {dtype}. "
-                    "Take torch.bfloat16, or None to keep them as they are."
-                )
-        advance(len(places))
-    if rows is None:
-        rows = torch.zeros(0, width, dtype=dtype or torch.float32, device=device)
-    return _Features(rows, counts), failed
+        return map(self._finished, map(self._maker.make, plans))

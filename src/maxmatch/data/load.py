@@ -78,9 +78,13 @@ def read_dataset(path: str | Path, format: str | None = None, report: Report = r
         format = recognise(path)
     elif format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}.")
-    for option in options.keys() - signature(FORMATS[format].read).parameters.keys():
+    for option in options.keys() - _options(format):
         raise ValueError(f"{option}: data in the format {format!r} takes no such option; leave it out.")
     return Dataset(path, format, FORMATS[format].read(path, report, **options))
+
+
+def _options(format: str) -> Collection[str]:
+    return signature(FORMATS[format].read).parameters if format in FORMATS else ()
 
 
 def read_all(path: Path, format: str | None, images: Path | None, report: Report) -> Dataset:
@@ -90,7 +94,7 @@ def read_all(path: Path, format: str | None, images: Path | None, report: Report
     """
     format = format or recognise(path)
     options: dict[str, Any] = {} if images is None else {"images": images.expanduser()}
-    if format in FORMATS and "captions_per_image" in signature(FORMATS[format].read).parameters:
+    if "captions_per_image" in _options(format):
         options["captions_per_image"] = None
     return read_dataset(path, format, report, **options)
 
@@ -148,8 +152,8 @@ def with_arrays(split: Split) -> Split:
 
 
 def _opened(items: Items) -> Items:
-    paths = [value for value in items.values if isinstance(value, Path) and value.suffix.lower() == ".npy"]
-    return replace(items, values=ArrayFiles(paths)) if paths and len(paths) == len(items) else items
+    arrays = all(isinstance(value, Path) and value.suffix.lower() == ".npy" for value in items.values)
+    return replace(items, values=ArrayFiles(list(items.values))) if arrays and len(items) else items
 
 
 Say = Callable[[str], object]
@@ -171,8 +175,7 @@ def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset
         generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
     options: dict[str, Any] = {} if data.images is None else {"images": Path(data.images).expanduser()}
     others = {name: name for name in modalities if name not in (IMAGE, TEXT)}
-    format = FORMATS.get(data.format or recognise(path)) if others else None
-    if format is not None and "modalities" in signature(format.read).parameters:
+    if others and "modalities" in _options(data.format or recognise(path)):
         options["modalities"] = others
     with report_first(say) as report:
         dataset = read_dataset(path, data.format, report, **options)

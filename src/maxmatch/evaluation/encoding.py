@@ -20,9 +20,8 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import Dataset, Items, Split
-from maxmatch.data.feed import Feed, choose_feed
+from maxmatch.data.feed import Feed, choose_feed, log_skipped
 from maxmatch.data.load import load_data
-from maxmatch.data.modality import log_skipped
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder

@@ -12,9 +12,9 @@ import numpy as np
 
 from maxmatch.core.progress import Skipped
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, pick
-from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, BadCell
-from maxmatch.data.formats.shared import SUFFIXES, read_lines
-from maxmatch.data.formats.tables import TABLES, path_inside, tables_in, value_of
+from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS
+from maxmatch.data.formats.shared import SUFFIXES, BadCell, path_inside, read_lines
+from maxmatch.data.formats.tables import TABLES, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarItems, TarMember, samples, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
 from maxmatch.search.photos import no_pictures, walk

@@ -93,7 +93,7 @@ def test_names_that_two_files_share_give_way_to_their_numbers(write_json):
     assert karpathy.read(write_json(entries))["train"][IMAGE].ids == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("folder", ["images", "tiny_images", "Flicker8k_Dataset", "flickr30k-images", "."])
+@pytest.mark.parametrize("folder", ["tiny_images", "Flicker8k_Dataset", "."])
 def test_pictures_are_found_in_the_usual_places(write_json, tmp_path, folder):
     path = write_json([image(1), image(2, filepath="sub")])
     (tmp_path / "images").mkdir()
@@ -105,7 +105,7 @@ def test_pictures_are_found_in_the_usual_places(write_json, tmp_path, folder):
     ]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
 def test_json_cut_short_names_file_line_and_column(write_json, share):
     path = write_json([image(n) for n in range(9)], indent=1)
     text = path.read_text()
@@ -155,18 +155,15 @@ BAD = {
     "cocoid": (image(2, cocoid=[1]), r"'cocoid': expected int or str, got \[1\]"),
     "sentence": (image(2, sentences=["a dog"]), r"image 2 \(2\.jpg\), caption 1: expected an object, got \"a dog\""),
     "no raw": (image(2, sentences=[{"sentid": 1}]), r"caption 1: 'raw' is missing"),
-    "empty": (image(2, sentences=[{"sentid": 1, "raw": " \n"}]), r"caption 1: the text is empty"),
-    "half a character": (
-        image(2, sentences=[{"sentid": 1, "raw": "\ud83d"}]),
-        r"caption 1: the text holds half a char",
-    ),
+    "empty": (image(2, sentences=[{"sentid": 1, "raw": " \n"}]), r"caption 1: an empty caption"),
+    "half a character": (image(2, sentences=[{"sentid": 1, "raw": "\ud83d"}]), r"caption 1: not a text that UTF-8"),
     "no sentid": (image(2, sentences=[{"raw": "a"}]), r"caption 1: 'sentid' is missing"),
     "same sentid": (image(2, sentences=[{"raw": "a", "sentid": 10}]), r"caption 1: another .* 'sentid' 10 too"),
-    "upwards": (image(2, filename="../2.jpg"), r"image 2: the path '\.\./2\.jpg' leads out of the folder"),
-    "inside upwards": (image(2, filepath="a/../.."), r"the path 'a/\.\./\.\.' leads out of the folder"),
-    "absolute": (image(2, filename="/etc/passwd"), r"the path '/etc/passwd' leads out"),
-    "Windows upwards": (image(2, filename="..\\2.jpg"), r"leads out"),
-    "Windows drive": (image(2, filename="C:2.jpg"), r"leads out"),
+    "upwards": (image(2, filename="../2.jpg"), r"image 2: '\.\./2\.jpg' leaves the folder"),
+    "inside upwards": (image(2, filepath="a/../.."), r"'a/\.\./\.\./2\.jpg' leaves the folder"),
+    "absolute": (image(2, filename="/etc/passwd"), r"'/etc/passwd' leaves the folder"),
+    "Windows upwards": (image(2, filename="..\\2.jpg"), r"leaves the folder"),
+    "Windows drive": (image(2, filename="C:2.jpg"), r"leaves the folder"),
     "same picture": (
         image(2, filename="1.jpg"),
         r"image 2 \(1\.jpg\): the same picture or id .* as image 1 \(1\.jpg\)",
@@ -273,8 +270,8 @@ def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tmp_p
         ({}, "no split to write"),
         ({"testall": part}, r"split 'testall': Karpathy's JSON knows train, val, test"),
         ({"train": part, "val": part}, r"image '0' is in several splits"),
-        ({"train": Split({**part.items, "sound": part[IMAGE]})}, "holds image and text, both and nothing else"),
-        ({"train": Split({IMAGE: part[IMAGE]})}, "holds image and text, both and nothing else"),
+        ({"train": Split({**part.items, "sound": part[IMAGE]})}, "has image, text, sound: .* holds image and text"),
+        ({"train": Split({IMAGE: part[IMAGE]})}, "has image: .* holds image and text"),
         ({"train": several}, "2 images in 1 groups"),
         ({"train": empty}, "caption '1' is empty"),
         ({"train": split([], 5)}, "split 'train' is empty"),

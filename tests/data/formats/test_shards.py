@@ -1,21 +1,18 @@
 import gc
 import io
 import json
-import os
 import pickle
 import tarfile
-import threading
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import webdataset
-from sample_splits import picture, plain, sample_splits, split_of
+from sample_splits import picture, plain, split_of
 
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
 from maxmatch.data.formats import webdataset as shards
-from maxmatch.data.formats import webdataset as tars
 
 
 def make_tar(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]]) -> Path:
@@ -90,9 +87,10 @@ def test_braces_name_a_range_of_tars(tmp_path):
         shards.read(tmp_path / "val-{003..004}.tar")
 
 
-def test_webdataset_reads_what_is_written_here(tmp_path):
+def test_webdataset_reads_what_is_written_here(tmp_path, monkeypatch):
     splits = {"train": split_of(0, [5, 1, 2])}
-    shards.write(splits, tmp_path / "data", max_samples=2)
+    monkeypatch.setattr(shards, "_MOST_SAMPLES", 2)
+    shards.write(splits, tmp_path / "data")
     urls = [str(path) for path in sorted((tmp_path / "data" / "train").glob("*.tar"))]
     assert len(urls) == 2
     with warnings.catch_warnings():
@@ -115,39 +113,29 @@ def test_what_webdataset_writes_is_read_here(tmp_path):
     assert list(split[TEXT].values) == [f"{word} {number}" for number in range(5) for word in ("one", "two")]
 
 
-def test_shards_are_bounded_in_samples_and_bytes_and_always_the_same(tmp_path):
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [({"_MOST_SAMPLES": 4}, 3), ({"_MOST_BYTES": 5000}, 5), ({"_MOST_BYTES": 1}, 10), ({}, 1)],
+)
+def test_shards_are_bounded_in_samples_and_bytes_and_always_the_same(tmp_path, monkeypatch, limits, count):
     splits = {"train": split_of(0, [1] * 10)}
-    for name, limits, count in (("few", {"max_samples": 4}, 3), ("small", {"max_bytes": 5000}, 5), ("one", {}, 1)):
-        shards.write(splits, tmp_path / name, workers=3, **limits)
-        shards.write(splits, tmp_path / f"{name}-again", **limits)
-        tars = sorted((tmp_path / name / "train").iterdir())
-        again = sorted((tmp_path / f"{name}-again" / "train").iterdir())
-        assert [tar.name for tar in tars] == [f"{number:06d}.tar" for number in range(count)]
-        assert [tar.read_bytes() for tar in tars] == [tar.read_bytes() for tar in again]
-        assert plain(shards.read(tmp_path / name)) == plain(splits)
-    ends = [
-        max(member.offset + member.size for member in tars_members(tar))
-        for tar in sorted((tmp_path / "small/train").iterdir())
-    ]
-    assert max(ends) <= 5000
-
-
-def tars_members(path: Path) -> list[tars.TarMember]:
-    return list(tars.members(path))
-
-
-def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path):
-    splits = {"train": split_of(0, [1, 1])}
-    shards.write(splits, tmp_path / "data", max_bytes=1)
-    assert len(list((tmp_path / "data" / "train").iterdir())) == 2
+    for name, limit in limits.items():
+        monkeypatch.setattr(shards, name, limit)
+    shards.write(splits, tmp_path / "data", workers=3)
+    shards.write(splits, tmp_path / "again")
+    tars, again = (sorted((tmp_path / name / "train").iterdir()) for name in ("data", "again"))
+    assert [tar.name for tar in tars] == [f"{number:06d}.tar" for number in range(count)]
+    assert [tar.read_bytes() for tar in tars] == [tar.read_bytes() for tar in again]
     assert plain(shards.read(tmp_path / "data")) == plain(splits)
+    if limits.get("_MOST_BYTES") == 5000:
+        assert max(member.offset + member.size for tar in tars for member in shards.members(tar)[0]) <= 5000
 
 
 def test_a_tar_that_ends_anywhere_keeps_the_samples_before_and_says_where(tmp_path):
     path = make_tar(tmp_path / "a.tar", numbered(4))
-    whole, members = path.read_bytes(), tars_members(path)
+    whole, members = path.read_bytes(), shards.members(path)[0]
     last = members[-1].offset + 512
-    for length in [1, *range(600, last, 377), *(member.offset - 512 for member in members), last]:
+    for length in [1, *range(600, last, 777), *(member.offset - 512 for member in members), last]:
         path.write_bytes(whole[:length])
         found = [member.name for member in members if member.offset + member.size <= length]
         kept = sum(name.endswith(".txt") for name in found)
@@ -176,15 +164,13 @@ def test_a_tar_that_ends_anywhere_keeps_the_samples_before_and_says_where(tmp_pa
 def test_a_damaged_header_is_named_with_its_place(tmp_path):
     path = make_tar(tmp_path / "a.tar", numbered(3))
     data = bytearray(path.read_bytes())
-    header = tars_members(path)[2].offset - 512
+    header = shards.members(path)[0][2].offset - 512
     data[header : header + 8] = b"\xff" * 8
     path.write_bytes(data)
     split, problems = read(path)
     assert split.size == 1
-    assert problems == [
-        f"a.tar: is damaged at byte {header}, after 0.txt. "
-        "Copy or download it again; a compressed tar has to be unpacked first."
-    ]
+    (problem,) = problems
+    assert problem.startswith(f"a.tar: is damaged at byte {header}, after 0.txt. Copy or download it again")
 
 
 @pytest.mark.parametrize("data", [b"", b"no tar" * 200, b"\x1f\x8b" + bytes(600)])
@@ -202,10 +188,16 @@ BAD_SAMPLES = {
     "no picture": ([("1.txt", b"one")], "a.tar/1: no picture, only txt. Expected"),
     "not UTF-8": (
         [("1.png", picture(1)), ("1.txt", b"caf\xe9")],
-        "a.tar/1: byte 0xe9 at place 4 of 1.txt is not UTF-8.",
+        "a.tar/1: not UTF-8: the byte 0xe9 at place 4 of 1.txt.",
     ),
-    "JSON cut short": ([("1.png", picture(1)), ("1.json", b'{"caption": "on')], "a.tar/1: 1.json is not whole JSON ("),
-    "JSON of a list": ([("1.png", picture(1)), ("1.json", b'["one"]')], "a.tar/1: 1.json is not a JSON object"),
+    "JSON cut short": (
+        [("1.png", picture(1)), ("1.json", b'{"caption": "on')],
+        "a.tar/1: not a whole JSON object in 1.json",
+    ),
+    "JSON of a list": (
+        [("1.png", picture(1)), ("1.json", b'["one"]')],
+        "a.tar/1: expected a JSON object, {…}, in 1.json",
+    ),
     "a key twice": ([("1.png", b"x"), ("1.png", b"y")], "a.tar/1: two members .png in one sample."),
     "a key again": ([("0.png", picture(1)), ("0.txt", b"one")], "a.tar/0: a second sample of this name in one tar."),
     "disagreement": (
@@ -227,40 +219,16 @@ def test_a_bad_sample_is_named_and_left_out(name, tmp_path):
         shards.read(path)
 
 
-def test_pictures_are_read_only_when_asked_for_and_in_any_order(tmp_path, monkeypatch):
-    shards.write(sample_splits(), tmp_path / "data", max_samples=2)
-    asked = []
-    original = os.pread
-    monkeypatch.setattr(os, "pread", lambda *arguments: asked.append(arguments) or original(*arguments))
-    images = shards.read(tmp_path / "data")["train"][IMAGE].values
-    assert not asked
-    expected = sample_splits()["train"][IMAGE].values
-    assert [images[number] for number in (3, 0, np.int64(2), -1)] == [expected[number] for number in (3, 0, 2, 3)]
-    assert list(images[1:3]) == list(expected[1:3])
-    assert len(asked) == 6
-
-
-def test_forks_threads_and_copies_read_the_same(tmp_path):
-    splits = {"train": split_of(0, [1] * 30)}
-    shards.write(splits, tmp_path / "data", max_samples=3)
-    images = shards.read(tmp_path / "data")["train"][IMAGE].values
-    images._opened = tars.lru_cache(2)(tars._Handle)  # fewer than there are tars, so that they are closed in use
-    expected = list(splits["train"][IMAGE].values)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append([images[n] for n in range(30)] * 1)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 4
-    assert list(pickle.loads(pickle.dumps(images))) == expected
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
-        child = os.fork()
-    if not child:
-        os._exit(0 if all(images[n] == expected[n] for n in reversed(range(30))) else 1)
-    assert all(images[n] == expected[n] for n in range(30))
-    assert os.waitpid(child, 0)[1] == 0
+def test_pictures_are_read_only_when_asked_for_in_any_order_and_by_any_process(tmp_path):
+    path = make_tar(tmp_path / "a.tar", numbered(5))
+    images = shards.read(path)["train"][IMAGE].values
+    path.rename(tmp_path / "elsewhere.tar")
+    with pytest.raises(FileNotFoundError):
+        images[0]
+    (tmp_path / "elsewhere.tar").rename(path)
+    assert [images[number] for number in (3, 0, np.int64(2), -1)] == [picture(number) for number in (3, 0, 2, 4)]
+    assert list(images[1:3]) == [picture(1), picture(2)]
+    assert list(pickle.loads(pickle.dumps(images))) == [picture(number) for number in range(5)]
 
 
 def test_a_tar_that_shrinks_after_it_was_opened_is_named(tmp_path):
@@ -274,5 +242,5 @@ def test_a_tar_that_shrinks_after_it_was_opened_is_named(tmp_path):
 def test_other_modalities_are_refused(tmp_path):
     split = split_of(0, [1])
     audio = Items([b"RIFF"], np.arange(1), ["a"])
-    with pytest.raises(ValueError, match=r"'webdataset' holds image and text, not audio.*'table'"):
+    with pytest.raises(ValueError, match=r"webdataset holds image and text.*'table'"):
         shards.write({"train": Split({**split.items, "audio": audio})}, tmp_path / "data")

@@ -44,47 +44,41 @@ class _Item(NamedTuple):
     features: np.ndarray
 
 
-class Scan(NamedTuple):
-    """What the files hold: images, the number of boxes of each, and the width of the features."""
-
-    boxes: list[int]
-    width: int
-
-
 def recognises(path: Path) -> bool:
     """Whether the path is such a file (by its first bytes), or a folder with files of that kind."""
     return bool(files_at(path))
 
 
 def convert(
-    source: Path | Sequence[Path],
+    source: Path,
     folder: Path,
     report: Report = refuse,
     advance: Advance = quiet,
     workers: int = 1,
-    width: int | None = None,
     dtype: Literal["float16", "float32"] = "float32",
 ) -> FeatureStore:
-    """Make a store of features from a file, a folder of files or several files, in that order.
+    """Make a store of features from a file or a folder of files.
 
     An interrupted conversion resumes when run again. A repeated image is reported and dropped. advance is called
-    with the number of bytes that were read; workers are processes that decode. width: of the features; None for that of
-    the first line.
+    with the number of bytes that were read; workers are processes that decode.
     """
     files = _files(source, report)
-    names = ", ".join(file.name for file in files)
-    info = StoreInfo(f"BUTD TSV: {names}", width or _width(files), dtype, boxes=True)
+    info = StoreInfo(f"BUTD TSV: {', '.join(file.name for file in files)}", _width(files), dtype, boxes=True)
     with FeatureWriter(folder, info) as writer:
         for new in _new_items(files, writer.done, info.width, dtype, workers, advance, report):
-            items = new.values()
-            writer.append(list(new), [item.features for _, item in items], [item.boxes for _, item in items])
+            items = [item for _, item in new.values()]
+            writer.append(list(new), [item.features for item in items], [item.boxes for item in items])
         if not writer.done:
             give_up(report, Problem(files[0], "no line can be used", "Fetch the file again."))
         return writer.finish()
 
 
-def scan(source: Path, report: Report = refuse, advance: Advance = quiet, workers: int = 1) -> Scan:
-    """Decode all lines and keep nothing: what is wrong with them is reported, NaN and infinite values too."""
+def scan(
+    source: Path, report: Report = refuse, advance: Advance = quiet, workers: int = 1
+) -> tuple[Sequence[int], int]:
+    """Decode all lines and keep nothing: what is wrong with them is reported, NaN and infinite values too. Returns the
+    number of boxes of each image, and the width of the features.
+    """
     files = _files(source, report)
     found: dict[str, int] = {}
     width = _width(files)
@@ -96,7 +90,7 @@ def scan(source: Path, report: Report = refuse, advance: Advance = quiet, worker
                 report(Problem(line.file, what, _AGAIN, line.number, fatal=True))  # it would be in the store
     if not found:
         give_up(report, Problem(files[0], "no line can be used", "Fetch the file again."))
-    return Scan(list(found.values()), width)
+    return list(found.values()), width
 
 
 def files_at(path: Path) -> list[Path]:
@@ -110,10 +104,9 @@ def files_at(path: Path) -> list[Path]:
     return found
 
 
-def _files(source: Path | Sequence[Path], report: Report) -> list[Path]:
-    files = files_at(source) if isinstance(source, Path) else list(source)
+def _files(source: Path, report: Report) -> list[Path]:
+    files = files_at(source)
     if not files:
-        assert isinstance(source, Path)
         what = f"no tab-separated file with the columns {_COLUMNS}"
         give_up(report, Problem(source, what, "Give the TSV file, unpacked, or the folder it is in."))
     return files
@@ -121,11 +114,11 @@ def _files(source: Path | Sequence[Path], report: Report) -> list[Path]:
 
 def _width(files: Sequence[Path]) -> int:
     """How wide the features of the first good line are; as usual, where there is none."""
-    for line in _lines(files, frozenset(), lambda count: None, lambda problem: None):
-        number, _, features = _columns(line)
+    for line in _lines(files, frozenset(), quiet, lambda problem: None):
+        number, boxes, features = _columns(line)
         with suppress(ValueError, ZeroDivisionError):
             width = len(binascii.a2b_base64(features, strict_mode=True)) // (4 * int(number))
-            _item(*_columns(line), width, "float32")
+            _item(number, boxes, features, width, "float32")
             return width
     return _USUAL_WIDTH
 
@@ -169,30 +162,21 @@ def _lines(files: Sequence[Path], done: frozenset[str], advance: Advance, report
                 if len(data) == _LONGEST:
                     what = f"a line of more than {_LONGEST} bytes, expected {_COLUMNS}"
                     give_up(report, Problem(file, what, "Give a TSV file, unpacked.", number))
-                line = _line(file, number, offset, data, report)
-                if line is None:
+                name, columns = data.split(b"\t", 1)[0], data.count(b"\t") + 1
+                image = (name.removeprefix(codecs.BOM_UTF8) if number == 1 else name).decode("utf-8", "replace")
+                line = _Line(file, number, image, offset, len(data))
+                if number == 1 and image == "image_id":
                     continue
-                if line.image not in done:
+                if columns != 6:
+                    report(Problem(file, f"{columns} columns, expected 6: {_COLUMNS}", _AGAIN, number))
+                elif not image.isprintable() or not image or "\ufffd" in image:
+                    report(Problem(file, f"expected an image's id, got {image[:40]!r}", _AGAIN, number))
+                elif image not in done:
                     yield line
-                elif line.image in met:
+                elif image in met:
                     _report_again(line, report)
-                met.add(line.image)
-
-
-def _line(file: Path, number: int, offset: int, data: bytes, report: Report) -> _Line | None:
-    name, columns = data.split(b"\t", 1)[0], data.count(b"\t") + 1
-    if number == 1:
-        name = name.removeprefix(codecs.BOM_UTF8)
-        if name == b"image_id":
-            return None
-    if columns != 6:
-        report(Problem(file, f"{columns} columns, expected 6: {_COLUMNS}", _AGAIN, number))
-        return None
-    image = name.decode("utf-8", "replace")
-    if not image.isprintable() or not image or "\ufffd" in image:
-        report(Problem(file, f"expected an image's id, got {image[:40]!r}", _AGAIN, number))
-        return None
-    return _Line(file, number, image, offset, len(data))
+                else:
+                    met.add(image)
 
 
 def _decode(width: int, dtype: str, lines: Sequence[_Line]) -> list[_Item | str]:

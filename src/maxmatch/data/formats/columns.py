@@ -6,16 +6,17 @@ Any other column that has no meaning here is metadata too: of the image if it is
 else of the captions.
 """
 
-import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Split
+from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Split, give_up
+from maxmatch.data.formats.shared import BadCell
 
 IMAGE_COLUMNS = ("image", "file_name", "filename", "filepath", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "texts", "sentence", "sentences")
@@ -66,19 +67,6 @@ class RowItem(NamedTuple):
     """The row's other cells: whether they are about the image or the caption is not known yet."""
 
 
-class BadCell(Exception):
-    """A cell that cannot be used."""
-
-    def __init__(self, what: str, cure: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.cure = cure
-
-    def at(self, row: TableRow) -> Problem:
-        """The problem that this is."""
-        return Problem(row.file, self.what, self.cure, line=row.line)
-
-
 Locate = Callable[[TableRow, str, Any], tuple[str, Any]]
 """From a row, a modality other than text and its cell to what identifies the item, and the item. Raises BadCell."""
 
@@ -113,15 +101,18 @@ def find_columns(names: Collection[str], modalities: Mapping[str, str] | None = 
     )
 
 
-def missing_columns(names: Collection[str], modalities: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """What to say of a table in which `find_columns` finds nothing: what was found, and the cure."""
-    wanted = {IMAGE: f"one of {', '.join(IMAGE_COLUMNS)}", TEXT: f"one of {', '.join(CAPTION_COLUMNS)}"}
-    wanted |= modalities or {}
-    found = ", ".join(map(str, names)) or "none"
-    return (
-        f"expected the columns {' and '.join(wanted.values())}; found {found[:200]}",
-        "Name the columns in the first line, or rename them.",
-    )
+def needed_columns(
+    names: Collection[str], file: Path, report: Report, modalities: Mapping[str, str] | None = None
+) -> Columns:
+    """The columns of a table, as `find_columns` finds them; gives up where they are missing."""
+    columns = find_columns(names, modalities)
+    if columns is None:
+        wanted = {IMAGE: f"one of {', '.join(IMAGE_COLUMNS)}", TEXT: f"one of {', '.join(CAPTION_COLUMNS)}"}
+        wanted |= modalities or {}
+        found = ", ".join(map(str, names)) or "none"
+        what = f"expected the columns {' and '.join(wanted.values())}; found {found[:200]}"
+        give_up(report, Problem(file, what, "Name the columns in the first line, or rename them."))
+    return columns
 
 
 def name_in(row: TableRow, column: str) -> str:
@@ -136,11 +127,10 @@ def items_in(row: TableRow, columns: Columns, locate: Locate, report: Report) ->
     """The items of a row by modality, at least one each. A bad one among several is reported and left out; BadCell is
     raised where none is left.
     """
-    known = columns.known
     extras: dict[str, Any] = {}
     claimed: dict[str, dict[str, str]] = {modality: {} for modality in columns.values}
     for column, cell in row.cells.items():
-        if column not in known and cell is not None:
+        if column not in columns.known and cell is not None:
             modality, dot, name = column.partition(".")
             if dot and modality in claimed:
                 claimed[modality][name] = column
@@ -161,45 +151,40 @@ def _items_in(
     locate: Locate,
     report: Report,
 ) -> list[RowItem]:
-    column, id_column = columns.values[modality], columns.ids.get(modality, "")
+    column = columns.values[modality]
     cells = row.cells.get(column)
-    if not isinstance(cells, list) or modality == IMAGE:
-        key, found = (None, _text(column, cells)) if modality == TEXT else locate(row, modality, cells)
-        own = {name: row.cells[column] for name, column in claimed.items()}
-        return [RowItem(key, found, _id(row.cells.get(id_column)), own, extras)]
-    ids = _spread(row, id_column, len(cells))
-    metadata = {name: _spread(row, column, len(cells)) for name, column in claimed.items()}
+    listed = isinstance(cells, list) and modality != IMAGE
+
+    def spread(column: str | None) -> list[Any]:
+        """The cells of a column, one for each item."""
+        values = None if column is None else row.cells.get(column)
+        if not listed or values is None:
+            return [values] * (len(cells) if listed else 1)
+        if not isinstance(values, list) or len(values) != len(cells):
+            what = f"the column {column!r} holds no list of {len(cells)}, one for each item"
+            raise BadCell(what, "Make it as long as theirs.")
+        return values
+
+    ids = spread(columns.ids.get(modality))
+    metadata = {name: spread(column) for name, column in claimed.items()}
     items = []
-    for number, value in enumerate(cells):
+    for number, cell in enumerate(cells if listed else [cells]):
         try:
-            key, found = (None, _text(column, value)) if modality == TEXT else locate(row, modality, value)
+            key, value = (None, caption_text(column, cell)) if modality == TEXT else locate(row, modality, cell)
         except BadCell as bad:
-            report(bad.at(row))
+            if not listed:
+                raise
+            report(bad.at(row.file, row.line))
             continue
         own = {name: values[number] for name, values in metadata.items() if values[number] is not None}
-        items.append(RowItem(key, found, _id(ids[number]), own, extras))
+        items.append(RowItem(key, value, None if ids[number] in (None, "") else str(ids[number]), own, extras))
     if not items:
         raise BadCell(f"nothing usable in the column {column!r}", "Fill it in, or remove the row.")
     return items
 
 
-def _spread(row: TableRow, column: str, count: int) -> list[Any]:
-    """The cells of a column, one for each item that the row lists."""
-    values = row.cells.get(column)
-    if values is None:
-        return [None] * count
-    if not isinstance(values, list) or len(values) != count:
-        raise BadCell(
-            f"the column {column!r} holds no list of {count}, one for each item", "Make it as long as theirs."
-        )
-    return values
-
-
-def _id(cell: Any) -> str | None:
-    return None if cell is None or cell == "" else str(cell)
-
-
-def _text(column: str, cell: Any) -> str:
+def caption_text(column: str, cell: Any) -> str:
+    """A cell that has to be a caption."""
     if not isinstance(cell, str):
         raise BadCell(f"the column {column!r} holds {_shown(cell)}, not a text", "Write a caption there, or remove it.")
     if not cell.strip():
@@ -233,17 +218,16 @@ def splits_of_rows(
     """
     rows = list(rows)
     columns = _settle_ids(columns, rows, locate)
-    splits: dict[str, _SplitBuilder] = {}
+    splits: dict[str, _SplitBuilder] = defaultdict(lambda: _SplitBuilder(columns.values))
     varying: set[str] = set()
     for row in rows:
         try:
             name = row.split if columns.split is None else split_name(name_in(row, columns.split))
             items = items_in(row, columns, locate, report)
             group = items[IMAGE][0].key if columns.group is None else name_in(row, columns.group)
-            gathered = splits.setdefault(name, _SplitBuilder({modality: _Column() for modality in columns.values}))
-            gathered.add(row, items, group, varying, report)
+            splits[name].add(row, items, group, varying, report)
         except BadCell as bad:
-            report(bad.at(row))
+            report(bad.at(row.file, row.line))
     return {name: split for name, gathered in splits.items() if (split := gathered.split(varying, lazy)).size}
 
 
@@ -264,101 +248,96 @@ def _settle_ids(columns: Columns, rows: Sequence[TableRow], locate: Locate) -> C
     return columns
 
 
-@dataclass
+class _Placed(NamedTuple):
+    """An item of a split, and the row in which it came first."""
+
+    item: RowItem
+    id: str
+    group: int
+    row: TableRow
+
+
 class _Column:
     """The items of one modality, in order of appearance."""
 
-    items: list[RowItem] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
-    rows: list[TableRow] = field(default_factory=list)
-    by_key: dict[Any, int] = field(default_factory=dict)
-    by_id: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.by_key: dict[Any, _Placed] = {}
+        self.by_id: dict[str, _Placed] = {}
 
-    def place(self, item: RowItem, key: Any, name: str, group: int, row: TableRow) -> int:
-        """The number of the item, which is new or has come before in the same group. `name`: its id, if it has none."""
+    def place(self, item: RowItem, key: Any, name: str, group: int, row: TableRow) -> _Placed:
+        """The item, which is new or has come before in the same group. name: its id, if it has none."""
         name = name if item.id is None else item.id
-        number = self.by_key.get(key)
-        if number is not None:
-            first, known = self.rows[number], self.ids[number]
-            if self.groups[number] != group:
-                raise BadCell(f"{known!r} belongs to another group in {first.where}", "Put it into one of them.")
-            if item.id not in (None, known):
-                raise BadCell(f"the id {name!r} of what had the id {known!r} in {first.where}", "Give it one id.")
-            return number
-        if name in self.by_id:
-            raise BadCell(f"the id {name!r} is that of another item in {self.rows[self.by_id[name]].where}", _CURE)
-        number = self.by_key[key] = self.by_id[name] = len(self.items)
-        self.items.append(item)
-        self.ids.append(name)
-        self.groups.append(group)
-        self.rows.append(row)
-        return number
+        known = self.by_key.get(key)
+        if known is None:
+            if name in self.by_id:
+                raise BadCell(f"the id {name!r} is that of another item in {self.by_id[name].row.where}", _CURE)
+            known = self.by_key[key] = self.by_id[name] = _Placed(item, name, group, row)
+        elif known.group != group:
+            raise BadCell(f"{known.id!r} belongs to another group in {known.row.where}", "Put it into one of them.")
+        elif item.id not in (None, known.id):
+            raise BadCell(f"the id {name!r} of what had the id {known.id!r} in {known.row.where}", "Give it one id.")
+        return known
 
 
-@dataclass
 class _SplitBuilder:
     """A split while its rows come in."""
 
-    columns: Mapping[str, _Column]
-    groups: dict[str, int] = field(default_factory=dict)
-    pairs: dict[tuple[int, int], TableRow] = field(default_factory=dict)
-    captions: dict[int, int] = field(default_factory=dict)
+    def __init__(self, modalities: Iterable[str]) -> None:
+        self.columns = {modality: _Column() for modality in modalities}
+        self.groups: dict[str, int] = {}
+        self.pairs: dict[tuple[str, str], TableRow] = {}
+        self.captions: Counter[str] = Counter()  # of each image
 
     def add(
         self, row: TableRow, items: Mapping[str, list[RowItem]], group_key: str, varying: set[str], report: Report
     ) -> None:
         """Take a row in, and note the columns that vary among the rows of its image."""
         group = self.groups.setdefault(group_key, len(self.groups))
-        found, images = items[IMAGE][0], self.columns[IMAGE]
-        image = images.place(found, found.key, found.key, group, row)
-        extras, first = found.extras, images.items[image].extras
+        found = items[IMAGE][0]
+        image = self.columns[IMAGE].place(found, found.key, found.key, group, row)
+        extras, first = found.extras, image.item.extras
         if extras != first:
             varying.update(name for name in extras.keys() | first.keys() if extras.get(name) != first.get(name))
         for modality, others in items.items():
             for item in others if modality != IMAGE else ():
                 try:
                     if modality == TEXT:
-                        self._add_caption(item, image, group, row)
+                        self._add_caption(item, image.id, group, row)
                     else:
                         self.columns[modality].place(item, item.key, item.key, group, row)
                 except BadCell as bad:
-                    report(bad.at(row))
+                    report(bad.at(row.file, row.line))
 
-    def _add_caption(self, item: RowItem, image: int, group: int, row: TableRow) -> None:
+    def _add_caption(self, item: RowItem, image: str, group: int, row: TableRow) -> None:
         # Two captions of an image may read alike (some of COCO's do) if their ids say that they are two.
         key = (image, item.value) if item.id is None else item.id
-        count = self.captions.get(image, 0)
-        texts = self.columns[TEXT]
-        number = texts.place(item, key, f"{self.columns[IMAGE].ids[image]}#{count}", group, row)
-        if texts.items[number].value != item.value:
-            raise BadCell(f"the id {item.id!r} is that of another caption in {texts.rows[number].where}", _CURE)
-        if (image, number) in self.pairs:
-            raise BadCell(
-                f"the same image and caption as in {self.pairs[image, number].where}", "Remove one of the two."
-            )
-        self.pairs[image, number] = row
-        self.captions[image] = count + 1
+        caption = self.columns[TEXT].place(item, key, f"{image}#{self.captions[image]}", group, row)
+        if caption.item.value != item.value:
+            raise BadCell(f"the id {item.id!r} is that of another caption in {caption.row.where}", _CURE)
+        if before := self.pairs.get((image, caption.id)):
+            raise BadCell(f"the same image and caption as in {before.where}", "Remove one of the two.")
+        self.pairs[image, caption.id] = row
+        self.captions[image] += 1
 
     def split(self, varying: set[str], lazy: Callable[[list[Any]], Sequence[Any]]) -> Split:
         """What came in, those of a group side by side. A group that lacks a modality has been reported, and is left
         out.
         """
-        groups = {modality: np.array(column.groups, dtype=np.int64) for modality, column in self.columns.items()}
-        whole = np.arange(len(self.groups))
-        for numbers in groups.values():
-            whole = np.intersect1d(whole, numbers)
+        placed = {
+            modality: sorted(column.by_key.values(), key=lambda one: one.group)
+            for modality, column in self.columns.items()
+        }
+        whole = sorted(set.intersection(*({one.group for one in column} for column in placed.values())))
+        numbers = {group: number for number, group in enumerate(whole)}
         items = {}
-        for modality, column in self.columns.items():
-            order = np.argsort(groups[modality], kind="stable")
-            order = order[np.isin(groups[modality][order], whole)]
-            found = [column.items[number] for number in order]
-            metadata = [_metadata(item, modality, varying) for item in found]
-            values = [item.value for item in found]
+        for modality, column in placed.items():
+            found = [one for one in column if one.group in numbers]
+            metadata = [_metadata(one.item, modality, varying) for one in found]
+            values = [one.item.value for one in found]
             items[modality] = Items(
                 values=lazy(values) if modality == IMAGE else values,
-                groups=np.searchsorted(whole, groups[modality][order]),
-                ids=[column.ids[number] for number in order],
+                groups=np.array([numbers[one.group] for one in found], np.int64),
+                ids=[one.id for one in found],
                 metadata=metadata if any(metadata) else None,
             )
         return Split(items)
@@ -373,7 +352,6 @@ def _metadata(item: RowItem, modality: str, varying: set[str]) -> dict[str, Any]
 
 
 _COLUMNS = {IMAGE: "image", TEXT: "caption"}
-_SPLIT_NAME = re.compile(r"\w+")
 
 
 def rows_of_split(split: Split, names: Mapping[str, Sequence[Any]], listed: bool) -> Iterator[dict[str, Any]]:
@@ -407,22 +385,3 @@ def _cells(split: Split, modality: str, chosen: int | range, names: Mapping[str,
         metadata = {key: [known.get(key) for known in every] for key in keys}
         own = {column: [values[number] for number in chosen], f"{column}_id": [items.ids[number] for number in chosen]}
     return own | {f"{modality}.{key}": value for key, value in metadata.items()}
-
-
-def check_writable(splits: Mapping[str, Split], format: str, modalities: Sequence[str] | None = (IMAGE, TEXT)) -> None:
-    """Refuse what a format of pictures and captions cannot hold. `modalities`: those it can, if not any."""
-    for name, split in splits.items():
-        if not _SPLIT_NAME.fullmatch(name):
-            raise ValueError(f"split {name!r}: expected a name of letters, digits and _. Rename it.")
-        for modality in (IMAGE, TEXT):
-            if modality not in split.items:
-                raise ValueError(
-                    f"split {name!r} has no {modality}: the format {format!r} holds pictures with captions. "
-                    "Pictures alone are written as 'folder'."
-                )
-        for modality in split.items:
-            if modalities is not None and modality not in modalities:
-                raise ValueError(
-                    f"split {name!r}: the format {format!r} holds {' and '.join(modalities)}, not {modality}. "
-                    "Other modalities are written as 'table'."
-                )

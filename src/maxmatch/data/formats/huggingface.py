@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING, Any
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, map_ahead, quiet
 from maxmatch.data.dataset import IMAGE, DataError, LazyItems, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.columns import (
-    TableRow,
-    check_writable,
-    find_columns,
-    missing_columns,
-    rows_of_split,
-    split_name,
-    splits_of_rows,
-)
-from maxmatch.data.formats.shared import check_files, read_item, write_folder
-from maxmatch.data.formats.tables import arrow_column, column_names, path_inside
+from maxmatch.data.formats.columns import TableRow, needed_columns, rows_of_split, split_name, splits_of_rows
+from maxmatch.data.formats.shared import check_files, check_writable, path_inside, read_item, write_folder
+from maxmatch.data.formats.tables import arrow_column, column_names
 
 if TYPE_CHECKING:
     import datasets
@@ -99,10 +91,7 @@ def _package() -> Any:
 
 def _read_table(table: "datasets.Dataset", split: str, path: Path, report: Report) -> dict[str, Split]:
     package = _package()
-    columns = find_columns(table.column_names)
-    if columns is None:
-        what, cure = missing_columns(table.column_names)
-        give_up(report, Problem(path, what, cure))
+    columns = needed_columns(table.column_names, path, report)
     image = columns.values[IMAGE]
     image_id = next((name for name in table.column_names if name.strip().lower() == "image_id"), None)
     embedded = isinstance(table.features[image], package.Image)

@@ -12,8 +12,8 @@ from pathlib import Path
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.columns import check_writable, rows_of_split, split_name
-from maxmatch.data.formats.shared import check_files, copy_all, write_folder
+from maxmatch.data.formats.columns import rows_of_split, split_name
+from maxmatch.data.formats.shared import check_files, check_writable, copy_all, write_folder
 from maxmatch.data.formats.tables import read_tables, tables_in, write_jsonl
 
 LOOKS_LIKE, KEEPS_METADATA = "[train/]metadata.jsonl", True

@@ -11,7 +11,6 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +19,22 @@ import numpy as np
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.shared import check_files, check_pairs, copy_all, one_line, write_folder
+from maxmatch.data.formats.columns import caption_text
+from maxmatch.data.formats.shared import (
+    BadCell,
+    check_files,
+    check_writable,
+    copy_all,
+    one_line,
+    path_inside,
+    write_folder,
+)
 
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _OTHERS = {"dataset_info.json", "dataset_dict.json"}  # Hugging Face's, which share the beginning of the name
 _FOLDERS = ("images", "{name}_images", "{name}-images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "")
-_OUTWARDS = re.compile(r"^[/\\]|^[A-Za-z]:|(?:^|[/\\])\.\.(?:[/\\]|$)|\0")  # also as Windows would understand it
 _WORD = re.compile(r"\w+")
 _MEND = "Mend the entry, or fetch the file again."
-
-
-class _Wrong(Exception):
-    """What is wrong with an entry."""
 
 
 class _Caption(NamedTuple):
@@ -89,7 +92,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
 
     Only what the format knows: metadata and space around captions are not written.
     """
-    check_pairs(splits, ("train", "val", "test"), "Karpathy's JSON")
+    check_writable(splits, "Karpathy's JSON", ("train", "val", "test"), pairs=True)
     check_files(splits)
     images = Counter(name for split in splits.values() for name in split[IMAGE].ids)
     if repeated := [name for name, times in images.items() if times > 1]:
@@ -98,13 +101,14 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
 
     def fill(folder: Path) -> None:
         taken: set[str] = set()
-        parts = [copy_all(split[IMAGE], folder / "images", taken, workers, advance) for split in splits.values()]
-        files = chain.from_iterable(parts)
+        files = {
+            name: copy_all(split[IMAGE], folder / "images", taken, workers, advance) for name, split in splits.items()
+        }
         with whole(folder / f"dataset_{data}.json") as file:
             file.write(b'{"dataset": %s, "images": [' % json.dumps(data).encode())
-            for number, (entry, picture) in enumerate(zip(_entries(splits), files, strict=True)):
-                file.write(b",\n" if number else b"\n")  # one image per line, for people and `diff`
-                file.write(json.dumps(_entry(number, *entry, picture), ensure_ascii=False).encode())
+            for entry in _entries(splits, files):
+                file.write(b",\n" if entry["imgid"] else b"\n")  # one image per line, for people and `diff`
+                file.write(json.dumps(entry, ensure_ascii=False).encode())
             file.write(b"\n]}\n")
 
     write_folder(path, "karpathy", splits, fill, advance)
@@ -148,77 +152,60 @@ def _parsed(file: Path, report: Report) -> Any:
 
 def _checked(entries: Sequence[Any], file: Path, most: int | None, report: Report) -> Iterator[_Image]:
     """The entries that can be used, and of each the captions that can."""
-    seen: dict[str, set[str]] = {}
+    seen: dict[str, set[str]] = {split: set() for split in _SPLITS.values()}
     for number, entry in enumerate(entries, 1):
         where = f"image {number}"
         try:
-            if not isinstance(entry, dict):
-                raise _Wrong(f"expected an object, got {_shown(entry)}")
-            path = _path(entry)
+            path = _path(entry, file.parent)
             where = f"{where} ({path})"
             split = _value(entry, "split", str)
             if split not in _SPLITS:
-                raise _Wrong(f"'split': expected {', '.join(_SPLITS)}, got {split!r}")
+                raise BadCell(f"'split': expected {', '.join(_SPLITS)}, got {split!r}", _MEND)
             sentences = _value(entry, "sentences", list)
             ids = [str(_value(entry, key, int, str)) if key in entry else None for key in ("cocoid", "imgid")]
-        except _Wrong as wrong:
-            report(Problem(file, f"{where}: {wrong}", _MEND))
+        except BadCell as bad:
+            report(Problem(file, f"{where}: {bad.what}", bad.cure))
             continue
         captions = []
         for place, sentence in enumerate(sentences[:most], 1):
             try:
-                captions.append(_caption(sentence, seen.setdefault(_SPLITS[split], set())))
-            except _Wrong as wrong:
-                report(Problem(file, f"{where}, caption {place}: {wrong}", _MEND))
+                captions.append(_caption(sentence, seen[_SPLITS[split]]))
+            except BadCell as bad:
+                report(Problem(file, f"{where}, caption {place}: {bad.what}", bad.cure))
         if captions:
             yield _Image(where, _SPLITS[split], path, ids[0], ids[1], captions)
         else:
             report(Problem(file, f"{where}: no caption", "Give it one, or leave the image out."))
 
 
-def _value(entry: Mapping[str, Any], key: str, *kinds: type) -> Any:
+def _value(entry: Any, key: str, *kinds: type) -> Any:
+    if not isinstance(entry, dict):
+        raise BadCell(f"expected an object, got {json.dumps(entry)[:40]}", _MEND)
     if key not in entry:
-        raise _Wrong(f"{key!r} is missing")
-    if not isinstance(entry[key], kinds) or isinstance(entry[key], bool):
-        raise _Wrong(f"{key!r}: expected {' or '.join(kind.__name__ for kind in kinds)}, got {_shown(entry[key])}")
-    return entry[key]
+        raise BadCell(f"{key!r} is missing", _MEND)
+    value = entry[key]
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise BadCell(f"{key!r}: expected {expected}, got {json.dumps(value)[:40]}", _MEND)
+    return value
 
 
-def _shown(value: Any) -> str:
-    return json.dumps(value)[:40]
-
-
-def _path(entry: Mapping[str, Any]) -> str:
-    """Where the picture lies in the folder of pictures. A file from elsewhere cannot point out of it."""
-    name, folder = _value(entry, "filename", str), _value(entry, "filepath", str) if "filepath" in entry else ""
-    for part in (name, folder):
-        if _OUTWARDS.search(part):
-            raise _Wrong(f"the path {part!r} leads out of the folder of pictures")
+def _path(entry: Any, folder: Path) -> str:
+    """Where the picture lies in the folder of pictures."""
+    name = _value(entry, "filename", str)
     if not name.strip("./"):
-        raise _Wrong("'filename' is empty")
-    return posixpath.normpath(posixpath.join(folder, name))
+        raise BadCell("'filename' is empty", _MEND)
+    below = _value(entry, "filepath", str) if "filepath" in entry else ""
+    return path_inside(folder, posixpath.join(below, name))[0]
 
 
 def _caption(sentence: Any, seen: set[str]) -> _Caption:
-    if not isinstance(sentence, dict):
-        raise _Wrong(f"expected an object, got {_shown(sentence)}")
-    text, name = one_line(_value(sentence, "raw", str)), str(_value(sentence, "sentid", int, str))
-    if not text:
-        raise _Wrong("the text is empty")
-    if not _is_text(text):
-        raise _Wrong("the text holds half a character (a lone surrogate)")
+    text = one_line(caption_text("raw", _value(sentence, "raw", str)))
+    name = str(_value(sentence, "sentid", int, str))
     if name in seen:
-        raise _Wrong(f"another caption has the 'sentid' {name} too")
+        raise BadCell(f"another caption has the 'sentid' {name} too", _MEND)
     seen.add(name)
     return _Caption(name, text)
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _named(images: Sequence[_Image], file: Path, report: Report) -> Iterator[tuple[str, _Image]]:
@@ -258,24 +245,21 @@ def _split(named: Sequence[tuple[str, _Image]], folder: Path) -> Split:
     return Split({IMAGE: pictures, TEXT: texts})
 
 
-def _entries(splits: Mapping[str, Split]) -> Iterator[tuple[str, str, list[_Caption]]]:
-    """Of each image its split, its id and its captions."""
+def _entries(splits: Mapping[str, Split], files: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """The images as Karpathy has them. An id that is no number and not the file's name stands where COCO's would."""
+    number = 0
     for name, split in splits.items():
         starts, texts = split[TEXT].starts, split[TEXT]
-        for group, image in enumerate(split[IMAGE].ids):
-            places = range(starts[group], starts[group + 1])
-            yield name, image, [_Caption(texts.ids[place], texts.values[place]) for place in places]
-
-
-def _entry(number: int, split: str, name: str, captions: Sequence[_Caption], file: str) -> dict[str, Any]:
-    """An image as Karpathy has it. An id that is no number and not the file's name stands where COCO's would."""
-    known = {} if _stem(file) == name and not _is_number(name) else {"cocoid": _numeric(name)}
-    sentences = [
-        {"raw": text, "tokens": _WORD.findall(text.lower()), "imgid": number, "sentid": _numeric(sentid)}
-        for sentid, text in captions
-    ]
-    sentids = [sentence["sentid"] for sentence in sentences]
-    return {"filename": file, **known, "imgid": number, "split": split, "sentids": sentids, "sentences": sentences}
+        for group, (image, file) in enumerate(zip(split[IMAGE].ids, files[name], strict=True)):
+            own = slice(starts[group], starts[group + 1])
+            known = {} if _stem(file) == image and not _is_number(image) else {"cocoid": _numeric(image)}
+            sentences = [
+                {"raw": text, "tokens": _WORD.findall(text.lower()), "imgid": number, "sentid": _numeric(sentid)}
+                for text, sentid in zip(texts.values[own], texts.ids[own], strict=True)
+            ]
+            ids = {"imgid": number, "split": name, "sentids": [sentence["sentid"] for sentence in sentences]}
+            yield {"filename": file, **known, **ids, "sentences": sentences}
+            number += 1
 
 
 def _numeric(name: str) -> int | str:

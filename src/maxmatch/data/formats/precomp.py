@@ -6,22 +6,26 @@ As many rows as captions: the row of an image is repeated for each of its captio
 captions/rows captions, one after the other. The arrays are memory maps and are never loaded.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, quiet
-from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Report, Rows, Split, give_up, refuse, repeated
-from maxmatch.data.formats.shared import check_pairs, one_line, read_lines, write_folder
-from maxmatch.data.npy import check_features, write_rows
+from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Rows, Split, fresh, give_up, refuse
+from maxmatch.data.features import AppendableNpy, check_features, checked_features, open_array
+from maxmatch.data.formats.shared import check_writable, one_line, read_lines, write_folder
 
 _PREFIXES = {"train": "train", "dev": "val", "val": "val", "test": "test", "testall": "testall"}
 _PLACES = ("", "*precomp*", "*/precomp", "data/*precomp*", "data/*/precomp")  # where the folder may lie in another
 _IDS_CURE = "Mend the file, or remove it: ids are then made from the numbers of rows and lines."
+_BLOCK = 256  # rows written at once
+_SAMPLE = 16  # rows by which is judged whether what is there was made from the same values
+_PROBE = 64  # values at the start of a row, on one page of the disk, that tell two rows apart almost always
+_MAPPED_BYTES = 64 * 2**20
 LOOKS_LIKE, KEEPS_METADATA = "train_ims.npy with train_caps.txt", False
 
 
@@ -57,7 +61,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
     Where images have different numbers of captions, rows are repeated for each. Only what the format knows: metadata
     are not written, and line breaks in captions become spaces. workers is ignored: the disk is the bottleneck.
     """
-    check_pairs(splits, ("train", "val", "test", "testall"), "a precomp folder")
+    check_writable(splits, "a precomp folder", ("train", "val", "test", "testall"), pairs=True)
     for split in splits.values():
         check_features(split[IMAGE], one_shape=True)
         for name in (*split[IMAGE].ids, *split[TEXT].ids):
@@ -71,7 +75,7 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
             positions = np.arange(split.size)
             if (captions != captions[0]).any():
                 positions = np.repeat(positions, captions)
-            write_rows(split[IMAGE].values, split[IMAGE].ids, positions, folder / f"{prefix}_ims.npy", advance)
+            _write_rows(split[IMAGE].values, split[IMAGE].ids, positions, folder / f"{prefix}_ims.npy", advance)
             _write_lines([split[IMAGE].ids[position] for position in positions.tolist()], folder / f"{prefix}_ids.txt")
             _write_lines(split[TEXT].ids, folder / f"{prefix}_cap_ids.txt")
             _write_lines([one_line(text) for text in split[TEXT].values], folder / f"{prefix}_caps.txt")
@@ -128,11 +132,9 @@ def _split(folder: Path, prefix: str, report: Report) -> Split:
 def _array(file: Path, report: Report) -> np.ndarray:
     """The features (rows, regions, width) as a memory map."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # SCAN wrote its arrays with Python 2, which is harmless
-            array = np.lib.format.open_memmap(file, mode="r")  # of a .npy and nothing else, never of a pickle
-    except (ValueError, OSError, EOFError) as error:
-        give_up(report, Problem(file, f"not a whole .npy array of numbers ({error})", "Fetch or copy the file again."))
+        array = open_array(file)
+    except DataError as error:
+        give_up(report, error.problem)
     if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
         what = f"expected an array of float16, float32 or float64, got {array.dtype}"
         give_up(report, Problem(file, what, "Convert it with numpy's astype('float32')."))
@@ -199,6 +201,22 @@ def _repeated(array: np.ndarray, ids: _Ids, report: Report) -> np.ndarray:
     return repeated(array)
 
 
+def repeated(array: np.ndarray, thorough: bool = True) -> np.ndarray:
+    """Which rows are the same, bit by bit, as the row before. Unless thorough, only their beginnings are compared;
+    otherwise whole rows too, where the beginnings agree.
+    """
+    same = np.zeros(len(array), np.bool_)
+    step = max(1, min(4096, _MAPPED_BYTES // max(array[:1].nbytes, 1)))
+    for begin in range(0, len(array) - 1, step):
+        part = fresh(array)[begin : begin + step + 1]
+        probes = np.ascontiguousarray(part.reshape(len(part), -1)[:, :_PROBE]).view(np.uint8)
+        alike = np.flatnonzero((probes[1:] == probes[:-1]).all(axis=1))
+        if thorough:
+            alike = alike[[part[place].tobytes() == part[place + 1].tobytes() for place in alike]]
+        same[begin + 1 + alike] = True
+    return same
+
+
 def _named(
     ids: _Ids, firsts: np.ndarray, owners: np.ndarray, prefix: str, report: Report
 ) -> tuple[Sequence[str], Sequence[str]]:
@@ -234,3 +252,36 @@ def _usable(lines: Sequence[str], count: int, what: str, file: Path, report: Rep
 def _write_lines(lines: Sequence[str], file: Path) -> None:
     with whole(file) as out:
         out.writelines(f"{line}\n".encode() for line in lines)
+
+
+def _write_rows(values: Sequence[Any], ids: Sequence[str], positions: np.ndarray, file: Path, advance: Advance) -> None:
+    """Write the values at some positions, arrays of one shape, as the rows of a .npy file. A file that is there is what
+    it is to be; what an interrupted call has written is kept, as far as it got to the disk. advance is called with
+    the number of values written.
+    """
+    new = np.diff(positions, prepend=-1) != 0  # rows may be repeated; it is items that are counted
+    if file.exists():
+        advance(int(new.sum()))
+        return
+    first = checked_features(values[int(positions[0])], ids[int(positions[0])], None)
+    array = AppendableNpy(file, first.dtype, first.shape)
+    try:
+        if array.rows > len(positions) or not _same(array.written(), values, positions):
+            array.truncate(0)
+        advance(int(new[: array.rows].sum()))
+        for begin in range(array.rows, len(positions), _BLOCK):
+            part = positions[begin : begin + _BLOCK]
+            if isinstance(values, Rows) and values.starts is None:
+                array.append(values.take(part).values)
+            else:
+                array.append(np.stack([checked_features(values[int(place)], ids[int(place)], first) for place in part]))
+            advance(int(new[begin : begin + _BLOCK].sum()))
+        array.finish()
+    finally:
+        array.close()
+
+
+def _same(rows: np.ndarray, values: Sequence[Any], positions: np.ndarray) -> bool:
+    """Whether some rows of an array, the first and the last among them, are the values at those positions."""
+    sample = np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64)).tolist() if len(rows) else []
+    return all(rows[row].tobytes() == np.asarray(values[int(positions[row])]).tobytes() for row in sample)

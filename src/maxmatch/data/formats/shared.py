@@ -4,6 +4,7 @@ import codecs
 import hashlib
 import json
 import os
+import posixpath
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from maxmatch.core.progress import Advance, map_ahead
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Split, give_up, refuse
 
 _BREAK = re.compile(r"\s*[\r\n]\s*")
+_SPLIT_NAME = re.compile(r"\w+")
 
 
 def raw_lines(path: Path, report: Report = refuse) -> Iterator[tuple[int, bytes]]:
@@ -35,17 +37,60 @@ def read_lines(path: Path, report: Report = refuse) -> Iterator[tuple[int, str |
     """
     for number, line in raw_lines(path, report):
         try:
-            yield number, line.rstrip(b"\r\n").decode()
-        except UnicodeDecodeError as error:
-            report(not_utf8(path, number, error))
+            yield number, utf8(line.rstrip(b"\r\n"))
+        except BadCell as bad:
+            report(bad.at(path, number))
             yield number, None
 
 
-def not_utf8(path: Path, number: int, error: UnicodeDecodeError) -> Problem:
-    """What to say of a line that is not UTF-8."""
-    what = f"not UTF-8: the byte 0x{error.object[error.start]:02x} at place {error.start + 1} of the line"
-    cure = "Save the file as UTF-8; if it is Latin-1: iconv -f latin1 -t utf-8 FILE > NEW."
-    return Problem(path, what, cure, number)
+class BadCell(Exception):
+    """A line, or a cell of a row, that cannot be used; without a full stop, as in `Problem`."""
+
+    def __init__(self, what: str, cure: str) -> None:
+        super().__init__(what)
+        self.what, self.cure = what, cure
+
+    def at(self, file: Path, line: int | None) -> Problem:
+        """The problem that this is."""
+        return Problem(file, self.what, self.cure, line)
+
+
+def utf8(data: bytes, of: str = "the line") -> str:
+    """The text in these bytes. Raises BadCell."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8: the byte 0x{data[error.start]:02x} at place {error.start + 1} of {of}"
+        cure = "Save the file as UTF-8; if it is Latin-1: iconv -f latin1 -t utf-8 FILE > NEW."
+        raise BadCell(what, cure) from None
+
+
+def json_object(data: bytes, of: str = "the line") -> dict[str, Any]:
+    """The JSON object in these bytes. Raises BadCell."""
+    text = utf8(data, of)
+    try:
+        cells = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        cure = "It may be cut short: write it again, or remove it."
+        raise BadCell(f"not a whole JSON object in {of} ({error})", cure) from None
+    if not isinstance(cells, dict):
+        raise BadCell(f"expected a JSON object, {{…}}, in {of}, found {text.strip()[:40]}", "Write one object there.")
+    return cells
+
+
+def path_inside(folder: Path, cell: Any) -> tuple[str, Path]:
+    """A file by its path from a folder, which it must not leave: the path as one writes it, and the file."""
+    if not isinstance(cell, str) or not cell.strip() or "\0" in cell:
+        raise BadCell(f"expected the path of a file, found {cell!r}"[:100], "Fill it in, or remove the row.")
+    if "://" in cell:
+        raise BadCell(f"{cell!r} is an address: nothing is fetched", "Fetch the files, and give their paths.")
+    path = posixpath.normpath(cell)
+    slashes = posixpath.normpath(cell.replace("\\", "/"))
+    if slashes.startswith(("/", "../")) or slashes in (".", "..") or re.match("[A-Za-z]:", slashes):
+        raise BadCell(
+            f"{cell!r} leaves the folder {folder}", "Move the file into it, or name its folder in the option 'images'."
+        )
+    return path, folder / path
 
 
 def one_line(text: str) -> str:
@@ -54,29 +99,38 @@ def one_line(text: str) -> str:
     return _BREAK.sub(" ", text) if "\n" in text or "\r" in text else text
 
 
-def check_pairs(splits: Mapping[str, Split], names: Collection[str], what: str) -> None:
-    """Refuse splits of other names, modalities beside pictures and captions, and groups without exactly one picture.
+def check_writable(
+    splits: Mapping[str, Split],
+    format: str,
+    names: Collection[str] | None = None,
+    others: bool = False,
+    pairs: bool = False,
+) -> None:
+    """Refuse what a format of pictures and captions cannot hold.
 
-    what: the format, for the message.
+    names: the splits that it knows, if not any. others: whether it holds other modalities, too. pairs: whether each
+    group has exactly one picture, and captions that are not empty.
     """
     if not splits:
-        raise ValueError(f"{what}: no split to write.")
+        raise ValueError(f"{format}: no split to write.")
     for name, split in splits.items():
-        if name not in names:
-            raise ValueError(f"split {name!r}: {what} knows {', '.join(names)}. Rename it, or leave it out.")
-        if not split.size:
+        if names is not None and name not in names:
+            raise ValueError(f"split {name!r}: {format} knows {', '.join(names)}. Rename it, or leave it out.")
+        if not _SPLIT_NAME.fullmatch(name):
+            raise ValueError(f"split {name!r}: expected a name of letters, digits and _. Rename it.")
+        if not {IMAGE, TEXT} <= set(split.items) or (not others and len(split.items) > 2):
+            raise ValueError(
+                f"split {name!r} has {', '.join(split.items)}: {format} holds {IMAGE} and {TEXT}. "
+                "Pictures alone are written as 'folder', other modalities as 'table'."
+            )
+        if pairs and len(split[IMAGE]) != split.size:
+            raise ValueError(
+                f"split {name!r} has {len(split[IMAGE])} images in {split.size} groups: {format} holds one per group. "
+                "Choose another format."
+            )
+        if pairs and not split.size:
             raise ValueError(f"split {name!r} is empty. Leave it out.")
-        if set(split.items) != {IMAGE, TEXT}:
-            raise ValueError(
-                f"split {name!r} has {', '.join(split.items)}: {what} holds {IMAGE} and {TEXT}, both and nothing else. "
-                "Choose another format."
-            )
-        if len(split[IMAGE]) != split.size:
-            raise ValueError(
-                f"split {name!r} has {len(split[IMAGE])} images in {split.size} groups: {what} holds one per group. "
-                "Choose another format."
-            )
-        for caption, text in zip(split[TEXT].ids, split[TEXT].values, strict=True):
+        for caption, text in zip(split[TEXT].ids, split[TEXT].values, strict=True) if pairs else ():
             if not text.strip():
                 raise ValueError(f"split {name!r}, caption {caption!r} is empty: leave it out, or write one.")
 
@@ -140,22 +194,15 @@ def _discard(draft: Path) -> None:
 
 def _look(items: Items) -> list[object]:
     """What tells items other than texts from others: the size of every file, or the content of a few."""
-    if not len(items):
-        return []
-    if isinstance(items.values[0], Path):
-        return [_size(value) for value in items.values]
-    numbers = np.unique(np.linspace(0, len(items) - 1, _SAMPLE).astype(np.int64)).tolist()
+    numbers = range(len(items))
+    if len(items) and not isinstance(items.values[0], Path):
+        numbers = np.unique(np.linspace(0, len(items) - 1, _SAMPLE).astype(np.int64)).tolist()
     return [_mark(items.values[number]) for number in numbers]
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None  # reported when the file is copied
-
-
 def _mark(value: object) -> object:
+    if isinstance(value, Path):
+        return value.stat().st_size if value.is_file() else None
     if isinstance(value, np.ndarray):
         return [value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
     return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
@@ -196,7 +243,7 @@ def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, ob
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 EXPECTED = f"Expected files that end in {', '.join(sorted(SUFFIXES))}; convert others, such as HEIC."
 _BEGINNINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
-_TIFF = (b"II*\x00", b"MM\x00*")
+_BEGINNINGS |= dict.fromkeys((b"II*\x00", b"MM\x00*"), ".tif")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _LONGEST_NAME = 80
 
@@ -269,7 +316,5 @@ def copy_all(
 
 def _suffix(data: bytes, modality: str) -> str:
     """The suffix that fits these bytes, as far as that can be seen."""
-    if data.startswith(_TIFF):
-        return ".tif"
     other = ".jpg" if modality == IMAGE else ".bin"
     return next((suffix for beginning, suffix in _BEGINNINGS.items() if data.startswith(beginning)), other)

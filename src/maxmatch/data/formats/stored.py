@@ -14,21 +14,30 @@ import numpy as np
 
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, quiet
-from maxmatch.data import features
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Report, Split, give_up, refuse
-from maxmatch.data.features import FeatureStore, FeatureWriter, StoreInfo, with_features
+from maxmatch.data.features import (
+    INFO,
+    JOURNAL,
+    FeatureStore,
+    FeatureWriter,
+    StoreInfo,
+    check_features,
+    distinct_images,
+    with_features,
+)
 from maxmatch.data.formats import tables
-from maxmatch.data.formats.columns import check_writable, rows_of_split
-from maxmatch.data.formats.shared import write_folder
+from maxmatch.data.formats.columns import rows_of_split
+from maxmatch.data.formats.shared import check_writable, write_folder
 from maxmatch.data.formats.tables import write_jsonl
-from maxmatch.data.npy import check_features
 
 CAPTIONS, ALL = "captions.jsonl", "all"
 _BLOCK = 256  # items written at once
 LOOKS_LIKE, KEEPS_METADATA = "store.json, a feature store of MaxMatch", True
 
 
-recognises = features.recognises
+def recognises(path: Path) -> bool:
+    """Whether the folder is a store of features, finished or not."""
+    return (path / INFO).is_file() or (path / JOURNAL).is_file()
 
 
 def read(path: Path, report: Report = refuse) -> dict[str, Split]:
@@ -63,7 +72,10 @@ def write(
         raise ValueError("no image to write: a store holds at least one.")
     kind = dtype or ("float16" if all(first.dtype == np.float16 for first in firsts) else "float32")
     info = StoreInfo(source, firsts[0].shape[1], kind)
-    places = _places(splits)
+    places = {image: place for place, image in enumerate(distinct_images(splits))}
+    for image in places:
+        if not image.isprintable():
+            raise ValueError(f"the id {image!r} does not fit on a line. Choose another format.")
 
     def fill(folder: Path) -> None:
         with FeatureWriter(folder, info) as writer:
@@ -75,26 +87,6 @@ def write(
             writer.finish()
 
     write_folder(path, "features", splits, fill, advance, dtype=kind)
-
-
-def _places(splits: Mapping[str, Split]) -> dict[str, int]:
-    """The place of each image in the store. One that is in several splits is kept once; two that share an id are
-    refused.
-    """
-    places: dict[str, int] = {}
-    firsts: dict[str, tuple[str, int]] = {}
-    for name, split in splits.items():
-        for number, image in enumerate(split[IMAGE].ids):
-            places.setdefault(image, len(places))
-            before, there = firsts.setdefault(image, (name, number))
-            if before != name and not np.array_equal(split[IMAGE].values[number], splits[before][IMAGE].values[there]):
-                raise ValueError(
-                    f"image {image!r} has other features in the split {name!r} than in {before!r}: a store knows an "
-                    "image by its id. Write the splits to stores of their own."
-                )
-            if not image.isprintable():
-                raise ValueError(f"the id {image!r} does not fit on a line. Choose another format.")
-    return places
 
 
 def _append(items: Items, writer: FeatureWriter, advance: Advance) -> None:

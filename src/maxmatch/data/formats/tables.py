@@ -10,7 +10,6 @@ leave it. `maxmatch.data.formats.columns` lists the names of columns, and what b
 
 import csv
 import json
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -24,22 +23,24 @@ from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     IMAGE_COLUMNS,
-    BadCell,
     Columns,
     TableRow,
-    check_writable,
     find_columns,
-    missing_columns,
+    needed_columns,
     rows_of_split,
     split_name,
     splits_of_rows,
 )
 from maxmatch.data.formats.shared import (
+    BadCell,
     check_files,
+    check_writable,
     copy_all,
-    not_utf8,
+    json_object,
+    path_inside,
     plain,
     raw_lines,
+    utf8,
     write_folder,
 )
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _JSON_BEGINS = frozenset('"[{-0123456789tfn')
+_EMPTY = ("an empty line", "Remove it.")
 
 Lines = Iterator[tuple[int, dict[str, Any]]]
 
@@ -56,21 +58,11 @@ def json_lines(path: Path, report: Report) -> Lines:
     """The objects of a file with one per line."""
     for number, line in enumerate(_text_lines(path, report), start=1):
         try:
-            cells = json.loads(line.decode())
-        except UnicodeDecodeError as error:
-            report(not_utf8(path, number, error))
-        except (ValueError, RecursionError) as error:
-            if line.strip():
-                what, cure = f"not a whole JSON object ({error})", "It may be cut short: write it again, or remove it."
-                report(Problem(path, what, cure, line=number))
-            else:
-                report(_empty(path, number))
-        else:
-            if isinstance(cells, dict):
-                yield number, cells
-            else:
-                what = f"expected a JSON object, {{…}}, found {line.decode().strip()[:40]}"
-                report(Problem(path, what, "Write one object per line.", line=number))
+            if not line.strip():
+                raise BadCell(*_EMPTY)
+            yield number, json_object(line)
+        except BadCell as bad:
+            report(bad.at(path, number))
 
 
 def csv_lines(path: Path, report: Report, delimiter: str = ",") -> Lines:
@@ -80,15 +72,29 @@ def csv_lines(path: Path, report: Report, delimiter: str = ",") -> Lines:
     lines = _text_lines(path, report)
     names: list[str] | None = None
     for first, last, cells, error in _records(lines, delimiter):
-        problem = _wrong(path, lines[first - 1 : last], first, cells, error, names)
-        if names is None:
-            if problem is not None:
-                give_up(report, problem)
-            names = [name.strip() for name in cells]
-        elif problem is not None:
-            report(problem)
-        else:
-            yield first, {name: cell for name, cell in zip(names, cells, strict=True) if name}
+        number = first
+        try:
+            for number in range(first, last + 1):
+                utf8(lines[number - 1])
+            number = first
+            if error is not None:
+                what = f"a quote is left open, or stands within a field ({error})"
+                raise BadCell(what, "Close it; within a field write it twice, and quote the field.")
+            if not cells:
+                raise BadCell(*_EMPTY)
+            if names is None:
+                if twice := {name for name in cells if name.strip() and cells.count(name) > 1}:
+                    raise BadCell(f"the columns {', '.join(sorted(twice))} come twice", "Rename one of each.")
+                names = [name.strip() for name in cells]
+            elif len(cells) != len(names):
+                what = f"{len(cells)} fields, where the first line has {len(names)}"
+                raise BadCell(what, "Quote a field that holds the separator.")
+            else:
+                yield first, {name: cell for name, cell in zip(names, cells, strict=True) if name}
+        except BadCell as bad:
+            if names is None:
+                give_up(report, bad.at(path, number))
+            report(bad.at(path, number))
 
 
 def parquet_lines(path: Path, report: Report) -> Lines:
@@ -174,40 +180,6 @@ def _records(lines: Sequence[bytes], delimiter: str) -> Iterator[tuple[int, int,
         except csv.Error as error:
             yield begun + 1, begun + 1, [], error
             start = begun + 1
-
-
-def _wrong(
-    path: Path,
-    lines: Sequence[bytes],
-    first: int,
-    cells: Sequence[str],
-    error: csv.Error | None,
-    names: Sequence[str] | None,
-) -> Problem | None:
-    """What is wrong with a record, if anything."""
-    for number, line in enumerate(lines, start=first):
-        try:
-            line.decode()
-        except UnicodeDecodeError as bad:
-            return not_utf8(path, number, bad)
-    if error is not None:
-        what = f"a quote is left open, or stands within a field ({error})"
-        return Problem(path, what, "Close it; within a field write it twice, and quote the field.", line=first)
-    if not cells:
-        return _empty(path, first)
-    if names is None:
-        twice = {name for name in cells if name.strip() and cells.count(name) > 1}
-        if not twice:
-            return None
-        return Problem(path, f"the columns {', '.join(sorted(twice))} come twice", "Rename one of each.", line=first)
-    if len(cells) != len(names):
-        what = f"{len(cells)} fields, where the first line has {len(names)}"
-        return Problem(path, what, "Quote a field that holds the separator.", line=first)
-    return None
-
-
-def _empty(path: Path, line: int) -> Problem:
-    return Problem(path, "an empty line", "Remove it.", line=line)
 
 
 TableRows = Sequence[Mapping[str, Any]]
@@ -350,7 +322,7 @@ def write(
     """Write a folder with the table `captions.KIND`, one row for each caption, and copies of all pictures."""
     if kind not in WRITERS:
         raise ValueError(f"kind: expected one of {', '.join(WRITERS)}, got {kind!r}.")
-    check_writable(splits, "table", modalities=None)
+    check_writable(splits, "table", others=True)
     check_files(splits)
 
     def fill(folder: Path) -> None:
@@ -412,10 +384,7 @@ def _read_files(
     if not names:
         what, cure = "no row that can be read", "Expected a line with the names of columns, and rows after it."
         give_up(report, Problem(files[0], what, cure))
-    columns = find_columns(names, modalities)
-    if columns is None:
-        what, cure = missing_columns(names, modalities)
-        give_up(report, Problem(files[0], what, cure))
+    columns = needed_columns(names, files[0], report, modalities)
     rows = []
     for file, part in lines.items():
         typed = partial(_typed, columns) if file.suffix.lower() in (".csv", ".tsv") else dict
@@ -435,18 +404,3 @@ def _read_files(
 def _typed(columns: Columns, cells: Mapping[str, Any]) -> Mapping[str, Any]:
     """The cells of a file that knows only texts, metadata taken for what they say."""
     return {name: cell if name in columns.known else value_of(cell) for name, cell in cells.items()}
-
-
-def path_inside(folder: Path, cell: Any) -> tuple[str, Path]:
-    """A file by its path from a folder, which it must not leave: the path as one writes it, and the file."""
-    if not isinstance(cell, str) or not cell.strip() or "\0" in cell:
-        raise BadCell(f"expected the path of a file, found {cell!r}"[:100], "Fill it in, or remove the row.")
-    if "://" in cell:
-        raise BadCell(f"{cell!r} is an address: nothing is fetched", "Fetch the files, and give their paths.")
-    path = posixpath.normpath(cell)
-    slashes = posixpath.normpath(cell.replace("\\", "/"))
-    if slashes.startswith(("/", "../")) or slashes in (".", "..") or re.match("[A-Za-z]:", slashes):
-        raise BadCell(
-            f"{cell!r} leaves the folder {folder}", "Move the file into it, or name its folder in the option 'images'."
-        )
-    return path, folder / path

@@ -7,14 +7,13 @@ Captions are the lines of NAME.txt, or `caption` (or another name of `maxmatch.d
 whose other keys are metadata. The headers are read once; pictures only when they are asked for.
 """
 
+import codecs
 import io
 import json
-import os
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,9 +23,7 @@ from maxmatch.core.progress import Advance, map_ahead, quiet
 from maxmatch.data.dataset import IMAGE, DataError, LazyItems, Problem, Report, Split, give_up, refuse
 from maxmatch.data.formats.columns import (
     CAPTION_COLUMNS,
-    BadCell,
     TableRow,
-    check_writable,
     find_columns,
     rows_of_split,
     split_name,
@@ -34,15 +31,19 @@ from maxmatch.data.formats.columns import (
 )
 from maxmatch.data.formats.shared import (
     SUFFIXES,
+    BadCell,
     check_files,
+    check_writable,
+    json_object,
     plain,
     read_item,
+    utf8,
     write_folder,
 )
 from maxmatch.data.formats.tables import column_names
 
 _BLOCK = 512
-_OPEN_AT_ONCE = 64
+_MOST_SAMPLES, _MOST_BYTES = 10_000, 1 << 30  # of a tar
 
 
 class TarMember(NamedTuple):
@@ -54,54 +55,42 @@ class TarMember(NamedTuple):
     size: int
 
 
-class CutShort(DataError):
-    """A tar that ends early or is damaged. The members before that are complete."""
-
-
-def members(path: Path) -> Iterator[TarMember]:
-    """The files in a tar, in order, their data skipped. Raises CutShort after the last that is whole, if the tar ends
-    early or is damaged.
+def members(path: Path) -> tuple[list[TarMember], Problem | None]:
+    """The files in a tar, in order, their data skipped; and what is wrong where it ends early or is damaged, the
+    members before being whole.
     """
     length = path.stat().st_size
-    last = "its beginning"
+    found: list[TarMember] = []
+    last, wrong = "its beginning", ""
     try:
         with tarfile.open(path, "r:", errors="replace") as tar:
             for info in tar:
                 end = info.offset_data + info.size
                 if end > length:
-                    raise _cut(path, f"ends early, at byte {length}, within {info.name}, which extends to byte {end}")
+                    wrong = f"ends early, at byte {length}, within {info.name}, which extends to byte {end}"
+                    break
                 if info.isreg():
-                    yield TarMember(path, info.name, info.offset_data, info.size)
+                    found.append(TarMember(path, info.name, info.offset_data, info.size))
                 last = info.name
-            _check_end(path, tar.offset, last)
+            else:  # a tar ends with blocks of zeros, which tell it from one that was cut between two files
+                with path.open("rb") as file:
+                    file.seek(tar.offset)
+                    block = file.read(_BLOCK)
+                if len(block) < _BLOCK:
+                    wrong = f"ends early, at byte {tar.offset + len(block)}, after {last}"
+                elif any(block):
+                    wrong = f"is damaged at byte {tar.offset}, after {last}"
     except tarfile.TarError as error:
-        raise _cut(
-            path, f"ends early or is damaged, at byte {length} of it or before, after {last} ({error})"
-        ) from error
-
-
-def _check_end(path: Path, offset: int, last: str) -> None:
-    """A tar ends with blocks of zeros, which tell it from one that was cut between two files."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        block = file.read(_BLOCK)
-    if len(block) < _BLOCK:
-        raise _cut(path, f"ends early, at byte {offset + len(block)}, after {last}")
-    if any(block):
-        raise _cut(path, f"is damaged at byte {offset}, after {last}")
-
-
-def _cut(path: Path, what: str) -> CutShort:
+        wrong = f"ends early or is damaged, at byte {length} of it or before, after {last} ({error})"
     cure = "Copy or download it again; a compressed tar has to be unpacked first."
-    return CutShort(Problem(path, what, cure, fatal=True))
+    return found, Problem(path, wrong, cure, fatal=True) if wrong else None
 
 
 class TarItems(LazyItems):
-    """The bytes of members, read when asked for, in any order, by any thread and any process it is sent to."""
+    """The bytes of members, read when asked for."""
 
     def __init__(self, found: Sequence[TarMember]) -> None:
         self._members = list(found)
-        self._opened = lru_cache(_OPEN_AT_ONCE)(_Handle)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -109,7 +98,9 @@ class TarItems(LazyItems):
     def item(self, position: int) -> bytes:
         """The bytes of a member."""
         member = self._members[position]
-        data = self._opened(member.tar).read(member.offset, member.size)
+        with member.tar.open("rb", buffering=0) as file:
+            file.seek(member.offset)
+            data = file.read(member.size)
         if len(data) < member.size:
             what = f"{member.name} has {len(data)} bytes in place of {member.size}"
             raise DataError(Problem(member.tar, what, "It has changed since it was opened: read it again.", fatal=True))
@@ -119,29 +110,6 @@ class TarItems(LazyItems):
         """The tar, and the member's name in it, as if it were a folder."""
         member = self._members[index]
         return member.tar / member.name
-
-    def __getstate__(self) -> list[TarMember]:
-        return self._members
-
-    def __setstate__(self, state: list[TarMember]) -> None:
-        self.__init__(state)  # type: ignore[misc]
-
-
-class _Handle:
-    """An open file. It is read without moving a position, so that threads and forked processes may share it, and
-    closed when the last who reads it lets go.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes at a place; fewer where the file ends."""
-        return os.pread(self._descriptor, size, offset)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
 
 
 _SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testall|test)(?![a-z])", re.IGNORECASE)
@@ -170,14 +138,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
     return splits
 
 
-def write(
-    splits: Mapping[str, Split],
-    path: Path,
-    advance: Advance = quiet,
-    workers: int = 1,
-    max_samples: int = 10_000,
-    max_bytes: int = 1 << 30,
-) -> None:
+def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, workers: int = 1) -> None:
     """Write a folder of tars for each split, each of at most so many samples, and of so many bytes unless a single
     sample is larger. An image is a sample, with all its captions in a .json.
     """
@@ -186,9 +147,9 @@ def write(
 
     def fill(folder: Path) -> None:
         for name, split in splits.items():
-            _write_split(split, folder / name, advance, workers, max_samples, max_bytes)
+            _write_split(split, folder / name, advance, workers)
 
-    write_folder(path, "webdataset", splits, fill, advance, max_samples=max_samples, max_bytes=max_bytes)
+    write_folder(path, "webdataset", splits, fill, advance, max_samples=_MOST_SAMPLES, max_bytes=_MOST_BYTES)
 
 
 def _locate(row: TableRow, modality: str, cell: Any) -> tuple[str, TarMember]:
@@ -222,13 +183,9 @@ def samples(tar: Path, report: Report, bare: bool = False) -> Iterator[tuple[str
     if not tar.is_file():
         report(Problem(tar, "no such file", "Bring it back, or name the tars that there are.", fatal=True))
         return
-    found: list[TarMember] = []
-    cut = False
-    try:
-        found.extend(members(tar))
-    except CutShort as error:
-        report(error.problem)
-        cut = True
+    found, cut = members(tar)
+    if cut is not None:
+        report(cut)
     seen: set[str] = set()
     groups = [(key, list(parts)) for key, parts in groupby(found, key=_key) if key]
     with tar.open("rb") as file:
@@ -239,8 +196,8 @@ def samples(tar: Path, report: Report, bare: bool = False) -> Iterator[tuple[str
                 seen.add(key)
                 yield key, _cells(parts, file, bare)
             except BadCell as bad:
-                if not cut or number + 1 < len(groups):  # of the last, a part may lie beyond the cut
-                    report(Problem(tar / key, bad.what, bad.cure))
+                if cut is None or number + 1 < len(groups):  # of the last, a part may lie beyond the cut
+                    report(bad.at(tar / key, None))
 
 
 def _key(member: TarMember) -> str:
@@ -260,8 +217,13 @@ def _cells(parts: Sequence[TarMember], file: BinaryIO, bare: bool) -> dict[str, 
     picture = next((part for suffix, part in by_suffix.items() if f".{suffix}" in SUFFIXES), None)
     if picture is None and not (bare and by_suffix.keys() & {"txt", "json"}):
         raise BadCell(f"no picture, only {', '.join(by_suffix)}", f"Expected {', '.join(sorted(SUFFIXES))}.")
-    cells: dict[str, Any] = _object(by_suffix["json"], file) if "json" in by_suffix else {}
-    text = _text(by_suffix["txt"], file) if "txt" in by_suffix else ""
+
+    def content(suffix: str) -> bytes:
+        file.seek(by_suffix[suffix].offset)
+        return file.read(by_suffix[suffix].size).removeprefix(codecs.BOM_UTF8)
+
+    cells = json_object(content("json"), by_suffix["json"].name) if "json" in by_suffix else {}
+    text = utf8(content("txt"), by_suffix["txt"].name) if "txt" in by_suffix else ""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     name = next((name for known in CAPTION_COLUMNS for name in cells if name.lower() == known and cells[name]), None)
     captions = lines if name is None else cells.pop(name)
@@ -274,31 +236,12 @@ def _cells(parts: Sequence[TarMember], file: BinaryIO, bare: bool) -> dict[str, 
     return {**{name: cell for name, cell in found.items() if cell is not None}, **others}
 
 
-def _text(part: TarMember, file: BinaryIO) -> str:
-    file.seek(part.offset)
-    try:
-        return file.read(part.size).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"byte {error.object[error.start]:#04x} at place {error.start + 1} of {part.name} is not UTF-8"
-        raise BadCell(what, "Write it as UTF-8.") from None
-
-
-def _object(part: TarMember, file: BinaryIO) -> dict[str, Any]:
-    try:
-        cells = json.loads(_text(part, file))
-    except (ValueError, RecursionError) as error:
-        raise BadCell(f"{part.name} is not whole JSON ({error})", "Write it again.") from None
-    if not isinstance(cells, dict):
-        raise BadCell(f"{part.name} is not a JSON object, {{…}}", "Write it so.")
-    return cells
-
-
-def _write_split(split: Split, folder: Path, advance: Advance, workers: int, max_samples: int, max_bytes: int) -> None:
+def _write_split(split: Split, folder: Path, advance: Advance, workers: int) -> None:
     """Write the tars that are not there yet."""
     values = split[IMAGE].values
     shard = done = 0
     while (folder / _shard_name(shard)).exists():
-        done += sum(1 for _ in members(folder / _shard_name(shard))) // 2  # a picture and a .json a sample
+        done += len(members(folder / _shard_name(shard))[0]) // 2  # a picture and a .json a sample
         shard += 1
     if done:
         advance(done)
@@ -309,7 +252,7 @@ def _write_split(split: Split, folder: Path, advance: Advance, workers: int, max
     while sample is not None:
         with whole(folder / _shard_name(shard)) as file, tarfile.open(fileobj=file, mode="w") as tar:
             count = 0
-            while sample is not None and (not count or (count < max_samples and _end(tar, sample) <= max_bytes)):
+            while sample is not None and (not count or (count < _MOST_SAMPLES and _end(tar, sample) <= _MOST_BYTES)):
                 for name, data in sample.items():
                     info = tarfile.TarInfo(name)
                     info.size = len(data)

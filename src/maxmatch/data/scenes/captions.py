@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, permutations
 
 import numpy as np
@@ -26,13 +27,7 @@ from maxmatch.data.scenes.world import (
 Words = Mapping[str, tuple[str, ...]]
 
 NOUNS: Mapping[str | None, tuple[tuple[str, str], ...]] = {  # one, several; None: whatever its shape
-    None: (
-        ("shape", "shapes"),
-        ("thing", "things"),
-        ("object", "objects"),
-        ("figure", "figures"),
-        ("item", "items"),
-    ),
+    None: tuple((noun, f"{noun}s") for noun in ("shape", "thing", "object", "figure", "item")),
     "circle": (("circle", "circles"), ("disc", "discs"), ("round shape", "round shapes")),
     "square": (("square", "squares"), ("block", "blocks"), ("box", "boxes")),
     "triangle": (("triangle", "triangles"), ("pyramid", "pyramids"), ("wedge", "wedges")),
@@ -176,14 +171,10 @@ def choose_facets(scene: Scene, rng: np.random.Generator) -> list[Facet]:
     raise AssertionError("five kinds are always there to choose from")
 
 
-def _object(scene: Scene, rng: np.random.Generator, used: Used) -> Facet:
+def _single(kind: str, how_often: Mapping[str, float], scene: Scene, rng: np.random.Generator, used: Used) -> Facet:
+    """What one thing looks like, or where it is."""
     (thing,) = _least_used(rng, [(i,) for i in range(len(scene.things))], used)
-    return Facet("object", (thing,), (_described(scene, thing, rng, {"texture": 1.0, "size": 0.95}),))
-
-
-def _place(scene: Scene, rng: np.random.Generator, used: Used) -> Facet:
-    (thing,) = _least_used(rng, [(i,) for i in range(len(scene.things))], used)
-    return Facet("place", (thing,), (_described(scene, thing, rng, {"place": 1.0, "texture": 0.7, "size": 0.3}),))
+    return Facet(kind, (thing,), (_described(scene, thing, rng, how_often),))
 
 
 def _relation(scene: Scene, rng: np.random.Generator, used: Used) -> Facet:
@@ -255,8 +246,8 @@ def _background(scene: Scene, rng: np.random.Generator, used: Used) -> Facet:
 
 
 _WAYS: dict[str, Callable[[Scene, np.random.Generator, Used], Facet | None]] = {
-    "object": _object,
-    "place": _place,
+    "object": partial(_single, "object", {"texture": 1.0, "size": 0.95}),
+    "place": partial(_single, "place", {"place": 1.0, "texture": 0.7, "size": 0.3}),
     "relation": _relation,
     "size": _size,
     "count": _count,
@@ -383,11 +374,9 @@ def _phrases(
     noun: str | None = None,
 ) -> list[str]:
     """A phrase for each thing. The second of two that are described alike is "another"."""
-    said: list[str] = []
-    for number, description in enumerate(about):
-        other = {"a": "another", "the": "the other"}[article]
-        said.append(_phrase(description, rng, other if description in about[:number] else article, silent, noun))
-    return said
+    other = {"a": "another", "the": "the other"}[article]
+    articles = [other if description in about[:number] else article for number, description in enumerate(about)]
+    return [_phrase(one, rng, first, silent, noun) for one, first in zip(about, articles, strict=True)]
 
 
 def _phrase(
@@ -402,7 +391,8 @@ def _phrase(
     """
     if noun is None:
         noun, _ = _word(rng, NOUNS[description.shape])
-    return _with_article(article, _around(description, noun, rng, silent))
+    words = _around(description, noun, rng, silent)
+    return f"{'an' if article == 'a' and words[0] in 'aeiou' else article} {words}"
 
 
 def _group(description: Description, rng: np.random.Generator) -> str:
@@ -431,12 +421,6 @@ def _adjectives(description: Description, rng: np.random.Generator) -> dict[str,
 def _word(rng: np.random.Generator, words: Sequence[T]) -> T:
     """One of several words; the first is as common as all others together."""
     return words[0] if chance(rng, 0.5) else choose(rng, words[1:])
-
-
-def _with_article(article: str, words: str) -> str:
-    if article == "a" and words[0] in "aeiou":
-        article = "an"
-    return f"{article} {words}"
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import cache, lru_cache
 from math import cos, pi, radians, sin
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw
@@ -13,50 +12,6 @@ from maxmatch.data.scenes.world import COLOURS, Scene, Thing
 # The outlines of the shapes, as polygons in a circle of radius one around the middle.
 
 Point = tuple[float, float]
-
-
-class Outline(NamedTuple):
-    """The edge of a shape and, where it is hollow, the edge of the hole."""
-
-    edge: tuple[Point, ...]
-    hole: tuple[Point, ...] = ()
-
-
-@cache
-def outline(shape: str) -> Outline:
-    """The outline of a shape, upright."""
-    match shape:
-        case "circle":
-            return Outline(_circle(0.92))
-        case "square":
-            return Outline(_square(0.78))
-        case "triangle":
-            return Outline(((0.0, -0.98), (0.98, 0.74), (-0.98, 0.74)))
-        case "star":
-            return Outline(tuple(_polar(1.08 if k % 2 == 0 else 0.46, k / 10) for k in range(10)))
-        case "heart":
-            return Outline(tuple(_heart(k / 48) for k in range(48)))
-        case "cross":
-            a, b = 0.3, 0.98
-            corners = ((-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a))
-            return Outline((*corners, (-a, -a)))
-        case "ring":
-            return Outline(_circle(1.0), _circle(0.6))
-        case "frame":
-            return Outline(_square(0.82), _square(0.51))
-        case "crescent":
-            # A circle less another that is smaller and further right; their tips meet at these turns.
-            outer = [_polar(0.95, 0.3925 + 0.715 * k / 40) for k in range(41)]
-            inner = [_polar(0.76, 0.465 + 0.57 * k / 40) for k in range(40, -1, -1)]
-            return Outline(tuple((x + 0.18, y) for x, y in outer) + tuple((x + 0.61, y) for x, y in inner))
-        case "diamond":
-            return Outline(((0.0, -1.05), (0.68, 0.0), (0.0, 1.05), (-0.68, 0.0)))
-        case "arrow":
-            shaft = ((0.1, -0.3), (0.1, -0.78), (1.05, 0.0), (0.1, 0.78), (0.1, 0.3))
-            return Outline(((-1.0, -0.3), *shaft, (-1.0, 0.3)))
-        case "flower":
-            return Outline(tuple(_polar(0.72 + 0.3 * cos(2 * pi * 6 * k / 96), k / 96) for k in range(96)))
-    raise AssertionError(shape)
 
 
 def _polar(radius: float, turn: float) -> Point:
@@ -72,39 +27,45 @@ def _square(half: float) -> tuple[Point, ...]:
     return ((-half, -half), (half, -half), (half, half), (-half, half))
 
 
+def _cross(a: float, b: float) -> tuple[Point, ...]:
+    right = ((a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b))
+    return ((-a, -b), *right, (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a))
+
+
+def _crescent() -> tuple[Point, ...]:
+    """A circle less another that is smaller and further right; their tips meet at these turns."""
+    outer = [_polar(0.95, 0.3925 + 0.715 * k / 40) for k in range(41)]
+    inner = [_polar(0.76, 0.465 + 0.57 * k / 40) for k in range(40, -1, -1)]
+    return (*((x + 0.18, y) for x, y in outer), *((x + 0.61, y) for x, y in inner))
+
+
 def _heart(turn: float) -> Point:
     t = 2 * pi * turn
     height = 13 * cos(t) - 5 * cos(2 * t) - 2 * cos(3 * t) - cos(4 * t)
     return sin(t) ** 3 * 0.98, -(height + 2.5) / 15.5
 
 
+_EDGES: dict[str, tuple[Point, ...]] = {
+    "circle": _circle(0.92),
+    "square": _square(0.78),
+    "triangle": ((0.0, -0.98), (0.98, 0.74), (-0.98, 0.74)),
+    "star": tuple(_polar(1.08 if k % 2 == 0 else 0.46, k / 10) for k in range(10)),
+    "heart": tuple(_heart(k / 48) for k in range(48)),
+    "cross": _cross(0.3, 0.98),
+    "ring": _circle(1.0),
+    "frame": _square(0.82),
+    "crescent": _crescent(),
+    "diamond": ((0.0, -1.05), (0.68, 0.0), (0.0, 1.05), (-0.68, 0.0)),
+    "arrow": ((-1.0, -0.3), (0.1, -0.3), (0.1, -0.78), (1.05, 0.0), (0.1, 0.78), (0.1, 0.3), (-1.0, 0.3)),
+    "flower": tuple(_polar(0.72 + 0.3 * cos(2 * pi * 6 * k / 96), k / 96) for k in range(96)),
+}
+_HOLES = {"ring": _circle(0.6), "frame": _square(0.51)}
+
+
 # What is behind the things: quiet enough that every thing stands out.
 
 Colour = tuple[int, int, int]
 Pen = ImageDraw.ImageDraw
-
-_TONES: dict[str, tuple[Colour, Colour]] = {  # at the top, at the bottom
-    "sky": ((140, 190, 240), (214, 234, 250)),
-    "night": ((14, 18, 52), (40, 44, 92)),
-    "sunset": ((112, 84, 150), (250, 176, 130)),
-    "grass": ((150, 194, 112), (126, 176, 92)),
-    "sand": ((236, 216, 168), (222, 196, 142)),
-    "snow": ((226, 236, 246), (240, 246, 252)),
-    "water": ((88, 150, 186), (60, 120, 164)),
-    "brick": ((214, 206, 196), (204, 196, 186)),
-    "wood": ((206, 166, 118), (206, 166, 118)),
-    "paper": ((248, 248, 244), (248, 248, 244)),
-    "cream": ((246, 232, 200), (246, 232, 200)),
-    "lavender": ((206, 192, 232), (206, 192, 232)),
-}
-
-
-def paint_background(background: str, side: int, rng: np.random.Generator) -> Image.Image:
-    """A square picture of a background."""
-    canvas = _gradient(*_TONES[background], side).copy()
-    if background in _MARKS:
-        _MARKS[background](ImageDraw.Draw(canvas), side, rng)
-    return canvas
 
 
 @lru_cache(maxsize=32)
@@ -189,17 +150,20 @@ def _disc(pen: Pen, x: float, y: float, wide: float, high: float, fill: Colour) 
     pen.ellipse((x - wide, y - high, x + wide, y + high), fill=fill)
 
 
-_MARKS: dict[str, Callable[[Pen, int, np.random.Generator], None]] = {
-    "sky": _clouds,
-    "night": _lights,
-    "sunset": _sun,
-    "grass": _blades,
-    "sand": _grains,
-    "snow": _flakes,
-    "water": _waves,
-    "brick": _bricks,
-    "wood": _planks,
-    "paper": _grid,
+# The colours at the top and at the bottom, and the marks.
+_BACKGROUNDS: dict[str, tuple[Colour, Colour, Callable[[Pen, int, np.random.Generator], None] | None]] = {
+    "sky": ((140, 190, 240), (214, 234, 250), _clouds),
+    "night": ((14, 18, 52), (40, 44, 92), _lights),
+    "sunset": ((112, 84, 150), (250, 176, 130), _sun),
+    "grass": ((150, 194, 112), (126, 176, 92), _blades),
+    "sand": ((236, 216, 168), (222, 196, 142), _grains),
+    "snow": ((226, 236, 246), (240, 246, 252), _flakes),
+    "water": ((88, 150, 186), (60, 120, 164), _waves),
+    "brick": ((214, 206, 196), (204, 196, 186), _bricks),
+    "wood": ((206, 166, 118), (206, 166, 118), _planks),
+    "paper": ((248, 248, 244), (248, 248, 244), _grid),
+    "cream": ((246, 232, 200), (246, 232, 200), None),
+    "lavender": ((206, 192, 232), (206, 192, 232), None),
 }
 
 _OVERSIZE = 3
@@ -210,7 +174,10 @@ _SHADOW = 0.016
 def draw(scene: Scene, size: int, rng: np.random.Generator) -> Image.Image:
     """The picture of a scene, `size` pixels wide and high. The generator scatters the marks of the background."""
     side = size * _OVERSIZE
-    canvas = paint_background(scene.background, side, rng)
+    top, bottom, marks = _BACKGROUNDS[scene.background]
+    canvas = _gradient(top, bottom, side).copy()
+    if marks is not None:
+        marks(ImageDraw.Draw(canvas), side, rng)
     for thing in scene.things:
         _paint(canvas, thing, side)
     return canvas.reduce(_OVERSIZE)
@@ -248,10 +215,9 @@ def _mask(thing: Thing, reach: int, radius: float) -> Image.Image:
 
     mask = Image.new("L", (2 * reach, 2 * reach))
     pen = ImageDraw.Draw(mask)
-    edge, hole = outline(thing.shape)
-    pen.polygon(place(edge), fill=255)
-    if hole:
-        pen.polygon(place(hole), fill=0)
+    pen.polygon(place(_EDGES[thing.shape]), fill=255)
+    if thing.shape in _HOLES:
+        pen.polygon(place(_HOLES[thing.shape]), fill=0)
     return mask
 
 

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,9 +52,10 @@ def generate(
         raise ValueError(f"splits: expected shares that sum to 1, such as {dict(SPLITS)}, got {dict(splits)}.")
     make_scene(seed, 0)  # refuses a seed that is out of range before anything is written
     _claim(folder, images, {"version": VERSION, "seed": seed, "size": size, "splits": dict(splits)})
-    rows = closing(_rows(folder, images, seed, size, workers))
-    with rows as made, whole(folder / METADATA) as file:
-        for row, split in zip(made, _assigned(splits), strict=False):
+    blocks = (range(first, min(first + _BLOCK, images)) for first in range(0, images, _BLOCK))
+    rows = map_ahead(partial(_make, folder, seed, size), blocks, workers or 1, processes=True)
+    with closing(rows) as made, whole(folder / METADATA) as file:
+        for row, split in zip(chain.from_iterable(made), _assigned(splits), strict=False):
             file.write(f"{json.dumps({**row, 'split': split}, ensure_ascii=False)}\n".encode())
             advance(1)
 
@@ -70,16 +71,6 @@ def describe(scene: Scene, seed: int, index: int) -> dict[str, Any]:
         "facets": [facet.record() for facet in facets],
         "scene": scene.record(),
     }
-
-
-def _rows(
-    folder: Path, images: int, seed: int, size: int, workers: int | None
-) -> Generator[dict[str, Any], None, None]:
-    """All rows in order, each after its picture is there."""
-    make = partial(_make, folder, seed, size)
-    blocks = (range(first, min(first + _BLOCK, images)) for first in range(0, images, _BLOCK))
-    for rows in map_ahead(make, blocks, workers or 1, processes=True):
-        yield from rows
 
 
 def _make(folder: Path, seed: int, size: int, indices: range) -> list[dict[str, Any]]:

@@ -1,17 +1,14 @@
 """What a scene is: things over a background; the facets captions speak about; and scenes by number."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import hypot
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-# Random choices, from uniform numbers alone.
-#
-# NumPy may change how `choice` or `normal` use a generator. The bits of PCG64 stay, and the uniform numbers made of
-# them:
-# a scene is the same with every version.
+# Random choices are made from uniform numbers alone. NumPy may change how `choice` or `normal` use a generator. The
+# bits of PCG64 stay, and the uniform numbers made of them: a scene is the same with every version.
 
 T = TypeVar("T")
 LAYOUT, WORDS, PAINT = 0, 1, 2
@@ -45,7 +42,6 @@ def shuffled(rng: np.random.Generator, options: Sequence[T]) -> list[T]:
 
 
 # What a scene is: things over a background, and the words' meanings: sizes, places, relations.
-#
 # Lengths are parts of the picture's side; x runs to the right, y runs down.
 
 SHAPES = (
@@ -142,18 +138,11 @@ def holds(relation: str, scene: Scene, first: int, second: int) -> bool:
     if a.inside == second or b.inside == first:
         return relation == ("inside" if a.inside == second else "around")
     right, down = b.x - a.x, b.y - a.y
-    match relation:
-        case "left of":
-            return right >= max(_APART, abs(down))
-        case "right of":
-            return -right >= max(_APART, abs(down))
-        case "above":
-            return down >= max(_APART, abs(right))
-        case "below":
-            return -down >= max(_APART, abs(right))
-        case "next to":
-            return hypot(right, down) - a.radius - b.radius <= _NEAR
-    return False
+    if relation == "next to":
+        return hypot(right, down) - a.radius - b.radius <= _NEAR
+    along, across = (right, down) if relation in ("left of", "right of") else (down, right)
+    sign = {"left of": 1, "right of": -1, "above": 1, "below": -1}.get(relation)
+    return sign is not None and sign * along >= max(_APART, abs(across))
 
 
 # What a caption says about a picture, for machines: a facet, and whether it is true of a scene.
@@ -173,7 +162,7 @@ class Description:
 
     def record(self) -> dict[str, str]:
         """What is said, by name."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def fits(self, thing: Thing) -> bool:
         """Whether all of it is true of the thing."""
@@ -208,28 +197,16 @@ class Facet:
 
     def record(self) -> dict[str, Any]:
         """The facet as it stands in metadata.jsonl. Every record has the same names."""
-        return {
-            "kind": self.kind,
-            "objects": list(self.objects),
-            "about": [description.record() for description in self.about],
-            "relation": self.relation,
-            "count": self.count,
-            "counted": None if self.counted is None else self.counted.record(),
-            "background": self.background,
-        }
+        about = [description.record() for description in self.about]
+        counted = None if self.counted is None else self.counted.record()
+        return {**vars(self), "objects": list(self.objects), "about": about, "counted": counted}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Facet":
         """The facet that `record` was made of."""
-        return cls(
-            kind=record["kind"],
-            objects=tuple(record["objects"]),
-            about=tuple(Description(**description) for description in record["about"]),
-            relation=record["relation"],
-            count=record["count"],
-            counted=None if record["counted"] is None else Description(**record["counted"]),
-            background=record["background"],
-        )
+        about = tuple(Description(**description) for description in record["about"])
+        counted = None if record["counted"] is None else Description(**record["counted"])
+        return cls(**{**record, "objects": tuple(record["objects"]), "about": about, "counted": counted})
 
 
 def caption_is_true(facet: Facet, scene: Scene) -> bool:
@@ -282,9 +259,8 @@ def make_scene(seed: int, index: int) -> Scene:
     if nested:
         solid = choose(rng, [shape for shape in SHAPES if shape not in HOLLOW])
         looks[0], looks[1] = looks[0]._replace(shape=choose(rng, HOLLOW)), looks[1]._replace(shape=solid)
-    things = _placed(rng, looks, nested)
-    while things is None:
-        things = _placed(rng, looks, nested)
+    while (things := _placed(rng, looks, nested)) is None:
+        pass
     return Scene(background, tuple(things))
 
 
@@ -294,13 +270,9 @@ def _looks(rng: np.random.Generator, count: int) -> list[_Looks]:
     if chance(rng, 0.5):
         members = shuffled(rng, range(count))[: choose(rng, (2, 2, 3, 3, 4))]
         model, alike = looks[members[0]], choose(rng, ("shape", "shape", "colour", "texture", "all"))
+        same = {name: getattr(model, name) for name in (("shape", "colour") if alike == "all" else (alike,))}
         for member in members:
-            if alike in ("shape", "all"):
-                looks[member] = looks[member]._replace(shape=model.shape)
-            if alike in ("colour", "all"):
-                looks[member] = looks[member]._replace(colour=model.colour)
-            if alike == "texture":
-                looks[member] = looks[member]._replace(texture=model.texture)
+            looks[member] = looks[member]._replace(**same)
     return looks
 
 
