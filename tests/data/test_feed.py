@@ -286,7 +286,7 @@ def test_features_are_copied_in_pieces_and_take_no_more_memory_than_they_have(mo
     split, readers = feature_split("store"), feature_readers()
     feed = resident(split, readers)
     assert split["image"].values.asked == [3, 3, 3, 3]
-    assert feed._maker.loaders["image"].rows.shape == (sum(map(len, split["image"].values)), WIDTH)
+    assert feed._maker.loaders["image"].rows.shape == (1 + sum(map(len, split["image"].values)), WIDTH)
     assert_by_hand(feed, split, readers)
 
 

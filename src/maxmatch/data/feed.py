@@ -151,7 +151,7 @@ class ModalityLoader(Protocol):
 
 def loader_for(
     modality: str, items: Items, reader: Reader, crop: Augmentation | None
-) -> "PictureLoader | FeatureLoader | TextLoader":
+) -> "PictureLoader | FeatureLoader | PackedItems":
     """The loader of a modality, by the kind of reader that the model's tower has."""
     if crop is not None and not isinstance(reader, PixelReader):
         raise ValueError(f"crops: only pictures can be cropped, but {modality!r} is read by a {type(reader).__name__}.")
@@ -254,75 +254,57 @@ class FeatureLoader:
         return Inputs(tensor, real), failed
 
 
-class TextLoader:
-    """Texts, tokenised once and kept as one padded array. It is what a text encoder takes, on any device."""
+class PackedItems:
+    """The token ids or features of all items, on any device: one after the other in `rows`, after a row of padding."""
 
-    def __init__(self, ids: Tensor, lengths: np.ndarray) -> None:
-        self.ids, self.lengths = ids, lengths
-        self._lengths = torch.from_numpy(lengths).to(ids.device)
+    def __init__(self, rows: Tensor, counts: np.ndarray) -> None:
+        self.rows, self.counts = rows, counts
+        self._ends = np.cumsum(counts) + 1
 
     def read(self, places: np.ndarray, seed: int | None = None) -> Loaded:
-        """Token ids (items, tokens), no wider than the longest text among them."""
-        longest = int(self.lengths[places].max(initial=1))
-        index = on_device(places, self.ids.device)
-        mask = torch.arange(longest, device=self.ids.device) < self._lengths[index][:, None]
-        return Inputs(self.ids[:, :longest].index_select(0, index).long(), mask), {}
+        """(items, count, …), padded to the item that has most."""
+        counts, ends, device = self.counts[places], self._ends[places], self.rows.device
+        start, end = on_device(np.stack([ends - counts, ends]), device)[..., None]
+        index = start + torch.arange(int(counts.max(initial=1)), device=device)
+        mask = index < end
+        values = self.rows.index_select(0, (index * mask).flatten()).view(*mask.shape, *self.rows.shape[1:])
+        return Inputs(values if values.is_floating_point() else values.long(), mask), {}
 
 
-def tokenised(texts: Sequence[str], reader: TextReader) -> TextLoader:
+def tokenised(texts: Sequence[str], reader: TextReader) -> PackedItems:
     """All texts, tokenised. What is longer than the tokenizer's maximum is cut, with a warning."""
-    parts, lengths = [], [np.zeros(0, np.int64)]
+    padding = int((reader.tokenizer.padding or {}).get("pad_id", 0))
+    rows, counts = [torch.tensor([padding], dtype=torch.int32)], [np.zeros(0, np.int64)]
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         stop = min(start + _TEXTS_AT_ONCE, len(texts))
         ids, mask = reader.collate([reader.read(texts[place]) for place in range(start, stop)])
         assert mask is not None
-        parts.append(ids.int())
-        lengths.append(mask.sum(1).numpy())
-    width = max((ids.shape[1] for ids in parts), default=1)
-    padding = int((reader.tokenizer.padding or {}).get("pad_id", 0))
-    wide = [pad(ids, (0, width - ids.shape[1]), value=padding) for ids in parts]
-    whole = torch.cat(wide) if wide else torch.zeros(0, width, dtype=torch.int32)
-    return TextLoader(whole, np.concatenate(lengths))
+        rows.append(ids[mask].int())
+        counts.append(mask.sum(1).numpy())
+    return PackedItems(torch.cat(rows), np.concatenate(counts))
 
 
-class ResidentFeatures:
-    """The features of all items, one after the other on the device, without padding. failed: why some cannot be read.
-
-    They are copied piece by piece: the host never holds more than a piece of them.
-    """
-
-    def __init__(self, loader: FeatureLoader, device: torch.device) -> None:
-        self.counts = loader.counts()
-        self.starts = np.cumsum(self.counts) - self.counts
-        self.failed: dict[int, str] = {}
-        width = loader.reader.feature_width
-        self.rows = torch.zeros(0, width, device=device)
-        step = max(_CHUNK_BYTES // max(int(self.counts.max(initial=1)) * width * 4, 1), 1)
-        for first in range(0, len(self.counts), step):
-            places = np.arange(first, min(first + step, len(self.counts)))
-            (values, _), failed = loader.read(places)
-            self.failed |= failed
-            counts = torch.from_numpy(self.counts[places])
-            # An item that could not be read has a place too, and may be the longest.
-            values = pad(values, (0, 0, 0, max(int(counts.max()) - values.shape[1], 0)))
-            real = torch.arange(values.shape[1]) < counts[:, None]
-            piece = values.flatten(0, 1) if bool(real.all()) else values[real]
-            assert len(piece) == int(counts.sum()), f"items from {first} on have other counts than their source says"
-            if not first:
-                self.rows = torch.zeros(int(self.counts.sum()), width, dtype=piece.dtype, device=device)
-            self.rows[self.starts[first] : self.starts[first] + len(piece)] = piece.to(device)
-
-    def read(self, places: np.ndarray, seed: int | None = None) -> Loaded:
-        """Features (items, count, width), padded to the item that has most."""
-        counts, device = self.counts[places], self.rows.device
-        longest = int(counts.max(initial=1))
-        start, count = on_device(np.stack([self.starts[places], counts]), device)[..., None]
-        column = torch.arange(longest, device=device)
-        index, mask = start + torch.minimum(column, count - 1), column < count
-        values = self.rows.index_select(0, index.flatten()).view(len(places), longest, self.rows.shape[1]).float()
-        if counts.min(initial=longest) < longest:
-            values = values.masked_fill(~mask[..., None], 0.0)
-        return Inputs(values, mask), {}
+def packed(loader: FeatureLoader, device: torch.device) -> tuple[PackedItems, dict[int, str]]:
+    """All features on the device, and why some cannot be read. The host never holds more than a piece of them."""
+    counts, width = loader.counts(), loader.reader.feature_width
+    rows = torch.zeros(1, width, device=device)
+    failed: dict[int, str] = {}
+    filled, step = 1, max(_CHUNK_BYTES // max(int(counts.max(initial=1)) * width * 4, 1), 1)
+    for first in range(0, len(counts), step):
+        places = np.arange(first, min(first + step, len(counts)))
+        (values, _), bad = loader.read(places)
+        failed |= bad
+        here = torch.from_numpy(counts[places])
+        # An item that could not be read has a place too, and may be the longest.
+        values = pad(values, (0, 0, 0, max(int(here.max()) - values.shape[1], 0)))
+        real = torch.arange(values.shape[1]) < here[:, None]
+        piece = values.flatten(0, 1) if bool(real.all()) else values[real]
+        assert len(piece) == int(here.sum()), f"items from {first} on have other counts than their source says"
+        if not first:
+            rows = torch.zeros(1 + int(counts.sum()), width, dtype=piece.dtype, device=device)
+        rows[filled : filled + len(piece)] = piece.to(device)
+        filled += len(piece)
+    return PackedItems(rows, counts), failed
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -567,16 +549,16 @@ class ResidentFeed(_FeedOfBatches):
         for modality, reader in readers.items():
             items = split[modality]
             loader = loader_for(modality, items, reader, (crops or {}).get(modality))
-            if isinstance(loader, TextLoader):
-                maker.loaders[modality] = TextLoader(loader.ids.to(device), loader.lengths)
-                continue
+            failed: dict[int, str] = {}
             if isinstance(loader, PictureLoader):
                 kept = ResidentPictures(items, loader.reader, loader.crop, device, max(threads, 1))
+                maker.loaders[modality], failed = kept, kept.failed
+            elif isinstance(loader, FeatureLoader):
+                maker.loaders[modality], failed = packed(loader, device)
             else:
-                kept = ResidentFeatures(loader, device)
-            maker.loaders[modality] = kept
-            maker.readable[items.groups[list(kept.failed)]] = False
-            self._note(_unreadable(modality, items, kept.failed))
+                maker.loaders[modality] = PackedItems(loader.rows.to(device), loader.counts)
+            maker.readable[items.groups[list(failed)]] = False
+            self._note(_unreadable(modality, items, failed))
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans."""
