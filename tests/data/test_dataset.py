@@ -14,6 +14,7 @@ from maxmatch.data.dataset import (
     DataError,
     Dataset,
     Items,
+    LazyItems,
     Problem,
     Rows,
     Split,
@@ -22,7 +23,7 @@ from maxmatch.data.dataset import (
     pick,
     report_first,
 )
-from maxmatch.data.load import ArrayFiles, with_arrays
+from maxmatch.data.load import with_arrays
 
 FILE = Path("captions.csv")
 
@@ -128,7 +129,8 @@ def test_what_is_raised_is_not_printed_as_well():
 
 def test_arrays_are_read_when_asked_for_and_a_file_that_is_none_is_named(tmp_path):
     paths = [tmp_path / f"{name}.npy" for name in "abcde"]
-    files = pickle.loads(pickle.dumps(ArrayFiles(paths)))  # as to a worker
+    split = with_arrays(Split({"audio": Items(paths, np.arange(5), list("abcde"))}))
+    files = pickle.loads(pickle.dumps(split["audio"].values))  # as to a worker
     arrays = [np.full((number + 1, 4), number, np.float32) for number in range(2)]
     for path, array in zip(paths, arrays, strict=False):
         np.save(path, array)
@@ -149,5 +151,5 @@ def test_only_npy_files_of_other_modalities_are_opened(tmp_path):
     split = with_arrays(Split({"image": one("a.npy"), "audio": one("b.npy"), "speech": one("c.wav")}))
     assert split["image"].values == [tmp_path / "a.npy"]
     assert split["speech"].values == [tmp_path / "c.wav"]
-    assert isinstance(split["audio"].values, ArrayFiles)
     assert split["audio"].ids == ["b.npy"]
+    assert isinstance(split["audio"].values, LazyItems)

@@ -13,10 +13,22 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from maxmatch.core.progress import Advance, Bar, map_ahead, no_bar, quiet
-from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Problem, Report, Rows, Split, fresh, same_item
+from maxmatch.data.dataset import (
+    IMAGE,
+    TEXT,
+    DataError,
+    Dataset,
+    LazyItems,
+    Problem,
+    Report,
+    Rows,
+    Split,
+    fresh,
+    same_item,
+)
 from maxmatch.data.formats import butd
 from maxmatch.data.formats.stored import ALL
-from maxmatch.data.formats.webdataset import TarItems
+from maxmatch.data.formats.webdataset import TarMember
 from maxmatch.data.load import read_all, recognise
 
 Level = Literal["error", "warning", "note"]
@@ -114,7 +126,7 @@ class FeatureCounts:
     """Whether all values were looked at."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckReport:
     """All that was found."""
 
@@ -124,28 +136,26 @@ class CheckReport:
     splits: Mapping[str, SplitCounts] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
     pictures: Pictures | None = None
-    features: Mapping[str, FeatureCounts] = field(default_factory=dict)
+    features: dict[str, FeatureCounts] = field(default_factory=dict)
     findings: Sequence[DataFinding] = ()
-
-    @property
-    def usable(self) -> bool:
-        """Whether the data can be used as it is."""
-        return not any(finding.level == "error" for finding in self.findings)
 
     def count(self, level: Level) -> int:
         """How many findings of a level there are."""
         return sum(finding.level == level for finding in self.findings)
 
+    @property
+    def usable(self) -> bool:
+        """Whether the data can be used as it is."""
+        return not self.count("error")
+
     def as_json(self) -> dict[str, Any]:
         """Everything, as what JSON knows."""
-        plain = asdict(self)
         findings = []
         for finding in self.findings:
-            about = asdict(finding.problem)
-            about["file"] = str(about["file"])
+            about = {**vars(finding.problem), "file": str(finding.problem.file)}
             del about["fatal"]
             findings.append({"level": finding.level, "kind": finding.kind, **about})
-        return {**plain, "path": str(self.path), "usable": self.usable, "findings": findings}
+        return {**asdict(self), "path": str(self.path), "usable": self.usable, "findings": findings}
 
 
 Say = Callable[[Level, Problem], object]
@@ -166,53 +176,44 @@ def check(
     images: the folder of the pictures, where the data does not say. pictures: whether to look at them at all. quick:
     pictures are opened but not decoded to their end, and the values of features are not read.
     """
-    path = path.expanduser()
-    report = CheckReport(path)
-    found: dict[Problem, Level] = {}  # each once: a reader that gives up reports a problem, and raises it too
+    report = CheckReport(path.expanduser())
+    found: dict[Problem, DataFinding] = {}  # each once: a reader that gives up reports a problem, and raises it too
 
     def say(level: Level, problem: Problem) -> None:
-        found.setdefault(problem, level)
+        found.setdefault(problem, DataFinding(level, problem))
 
     def note(problem: Problem) -> None:
         say("error" if problem.fatal else "warning", problem)
 
     try:
-        if format == "butd" or (format is None and butd.recognises(path)):
-            report = _look_at_butd(replace(report, format="butd"), note, workers, bar)
+        if format == "butd" or (format is None and butd.recognises(report.path)):
+            _look_at_butd(report, note, workers, bar)
         else:
-            report = replace(report, format=format or recognise(path))
-            dataset = read_all(path, report.format, images, note)
-            report = _look(report, dataset, say, pictures, quick, workers, bar)
+            report.format = format or recognise(report.path)
+            dataset = read_all(report.path, report.format, images, note)
+            _look(report, dataset, say, pictures, quick, workers, bar)
     except DataError as error:
         note(replace(error.problem, fatal=True))
-    return replace(report, findings=[DataFinding(level, problem) for problem, level in found.items()])
+    report.findings = list(found.values())
+    return report
 
 
-def _look(
-    report: CheckReport, dataset: Dataset, say: Say, pictures: bool, quick: bool, workers: int, bar: Bar
-) -> CheckReport:
+def _look(report: CheckReport, dataset: Dataset, say: Say, pictures: bool, quick: bool, workers: int, bar: Bar) -> None:
     """All that there is to see once the data is read."""
     splits = {name: split for name, split in dataset.splits.items() if split.size}
     if not splits:
         say("error", Problem(dataset.path, "no item can be used", "See the problems before this one."))
-    features: dict[str, FeatureCounts] = {}
-    seen: Pictures | None = None
+    report.splits = {name: _counts(split) for name, split in splits.items()}
     total = sum(len(split[IMAGE]) for split in splits.values())
     if any(isinstance(split[IMAGE].values, Rows) for split in splits.values()):
         with bar("features", 0 if quick else total) as advance:
             for name in splits:
-                features[name] = _look_at_features(dataset, name, say, not quick, advance)
+                report.features[name] = _look_at_features(dataset, name, say, not quick, advance)
     elif pictures and splits:
         with bar("pictures", total) as advance:
-            seen = _look_at_pictures(dataset, say, not quick, workers, advance)
+            report.pictures = _look_at_pictures(dataset, say, not quick, workers, advance)
     _find_leaks(dataset, splits, say)
-    return replace(
-        report,
-        splits={name: _counts(split) for name, split in splits.items()},
-        vocabulary=_read_captions(dataset, splits, say),
-        pictures=seen,
-        features=features,
-    )
+    report.vocabulary = _read_captions(dataset, splits, say)
 
 
 def _counts(split: Split) -> SplitCounts:
@@ -335,8 +336,9 @@ def _digest(place: PictureLocation) -> bytes | None:
 
 def _problem(dataset: Dataset, place: PictureLocation, what: str, cure: str) -> Problem:
     """At the picture's own file, or, where it lies in another, with its id."""
-    if isinstance(place.values, TarItems):
-        return Problem(place.values.where(place.number), what, cure)
+    member = place.values.handles[place.number] if isinstance(place.values, LazyItems) else None
+    if isinstance(member, TarMember):  # as if the tar were a folder
+        return Problem(member.tar / member.name, what, cure)
     if isinstance(place.values, list) and isinstance(place.value, str | Path):
         return Problem(Path(place.value), what, cure)
     return Problem(dataset.path, f"image {place.id!r} of the split {place.split!r}: {what}", cure)
@@ -385,17 +387,14 @@ def bad_rows(rows: Rows, chunk: int = _CHUNK_BYTES, advance: Advance = quiet) ->
         advance(len(part))
 
 
-def _look_at_butd(report: CheckReport, note: Report, workers: int, bar: Bar) -> CheckReport:
+def _look_at_butd(report: CheckReport, note: Report, workers: int, bar: Bar) -> None:
     """Decode every line of the files."""
+    report.format = "butd"
     total = sum(file.stat().st_size for file in butd.files_at(report.path))
     with bar("bytes", total) as advance:
         boxes, width = butd.scan(report.path, note, advance, workers if total > butd.MUCH else 1)
-    images = len(boxes)
-    return replace(
-        report,
-        splits={ALL: SplitCounts(images, {IMAGE: images}, None)},
-        features={ALL: FeatureCounts(width, "float32", Spread.of(boxes), True)},
-    )
+    report.splits = {ALL: SplitCounts(len(boxes), {IMAGE: len(boxes)}, None)}
+    report.features[ALL] = FeatureCounts(width, "float32", Spread.of(boxes), True)
 
 
 # Captions and splits.

@@ -1,11 +1,12 @@
 """What every format is read into: the items of each modality, the group of each, and the problems found."""
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, overload
 
@@ -88,12 +89,17 @@ class Padded(NamedTuple):
     mask: np.ndarray
 
 
-class LazyItems(Sequence[Any], ABC):
-    """Items that are read when they are asked for, one by one; a slice of them is as lazy."""
+class LazyItems(Sequence[Any]):
+    """Items that are read when they are asked for, one by one; a slice of them is as lazy.
 
-    @abstractmethod
-    def item(self, position: int) -> Any:
-        """One of the items."""
+    handles: what stands for each item: a path, a member of a tar, the number of a row. read: makes the item of it.
+    """
+
+    def __init__(self, handles: Any, read: Callable[[Any], Any]) -> None:
+        self.handles, self.read = handles, read
+
+    def __len__(self) -> int:
+        return len(self.handles)
 
     @overload
     def __getitem__(self, position: int) -> Any: ...
@@ -102,7 +108,7 @@ class LazyItems(Sequence[Any], ABC):
     def __getitem__(self, position: int | slice) -> Any:
         if isinstance(position, slice):
             return pick(self, np.arange(len(self))[position])
-        return self.item(int(position))  # NumPy's integers, too
+        return self.read(self.handles[int(position)])  # NumPy's integers, too
 
 
 class Rows(LazyItems):
@@ -114,10 +120,8 @@ class Rows(LazyItems):
 
     def __init__(self, array: np.ndarray, numbers: np.ndarray, starts: np.ndarray | None = None) -> None:
         assert array.ndim == (3 if starts is None else 2)
-        self.array, self.numbers, self.starts = array, numbers, starts
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        self.array, self.starts = array, starts
+        self.handles = self.numbers = numbers
 
     @property
     def width(self) -> int:
@@ -129,14 +133,13 @@ class Rows(LazyItems):
         """How many features each item has."""
         if self.starts is None:
             return np.full(len(self), self.array.shape[1])
-        return np.diff(self.starts)[self.numbers]
+        counts: np.ndarray = np.diff(self.starts)[self.numbers]
+        return counts
 
-    def item(self, position: int) -> np.ndarray:
+    def read(self, number: int) -> np.ndarray:
         """(features, width)"""
-        number = self.numbers[position]
-        if self.starts is None:
-            return np.asarray(self.array[number])
-        return np.asarray(self.array[self.starts[number] : self.starts[number + 1]])
+        rows = number if self.starts is None else slice(self.starts[number], self.starts[number + 1])
+        return np.asarray(self.array[rows])
 
     def take(self, positions: Sequence[int] | np.ndarray) -> Padded:
         """A batch of items, padded to the longest."""
@@ -157,27 +160,15 @@ class Rows(LazyItems):
         return (_rows_again, (_map_arguments(self.array) or self.array, self.numbers, self.starts))
 
 
-class Picked(LazyItems):
-    """Some items of a sequence."""
-
-    def __init__(self, values: Sequence[Any], numbers: np.ndarray) -> None:
-        self.values, self.numbers = values, numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def item(self, position: int) -> Any:
-        """One of them."""
-        return self.values[int(self.numbers[position])]
-
-
 def pick(values: Sequence[Any], positions: np.ndarray) -> Sequence[Any]:
     """The items at some positions, of the same kind of sequence where that matters."""
     if isinstance(values, list | tuple):
         return [values[position] for position in positions]
     if isinstance(values, Rows):
         return Rows(values.array, values.numbers[positions], values.starts)
-    return Picked(values, positions)
+    if isinstance(values, LazyItems):
+        return LazyItems(pick(values.handles, positions), values.read)
+    return LazyItems(positions.tolist(), partial(getitem, values))
 
 
 def same_item(a: Any, b: Any) -> bool:

@@ -89,18 +89,26 @@ def extract(
     a batch depends on the data set alone, and every batch is as large as the others, so that a run that was interrupted
     gives the same numbers as one that was not.
     """
-    images = _Images(dataset)
+    for split in dataset.splits.values():
+        if split.size and isinstance(split[IMAGE].values[0], np.ndarray):
+            raise ValueError(f"{dataset.path}: holds features already, of which none can be extracted.")
+    found = distinct_images(dataset.splits)
+    ids = list(found)
+    images = LazyItems(ids, lambda image: dataset.splits[found[image][0]][IMAGE].values[found[image][1]])
     encoder.eval()
     batches = [range(start, min(start + batch_size, len(images))) for start in range(0, len(images), batch_size)]
-    left = [batch for batch in batches if any(images.ids[place] not in writer.done for place in batch)]
+    left = [batch for batch in batches if any(ids[place] not in writer.done for place in batch)]
     advance(len(images) - sum(map(len, left)))
     size, device = reader.transform.size, next(encoder.parameters()).device
     # The exact kernels: what is done once may take a little longer, and be the same everywhere.
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         for places, batch in zip(left, read_ahead(reader, images, left, skip=True), strict=True):
             for skipped in batch.skipped:
-                report(images.problem(skipped.index, skipped.reason))
-            new = [place for place in batch.places if images.ids[place] not in writer.done]
+                image = ids[skipped.index]
+                what = f"image {image!r} of the split {found[image][0]!r} is left out ({skipped.reason.rstrip('.')})"
+                cure = "Training leaves its captions out, too. Or mend it, and extract to a new folder."
+                report(Problem(dataset.path, what, cure))
+            new = [place for place in batch.places if ids[place] not in writer.done]
             if new and batch.inputs is not None:
                 pixels = torch.zeros(batch_size, 3, size, size)
                 pixels[[place - places.start for place in batch.places]] = batch.inputs.values
@@ -108,37 +116,10 @@ def extract(
                 features = [cells[place - places.start] for place in new]
                 for place, grid in zip(new, features, strict=True):
                     if not np.isfinite(grid).all():
-                        what = f"image {images.ids[place]!r}: the backbone gives NaN or infinite values."
+                        what = f"image {ids[place]!r}: the backbone gives NaN or infinite values."
                         raise ValueError(f"{what} Its weights may be damaged.")
-                writer.append([images.ids[place] for place in new], features)
+                writer.append([ids[place] for place in new], features)
             advance(len(places))
-
-
-class _Images(LazyItems):
-    """The images of all splits, each id once, read when asked for."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        for split in dataset.splits.values():
-            if split.size and isinstance(split[IMAGE].values[0], np.ndarray):
-                raise ValueError(f"{dataset.path}: holds features already, of which none can be extracted.")
-        self._places = distinct_images(dataset.splits)
-        self.ids = list(self._places)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def item(self, place: int) -> Any:
-        """An image as the data set holds it."""
-        split, number = self._places[self.ids[place]]
-        return self._dataset.splits[split][IMAGE].values[number]
-
-    def problem(self, place: int, reason: str) -> Problem:
-        """That a picture cannot be read."""
-        image = self.ids[place]
-        what = f"image {image!r} of the split {self._places[image][0]!r} is left out ({reason.rstrip('.')})"
-        cure = "Training leaves its captions out, too. Or mend it, and extract to a new folder."
-        return Problem(self._dataset.path, what, cure)
 
 
 def _built(encoder: Any) -> SetEncoder:

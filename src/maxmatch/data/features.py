@@ -284,8 +284,9 @@ class FeatureWriter:
             return
         if not self._failed:
             self.commit()
-        for file in (*self._arrays, self._journal):
-            file.close()
+        for array in self._arrays:
+            array.close()
+        self._journal.close()
         self._journal = None
 
     def __enter__(self) -> "FeatureWriter":

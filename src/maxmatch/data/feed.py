@@ -194,7 +194,7 @@ class FeatureLoader:
     def __init__(self, items: Items, reader: FeatureReader) -> None:
         self.items, self.reader = items, reader
         try:
-            shape = getattr(items.values[0], "shape", ())
+            shape: tuple[int, ...] = getattr(items.values[0], "shape", ())
         except (ValueError, OSError, IndexError):  # reported when it is fed
             shape = ()
         if len(shape) == 2 and shape[1] != reader.feature_width:

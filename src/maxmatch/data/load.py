@@ -125,27 +125,6 @@ def _found(path: Path) -> str:
     return ", ".join(names[:5]) + more if names else "nothing: the folder is empty"
 
 
-class ArrayFiles(LazyItems):
-    """The arrays in .npy files, one per item, read when asked for."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def item(self, position: int) -> np.ndarray:
-        """The array in one of the files."""
-        path = self.paths[position]
-        try:
-            array: np.ndarray = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(
-                f"{path}: cannot be read as a .npy file ({error}). Write it again with numpy.save."
-            ) from error
-        return array
-
-
 def with_arrays(split: Split) -> Split:
     """The split with the arrays themselves in the place of the names of .npy files, for all but pictures and texts."""
     return Split({name: items if name in (IMAGE, TEXT) else _opened(items) for name, items in split.items.items()})
@@ -153,7 +132,15 @@ def with_arrays(split: Split) -> Split:
 
 def _opened(items: Items) -> Items:
     arrays = all(isinstance(value, Path) and value.suffix.lower() == ".npy" for value in items.values)
-    return replace(items, values=ArrayFiles(list(items.values))) if arrays and len(items) else items
+    return replace(items, values=LazyItems(items.values, _loaded)) if arrays else items
+
+
+def _loaded(path: Path) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read as a .npy file ({error}). Write it again with numpy.save.") from error
+    return array
 
 
 Say = Callable[[str], object]

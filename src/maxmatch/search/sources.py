@@ -15,7 +15,7 @@ from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, pick
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS
 from maxmatch.data.formats.shared import SUFFIXES, BadCell, path_inside, read_lines
 from maxmatch.data.formats.tables import TABLES, tables_in, value_of
-from maxmatch.data.formats.webdataset import TarItems, TarMember, samples, tars_by_split
+from maxmatch.data.formats.webdataset import TarMember, samples, tar_items, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
 from maxmatch.search.photos import no_pictures, walk
 
@@ -165,7 +165,7 @@ def list_tars(path: Path, modality: str | None = None) -> Listing:
             raise BadCell("a sample without a picture", "Add it, or leave the sample out.")
         return f"{cell.tar.name}/{cell.name}", cell
 
-    return _list_rows(path, "webdataset", rows, modality, locate, TarItems, left_out)
+    return _list_rows(path, "webdataset", rows, modality, locate, tar_items, left_out)
 
 
 def _list_rows(

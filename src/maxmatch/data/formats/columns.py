@@ -152,14 +152,15 @@ def _items_in(
     report: Report,
 ) -> list[RowItem]:
     column = columns.values[modality]
-    cells = row.cells.get(column)
-    listed = isinstance(cells, list) and modality != IMAGE
+    whole = row.cells.get(column)
+    listed = whole if isinstance(whole, list) and modality != IMAGE else None
+    cells = [whole] if listed is None else listed
 
     def spread(column: str | None) -> list[Any]:
         """The cells of a column, one for each item."""
         values = None if column is None else row.cells.get(column)
-        if not listed or values is None:
-            return [values] * (len(cells) if listed else 1)
+        if listed is None or values is None:
+            return [values] * len(cells)
         if not isinstance(values, list) or len(values) != len(cells):
             what = f"the column {column!r} holds no list of {len(cells)}, one for each item"
             raise BadCell(what, "Make it as long as theirs.")
@@ -168,11 +169,11 @@ def _items_in(
     ids = spread(columns.ids.get(modality))
     metadata = {name: spread(column) for name, column in claimed.items()}
     items = []
-    for number, cell in enumerate(cells if listed else [cells]):
+    for number, cell in enumerate(cells):
         try:
             key, value = (None, caption_text(column, cell)) if modality == TEXT else locate(row, modality, cell)
         except BadCell as bad:
-            if not listed:
+            if listed is None:
                 raise
             report(bad.at(row.file, row.line))
             continue

@@ -4,7 +4,7 @@ Pictures are not decoded: values are bytes, or paths where the data set holds th
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ def _read_table(table: "datasets.Dataset", split: str, path: Path, report: Repor
     if not embedded:
         return splits_of_rows(rows, columns, locate, report)
     pictures = table.select_columns([image]).cast_column(image, package.Image(decode=False))
-    return splits_of_rows(rows, columns, locate, report, partial(RowPictures, pictures))
+    return splits_of_rows(rows, columns, locate, report, partial(LazyItems, read=partial(_picture, pictures)))
 
 
 def _cells(table: "datasets.Dataset") -> Iterator[dict[str, Any]]:
@@ -123,25 +123,12 @@ def _cells(table: "datasets.Dataset") -> Iterator[dict[str, Any]]:
             yield dict(zip(batch, values, strict=True))
 
 
-class RowPictures(LazyItems):
-    """The pictures in some rows of a data set, read when asked for."""
-
-    def __init__(self, table: "datasets.Dataset", rows: Sequence[int]) -> None:
-        self._table = table
-        self._rows = list(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def item(self, position: int) -> bytes | Path:
-        """The bytes of a picture, or its path."""
-        cell = next(iter(self._table[self._rows[position]].values())) or {}
-        if cell.get("bytes") is None and cell.get("path") is None:
-            what = "no picture in this row"
-            raise DataError(
-                Problem(Path("datasets"), what, "Take the row out.", line=self._rows[position] + 1, fatal=True)
-            )
-        return Path(cell["path"]) if cell["bytes"] is None else cell["bytes"]
+def _picture(table: "datasets.Dataset", row: int) -> bytes | Path:
+    """The bytes of a picture, or its path."""
+    cell = next(iter(table[row].values())) or {}
+    if cell.get("bytes") is None and cell.get("path") is None:
+        raise DataError(Problem(Path("datasets"), "no picture in this row", "Take the row out.", row + 1, fatal=True))
+    return Path(cell["path"]) if cell["bytes"] is None else cell["bytes"]
 
 
 def _written(split: Split, folder: Path, advance: Advance, workers: int) -> "datasets.Dataset":

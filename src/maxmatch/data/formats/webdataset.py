@@ -86,30 +86,19 @@ def members(path: Path) -> tuple[list[TarMember], Problem | None]:
     return found, Problem(path, wrong, cure, fatal=True) if wrong else None
 
 
-class TarItems(LazyItems):
+def tar_items(found: Sequence[TarMember]) -> LazyItems:
     """The bytes of members, read when asked for."""
+    return LazyItems(list(found), _bytes)
 
-    def __init__(self, found: Sequence[TarMember]) -> None:
-        self._members = list(found)
 
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def item(self, position: int) -> bytes:
-        """The bytes of a member."""
-        member = self._members[position]
-        with member.tar.open("rb", buffering=0) as file:
-            file.seek(member.offset)
-            data = file.read(member.size)
-        if len(data) < member.size:
-            what = f"{member.name} has {len(data)} bytes in place of {member.size}"
-            raise DataError(Problem(member.tar, what, "It has changed since it was opened: read it again.", fatal=True))
-        return data
-
-    def where(self, index: int) -> Path:
-        """The tar, and the member's name in it, as if it were a folder."""
-        member = self._members[index]
-        return member.tar / member.name
+def _bytes(member: TarMember) -> bytes:
+    with member.tar.open("rb", buffering=0) as file:
+        file.seek(member.offset)
+        data = file.read(member.size)
+    if len(data) < member.size:
+        what = f"{member.name} has {len(data)} bytes in place of {member.size}"
+        raise DataError(Problem(member.tar, what, "It has changed since it was opened: read it again.", fatal=True))
+    return data
 
 
 _SPLIT = re.compile(r"(training|train|validation|valid|val|dev|testall|test)(?![a-z])", re.IGNORECASE)
@@ -131,7 +120,7 @@ def read(path: Path, report: Report = refuse) -> dict[str, Split]:
         for key, cells in samples(tar, report)
     ]
     columns = find_columns(column_names(row.cells for row in rows))
-    splits = {} if columns is None else splits_of_rows(rows, replace(columns, split=None), _locate, report, TarItems)
+    splits = {} if columns is None else splits_of_rows(rows, replace(columns, split=None), _locate, report, tar_items)
     if not splits:
         what = "no sample with a picture and a caption"
         give_up(report, Problem(path, what, "Expected members like 0001.jpg and 0001.txt or 0001.json."))
