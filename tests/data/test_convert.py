@@ -45,10 +45,10 @@ def files_in(folder):
 
 
 def grouped():
-    """Several images of a group."""
+    """Several images of a group, in one split only."""
     images = Items([picture(number) for number in range(6)], np.array([0, 0, 1, 2, 2, 2]), list("abcdef"))
     texts = Items(["one", "two", "three", "four", "four"], np.array([0, 0, 0, 1, 2]), list("12345"))
-    return {"train": Split({IMAGE: images, TEXT: texts})}
+    return {"train": Split({IMAGE: images, TEXT: texts}), "val": split_of(6, [2, 1])}
 
 
 def alike():

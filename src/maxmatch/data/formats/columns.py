@@ -213,7 +213,8 @@ def splits_of_rows(
     lazy: Callable[[list[Any]], Sequence[Any]] = list,
 ) -> dict[str, Split]:
     """The splits of these rows. Rows of the same image are one group, in order of first appearance, unless a column
-    `group` tells what belongs together. A row that cannot be used is reported and left out.
+    `group` tells what belongs together; where it is empty, it tells nothing. A row that cannot be used is reported and
+    left out.
 
     lazy: what makes the images of a split, as `locate` gave them, into the values that the split holds.
     """
@@ -225,7 +226,9 @@ def splits_of_rows(
         try:
             name = row.split if columns.split is None else split_name(name_in(row, columns.split))
             items = items_in(row, columns, locate, report)
-            group = items[IMAGE][0].key if columns.group is None else name_in(row, columns.group)
+            group: Any = (IMAGE, items[IMAGE][0].key)
+            if columns.group is not None and row.cells.get(columns.group) not in (None, ""):
+                group = name_in(row, columns.group)
             splits[name].add(row, items, group, varying, report)
         except BadCell as bad:
             report(bad.at(row.file, row.line))
@@ -285,12 +288,12 @@ class _SplitBuilder:
 
     def __init__(self, modalities: Iterable[str]) -> None:
         self.columns = {modality: _Column() for modality in modalities}
-        self.groups: dict[str, int] = {}
+        self.groups: dict[Any, int] = {}
         self.pairs: dict[tuple[str, str], TableRow] = {}
         self.captions: Counter[str] = Counter()  # of each image
 
     def add(
-        self, row: TableRow, items: Mapping[str, list[RowItem]], group_key: str, varying: set[str], report: Report
+        self, row: TableRow, items: Mapping[str, list[RowItem]], group_key: Any, varying: set[str], report: Report
     ) -> None:
         """Take a row in, and note the columns that vary among the rows of its image."""
         group = self.groups.setdefault(group_key, len(self.groups))
