@@ -92,7 +92,7 @@ class Padded(NamedTuple):
 class LazyItems(Sequence[Any]):
     """Items that are read when they are asked for, one by one; a slice of them is as lazy.
 
-    handles: what stands for each item: a path, a member of a tar, the number of a row. read: makes the item of it.
+    handles: one per item, such as a path, a member of a tar or the number of a row. read: from a handle to its item.
     """
 
     def __init__(self, handles: Any, read: Callable[[Any], Any]) -> None:

@@ -106,7 +106,7 @@ def extract(
             for skipped in batch.skipped:
                 image = ids[skipped.index]
                 what = f"image {image!r} of the split {found[image][0]!r} is left out ({skipped.reason.rstrip('.')})"
-                cure = "Training leaves its captions out, too. Or mend it, and extract to a new folder."
+                cure = "Training leaves its captions out, too. Or repair it, and extract to a new folder."
                 report(Problem(dataset.path, what, cure))
             new = [place for place in batch.places if ids[place] not in writer.done]
             if new and batch.inputs is not None:

@@ -361,7 +361,7 @@ _COLUMNS = {IMAGE: "image", TEXT: "caption"}
 def rows_of_split(split: Split, names: Mapping[str, Sequence[Any]], listed: bool) -> Iterator[dict[str, Any]]:
     """The rows of a split: one for each caption, or, `listed`, one for each image with all its captions in a list.
 
-    names: what stands for each item in its column, for the modalities other than text.
+    names: the cell of each item in its column, for the modalities other than text.
     A group of several images has a number in the column `group`; its captions are repeated where they are fewer.
     """
     starts = {modality: items.starts for modality, items in split.items.items()}

@@ -34,7 +34,7 @@ _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 _OTHERS = {"dataset_info.json", "dataset_dict.json"}  # Hugging Face's, which share the beginning of the name
 _FOLDERS = ("images", "{name}_images", "{name}-images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "")
 _WORD = re.compile(r"\w+")
-_MEND = "Mend the entry, or fetch the file again."
+_CORRECT = "Correct the entry, or fetch the file again."
 
 
 class _Caption(NamedTuple):
@@ -78,7 +78,7 @@ def read(
     found = list(_checked(data["images"], file, captions_per_image, report))
     named = list(_named(found, file, report))
     if not named:
-        give_up(report, Problem(file, "no image can be used", _MEND))
+        give_up(report, Problem(file, "no image can be used", _CORRECT))
     folder = images or _pictures(file, [image.path for image in found])
     return {
         split: _split([pair for pair in named if pair[1].split == split], folder)
@@ -160,7 +160,7 @@ def _checked(entries: Sequence[Any], file: Path, most: int | None, report: Repor
             where = f"{where} ({path})"
             split = _value(entry, "split", str)
             if split not in _SPLITS:
-                raise BadCell(f"'split': expected {', '.join(_SPLITS)}, got {split!r}", _MEND)
+                raise BadCell(f"'split': expected {', '.join(_SPLITS)}, got {split!r}", _CORRECT)
             sentences = _value(entry, "sentences", list)
             ids = [str(_value(entry, key, int, str)) if key in entry else None for key in ("cocoid", "imgid")]
         except BadCell as bad:
@@ -180,13 +180,13 @@ def _checked(entries: Sequence[Any], file: Path, most: int | None, report: Repor
 
 def _value(entry: Any, key: str, *kinds: type) -> Any:
     if not isinstance(entry, dict):
-        raise BadCell(f"expected an object, got {json.dumps(entry)[:40]}", _MEND)
+        raise BadCell(f"expected an object, got {json.dumps(entry)[:40]}", _CORRECT)
     if key not in entry:
-        raise BadCell(f"{key!r} is missing", _MEND)
+        raise BadCell(f"{key!r} is missing", _CORRECT)
     value = entry[key]
     if not isinstance(value, kinds) or isinstance(value, bool):
         expected = " or ".join(kind.__name__ for kind in kinds)
-        raise BadCell(f"{key!r}: expected {expected}, got {json.dumps(value)[:40]}", _MEND)
+        raise BadCell(f"{key!r}: expected {expected}, got {json.dumps(value)[:40]}", _CORRECT)
     return value
 
 
@@ -194,7 +194,7 @@ def _path(entry: Any, folder: Path) -> str:
     """Where the picture lies in the folder of pictures."""
     name = _value(entry, "filename", str)
     if not name.strip("./"):
-        raise BadCell("'filename' is empty", _MEND)
+        raise BadCell("'filename' is empty", _CORRECT)
     below = _value(entry, "filepath", str) if "filepath" in entry else ""
     return path_inside(folder, posixpath.join(below, name))[0]
 
@@ -203,7 +203,7 @@ def _caption(sentence: Any, seen: set[str]) -> _Caption:
     text = one_line(caption_text("raw", _value(sentence, "raw", str)))
     name = str(_value(sentence, "sentid", int, str))
     if name in seen:
-        raise BadCell(f"another caption has the 'sentid' {name} too", _MEND)
+        raise BadCell(f"another caption has the 'sentid' {name} too", _CORRECT)
     seen.add(name)
     return _Caption(name, text)
 

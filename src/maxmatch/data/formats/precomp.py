@@ -1,4 +1,4 @@
-"""SCAN's `precomp` folders: region features as one array a split, captions as lines, in the order of the rows.
+"""SCAN's `precomp` folders: region features as one array per split, captions as lines, in the order of the rows.
 
     train_ims.npy (rows, regions, width) · train_caps.txt · train_ids.txt, likewise dev (or val), test and testall
 
@@ -21,7 +21,7 @@ from maxmatch.data.formats.shared import check_writable, one_line, read_lines, w
 
 _PREFIXES = {"train": "train", "dev": "val", "val": "val", "test": "test", "testall": "testall"}
 _PLACES = ("", "*precomp*", "*/precomp", "data/*precomp*", "data/*/precomp")  # where the folder may lie in another
-_IDS_CURE = "Mend the file, or remove it: ids are then made from the numbers of rows and lines."
+_IDS_CURE = "Correct the file, or remove it: ids are then made from the numbers of rows and lines."
 _BLOCK = 256  # rows written at once
 _SAMPLE = 16  # rows by which is judged whether what is there was made from the same values
 _PROBE = 64  # values at the start of a row, on one page of the disk, that tell two rows apart almost always
@@ -121,7 +121,7 @@ def _split(folder: Path, prefix: str, report: Report) -> Split:
     kept = np.array([place for place, text in enumerate(texts) if text is not None], np.int64)
     groups, owners = np.unique(owners[kept], return_inverse=True)
     for lost in np.setdiff1d(np.arange(len(firsts)), groups):
-        report(Problem(images, "no caption of this row can be used", "Mend its captions.", int(firsts[lost]) + 1))
+        report(Problem(images, "no caption of this row can be used", "Correct its captions.", int(firsts[lost]) + 1))
     if not len(kept):
         give_up(report, Problem(captions, "no caption can be used", "Fetch the file again."))
     pictures = Items(Rows(array, firsts[groups]), np.arange(len(groups)), [image_ids[group] for group in groups])

@@ -99,7 +99,7 @@ def _append(items: Items, writer: FeatureWriter, advance: Advance) -> None:
 
 
 def _rows(splits: Mapping[str, Split], places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """A line for each image. What stands for the picture is its place: a path has to be one, and not to leave."""
+    """A line for each image. The cell of the picture is its place in the store: a table wants a path there."""
     for name, split in splits.items():
         names = [str(places[image]) for image in split[IMAGE].ids]
         for cells in rows_of_split(split, {IMAGE: names}, listed=True):

@@ -158,7 +158,7 @@ Used = Counter[int]
 
 
 def choose_facets(scene: Scene, rng: np.random.Generator) -> list[Facet]:
-    """Five facets of different kinds, in a random order. What was told little of is told of first."""
+    """Five facets of different kinds, in a random order. Things mentioned least come first."""
     used: Used = Counter()
     facets: list[Facet] = []
     for kind in shuffled(rng, KINDS):

@@ -106,7 +106,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture as it is meant."""
+    """What a picture shows."""
 
     background: str
     things: tuple[Thing, ...]
