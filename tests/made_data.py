@@ -58,6 +58,10 @@ def content(split, ids=True):
     return plain
 
 
+def contents(splits):
+    return {name: content(part) for name, part in splits.items()}
+
+
 def _plain(value):
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.tolist())

@@ -107,14 +107,6 @@ def test_check_prints_a_few_of_each_kind_and_all_when_asked(tmp_path, capsys):
     assert out.splitlines()[-1] == "Usable: 11 warnings."
 
 
-def test_check_as_json_has_everything_and_nothing_else_on_stdout(tmp_path, capsys):
-    code, out, _ = run(capsys, "data", "check", BAD["missing"].make(tmp_path), "--json")
-    said = json.loads(out)
-    assert (code, said["usable"], said["format"], len(said["findings"])) == (1, False, "karpathy", 1)
-    code, out, _ = run(capsys, "data", "check", tmp_path / "data", "--json", "--no-pictures")
-    assert (code, json.loads(out)["pictures"]) == (0, None)
-
-
 def test_convert_says_what_was_written_and_does_nothing_the_second_time(some_data, tmp_path, capsys):
     arguments = ("convert", some_data, tmp_path / "copy", "--to", "webdataset")
     code, out, _ = run(capsys, "data", *arguments)

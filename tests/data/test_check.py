@@ -13,7 +13,7 @@ from sample_splits import picture, sample_splits, split_of
 
 from maxmatch.data.check import DataFinding, Spread, bad_rows, check
 from maxmatch.data.dataset import IMAGE, TEXT, Items, Problem, Rows, Split
-from maxmatch.data.formats import folder, huggingface, imagefolder, karpathy, precomp, stored, tables, webdataset
+from maxmatch.data.formats import huggingface, imagefolder, karpathy, precomp, stored, tables, webdataset
 
 WRITERS = {
     "table": tables.write,
@@ -43,9 +43,7 @@ def test_good_data_is_counted_in_every_format(name, tmp_path):
     assert report.pictures.count == 7
     assert report.pictures.kinds == {"JPEG": 4, "PNG": 3}
     assert report.pictures.decoded
-    assert report.pictures.bytes == sum(
-        len(value) for split in sample_splits().values() for value in split[IMAGE].values
-    )
+    assert report.pictures.bytes == sum(len(one) for part in sample_splits().values() for one in part[IMAGE].values)
 
 
 def test_words_are_counted_as_the_tokenizer_divides_them(tmp_path):
@@ -159,15 +157,11 @@ def test_an_unfinished_store_and_what_is_no_data_set_are_errors_and_not_exceptio
         assert (report.format, report.usable, len(report.findings)) == (None, False, 1)
 
 
-def test_all_captions_of_karpathys_are_counted_not_the_five_that_are_trained_on(tmp_path):
+def test_all_captions_of_karpathys_are_counted_and_an_option_that_a_format_does_not_take_is_refused(tmp_path):
     karpathy.write({"train": split_of(0, [7, 2], metadata=False)}, tmp_path / "data")
     assert check(tmp_path / "data").splits["train"].items == {"image": 2, "text": 9}
-
-
-def test_an_option_that_the_format_does_not_take_is_refused(tmp_path):
-    folder.write({"all": Split({IMAGE: split_of(0, [1])[IMAGE]})}, tmp_path / "data")
     with pytest.raises(ValueError, match="images: data in the format 'folder' takes no such option"):
-        check(tmp_path / "data", images=tmp_path)
+        check(tmp_path / "data", "folder", images=tmp_path)
 
 
 def test_problems_that_differ_in_names_and_numbers_are_of_one_kind(tmp_path):

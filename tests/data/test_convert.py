@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from bad_data import BAD, butd_line
-from made_data import content, features, interrupting, run, split
+from made_data import contents, features, interrupting, run, split
 from sample_splits import picture, plain, sample_splits, split_of
 
 from maxmatch.data.convert import TARGETS, convert
@@ -209,10 +209,6 @@ def of_features():
         "train": split(features(5, dtype="float16"), 3),
         "val": split(features(2, dtype="float16"), 3, ids=["x", "y"]),
     }
-
-
-def contents(splits):
-    return {name: content(part) for name, part in splits.items()}
 
 
 def butd_files(folder, ids):

@@ -3,15 +3,12 @@
 import json
 import os
 import pickle
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_data import content, environment, features, run, split
+from made_data import content, features, run, split
 
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Split
 from maxmatch.data.features import AppendableNpy, FeatureStore, FeatureWriter, StoreInfo, with_features
@@ -36,10 +33,11 @@ def test_a_store_holds_what_was_written(tmp_path, counts, dtype):
     arrays = ragged(counts)
     boxes = [np.full((count, 4), n, np.float32) for n, count in enumerate(counts)]
     ids = ["a b", "größer", "3"]
-    store = stored(tmp_path / "store", arrays, ids, dtype, boxes)
+    grid = (1, 3) if counts == [3, 3, 3] else None
+    store = stored(tmp_path / "store", arrays, ids, dtype, boxes, grid=grid)
     names = ["boxes.npy", "counts.npy", "features.npy", "ids.txt", "store.json"]
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == names
-    assert (len(store), store.ids, store.info.dtype) == (3, ids, dtype)
+    assert (len(store), store.ids, store.info.dtype, store.info.grid) == (3, ids, dtype, grid)
     for n, array in enumerate(arrays):
         assert store.values[n].tolist() == array.astype(dtype).tolist()
         assert store.boxes[n].tolist() == boxes[n].tolist()
@@ -50,10 +48,6 @@ def test_a_store_holds_what_was_written(tmp_path, counts, dtype):
     assert json.loads((tmp_path / "store" / "store.json").read_text())["count"] == 3
     again = pickle.loads(pickle.dumps(store.values))
     assert again[1:][0].tolist() == store.values[1].tolist()
-
-
-def test_a_grid_is_kept(tmp_path):
-    assert stored(tmp_path, ragged([6, 6]), grid=(2, 3)).info.grid == (2, 3)
 
 
 def damage(folder, name):
@@ -263,34 +257,6 @@ def test_a_process_killed_at_any_step_loses_nothing_that_was_committed(tmp_path,
         assert files(folder) == whole, step
     assert kept == sorted(kept)
     assert len(set(kept)) == COUNT // 2 + 1
-
-
-def test_a_process_killed_at_any_time_loses_nothing_that_was_committed(tmp_path):
-    code = """
-import sys
-from pathlib import Path
-from maxmatch.data import features
-from test_features import INFO, item
-features._COMMIT_SECONDS = 0
-with features.FeatureWriter(Path(sys.argv[1]), INFO) as writer:
-    print("ready", flush=True)
-    for n in range(len(writer.done), 10**6):
-        writer.append([str(n)], [item(n)[0]], [item(n)[1]])
-        print(n, flush=True)
-"""
-    said = -1
-    for pause in (0.0, 0.03):
-        command = [sys.executable, "-c", code, str(tmp_path / "store")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(pause)
-            process.send_signal(signal.SIGKILL)
-            said = max([said, *map(int, process.stdout.read().split())])
-        assert done(tmp_path / "store") > said
-    count = max(COUNT, said + 10)
-    for name in ("store", "again"):
-        resume(tmp_path / name, count)
-    assert files(tmp_path / "store") == files(tmp_path / "again")
 
 
 def test_a_journal_cut_anywhere_resumes_after_its_last_complete_line(tmp_path, begun, whole, monkeypatch):

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,11 +150,3 @@ def test_pictures_of_any_size_show_the_same_scene(size, scenes):
 def test_a_scene_depends_on_its_seed_and_number_alone():
     assert make_scene(5, 7) == make_scene(5, 7)
     assert len({make_scene(seed, number) for seed in range(5) for number in range(20)}) == 100
-
-
-def test_what_is_drawn_does_not_depend_on_turns_of_the_others(scenes):
-    """The generator of the drawing scatters the background alone."""
-    scene = next(scene for scene in scenes if len(scene.things) == 2)
-    turned = Scene(scene.background, (scene.things[0], replace(scene.things[1], turn=0.0)))
-    far = reach(scene.things[1]) > 1.2 + 0.05 / scene.things[1].radius
-    assert (pixels(scene)[far] == pixels(turned)[far]).all()

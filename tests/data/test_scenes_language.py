@@ -77,14 +77,6 @@ def test_the_captions_of_a_picture_are_about_five_different_facets(rows):
         assert len({facet["kind"] for facet in row["facets"]}) == len(set(row["captions"])) == 5
 
 
-def test_captions_mention_every_thing_of_most_pictures(rows):
-    told = [
-        len({number for facet in row["facets"] for number in facet["objects"]}) / len(row["scene"]["things"])
-        for row in rows
-    ]
-    assert sum(told) / len(told) > 0.9
-
-
 def test_every_word_of_the_world_occurs(captions):
     kinds, relations, backgrounds, counts = (
         Counter(facet[name] for _, facet, _ in captions) for name in ("kind", "relation", "background", "count")
@@ -115,10 +107,6 @@ def test_vocabulary_is_of_a_few_hundred_words_each_met_often(captions):
     lengths = [len(text.split()) for text, _, _ in captions]
     assert 9 < sum(lengths) / len(lengths) < 14
     assert max(lengths) <= 30
-
-
-def test_one_facet_has_many_wordings(captions):
-    assert len({text for text, _, _ in captions}) > 0.99 * len(captions)
 
 
 def test_who_knows_the_truth_finds_the_picture_among_hundreds():

@@ -186,10 +186,7 @@ BAD_SAMPLES = {
     "no caption": ([("1.png", picture(1))], "a.tar/1: no caption. Expected a .txt, or a .json with 'caption'."),
     "empty caption": ([("1.png", picture(1)), ("1.txt", b"\n")], "a.tar/1: no caption."),
     "no picture": ([("1.txt", b"one")], "a.tar/1: no picture, only txt. Expected"),
-    "not UTF-8": (
-        [("1.png", picture(1)), ("1.txt", b"caf\xe9")],
-        "a.tar/1: not UTF-8: the byte 0xe9 at place 4 of 1.txt.",
-    ),
+    "not UTF-8": ([("1.png", picture(1)), ("1.txt", b"caf\xe9")], "a.tar/1: not UTF-8: the byte 0xe9 at place 4"),
     "JSON cut short": (
         [("1.png", picture(1)), ("1.json", b'{"caption": "on')],
         "a.tar/1: not a whole JSON object in 1.json",

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from made_data import content, features, interrupting, split
+from made_data import content, contents, features, interrupting, split
 
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Split
 from maxmatch.data.features import FeatureStore
@@ -23,9 +23,7 @@ def test_features_with_captions_read_as_they_were(tmp_path):
     assert sum(steps) == 6
     assert recognise(tmp_path / "store") == "features"
     again = read_dataset(tmp_path / "store").splits
-    assert {name: content(part) for name, part in again.items()} == {
-        name: content(part) for name, part in two_splits().items()
-    }
+    assert contents(again) == contents(two_splits())
     assert not list((tmp_path / "store").glob(".*"))
 
 
@@ -55,9 +53,7 @@ def test_an_image_of_two_splits_is_stored_once(tmp_path):
     splits = {"test": split(array[:2], 2), "testall": split(array, 2)}
     stored.write(splits, tmp_path / "store")
     assert FeatureStore.open(tmp_path / "store").ids == ["0", "1", "2", "3", "4"]
-    assert {name: content(part) for name, part in stored.read(tmp_path / "store").items()} == {
-        name: content(part) for name, part in splits.items()
-    }
+    assert contents(stored.read(tmp_path / "store")) == contents(splits)
 
 
 @pytest.mark.parametrize(

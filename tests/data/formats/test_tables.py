@@ -193,52 +193,25 @@ LATIN1 = "b.jpg,caf\xe9\n".encode("latin-1")
 
 BAD_LINES = {
     "not UTF-8": (b"image,caption\na.jpg,one\n" + LATIN1, "c.csv:3: not UTF-8: the byte 0xe9 at place 10"),
-    "not UTF-8 in quotes": (
-        b'image,caption\na.jpg,one\nb.jpg,"x\n\xff"\n',
-        "c.csv:4: not UTF-8: the byte 0xff at place 1 of the line",
-    ),
-    "empty caption": (
-        b"image,caption\na.jpg,one\nb.jpg,\n",
-        "c.csv:3: an empty caption. Write one, or remove the row.",
-    ),
+    "not UTF-8 in quotes": (b'image,caption\na.jpg,one\nb.jpg,"x\n\xff"\n', "c.csv:4: not UTF-8: the byte 0xff at"),
+    "empty caption": (b"image,caption\na.jpg,one\nb.jpg,\n", "c.csv:3: an empty caption. Write one, or remove"),
     "blank caption": (b"image,caption\na.jpg,one\nb.jpg,  \n", "c.csv:3: an empty caption."),
     "empty line": (b"image,caption\n\na.jpg,one\n", "c.csv:2: an empty line. Remove it."),
     "no image": (b"image,caption\na.jpg,one\n,two\n", "c.csv:3: expected the path of a file, found ''."),
-    "too many": (
-        b"image,caption\na.jpg,one\nb.jpg,two,three\n",
-        "c.csv:3: 3 fields, where the first line has 2. Quote",
-    ),
+    "too many": (b"image,caption\na.jpg,one\nb.jpg,two,three\n", "c.csv:3: 3 fields, where the first line has 2."),
     "too few": (b"image,caption\na.jpg,one\nb.jpg\n", "c.csv:3: 1 fields, where the first line has 2."),
     "up": (b"image,caption\na.jpg,one\nx/../../b.jpg,two\n", "c.csv:3: 'x/../../b.jpg' leaves the folder"),
     "up as on Windows": (b"image,caption\na.jpg,one\n..\\b.jpg,two\n", "leaves the folder"),
     "absolute": (b"image,caption\na.jpg,one\n/etc/b.jpg,two\n", "c.csv:3: '/etc/b.jpg' leaves the folder"),
     "a drive": (b"image,caption\na.jpg,one\nC:\\b.jpg,two\n", "leaves the folder"),
-    "an address": (
-        b"image,caption\na.jpg,one\nhttp://x.org/b.jpg,two\n",
-        "c.csv:3: 'http://x.org/b.jpg' is an address",
-    ),
+    "an address": (b"image,caption\na.jpg,one\nhttp://x.org/b.jpg,two\n", "c.csv:3: 'http://x.org/b.jpg' is an"),
     "twice": (b"image,caption\na.jpg,one\na.jpg,one\n", "c.csv:3: the same image and caption as in line 2. Remove"),
-    "open quote": (
-        b'image,caption\nb.jpg,"two\na.jpg,one\n',
-        "c.csv:2: a quote is left open, or stands within a field",
-    ),
-    "quote within": (
-        b'image,caption\nb.jpg,"two" dogs\na.jpg,one\n',
-        "c.csv:2: a quote is left open, or stands within",
-    ),
+    "open quote": (b'image,caption\nb.jpg,"two\na.jpg,one\n', "c.csv:2: a quote is left open"),
+    "quote within": (b'image,caption\nb.jpg,"two" dogs\na.jpg,one\n', "c.csv:2: a quote is left open, or stands"),
     "no split": (b"image,caption,split\na.jpg,one,train\nb.jpg,two,\n", "c.csv:3: the column 'split' holds nothing."),
-    "an id of two": (
-        b"image,caption,image_id\na.jpg,one,1\nb.jpg,two,1\n",
-        "c.csv:3: the id '1' is that of another item in line 2. Give each its own.",
-    ),
-    "two ids": (
-        b"image,caption,image_id\na.jpg,one,1\na.jpg,two,2\n",
-        "c.csv:3: the id '2' of what had the id '1' in line 2. Give it one id.",
-    ),
-    "a caption's id of two": (
-        b"image,caption,caption_id\na.jpg,one,1\na.jpg,two,1\n",
-        "c.csv:3: the id '1' is that of another caption in line 2. Give each its own.",
-    ),
+    "an id of two": (b"image,caption,image_id\na.jpg,one,1\nb.jpg,two,1\n", "c.csv:3: the id '1' is that of another"),
+    "two ids": (b"image,caption,image_id\na.jpg,one,1\na.jpg,two,2\n", "c.csv:3: the id '2' of what had the id '1'"),
+    "a caption's id of two": (b"image,caption,caption_id\na.jpg,one,1\na.jpg,two,1\n", "c.csv:3: the id '1' is that"),
 }
 
 
@@ -273,10 +246,7 @@ BAD_OBJECTS = {
     "empty line": (GOOD + "\n" + GOOD.replace("a.jpg", "a.jpg "), "c.jsonl:2: an empty line."),
     "too deep": (GOOD + '{"image": ' + "[" * 100_000 + "\n", "c.jsonl:2: not a whole JSON object"),
     "no image": (GOOD + line(caption="two"), "c.jsonl:2: expected the path of a file, found None."),
-    "a list of images": (
-        GOOD + line(image=["b.jpg"], caption="two"),
-        "c.jsonl:2: expected the path of a file, found [",
-    ),
+    "a list of images": (GOOD + line(image=["b.jpg"], caption="two"), "c.jsonl:2: expected the path of a file"),
     "no caption": (GOOD + line(image="b.jpg"), "c.jsonl:2: the column 'caption' holds nothing, not a text."),
     "a number": (GOOD + line(image="b.jpg", caption=5), "c.jsonl:2: the column 'caption' holds 5, not a text."),
     "no captions": (GOOD + line(image="b.jpg", caption=[]), "c.jsonl:2: nothing usable in the column 'caption'."),
@@ -304,11 +274,7 @@ def test_a_bad_line_of_json_is_named_and_left_out(name, tmp_path):
 
 
 FATAL = {
-    "a missing column": (
-        "c.csv",
-        b"picture,caption\na.jpg,one\n",
-        r"c.csv: expected .*file_name.*; found picture, caption",
-    ),
+    "a missing column": ("c.csv", b"picture,caption\na.jpg,one\n", r"c.csv: expected .*; found picture, caption"),
     "no header": ("c.csv", b"a.jpg,one\nb.jpg,two\n", r"c.csv: expected the columns .*; found a.jpg, one"),
     "an empty file": ("c.csv", b"", r"c.csv: no row that can be read"),
     "names alone": ("c.csv", b"image,caption\n", r"c.csv: no row that can be read"),
