@@ -11,9 +11,8 @@ import pytest
 from made_data import content, features, run, split
 
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Split
-from maxmatch.data.features import AppendableNpy, FeatureStore, FeatureWriter, StoreInfo, with_features
+from maxmatch.data.features import AppendableNpy, FeatureStore, FeatureWriter, StoreInfo, recognises, with_features
 from maxmatch.data.formats import karpathy, precomp
-from maxmatch.data.formats.stored import recognises
 
 
 def stored(folder, arrays, ids=None, dtype="float32", boxes=None, **info):

@@ -121,6 +121,11 @@ class FeatureStore:
         return {name: position for position, name in enumerate(self.ids)}
 
 
+def recognises(path: Path) -> bool:
+    """Whether the folder is a store of features, finished or not."""
+    return (path / INFO).is_file() or (path / JOURNAL).is_file()
+
+
 def read_info(folder: Path) -> StoreInfo:
     """What a finished store holds."""
     file = folder / INFO

@@ -268,7 +268,7 @@ class PackedItems:
         index = start + torch.arange(int(counts.max(initial=1)), device=device)
         mask = index < end
         values = self.rows.index_select(0, (index * mask).flatten()).view(*mask.shape, *self.rows.shape[1:])
-        return Inputs(values if values.is_floating_point() else values.long(), mask), {}
+        return Inputs(values.float() if values.is_floating_point() else values.long(), mask), {}
 
 
 def tokenised(texts: Sequence[str], reader: TextReader) -> PackedItems:
@@ -447,7 +447,7 @@ class _FeedOfBatches:
                 self._report(item)
 
     def _finished(self, made: _MadeBatch) -> Batch:
-        """The batch on the device, its features in single precision: they travel as they are stored."""
+        """The batch that was made, augmented. ValueError where nothing of it could be read."""
         self._note(made.skipped)
         if made.fault:
             raise RuntimeError(made.fault)
@@ -456,9 +456,7 @@ class _FeedOfBatches:
                 f"no group of a batch could be read. The first reason: {next(iter(self.skipped.values()))} "
                 "Check the data with `maxmatch data check`."
             )
-        batch = made.batch.to(self.device, non_blocking=True)
-        batch = batch.map(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
-        return batch if self._augment is None else self._augment(batch, made.seed)
+        return made.batch if self._augment is None else self._augment(made.batch, made.seed)
 
 
 class MappedFeed(_FeedOfBatches):
@@ -506,6 +504,9 @@ class MappedFeed(_FeedOfBatches):
         """The batches, on the device, in the order of their plans. One such iterator at a time."""
         self._plans.current = plans
         for made in self._loader:
+            if made.batch is not None:  # features travel as they are stored, and arrive in single precision
+                batch = made.batch.to(self.device, non_blocking=True)
+                made = made._replace(batch=batch.map(lambda one: one.float() if one.is_floating_point() else one))
             yield self._finished(made)
 
 

@@ -16,8 +16,6 @@ from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Dataset, Items, Report, Split, give_up, refuse
 from maxmatch.data.features import (
-    INFO,
-    JOURNAL,
     FeatureStore,
     FeatureWriter,
     StoreInfo,
@@ -25,6 +23,7 @@ from maxmatch.data.features import (
     distinct_images,
     with_features,
 )
+from maxmatch.data.features import recognises as recognises
 from maxmatch.data.formats import tables
 from maxmatch.data.formats.columns import rows_of_split
 from maxmatch.data.formats.shared import check_writable, write_folder
@@ -33,11 +32,6 @@ from maxmatch.data.formats.tables import write_jsonl
 CAPTIONS, ALL = "captions.jsonl", "all"
 _BLOCK = 256  # items written at once
 LOOKS_LIKE, KEEPS_METADATA = "store.json, a feature store of MaxMatch", True
-
-
-def recognises(path: Path) -> bool:
-    """Whether the folder is a store of features, finished or not."""
-    return (path / INFO).is_file() or (path / JOURNAL).is_file()
 
 
 def read(path: Path, report: Report = refuse) -> dict[str, Split]:
