@@ -137,16 +137,7 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-# Loaders: the items of one modality.
-
-
-@runtime_checkable
-class ModalityLoader(Protocol):
-    """How the items of one modality are read."""
-
-    def read(self, places: np.ndarray, seed: int | None) -> Loaded:
-        """Those at some places, in that order. seed: of everything random about them."""
-        ...
+# Loaders: the items of one modality, read at some places. seed: of everything random about them.
 
 
 def loader_for(
@@ -358,7 +349,7 @@ class _BatchMaker(Dataset[_MadeBatch]):
         if captions is not None and captions < 1:
             raise ValueError(f"captions: expected at least 1 per group, or None for all; got {captions}.")
         self.items = {modality: split[modality] for modality in readers}
-        self.loaders: dict[str, ModalityLoader] = {}
+        self.loaders: dict[str, PictureLoader | FeatureLoader | PackedItems | ResidentPictures] = {}
         self.readable = np.ones(split.size, np.bool_)
         self._starts = {modality: items.starts for modality, items in self.items.items()}
         self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}
