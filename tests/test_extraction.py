@@ -84,16 +84,6 @@ def test_a_store_says_which_backbone_and_which_preprocessing_made_it(data, check
         extracted(other, data, tmp_path / "store", "float16")
 
 
-@pytest.mark.parametrize("batch_size", [1, 50])
-def test_features_do_not_depend_on_batching(data, checkpoint, tmp_path, batch_size):
-    store = extracted(checkpoint, data, tmp_path / "store", batch_size=batch_size)
-    again = extracted(checkpoint, data, tmp_path / "again", batch_size=3)
-    torch.testing.assert_close(
-        torch.from_numpy(store.values.take(range(COUNT)).values),
-        torch.from_numpy(again.values.take(range(COUNT)).values),
-    )
-
-
 KILLED = """
 import sys
 from pathlib import Path
