@@ -94,7 +94,7 @@ def test_words_are_dropped_as_by_hand(lengths, p, seed):
         assert (new[row, len(expected) :] == PAD).all()
 
 
-def test_of_regions_and_words_a_fifth_is_hit_and_words_are_treated_as_the_paper_says():
+def test_a_fifth_of_regions_and_words_is_hit_and_shared_out_as_the_paper_says():
     mask = torch.ones(4_000, 36, dtype=torch.bool)
     ids, real = texts([20] * 8_000, 22)
     ids[:, 1:21] = 49  # one word, so that another in its place is seen, but for one time in 45
@@ -305,7 +305,7 @@ def test_pictures_on_the_device_are_those_from_the_disk_mirrored_or_not(photos):
     torch.testing.assert_close(pixels(kept, plans(photos)), read, rtol=0, atol=1e-5)
 
 
-def test_a_random_part_depends_on_the_seed_and_without_one_evaluation_sees_the_middle(photos):
+def test_a_random_part_depends_on_the_seed_and_without_one_it_is_the_middle(photos):
     crops = {"image": RandomCrop(14, *COLOURS, scale=(0.3, 0.9))}
     feed = resident(photos, photo_readers(), crops=crops, threads=3)
     once, again, other = (pixels(feed, plans(photos, epoch=epoch)) for epoch in (0, 0, 1))

@@ -100,7 +100,7 @@ def test_an_image_in_two_splits_is_a_leak_and_an_id_alone_is_not(tmp_path):
     assert len(found(check(tmp_path / "leak"), "warning")) == 2
 
 
-def test_captions_that_an_image_has_twice_and_those_longer_than_a_model_reads_are_notes(tmp_path):
+def test_captions_that_come_twice_or_are_longer_than_a_model_reads_are_notes(tmp_path):
     words = ["A dog.", "a  dog .", "a dog.", "a cat.", "dog " * 126, "dog " * 127]
     texts = Items(words, np.array([0, 0, 1, 1, 1, 1]), list("123456"))
     images = Items([picture(0), picture(1)], np.arange(2), ["a", "b"])
@@ -157,7 +157,7 @@ def test_an_unfinished_store_and_what_is_no_data_set_are_errors_and_not_exceptio
         assert (report.format, report.usable, len(report.findings)) == (None, False, 1)
 
 
-def test_all_captions_of_karpathys_are_counted_and_an_option_that_a_format_does_not_take_is_refused(tmp_path):
+def test_all_captions_are_counted_and_an_option_of_another_format_is_refused(tmp_path):
     karpathy.write({"train": split_of(0, [7, 2], metadata=False)}, tmp_path / "data")
     assert check(tmp_path / "data").splits["train"].items == {"image": 2, "text": 9}
     with pytest.raises(ValueError, match="images: data in the format 'folder' takes no such option"):
