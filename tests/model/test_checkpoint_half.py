@@ -10,7 +10,7 @@ from tiny_models import with_statistics as trained
 
 from maxmatch import SetEncoder
 from maxmatch.model.checkpoint import load
-from maxmatch.model.identity import check_same_model, model_identity
+from maxmatch.model.names import check_same_model, model_identity
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from tiny_models import texts, tiny_model, with_statistics
 from maxmatch import SetEncoder
 from maxmatch.cli.common import load_for_search
 from maxmatch.cli.main import main
-from maxmatch.model.identity import model_identity
+from maxmatch.model.names import model_identity
 from maxmatch.model.numpy_text import NumpyTextEncoder, numpy_text_encoder
 
 _LITE = "efficientnet_lite0_bigru"

@@ -16,8 +16,8 @@ from tiny_models import images_for, texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder, SetIndex
 from maxmatch.cli.main import main
-from maxmatch.model.identity import model_identity
 from maxmatch.model.images import ImageError
+from maxmatch.model.names import model_identity
 from maxmatch.model.onnx_export import OPSET, export_tower
 from maxmatch.model.onnx_runtime import FILE, OnnxEncoder, OnnxError, read_exported
 from maxmatch.model.text import load_tokenizer

@@ -15,8 +15,7 @@ from maxmatch import SetEncoder, SetIndex
 from maxmatch.cli.common import model_of
 from maxmatch.cli.main import main
 from maxmatch.model import names
-from maxmatch.model.identity import model_identity
-from maxmatch.model.names import SHIPPED, name_to_record, shipped_model, shipped_names
+from maxmatch.model.names import SHIPPED, model_identity, name_to_record, shipped_model, shipped_names
 from maxmatch.search.encode_files import read_origin
 
 ROOT = Path(__file__).parents[2]

@@ -12,15 +12,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from maxmatch.core.checks import as_tensor
-from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Features, Inputs, Sets
 from maxmatch.matching import SIMILARITIES, similarity_named
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
-from maxmatch.model.inputs import Reader, TextReader
-from maxmatch.model.read_ahead import checked_items, in_batches
+from maxmatch.model.inputs import Encoded, Reader, TextReader, encode_items
 
 
 @runtime_checkable
@@ -56,16 +54,6 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
         """The sets of B items."""
         return self.head(self.encoder(inputs, mask))
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
-
-    sets: Float[Tensor, "n K D"]
-    kept: list[int]
-    """The place in the input of each set, ascending."""
-    skipped: list[Skipped]
 
 
 class Pair(NamedTuple):
@@ -243,16 +231,19 @@ class SetEncoder(nn.Module):
             >>> encoded.sets.shape, encoded.kept, encoded.skipped
             (torch.Size([2, 4, 384]), [0, 1], [])
         """
-        items = checked_items(items, batch_size, errors)
         tower = self.tower(modality)
-        sets = torch.empty(len(items), tower.head.set_size, self.dim)
-
-        def work(places: list[int], inputs: Inputs) -> None:
-            sets[places] = self.sets_of(modality, inputs).cpu()
-
-        with self.evaluating():
-            kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
-        return sets if errors == "raise" else Encoded(sets[kept] if skipped else sets, kept, skipped)
+        sets: Tensor | Encoded = encode_items(
+            modality,
+            items,
+            batch_size,
+            show_progress,
+            errors,
+            reader=tower.reader,
+            empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
+            encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
+            within=self.evaluating(),
+        )
+        return sets
 
     @overload
     def encode_images(
@@ -298,9 +289,7 @@ class SetEncoder(nn.Module):
             >>> model.encode_images([Image.new("RGB", (64, 48), "red")]).shape
             torch.Size([1, 4, 384])
         """
-        if errors == "skip":
-            return self.encode("image", items, batch_size, show_progress, errors="skip")
-        return self.encode("image", items, batch_size, show_progress, errors)
+        return self.encode("image", items, batch_size, show_progress, errors=errors)
 
     def encode_texts(
         self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None
