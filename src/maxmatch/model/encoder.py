@@ -30,11 +30,9 @@ class Head(Protocol):
 
     def __call__(self, features: Features, /) -> Sets:
         """The sets."""
-        ...
 
     def reorder(self, order: Sequence[int], /) -> None:
         """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
-        ...
 
 
 class Tower(nn.Module):

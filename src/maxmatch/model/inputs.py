@@ -34,15 +34,12 @@ class Reader(Protocol):
 
     def length(self, item: Any) -> int:
         """Roughly how long an item is, without reading it: items of similar length share a batch."""
-        ...
 
     def read(self, item: Any) -> Any:
         """One item, checked."""
-        ...
 
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch of items that were read: `Inputs` of a tower, or arrays by name for a graph of ONNX."""
-        ...
 
 
 class PixelReader:

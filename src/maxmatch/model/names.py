@@ -152,32 +152,26 @@ class AnyModel(Protocol):
     @property
     def dim(self) -> int:
         """D."""
-        ...
 
     @property
     def similarity_name(self) -> str:
         """How its sets are compared."""
-        ...
 
     @property
     def config(self) -> "ModelConfig | None":
         """What it is made of."""
-        ...
 
     @property
     def set_sizes(self) -> dict[str, int]:
         """K of each tower."""
-        ...
 
     @property
     def encode_images(self) -> Callable[..., Any]:
         """The sets of pictures, tensors or arrays; see `SetEncoder.encode`."""
-        ...
 
     @property
     def encode_texts(self) -> Callable[..., Any]:
         """The sets of texts."""
-        ...
 
 
 def model_identity(model: AnyModel | str) -> str:

@@ -29,7 +29,6 @@ class Encoder(Protocol):
 
     def __call__(self, inputs: Tensor, mask: Tensor | None = None, /) -> Features:
         """Pixels (B, 3, H, W), features (B, N, W) or token ids (B, N); the mask is True where an input is real."""
-        ...
 
 
 def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B N"]:
