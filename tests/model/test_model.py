@@ -28,10 +28,10 @@ def pictures():
 @pytest.mark.parametrize("name", SIZES)
 def test_an_item_does_not_depend_on_its_batch(name):
     model = trained(tiny_model(name))
-    order = np.random.default_rng(1).permutation(64).tolist()
-    for modality, items in (("image", images_for(model, 64)), ("text", texts(64))):
+    order = np.random.default_rng(1).permutation(16).tolist()
+    for modality, items in (("image", images_for(model, 16)), ("text", texts(16))):
         alone = model.encode(modality, items, batch_size=1)
-        for size in (7, 64):
+        for size in (5, 16):
             together = model.encode(modality, [items[i] for i in order], batch_size=size)
             assert float((together - alone[order]).abs().max()) <= 1e-5
 

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from test_images import noise
 from tiny_models import texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder
@@ -18,7 +19,8 @@ from maxmatch.model.numpy_text import NumpyTextEncoder, numpy_text_encoder
 
 _LITE = "efficientnet_lite0_bigru"
 _KINDS = {
-    "plain": ("region_bigru", {}),
+    "directions averaged": ("region_bigru", {}),
+    "directions concatenated": (_LITE, {}),
     "projected": (_LITE, {"vector_width": 6, "train_words": False}),
     "own": (_LITE, {"vector_width": 6, "train_words": False, "own_words": 5}),
 }
@@ -36,8 +38,7 @@ def never():
     pytest.fail("the whole model was loaded")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, "float32") for kind in _KINDS), ("own", "float16")])
 def test_texts_become_the_sets_of_torch_and_the_model_is_the_same(tmp_path, kind, dtype):
     name, more = _KINDS[kind]
     tiny_model(name, seed=3, **more).save_pretrained(tmp_path / "model", dtype)
@@ -48,20 +49,6 @@ def test_texts_become_the_sets_of_torch_and_the_model_is_the_same(tmp_path, kind
     with pytest.warns(UserWarning, match="more than 32 tokens"):
         np.testing.assert_allclose(fast.encode_texts(some), whole.encode_texts(some).numpy(), atol=1e-5)
     assert fast.encode_texts([]).shape == (0, 4, whole.dim)
-
-
-@pytest.mark.parametrize("directions", ["mean", "concatenate"])
-def test_both_directions_of_the_gru_count_as_in_torch(tmp_path, directions):
-    model = tiny_model("region_bigru")
-    towers = model.config.model_dump()["towers"]
-    towers["text"]["encoder"]["directions"] = directions
-    from maxmatch.model.build import build_model
-
-    config = type(model.config).model_validate({**model.config.model_dump(), "towers": towers})
-    model = build_model(config, {"text": model.tower("text").reader.tokenizer}, seed=1)
-    model.save_pretrained(tmp_path / "model")
-    fast = numpy_text_encoder(tmp_path / "model", never)
-    np.testing.assert_allclose(fast.encode_texts(texts(8)), model.encode_texts(texts(8)).numpy(), atol=1e-5)
 
 
 def test_many_texts_and_pictures_are_for_the_whole_model(folder):
@@ -95,12 +82,9 @@ def test_whatever_is_not_known_here_or_damaged_is_left_to_the_whole_model(folder
         load_for_search(str(other), "cpu")
 
 
-def test_torch_is_taken_where_it_is_asked_for(folder):
+def test_torch_is_used_where_it_is_asked_for_and_a_device_that_is_not_there_is_refused(folder):
     assert isinstance(load_for_search(str(folder), "cpu"), NumpyTextEncoder)
     assert isinstance(load_for_search(str(folder), "cpu", "torch"), SetEncoder)
-
-
-def test_a_device_that_is_not_there_is_refused_for_words_too(folder):
     with pytest.raises(ValueError, match="nonsense"):
         load_for_search(str(folder), "nonsense")
 
@@ -115,41 +99,36 @@ def test_a_model_that_was_replaced_while_it_was_read_encodes_no_picture(folder, 
 
 
 _SEARCH = """
-import json, sys
+import sys
 from maxmatch.cli.main import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:
     assert end.code == 0, end.code
-print(json.dumps("torch" in sys.modules), file=sys.stderr)
+print("torch was loaded:", "torch" in sys.modules, file=sys.stderr)
 """
 
 
-def test_torch_is_loaded_for_new_photos_only(folder, tmp_path, monkeypatch):
+def test_a_second_search_loads_no_torch_and_finds_the_same(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     photos = tmp_path / "photos"
     photos.mkdir()
+    asked = ["search", '"a dog" - "a cat"', str(photos), "--model", str(folder), "--json"]
 
-    def add(seed):
-        pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
-        Image.fromarray(pixels).save(photos / f"{seed}.png")
+    def hits(printed):
+        return {hit["id"]: hit["score"] for hit in json.loads(printed)["hits"]}
 
-    def search(*more):
-        asked = ["search", '"a dog" - "a cat"', str(photos), "--model", str(folder), "--json", *more]
-        done = subprocess.run([sys.executable, "-c", _SEARCH, *asked], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        hits = {hit["id"]: hit["score"] for hit in json.loads(done.stdout)["hits"]}
-        return hits, json.loads(done.stderr.splitlines()[-1])
+    def here(*more):
+        with pytest.raises(SystemExit):
+            main([*asked, *more])
+        return hits(capsys.readouterr().out)
 
-    add(0)
-    add(1)
-    with pytest.raises(SystemExit):
-        main(["search", "a dog", str(photos), "--model", str(folder)])
-    fast, loaded = search()
-    assert (set(fast), loaded) == ({"0.png", "1.png"}, False)
-    slow, loaded = search("--runtime", "torch")
-    assert loaded
-    assert fast == pytest.approx(slow, abs=1e-5)
-    add(2)
-    more, loaded = search()
-    assert (set(more), loaded) == ({"0.png", "1.png", "2.png"}, True)
+    for seed in (0, 1):
+        Image.fromarray(noise(60, 40, seed)).save(photos / f"{seed}.png")
+    known = here("--runtime", "torch")
+    done = subprocess.run([sys.executable, "-c", _SEARCH, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "torch was loaded: False"
+    assert hits(done.stdout) == pytest.approx(known, abs=1e-5)
+    Image.fromarray(noise(60, 40, 2)).save(photos / "2.png")
+    assert set(here()) == {"0.png", "1.png", "2.png"}
