@@ -63,7 +63,7 @@ def test_an_item_that_is_not_finite_is_refused_and_named(name: str, value: float
 
 
 @every_similarity
-def test_vectors_of_another_length_cause_a_warning_and_those_that_overflow_are_refused(name: str) -> None:
+def test_long_vectors_cause_a_warning_and_overflow_is_refused(name: str) -> None:
     for side, a, b in (("a", SETS * 3, SETS), ("b", SETS, SETS * 3)):
         with pytest.warns(NotUnitLength, match=rf"^{side}: .*torch\.nn\.functional\.normalize"):
             SIMILARITIES[name](a, b)

@@ -141,7 +141,7 @@ def test_scores_that_reach_a_level_are_counted_by_row_and_by_column(rows: int, c
     assert int(no_numbers) == 0
 
 
-def test_an_infinite_level_counts_no_place_outside_the_matrix_and_nan_is_counted_apart() -> None:
+def test_infinite_levels_count_only_the_matrix_and_nan_is_counted_apart() -> None:
     scores = torch.tensor([[-torch.inf, 0.0, torch.nan], [torch.inf, -torch.inf, torch.nan]])
     level = torch.tensor([-torch.inf, torch.inf, -torch.inf, torch.inf, -torch.inf])
     above, equal, no_numbers = triton_backend.count_levels(scores, level)
@@ -180,7 +180,7 @@ def test_scoring_through_the_kernels_changes_no_score() -> None:
 
 
 @pytest.mark.usefixtures("on_kernels")
-def test_scoring_through_the_kernels_names_what_is_not_finite_by_its_place_in_the_whole() -> None:
+def test_scoring_through_the_kernels_names_an_item_that_is_not_finite() -> None:
     good, bad = random_sets(11, 10, 4, 16), random_sets(12, 12, 4, 16)
     bad[9, 2, 5] = torch.nan
     with pytest.raises(NotFiniteError, match=r"^a: item 9 holds NaN or infinite values"):

@@ -59,7 +59,7 @@ def test_squash_keeps_the_whole_picture():
 
 
 @pytest.mark.parametrize("resize", ["crop", "squash"])
-def test_a_model_takes_what_it_sees_less_the_mean_over_the_deviation_of_each_channel(resize):
+def test_what_is_seen_is_normalised_by_channel(resize):
     picture = Image.fromarray(noise(80, 50))
     mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
     transform = ImageTransform(24, resize, mean, std)

@@ -82,7 +82,7 @@ def test_whatever_is_not_known_here_or_damaged_is_left_to_the_whole_model(folder
         load_for_search(str(other), "cpu")
 
 
-def test_torch_is_used_where_it_is_asked_for_and_a_device_that_is_not_there_is_refused(folder):
+def test_torch_is_used_on_request_and_an_unknown_device_is_refused(folder):
     assert isinstance(load_for_search(str(folder), "cpu"), NumpyTextEncoder)
     assert isinstance(load_for_search(str(folder), "cpu", "torch"), SetEncoder)
     with pytest.raises(ValueError, match="nonsense"):

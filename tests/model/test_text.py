@@ -89,7 +89,7 @@ def test_words_of_any_script_enter_the_vocabulary():
     assert {"नमस्ते", "दुनिया", "straße", "жук", "\U0001f436"} <= set(vocabulary)
 
 
-def test_ten_thousand_words_are_cut_to_the_maximum_with_one_warning_and_the_end_kept(tokenizer):
+def test_long_texts_are_cut_with_one_warning_and_the_end_token_is_kept(tokenizer):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for length in (100, 200, 10_000):

@@ -40,7 +40,7 @@ def test_local_features_are_word_vectors_after_dropout():
     assert abs(float((local == 0).float().mean()) - 0.25) < 0.03
 
 
-def test_words_start_from_the_given_vectors_and_that_of_padding_is_trained_like_any_other():
+def test_words_start_from_the_given_vectors_and_all_are_trained():
     vectors = torch.randn(11, 4)
     encoder = GRUEncoder(11, word_width=4, width=6, word_vectors=vectors)
     assert torch.equal(encoder.words.weight, vectors)
