@@ -1,14 +1,10 @@
 """A search by words encodes them in NumPy: the same sets and the same model as torch has, and no torch."""
 
-import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from PIL import Image
-from test_images import noise
+from second_search import arguments, scores, second_search, write_photos
 from tiny_models import texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder
@@ -98,37 +94,16 @@ def test_a_model_that_was_replaced_while_it_was_read_encodes_no_picture(folder, 
         fast.encode_images([np.zeros((40, 60, 3), np.uint8)])
 
 
-_SEARCH = """
-import sys
-from maxmatch.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    assert end.code == 0, end.code
-print("torch was loaded:", "torch" in sys.modules, file=sys.stderr)
-"""
-
-
 def test_a_second_search_loads_no_torch_and_finds_the_same(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    asked = ["search", '"a dog" - "a cat"', str(photos), "--model", str(folder), "--json"]
-
-    def hits(printed):
-        return {hit["id"]: hit["score"] for hit in json.loads(printed)["hits"]}
-
-    def here(*more):
-        with pytest.raises(SystemExit):
-            main([*asked, *more])
-        return hits(capsys.readouterr().out)
-
-    for seed in (0, 1):
-        Image.fromarray(noise(60, 40, seed)).save(photos / f"{seed}.png")
-    known = here("--runtime", "torch")
-    done = subprocess.run([sys.executable, "-c", _SEARCH, *asked], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "torch was loaded: False"
-    assert hits(done.stdout) == pytest.approx(known, abs=1e-5)
-    Image.fromarray(noise(60, 40, 2)).save(photos / "2.png")
-    assert set(here()) == {"0.png", "1.png", "2.png"}
+    asked = arguments(write_photos(tmp_path / "photos", 0, 1), folder)
+    with pytest.raises(SystemExit):
+        main([*asked, "--runtime", "torch"])
+    known = scores(capsys.readouterr().out)
+    found, loaded = second_search(*asked)
+    assert found == pytest.approx(known, abs=1e-5)
+    assert "torch" not in loaded
+    write_photos(tmp_path / "photos", 2)
+    with pytest.raises(SystemExit):
+        main(asked)
+    assert set(scores(capsys.readouterr().out)) == {"0.png", "1.png", "2.png"}

@@ -1,9 +1,6 @@
 """What was exported is the model: the same sets, the same identity, and no torch where it is searched with."""
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import torch
 from jaxtyping import config
 from PIL import Image
+from second_search import arguments, second_search, write_photos
 from tiny_models import SIZES, images_for, texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder, SetIndex
@@ -144,15 +142,6 @@ def test_a_transformer_of_texts_is_exported_as_well(tmp_path):
         torch.testing.assert_close(torch.from_numpy(sets), model.encode_texts(some), atol=CLOSE, rtol=0)
 
 
-_SEARCH = """
-import json, sys
-from maxmatch.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    assert end.code == 0, end.code
-print(json.dumps(sorted(sys.modules)), file=sys.stderr)
-"""
 _HEAVY = {"transformers", "lancedb", "pyarrow", "scipy", "numba", "datasets", "matplotlib", "huggingface_hub", "onnx"}
 
 
@@ -162,17 +151,9 @@ def test_a_search_in_an_indexed_folder_loads_no_more_than_it_needs(runtime, spar
         monkeypatch.setattr(cnn, "_STAGES", WHOLE)
         folder = tiny_model("efficientnet_lite0_bigru").save_pretrained(tmp_path / "model")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "photos").mkdir()
-    for seed in range(3):
-        pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{seed}.png")
-    asked = ["search", '"a dog" - "a cat"', str(tmp_path / "photos"), "--model", str(folder), "--json"]
+    asked = arguments(write_photos(tmp_path / "photos", 0, 1, 2), folder)
     with pytest.raises(SystemExit):
         main(asked)
-    done = subprocess.run(
-        [sys.executable, "-c", _SEARCH, *asked, "--runtime", runtime], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["hits"]) == 3
-    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    found, loaded = second_search(*asked, "--runtime", runtime)
+    assert len(found) == 3
     assert spared & loaded == set()
