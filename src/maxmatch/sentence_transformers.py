@@ -163,4 +163,5 @@ def _clustered(
     """`cluster_tokens` of any batch, with a mask of any type; without one, vectors of zeros are padding."""
     real = (embeddings != 0).any(-1) if mask is None else mask.bool()
     vectors, kept = cluster_tokens(embeddings.flatten(0, -3), size, real.flatten(0, -2))
-    return vectors.unflatten(0, embeddings.shape[:-2]), kept.unflatten(0, embeddings.shape[:-2])
+    batch = embeddings.shape[:-2]
+    return vectors.reshape(*batch, *vectors.shape[1:]), kept.reshape(*batch, -1)

@@ -176,7 +176,7 @@ def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pret
     """The config with its backbones' configurations from the hub written out, so that a checkpoint needs no hub."""
     known = config.model_dump(mode="json")
     for name, tower in config.towers.items():
-        backbone = getattr(tower.encoder, "backbone", None)
+        backbone: Any = getattr(tower.encoder, "backbone", None)
         named = isinstance(backbone, parts.HuggingFaceBackbone) and backbone.pretrained is not None
         if named and (pretrained or backbone.config is None):
             built: Any = towers[name].encoder

@@ -18,7 +18,8 @@ from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
-from maxmatch.model.inputs import Encoded, Reader, TextReader, encode_items
+from maxmatch.model.inputs import Encoded as Encoded
+from maxmatch.model.inputs import Reader, TextReader, encode_items
 
 
 @runtime_checkable

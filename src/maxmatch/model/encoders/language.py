@@ -1,7 +1,7 @@
 """Text encoders: word vectors (GloVe) and a bidirectional GRU, or any Hugging Face text encoder."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -257,7 +257,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-_POOLING = {**POOLING, "first": lambda local, mask: local[:, 0]}
+_POOLING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {**POOLING, "first": lambda local, mask: local[:, 0]}
 
 
 class TransformerEncoder(Freezable):
