@@ -117,7 +117,7 @@ def save(model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None 
 
     A model in float16 has an identity of its own in an index, which stays the same when it is loaded and saved again.
     """
-    kept_as = str(dtype or "float32").removeprefix("torch.")
+    kept_as = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     if kept_as not in ("float32", "float16"):
         raise ValueError(f"dtype: expected float16 or float32 (the default), got {dtype!r}.")
     if model.config is None:
