@@ -29,9 +29,6 @@ from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
 from maxmatch.matching.similarity import Similarity, compiled_for, few_products, kernels_for, multiply
 
-Watch = Callable[[Tensor], None]
-"""Takes a sum over what went into a tile: if it is not finite, something in there is not."""
-
 
 @dataclass(frozen=True)
 class Scorer:
@@ -39,8 +36,9 @@ class Scorer:
 
     pack_rows: Callable[[Tensor], Any]
     pack_columns: Callable[[Tensor], Any]
-    score: Callable[[Any, Any, Tensor, slice, slice], None]
-    """(packed rows, packed columns, where to write the scores, which rows, which columns)"""
+    score: Callable[[Any, Any, Tensor, slice, slice], Tensor | None]
+    """(packed rows, packed columns, where to write the scores, which rows, which columns) -> a sum that is not finite
+    if anything that went into the tile is not; None where that was checked."""
     bytes_per_pair: int
     best_tile: tuple[int, int]
     """Rows and columns of a tile where memory allows: small on the CPU, to stay in its caches."""
@@ -56,7 +54,7 @@ def _slot_major(sets: Tensor) -> Tensor:
     return sets.transpose(0, 1).reshape(-1, sets.shape[2])
 
 
-def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
+def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor) -> Scorer:
     """The CPU's: a product in planes, and compiled code for the matching."""
     space: dict[str, Tensor] = {}  # one for all tiles: touching fresh memory costs more than the matching
 
@@ -68,34 +66,31 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Sc
 
     def pack_columns(sets: Tensor) -> Tensor:
         count, size, width = sets.shape
-        watch(_total(sets))
         return reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
 
-    def pack_rows(sets: Tensor) -> Tensor:
-        watch(_total(sets))
-        return _slot_major(sets.float())
-
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
         matched = reuse("matched", 4, height, width)
         compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
-        watch(out.sum())
+        return x.sum() + y.sum() + out.sum()
 
-    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024))
+    return Scorer(
+        lambda sets: _slot_major(sets.float()), pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024)
+    )
 
 
-def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, watch: Watch, best_tile: tuple[int, int]) -> Scorer:
+def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, best_tile: tuple[int, int]) -> Scorer:
     """For so few rows that a packed copy of the columns would cost more than it saves: those are read where they lie.
 
     scores: writes the scores (B, C) of planes (K, B, K, C).
     """
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         planes = few_products(x, y).view(size, height, size, width)
         scores(planes, out)
-        watch(planes.sum())
+        return planes.sum()
 
     return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=best_tile)
 
@@ -110,23 +105,23 @@ def compiled_scores(
     torch.mean(matched.exp_(), 0, out=out).sub_(1)
 
 
-def plane_scorer(kernels: Any, size: int, watch: Watch) -> Scorer:
+def plane_scorer(kernels: Any, size: int) -> Scorer:
     """The GPU's for up to eight vectors and full float32: the library's product, then one kernel."""
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         kernels.plane_scores(multiply(x, y).view(size, height, size, width).transpose(1, 2), out)
-        watch(_total(x) + _total(y))
+        return _total(x) + _total(y)
 
     return Scorer(_slot_major, _slot_major, score, bytes_per_pair=4 * size**2, best_tile=(8192, 32768))
 
 
-def fused_scorer(kernels: Any, watch: Watch) -> Scorer:
+def fused_scorer(kernels: Any) -> Scorer:
     """The GPU's for four vectors: product and matching in one kernel."""
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         kernels.fused_scores(x, y, out)
-        watch(_total(x) + _total(y))
+        return _total(x) + _total(y)
 
     return Scorer(kernels.pack_rows, kernels.pack_columns, score, bytes_per_pair=0, best_tile=(8192, 32768))
 
@@ -191,7 +186,7 @@ class PairwiseJob:
             return
         totals: list[Tensor] = []
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            scorer = self._scorer(pool, totals.append)
+            scorer = self._scorer(pool)
             height, width = self._tile_shape(scorer)
             packed: dict[int, Any] = {}  # the rows' tiles come again with every tile of columns: kept, where they fit
             keep_rows = self._item_bytes(self.a) * len(self.a) <= self.max_memory // 8
@@ -211,18 +206,20 @@ class PairwiseJob:
                     else:
                         tile = scores[rows, columns]
                     try:
-                        scorer.score(packed_rows, packed_columns, tile, rows, columns)
+                        total = scorer.score(packed_rows, packed_columns, tile, rows, columns)
                     except NotFiniteError:  # it names an item of the tile
                         self._refuse_not_finite()
-                    if self.device.type == "cpu" and not all(math.isfinite(totals.pop()) for _ in range(len(totals))):
+                    if total is not None and self.device.type != "cpu":
+                        totals.append(total)
+                    elif total is not None and not math.isfinite(total):
                         self._refuse_not_finite()
                     yield Tile(rows, columns, tile)
         # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
         norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
-        total = torch.stack([torch.zeros((), device=self.device), *totals]).sum()[None]
-        total, *found = torch.cat([total, *norms]).tolist()
-        if not math.isfinite(total):
+        watched = torch.stack([torch.zeros((), device=self.device), *totals]).sum()[None]
+        whole, *found = torch.cat([watched, *norms]).tolist()
+        if not math.isfinite(whole):
             self._refuse_not_finite()
         for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
             warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
@@ -268,29 +265,29 @@ class PairwiseJob:
         masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
         as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
-        if resident and not masked and few and self.dtype == torch.float32:  # see products.few_products
+        if resident and not masked and few and self.dtype == torch.float32:  # see few_products
             copies = 0 if as_it_is and sets is self.b else 1  # rows are packed
         else:
             copies = 1 if as_it_is else 3
         return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
 
-    def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
-        """The fastest way there is. What a scorer gives to `watch` must be finite."""
+    def _scorer(self, pool: ThreadPoolExecutor) -> Scorer:
+        """The fastest way there is."""
         size = self.a.shape[1]
         probe = self._load(self.a, slice(0, 1))
         if self._has_fast_path():
             kernels = kernels_for(probe)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
-                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
+                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, (64, 2**20))
             if kernels is not None and kernels.can_fuse(probe):
-                return fused_scorer(kernels, watch)
+                return fused_scorer(kernels)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES:
-                return plane_scorer(kernels, size, watch)
+                return plane_scorer(kernels, size)
             compiled = compiled_for(probe, pairs=len(self.a) * len(self.b)) if size == 4 else None
             if compiled is not None and self._few_rows():
-                return few_scorer(partial(compiled_scores, compiled, pool), size, watch, (128, 1024))
+                return few_scorer(partial(compiled_scores, compiled, pool), size, (128, 1024))
             if compiled is not None and len(self.b) * size >= self.b.shape[2]:
-                return compiled_scorer(compiled, pool, watch)
+                return compiled_scorer(compiled, pool)
         return self._plain_scorer()
 
     def _has_fast_path(self) -> bool:
