@@ -81,7 +81,7 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor) -> Scorer:
 
 
 def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, best_tile: tuple[int, int]) -> Scorer:
-    """For so few rows that a packed copy of the columns would cost more than it saves: those are read where they lie.
+    """For so few rows that a packed copy of the columns would cost more than it saves: the columns are read in place.
 
     scores: writes the scores (B, C) of planes (K, B, K, C).
     """
@@ -239,7 +239,7 @@ class PairwiseJob:
         return block
 
     def _cast(self) -> bool:
-        """Whether tiles of two precisions are made one; a few rows on a CPU are multiplied with what there is."""
+        """Whether tiles of two precisions are cast to one; a few rows on a CPU are multiplied without a cast."""
         named = isinstance(self.similarity, SetSimilarity)  # a function gets one precision, however many rows there are
         few = named and self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
         return _name(self.a) != _name(self.b) and not few
@@ -315,7 +315,7 @@ class PairwiseJob:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotUnitLength)  # a warning that fits is given once, at the end
                 out.copy_(self.similarity(a, b, **masks))
-            own = not isinstance(self.similarity, SetSimilarity)  # a function of one's own may not check its input
+            own = not isinstance(self.similarity, SetSimilarity)  # a user's function may not check its input
             if own and bool(out.isnan().any()):
                 raise NotFiniteError("NaN among the scores.")
 

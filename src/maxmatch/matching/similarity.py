@@ -77,7 +77,7 @@ def _few_against_many(a: Tensor, b: Tensor) -> Tensor:
 
 def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Float[Tensor, "Q L C"]:
     """The inner products of a few vectors with those of many sets, in at least float32. On a CPU sets are read once,
-    where they lie; those of half precision are made float32 in a core's cache.
+    in place; those of half precision are cast to float32 in a core's cache.
     """
     count, size, width = sets.shape
     needs_grad = torch.is_grad_enabled() and (few.requires_grad or sets.requires_grad)
@@ -146,7 +146,7 @@ def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> 
     a_mask, b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
     check_mask("a_mask", a_mask, tuple(a.shape[:2]))
     check_mask("b_mask", b_mask, tuple(b.shape[:2]))
-    # What stands in the place of padding must not matter, even if it is NaN.
+    # The values of padding must not matter, even NaN.
     a = a if a_mask is None else a.masked_fill(~a_mask[..., None], 0.0)
     b = b if b_mask is None else b.masked_fill(~b_mask[..., None], 0.0)
     cosines = cosine_planes(a, b)

@@ -1,4 +1,4 @@
-"""From a ModelConfig to a SetEncoder. The tables here are the only place where a name stands for a class."""
+"""From a ModelConfig to a SetEncoder. The tables here are the only place that maps names to classes."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""SetEncoder: the object a user holds. Towers by name, one per modality; each turns an item into a set of K vectors."""
+"""SetEncoder: the model that users work with. Towers by name, one per modality; each turns an item into a set of K vectors."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -421,7 +421,7 @@ class SetEncoder(nn.Module):
             0.99
         """
         if self.config is None:
-            raise ValueError("pairing: this model was put together without a config to note it in.")
+            raise ValueError("pairing: this model was built without a config to record it in.")
         measured = {"pairing": list(pairing), "pairing_stability": float(stability)}
         self.config = ModelConfig.model_validate({**self.config.model_dump(), **measured})
 

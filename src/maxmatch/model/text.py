@@ -20,7 +20,7 @@ WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SAMPLED = 64  # words that show how a tokenizer splits
 _PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 # Words as the Penn Treebank splits them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
-# sign stands alone. GloVe's vectors are of such words.
+# sign is a token of its own. GloVe's vectors are of such words.
 _WORD = r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-/.]\w+)*|[^\w\s]"
 
 

@@ -65,7 +65,7 @@ def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray],
         width = width or spaces
         if spaces < width or not spaces:
             raise _bad_line(path, number, line, width)
-        # Some of GloVe 840B's words hold spaces themselves: the numbers are what stands last.
+        # Some of GloVe 840B's words contain spaces: the numbers are the last fields.
         name = line.split(b" ", 1)[0] if spaces == width else line.rsplit(b" ", width)[0]
         if name in wanted and name not in found:
             found[name] = _numbers(path, number, line, width)
