@@ -1,4 +1,4 @@
-"""SetEncoder: the model that users work with. Towers by name, one per modality; each turns an item into a set of K vectors."""
+"""SetEncoder, the model that users work with: towers by name, one per modality, turn items into sets of K vectors."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
