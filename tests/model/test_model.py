@@ -161,7 +161,7 @@ def test_what_cannot_be_read_is_named(pictures, tmp_path):
         pictures.encode_images([tmp_path / "gone.jpg"])
 
 
-def test_what_cannot_be_read_is_skipped_and_reported(pictures, tmp_path):
+def test_what_cannot_be_read_is_skipped_and_reported(pictures, regions, tmp_path):
     items = [noise(40, 40, seed) for seed in range(5)]
     (tmp_path / "empty.jpg").touch()
     mixed = [items[0], tmp_path / "empty.jpg", *items[1:4], b"no picture", "gone.jpg", items[4]]
@@ -173,6 +173,8 @@ def test_what_cannot_be_read_is_skipped_and_reported(pictures, tmp_path):
         torch.testing.assert_close(got.sets, pictures.encode_images(items), rtol=0, atol=1e-5)
     nothing = pictures.encode_images([b""], errors="skip")
     assert (nothing.sets.shape, nothing.kept) == ((0, 4, D), [])
+    unequal = [np.full((count, FEATURES), value, "float32") for count, value in ((3, 1), (2, np.nan), (5, np.inf))]
+    assert [skipped.index for skipped in regions.encode_images(unequal, errors="skip").skipped] == [1, 2]
 
 
 @pytest.mark.parametrize(
