@@ -84,6 +84,8 @@ def test_every_query_meets_every_document_in_the_order_of_their_groups() -> None
         for i in range(2)
     ]
     torch.testing.assert_close(scores, torch.tensor(expected))
+    padded = documents.masked_fill(documents_mask[..., None] == 0, 0.0)  # without a mask, zeros are padding
+    torch.testing.assert_close(maxmatch_scores(queries, padded, queries_mask), scores)
 
 
 def test_with_one_token_a_text_it_is_a_function_of_what_colbert_gives() -> None:
@@ -112,15 +114,6 @@ def test_own_documents_and_own_pairs_are_parts_of_all_pairs() -> None:
     )
 
 
-def test_a_vector_of_zeros_is_padding_where_there_is_no_mask() -> None:
-    queries, documents = random_tokens(2, 4), random_tokens(2, 1, 5, seed=1)
-    documents_mask = torch.arange(5) < torch.tensor([[[3]], [[5]]])
-    padded = documents.masked_fill(~documents_mask[..., None], 0.0)
-    torch.testing.assert_close(
-        maxmatch_scores(queries, padded), maxmatch_scores(queries, documents, None, documents_mask)
-    )
-
-
 def test_the_ranking_loss_falls_and_its_gradient_reaches_all_weights(model: MultiVectorEncoder) -> None:
     loss = losses.MultiVectorMultipleNegativesRankingLoss(
         model, similarity_fct=partial(maxmatch_scores, size=4), scale=20.0
@@ -138,7 +131,7 @@ def test_the_ranking_loss_falls_and_its_gradient_reaches_all_weights(model: Mult
     assert all("pooler" in name or name.endswith("key.bias") for name in unmoved)  # these move no output of BERT's
 
 
-def test_the_cached_loss_is_the_same_loss(model: MultiVectorEncoder) -> None:
+def test_the_cached_loss_and_the_losses_of_distillation_take_it_too(model: MultiVectorEncoder) -> None:
     model.eval()  # no dropout
     columns = features(model, QUERIES, DOCUMENTS, OTHERS)
     plain = losses.MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=maxmatch_scores, scale=20.0)
@@ -146,9 +139,6 @@ def test_the_cached_loss_is_the_same_loss(model: MultiVectorEncoder) -> None:
         model, similarity_fct=maxmatch_scores, scale=20.0, mini_batch_size=2
     )
     torch.testing.assert_close(cached(columns), plain(columns))
-
-
-def test_the_losses_of_distillation_take_it_too(model: MultiVectorEncoder) -> None:
     columns = features(model, QUERIES, DOCUMENTS, OTHERS)
     margins = torch.tensor([1.0, 0.5, 0.2, 0.1])
     teacher = torch.stack([margins, torch.zeros(4)], 1)
@@ -174,14 +164,11 @@ def test_encoded_texts_are_scored_and_reranked_by_it(model: MultiVectorEncoder) 
     assert evaluator(model)["mrr@10"] == 1.0  # a text is most like itself
 
 
-def test_every_vector_has_unit_length_and_there_are_as_many_as_asked_for() -> None:
+def test_clusters_are_as_many_unit_vectors_as_asked_for_and_clear_bundles_are_found() -> None:
     vectors, real = cluster_tokens(random_tokens(3, 20), 4)
     assert vectors.shape == (3, 4, 8)
     assert bool(real.all())
     torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3, 4))
-
-
-def test_bundles_that_are_plain_to_see_are_found() -> None:
     generator = torch.Generator().manual_seed(1)
     directions = torch.eye(8)[:4]
     which = torch.tensor([0, 1, 2, 3] * 6)
@@ -193,12 +180,15 @@ def test_bundles_that_are_plain_to_see_are_found() -> None:
     torch.testing.assert_close(best.values, torch.ones(4))
 
 
-def test_an_item_with_few_tokens_keeps_them_in_their_order() -> None:
+def test_an_item_with_few_tokens_keeps_them_in_order_and_equal_ones_become_one() -> None:
     tokens = random_tokens(1, 9)
     mask = torch.tensor([[False, True, False, True, True, False, False, False, False]])
     vectors, real = cluster_tokens(tokens, 4, mask)
     assert real.tolist() == [[True, True, True, False]]
     torch.testing.assert_close(vectors[0, :3], normalize(tokens[mask], dim=-1))
+    vectors, real = cluster_tokens(random_tokens(1, 1).expand(1, 12, 8), 4)
+    assert int(real.sum()) == 1
+    assert bool(torch.isfinite(vectors).all())
 
 
 @pytest.mark.parametrize("count", [3, 6, 15])
@@ -214,12 +204,6 @@ def test_an_item_does_not_depend_on_padding_or_on_its_neighbours(count: int) -> 
     kept = int(real_alone.sum())
     assert int(real[1].sum()) == kept == min(count, 5)
     torch.testing.assert_close(beside[1, :kept], alone[0, :kept])
-
-
-def test_equal_tokens_become_one_vector_and_no_vector_is_made_of_nothing() -> None:
-    vectors, real = cluster_tokens(random_tokens(1, 1).expand(1, 12, 8), 4)
-    assert int(real.sum()) == 1
-    assert bool(torch.isfinite(vectors).all())
 
 
 def test_the_gradient_reaches_every_token_and_no_padding() -> None:

@@ -10,6 +10,7 @@ from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
 
 torch.set_num_threads(1)  # at these sizes a second thread only waits
 
+CHECKPOINT = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
 CAPTIONS = ["a dog runs on the beach", "two people ride a red bus", "a cat", "the dog isn't a cat, it's a bird"]
 FEATURES = 12
 D = 16

@@ -100,11 +100,9 @@ def maxmatch_scores(
 
     For MultiVectorMultipleNegativesRankingLoss, its cached form, and PyLate's Contrastive (`score_metric`).
     """
-    documents = documents_embeddings.flatten(0, 1)
-    documents_mask = None if documents_mask is None else documents_mask.flatten(0, 1)
     a, a_mask = _clustered(queries_embeddings, size, queries_mask)
-    b, b_mask = _clustered(documents, size, documents_mask)
-    return maxmatch(a, b, a_mask, b_mask)
+    b, b_mask = _clustered(documents_embeddings, size, documents_mask)
+    return maxmatch(a, b.flatten(0, 1), a_mask, b_mask.flatten(0, 1))
 
 
 def maxmatch_scores_pairwise(
@@ -132,13 +130,10 @@ def maxmatch_kd_scores(
     size: int = SIZE,
 ) -> Float[Tensor, "B N"]:
     """Query i against its own N documents. For MultiVectorDistillKLDivLoss, and PyLate's Distillation."""
-    count = documents_embeddings.shape[1]
-    documents = documents_embeddings.flatten(0, 1)
-    documents_mask = None if documents_mask is None else documents_mask.flatten(0, 1)
     a, a_mask = _clustered(queries_embeddings, size, queries_mask)
-    b, b_mask = _clustered(documents, size, documents_mask)
-    cosines = a[:, None] @ b.view(len(a), count, *b.shape[1:]).mT
-    a_mask, b_mask = a_mask[:, None].expand(cosines.shape[:3]), b_mask.view(len(a), count, -1)
+    b, b_mask = _clustered(documents_embeddings, size, documents_mask)
+    cosines = a[:, None] @ b.mT
+    a_mask = a_mask[:, None].expand(cosines.shape[:3])
     chosen = maximal_assignment(cosines, a_mask, b_mask)
     matched = cosines.gather(3, chosen.clamp(min=0)[..., None])[..., 0].expm1().masked_fill(chosen < 0, 0.0)
     return matched.sum(2) / torch.minimum(a_mask.sum(2), b_mask.sum(2))
@@ -163,7 +158,10 @@ def _padded(texts: Sequence[Tensor] | Tensor) -> Float[Tensor, "B t D"]:
 
 
 def _clustered(
-    embeddings: Float[Tensor, "B t D"], size: int, mask: Tensor | None = None
-) -> tuple[Float[Tensor, "B K D"], Bool[Tensor, "B K"]]:
-    """`cluster_tokens` with a mask of any type; without one, vectors of zeros are padding."""
-    return cluster_tokens(embeddings, size, (embeddings != 0).any(2) if mask is None else mask.bool())
+    embeddings: Float[Tensor, "*B t D"], size: int, mask: Tensor | None = None
+) -> tuple[Float[Tensor, "*B K D"], Bool[Tensor, "*B K"]]:
+    """`cluster_tokens` of any batch, with a mask of any type; without one, vectors of zeros are padding."""
+    real = (embeddings != 0).any(-1) if mask is None else mask.bool()
+    vectors, kept = cluster_tokens(embeddings.flatten(0, -3), size, real.flatten(0, -2))
+    batch = embeddings.shape[:-2]
+    return vectors.reshape(*batch, *vectors.shape[1:]), kept.reshape(*batch, -1)

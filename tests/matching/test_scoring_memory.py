@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from matching_cases import TINY, A, B, every_similarity
 from reference import random_mask, random_sets
-from scoring_cases import TINY, A, B
-from similarity_cases import every_similarity
 from torch import Tensor
 
 from maxmatch import score_matrix, top_hits_both
@@ -26,20 +25,20 @@ def tile_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return shapes
 
 
-def test_every_pair_is_scored_once(tile_shapes: list[tuple[int, int]]) -> None:
-    score_matrix(A, B, max_memory=TINY)
-    assert sum(height * width for height, width in tile_shapes) == len(A) * len(B)
-    assert len(tile_shapes) > 5
+def test_every_pair_is_scored_once_for_both_directions(tile_shapes: list[tuple[int, int]]) -> None:
+    for scored in (lambda: score_matrix(A, B, max_memory=TINY), lambda: top_hits_both(A, B, 3, max_memory=TINY)):
+        tile_shapes.clear()
+        scored()
+        assert sum(height * width for height, width in tile_shapes) == len(A) * len(B)
+        assert len(tile_shapes) > 5
 
 
-def test_where_memory_is_short_of_a_pair_it_is_a_pair_at_a_time(tile_shapes: list[tuple[int, int]]) -> None:
+def test_with_too_little_memory_for_a_pair_there_is_a_pair_per_tile(tile_shapes: list[tuple[int, int]]) -> None:
     score_matrix(A[:3], B[:4], max_memory=1)
     assert tile_shapes == [(1, 1)] * 12
 
 
-def test_how_many_pairs_a_tile_holds_does_not_depend_on_the_width_of_vectors(
-    tile_shapes: list[tuple[int, int]],
-) -> None:
+def test_the_pairs_of_a_tile_do_not_depend_on_the_width_of_vectors(tile_shapes: list[tuple[int, int]]) -> None:
     score_matrix(random_sets(26, 30, 2, 3), random_sets(27, 40, 2, 3), max_memory=2**16)
     narrow = tile_shapes[0]
     tile_shapes.clear()
@@ -48,47 +47,50 @@ def test_how_many_pairs_a_tile_holds_does_not_depend_on_the_width_of_vectors(
     assert 1 < narrow[0] * narrow[1] < 30 * 40
 
 
-def test_one_pass_serves_both_directions(tile_shapes: list[tuple[int, int]]) -> None:
-    top_hits_both(A, B, 3, max_memory=TINY)
-    assert sum(height * width for height, width in tile_shapes) == len(A) * len(B)
+def peak(meter_of: type, a: object, b: object, name: str, max_memory: int, **options: object) -> int:
+    """The most bytes alive at once in score_matrix, beside its inputs and its result."""
+    known = [torch.as_tensor(x) for x in (a, b, *options.values()) if isinstance(x, Tensor | np.ndarray)]
+    with meter_of(*known) as meter:
+        scores = score_matrix(a, b, name, max_memory, **options)
+    return meter.peak_bytes - scores.nbytes
 
 
 @every_similarity
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("masked", "dtype"), [(False, torch.float64), (True, torch.float32)])
 def test_what_is_allocated_stays_within_max_memory(
     name: str, masked: bool, dtype: torch.dtype, allocation_meter: type
 ) -> None:
-    a, b = random_sets(11, 50, 4, 16, dtype=dtype), random_sets(12, 60, 4, 16, dtype=dtype)
-    masks = {"a_mask": random_mask(13, 50, 4), "b_mask": random_mask(14, 60, 4)} if masked else {}
-    assert _peak(allocation_meter, a, b, name, 2**20, **masks) <= 2**20
+    a, b = random_sets(11, 16, 4, 16, dtype=dtype), random_sets(12, 40, 4, 16, dtype=dtype)
+    masks = {"a_mask": random_mask(13, 16, 4), "b_mask": random_mask(14, 40, 4)} if masked else {}
+    assert peak(allocation_meter, a, b, name, 2**18, **masks) <= 2**18
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (16, 1), (2, 6), (5, 5), (8, 8), (16, 16)])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "masked"), [(1, 16, True), (16, 1, False), (2, 6, True), (5, 5, True), (8, 8, False)]
+)
 def test_max_memory_holds_for_sets_of_every_size(rows: int, columns: int, masked: bool, allocation_meter: type) -> None:
-    a, b = random_sets(15, 24, rows, 8), random_sets(16, 25, columns, 8)
-    masks = {"a_mask": random_mask(17, 24, rows), "b_mask": random_mask(18, 25, columns)} if masked else {}
-    assert _peak(allocation_meter, a, b, "maxmatch", 2**19, **masks) <= 2**19
+    a, b = random_sets(15, 12, rows, 8), random_sets(16, 13, columns, 8)
+    masks = {"a_mask": random_mask(17, 12, rows), "b_mask": random_mask(18, 13, columns)} if masked else {}
+    assert peak(allocation_meter, a, b, "maxmatch", 2**18, **masks) <= 2**18
 
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("kind", ["tensor", "half", "array", "normalised"])
 def test_max_memory_holds_for_wide_vectors(kind: str, allocation_meter: type) -> None:
-    a, b = random_sets(19, 80, 4, 256), random_sets(20, 80, 4, 256)
+    a, b = random_sets(19, 32, 4, 128), random_sets(20, 32, 4, 128)
     if kind == "half":
         a, b = a.half(), b.half()
     x, y = (a.numpy(), b.numpy()) if kind == "array" else (a, b)
-    assert _peak(allocation_meter, x, y, "maxmatch", 2**19, normalise=kind == "normalised") <= 2**19
+    assert peak(allocation_meter, x, y, "maxmatch", 2**19, normalise=kind == "normalised") <= 2**19
 
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("rows", [1, 120])
-@pytest.mark.parametrize("whole", [True, False])
-def test_max_memory_holds_for_few_rows(dtype: torch.dtype, rows: int, whole: bool, allocation_meter: type) -> None:
-    a, b = random_sets(28, rows, 4, 512), random_sets(29, 300, 4 if whole else 8, 512).to(dtype)
-    assert _peak(allocation_meter, a, b[:, :4], "maxmatch", 2**20) <= 2**20 < 300 * 4 * 512 * 4
+@pytest.mark.parametrize(("rows", "kind"), [(1, "whole"), (15, "part of larger sets"), (2, "masked")])
+def test_max_memory_holds_for_few_rows(dtype: torch.dtype, rows: int, kind: str, allocation_meter: type) -> None:
+    a, b = random_sets(28, rows, 4, 64), random_sets(29, 300, 8 if kind == "part of larger sets" else 4, 64).to(dtype)
+    masks = {"b_mask": random_mask(30, 300, 4)} if kind == "masked" else {}
+    assert peak(allocation_meter, a, b[:, :4], "maxmatch", 2**18, **masks) <= 2**18 < 300 * 4 * 64 * 4
 
 
 def test_hits_never_hold_the_matrix(allocation_meter: type) -> None:
@@ -97,14 +99,6 @@ def test_hits_never_hold_the_matrix(allocation_meter: type) -> None:
         hits = top_hits_both(a, b, 2, "mil", max_memory=2**16)
     result = sum(part.nbytes for direction in hits for part in direction)
     assert meter.peak_bytes - result <= 2**16 < 200 * 200 * 4
-
-
-def _peak(meter_of: type, a: object, b: object, name: str, max_memory: int, **options: object) -> int:
-    """The most bytes alive at once in score_matrix, beside its inputs and its result."""
-    known = [torch.as_tensor(x) for x in (a, b, *options.values()) if isinstance(x, Tensor | np.ndarray)]
-    with meter_of(*known) as meter:
-        scores = score_matrix(a, b, name, max_memory, **options)
-    return meter.peak_bytes - scores.nbytes
 
 
 @pytest.mark.parametrize(("whole", "usual"), [(8, 1), (16, 1), (141, 141 / 16)])

@@ -1,3 +1,5 @@
+"""Every similarity against its definition, pair by pair in float64, and the laws that hold between them."""
+
 import inspect
 import itertools
 import math
@@ -7,13 +9,16 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matching_cases import every_similarity, seeds, sizes, two_batches
 from reference import random_mask, random_sets
-from similarity_cases import SHAPES, every_similarity, seeds, sizes, two_batches
 from torch import Tensor
 from torch.testing import assert_close
 
 from maxmatch.matching import SIMILARITIES, similarity
 from maxmatch.matching.assignment import maximal_assignment
+
+# few against many, many against few, many against many; more and fewer vectors than the other set
+SHAPES = [((1, 4, 16), (9, 4, 16)), ((9, 2, 16), (1, 5, 16)), ((6, 5, 8), (7, 3, 8)), ((5, 4, 3), (6, 4, 3))]
 
 
 @st.composite
@@ -42,58 +47,35 @@ def test_the_table_has_every_similarity_and_the_options_of_its_function() -> Non
         assert entry.options == {option.name: option.default for option in theirs}
 
 
-@every_similarity
-@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_similarity_agrees_with_its_definition(
-    name: str, a_shape: tuple[int, ...], b_shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    a, b = random_sets(1, *a_shape, dtype=dtype), random_sets(2, *b_shape, dtype=dtype)
-    scores = SIMILARITIES[name](a, b)
-    assert scores.dtype == dtype
-    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
-    assert_close(scores.double(), reference.scores(name, a, b), atol=tolerance, rtol=tolerance)
+def assert_defined(name: str, a: Tensor, b: Tensor, **options: float) -> None:
+    """The scores are those of the definition, without masks, with either and with both."""
+    a_mask, b_mask = random_mask(5, *a.shape[:2]), random_mask(6, *b.shape[:2])
+    tolerance = 2e-6 if a.dtype == torch.float32 else 1e-12
+    for masks in ((None, None), (a_mask, None), (None, b_mask), (a_mask, b_mask)):
+        scores = SIMILARITIES[name](a, b, *masks, **options)
+        assert scores.dtype == a.dtype
+        expected = reference.scores(name, a, b, *masks, **options)
+        assert_close(scores.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @every_similarity
 @pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES)
-@pytest.mark.parametrize("masked", ["a", "b", "both"])
-def test_masked_similarity_agrees_with_its_definition_on_what_is_real(
-    name: str, a_shape: tuple[int, ...], b_shape: tuple[int, ...], masked: str
-) -> None:
-    a, b = random_sets(3, *a_shape), random_sets(4, *b_shape)
-    a_mask = random_mask(5, *a_shape[:2]) if masked in ("a", "both") else None
-    b_mask = random_mask(6, *b_shape[:2]) if masked in ("b", "both") else None
-    scores = SIMILARITIES[name](a, b, a_mask, b_mask)
-    assert_close(scores.double(), reference.scores(name, a, b, a_mask, b_mask), atol=1e-6, rtol=1e-6)
+def test_similarity_agrees_with_its_definition(name: str, a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        assert_defined(name, random_sets(1, *a_shape, dtype=dtype), random_sets(2, *b_shape, dtype=dtype))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (16, 1), (16, 16), (9, 7), (8, 8), (5, 6)])
 def test_maxmatch_agrees_with_its_definition_for_large_sets(rows: int, columns: int) -> None:
-    a, b = random_sets(7, 5, rows, 8), random_sets(8, 6, columns, 8)
-    assert_close(similarity.maxmatch(a, b).double(), reference.scores("maxmatch", a, b), atol=1e-6, rtol=1e-6)
-    masks = random_mask(9, 5, rows), random_mask(10, 6, columns)
-    expected = reference.scores("maxmatch", a, b, *masks)
-    assert_close(similarity.maxmatch(a, b, *masks).double(), expected, atol=1e-6, rtol=1e-6)
+    assert_defined("maxmatch", random_sets(7, 5, rows, 8), random_sets(8, 6, columns, 8))
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 12, 40])
-def test_top_k_takes_the_k_largest_or_all_there_are(k: int) -> None:
-    a, b = random_sets(11, 5, 4, 8), random_sets(12, 6, 3, 8)
-    masks = random_mask(13, 5, 4), random_mask(14, 6, 3)
-    assert_close(similarity.top_k(a, b, k=k).double(), reference.scores("top_k", a, b, k=k), atol=1e-6, rtol=1e-6)
-    expected = reference.scores("top_k", a, b, *masks, k=k)
-    assert_close(similarity.top_k(a, b, *masks, k=k).double(), expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 4.0, 55.0])
-def test_smooth_chamfer_takes_any_alpha(alpha: float) -> None:
-    a, b = random_sets(15, 5, 4, 8), random_sets(16, 6, 3, 8)
-    masks = random_mask(17, 5, 4), random_mask(18, 6, 3)
-    expected = reference.scores("smooth_chamfer", a, b, alpha=alpha)
-    assert_close(similarity.smooth_chamfer(a, b, alpha=alpha).double(), expected, atol=2e-6, rtol=1e-6)
-    expected = reference.scores("smooth_chamfer", a, b, *masks, alpha=alpha)
-    assert_close(similarity.smooth_chamfer(a, b, *masks, alpha=alpha).double(), expected, atol=2e-6, rtol=1e-6)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("top_k", {"k": k}) for k in (1, 2, 5, 12, 40)] + [("smooth_chamfer", {"alpha": a}) for a in (0.5, 4.0, 55.0)],
+)
+def test_similarity_agrees_with_its_definition_for_any_option(name: str, options: dict[str, float]) -> None:
+    assert_defined(name, random_sets(11, 5, 4, 8), random_sets(12, 6, 3, 8), **options)
 
 
 def test_smooth_chamfer_approaches_chamfer() -> None:
@@ -123,27 +105,28 @@ def test_the_sum_of_cosines_decides_and_not_the_sum_of_exponentials(masked: bool
 
 
 @every_similarity
-def test_empty_batches_have_no_scores(name: str) -> None:
-    sets = random_sets(23, 3, 4, 8)
-    assert SIMILARITIES[name](sets[:0], sets).shape == (0, 3)
-    assert SIMILARITIES[name](sets, sets[:0]).shape == (3, 0)
+def test_arrays_are_taken_as_tensors_and_empty_batches_have_no_scores(name: str) -> None:
+    a, b = random_sets(58, 5, 4, 8), random_sets(59, 6, 3, 8)
+    a_mask, b_mask = random_mask(60, 5, 4), random_mask(61, 6, 3)
+    assert torch.equal(SIMILARITIES[name](a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
+    masked = SIMILARITIES[name](a.numpy(), b, a_mask.numpy(), b_mask.numpy())
+    assert torch.equal(masked, SIMILARITIES[name](a, b, a_mask, b_mask))
+    assert SIMILARITIES[name](a[:0], b).shape == (0, 6)
+    assert SIMILARITIES[name](a, b[:0]).shape == (5, 0)
 
 
 @every_similarity
 @given(two_batches(), seeds)
-def test_order_within_a_set_is_irrelevant(name: str, batches: tuple[Tensor, Tensor], seed: int) -> None:
+def test_order_within_a_set_is_irrelevant_and_all_but_maxsim_are_symmetric(
+    name: str, batches: tuple[Tensor, Tensor], seed: int
+) -> None:
     a, b = batches
-    generator = torch.Generator().manual_seed(seed)
+    scores, generator = SIMILARITIES[name](a, b), torch.Generator().manual_seed(seed)
     shuffled_a = a[:, torch.randperm(a.shape[1], generator=generator)]
     shuffled_b = b[:, torch.randperm(b.shape[1], generator=generator)]
-    assert_close(SIMILARITIES[name](shuffled_a, shuffled_b), SIMILARITIES[name](a, b))
-
-
-@pytest.mark.parametrize("name", [name for name in reference.NAMES if name != "maxsim"])
-@given(two_batches())
-def test_similarity_is_symmetric(name: str, batches: tuple[Tensor, Tensor]) -> None:
-    a, b = batches
-    assert_close(SIMILARITIES[name](a, b), SIMILARITIES[name](b, a).T)
+    assert_close(SIMILARITIES[name](shuffled_a, shuffled_b), scores)
+    if name != "maxsim":
+        assert_close(SIMILARITIES[name](b, a).T, scores)
 
 
 def test_maxsim_is_not_symmetric() -> None:
@@ -209,19 +192,13 @@ def test_identical_sets_have_the_largest_scores(seed: int, size: int) -> None:
     assert (same["smooth_chamfer"] <= 1 + math.log(size) / 16 + 1e-9).all()
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 16])
-@pytest.mark.parametrize("alpha", [1.0, 16.0])
-def test_collapsed_identical_sets_score_one_plus_log_k_over_alpha(size: int, alpha: float) -> None:
-    collapsed = random_sets(24, 1, 1, 8).expand(1, size, 8)
-    score = similarity.smooth_chamfer(collapsed, collapsed, alpha=alpha)
-    assert score.item() == pytest.approx(1 + math.log(size) / alpha, abs=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_identical_orthonormal_sets_gain_almost_nothing_in_smooth_chamfer(size: int) -> None:
-    sets = torch.eye(8)[None, :size]
-    expected = 1 + math.log(1 + (size - 1) * math.exp(-16)) / 16
-    assert similarity.smooth_chamfer(sets, sets).item() == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("alpha", [1.0, 16.0])
+def test_smooth_chamfer_rewards_a_collapsed_set_by_log_k_over_alpha(size: int, alpha: float) -> None:
+    collapsed, orthonormal = random_sets(24, 1, 1, 8).expand(1, size, 8), torch.eye(8)[None, :size]
+    for sets, gain in ((collapsed, size), (orthonormal, 1 + (size - 1) * math.exp(-alpha))):
+        score = similarity.smooth_chamfer(sets, sets, alpha=alpha)
+        assert score.item() == pytest.approx(1 + math.log(gain) / alpha, abs=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 16.0])
@@ -231,16 +208,6 @@ def test_smooth_chamfer_of_a_set_is_never_below_that_of_its_mean(alpha: float) -
     means = sets.mean(dim=1, keepdim=True).expand_as(sets)
     scores, of_means = (similarity.smooth_chamfer(one, others, alpha=alpha) for one in (sets, means))
     assert (scores > of_means + 1e-4).all()
-    assert_close(similarity.smooth_chamfer(means, others, alpha=alpha), of_means)
-
-
-@every_similarity
-def test_numpy_arrays_are_taken_as_tensors(name: str) -> None:
-    a, b = random_sets(58, 5, 4, 8), random_sets(59, 6, 3, 8)
-    a_mask, b_mask = random_mask(60, 5, 4), random_mask(61, 6, 3)
-    assert torch.equal(SIMILARITIES[name](a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
-    masked = SIMILARITIES[name](a.numpy(), b, a_mask.numpy(), b_mask.numpy())
-    assert torch.equal(masked, SIMILARITIES[name](a, b, a_mask, b_mask))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])

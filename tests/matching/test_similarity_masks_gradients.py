@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matching_cases import every_similarity, seeds, two_batches
 from reference import random_mask, random_sets
-from similarity_cases import every_similarity, seeds, two_batches
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -16,8 +16,8 @@ from maxmatch.matching.similarity import Similarity
 
 
 @every_similarity
-@pytest.mark.parametrize("padding", [0.0, 1e30, torch.inf, torch.nan])
-@settings(max_examples=8)
+@pytest.mark.parametrize("padding", [0.0, 1e30, torch.nan])
+@settings(max_examples=6)
 @given(batches=two_batches(), more=st.tuples(st.integers(0, 3), st.integers(0, 3)), seed=seeds)
 def test_padding_never_changes_a_score(
     name: str, padding: float, batches: tuple[Tensor, Tensor], more: tuple[int, int], seed: int
@@ -54,19 +54,11 @@ def test_padding_neither_has_nor_changes_a_gradient(name: str, padding: float) -
 
 
 @every_similarity
-def test_all_true_masks_change_nothing(name: str) -> None:
-    a, b = random_sets(27, 5, 4, 8), random_sets(28, 6, 3, 8)
-    masks = torch.ones(5, 4, dtype=torch.bool), torch.ones(6, 3, dtype=torch.bool)
-    assert_close(SIMILARITIES[name](a, b, *masks), SIMILARITIES[name](a, b))
-
-
-@every_similarity
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 3), (2, 3)])
-def test_gradient_is_that_of_the_score(name: str, masked: bool, rows: int, columns: int) -> None:
+@pytest.mark.parametrize(("rows", "masked"), [(3, False), (2, False), (2, True)])
+def test_gradient_is_that_of_the_score(name: str, rows: int, masked: bool) -> None:
     a = random_sets(29, 1, rows, 2, dtype=torch.float64).requires_grad_()
-    b = random_sets(30, 2, columns, 2, dtype=torch.float64).requires_grad_()
-    masks = (random_mask(31, 1, rows), random_mask(32, 2, columns)) if masked else ()
+    b = random_sets(30, 2, 3, 2, dtype=torch.float64).requires_grad_()
+    masks = (random_mask(31, 1, rows), random_mask(32, 2, 3)) if masked else ()
     assert torch.autograd.gradcheck(lambda a, b: SIMILARITIES[name](a, b, *masks), (a, b), check_undefined_grad=False)
 
 
@@ -91,24 +83,15 @@ def _trained(function: Similarity, a: Tensor, b: Tensor) -> tuple[int, ...]:
 
 
 @every_similarity
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
-def test_half_precision_vectors_are_scored_in_single_precision(name: str, dtype: torch.dtype, masked: bool) -> None:
-    a, b = random_sets(34, 9, 4, 32), random_sets(35, 10, 4, 32)
+def test_vectors_of_any_two_precisions_are_scored_in_at_least_single_precision(name: str, masked: bool) -> None:
+    a, b = random_sets(38, 9, 4, 32), random_sets(39, 10, 4, 32)
     masks = (random_mask(36, 9, 4), random_mask(37, 10, 4)) if masked else ()
-    scores = SIMILARITIES[name](a.to(dtype), b.to(dtype), *masks)
-    assert scores.dtype == torch.float32
-    assert_close(scores, SIMILARITIES[name](a.to(dtype).float(), b.to(dtype).float(), *masks), atol=1e-6, rtol=1e-6)
-    assert_close(scores, SIMILARITIES[name](a, b, *masks), atol=2e-2, rtol=0)
-
-
-@every_similarity
-def test_vectors_of_two_precisions_can_be_compared(name: str) -> None:
-    a, b = random_sets(38, 3, 4, 32), random_sets(39, 4, 4, 32)
-    for x, y in itertools.permutations((torch.float16, torch.bfloat16, torch.float32, torch.float64), 2):
-        scores = SIMILARITIES[name](a.to(x), b.to(y))
+    for x, y in itertools.product((torch.float16, torch.bfloat16, torch.float32, torch.float64), repeat=2):
+        scores = SIMILARITIES[name](a.to(x), b.to(y), *masks)
         assert scores.dtype == (torch.float64 if torch.float64 in (x, y) else torch.float32)
-        assert_close(scores.float(), SIMILARITIES[name](a, b), atol=2e-2, rtol=0)
+        exact = SIMILARITIES[name](a.to(x).double(), b.to(y).double(), *masks)
+        assert_close(scores.double(), exact, atol=1e-6, rtol=1e-6)
 
 
 @every_similarity

@@ -1,10 +1,12 @@
+import itertools
 import shutil
 import sys
 
 import pytest
 import torch
-from tiny_models import SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for
-from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel
+from safetensors.torch import save_file
+from tiny_models import D, images_for, texts, tiny_config, tiny_model, tokenizer_for
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ResNetConfig, ResNetModel
 
 from maxmatch.model.build import build_model
 from maxmatch.model.config import (
@@ -29,27 +31,6 @@ HEAD = SetPrediction(heads=2, head_width=8)
 
 def one_tower(encoder, name="image", **more):
     return ModelConfig(width=D, towers={name: TowerConfig(encoder=encoder, head=HEAD, **more)})
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_each_named_model_encodes(name):
-    model = tiny_model(name)
-    assert model.encode_images(images_for(model, 3)).shape == (3, 4, D)
-    assert model.encode_texts(texts(2)).shape == (2, 4, D)
-    assert model.config == tiny_config(name)
-    assert (model.dim, model.set_sizes) == (D, {"image": 4, "text": 4})
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_gradients_reach_every_trainable_parameter(name):
-    torch.manual_seed(0)
-    model = tiny_model(name)
-    for modality, items in (("image", images_for(model, 8)), ("text", texts(8))):
-        reader = model.tower(modality).reader
-        vectors = model(modality, *reader.collate([reader.read(item) for item in items])).vectors
-        (vectors * torch.randn_like(vectors)).sum().backward()
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    assert [name for name, p in trainable if p.grad is None or not p.grad.any()] == []
 
 
 def test_the_seed_decides_the_weights_and_leaves_the_global_state_alone():
@@ -111,29 +92,19 @@ def test_of_clip_each_tower_takes_its_half(tmp_path):
     }
     tokenizers = {"text": train_wordpiece_tokenizer(["a dog"], 60, max_length=20)}
     model = build_model(ModelConfig(width=D, towers=towers), tokenizers)
-    state = model.state_dict()
-    for ours, theirs in (
-        ("image.encoder.backbone.embeddings.patch_embedding", clip.vision_model.embeddings.patch_embedding),
-        ("text.encoder.backbone.embeddings.token_embedding", clip.text_model.embeddings.token_embedding),
+    for tower, theirs in (
+        ("image", clip.vision_model.embeddings.patch_embedding),
+        ("text", clip.text_model.embeddings.token_embedding),
     ):
-        place, name = ours.split(".encoder.backbone.")
-        found = [value for key, value in state.items() if key.startswith(f"towers.{place}") and f"{name}.weight" in key]
-        assert len(found) == 1
-        assert torch.equal(found[0], theirs.weight)
-    assert model.encode_texts(["a dog"]).shape == (1, 4, D)
+        assert any(torch.equal(theirs.weight, ours) for ours in model.tower(tower).encoder.backbone.parameters())
     model.save_pretrained(tmp_path / "ours")
     again = type(model).from_pretrained(tmp_path / "ours")
     assert torch.equal(again.encode_texts(["a dog"]), model.encode_texts(["a dog"]))
 
 
-def test_resnext101_has_the_parameters_of_the_published_network_without_classifier():
-    with torch.device("meta"):
+def test_resnext_has_the_parameters_of_the_published_network_and_takes_them_from_a_file(tmp_path):
+    with torch.device("meta"):  # the classifier is left out
         assert sum(p.numel() for p in ResNeXt().parameters()) == 88_791_336 - 2048 * 1000 - 1000
-
-
-def test_resnext_takes_published_weights_from_a_file(tmp_path):
-    from safetensors.torch import save_file
-
     shape = {"depths": (1, 1), "groups": 2, "group_width": 4, "base_width": 8}
     source = ResNeXt(**shape)
     published = {**source.state_dict(), "fc.weight": torch.zeros(3, 64), "fc.bias": torch.zeros(3)}
@@ -144,40 +115,30 @@ def test_resnext_takes_published_weights_from_a_file(tmp_path):
 
 
 def test_resnext_is_a_plain_residual_network_when_it_has_one_group():
-    """Against the ResNet of transformers, with the same weights in the order in which both hold them."""
-    from transformers import ResNetConfig, ResNetModel
-
+    """Against the ResNet of transformers, with the same weights."""
     config = ResNetConfig(embedding_size=8, hidden_sizes=[32, 64], depths=[2, 2], layer_type="bottleneck")
     theirs = ResNetModel(config).eval()
     ours = ResNeXt((2, 2), groups=1, group_width=8, base_width=8).eval()
-    state = ours.state_dict()
 
-    def shapes(values):
-        return sorted(tuple(value.shape) for value in values)
+    def take(convolution, norm, layer):
+        convolution.load_state_dict(layer.convolution.state_dict())
+        norm.load_state_dict(layer.normalization.state_dict())
 
-    assert shapes(state.values()) == shapes(theirs.state_dict().values())
-    for stage in range(2):
-        for block in range(2):
-            mine, other = ours.get_submodule(f"layer{stage + 1}")[block], theirs.encoder.stages[stage].layers[block]
-            for number, layer in enumerate(other.layer, 1):
-                getattr(mine, f"conv{number}").load_state_dict(layer.convolution.state_dict())
-                getattr(mine, f"bn{number}").load_state_dict(layer.normalization.state_dict())
-            if mine.downsample is not None:
-                mine.downsample[0].load_state_dict(other.shortcut.convolution.state_dict())
-                mine.downsample[1].load_state_dict(other.shortcut.normalization.state_dict())
-    ours.conv1.load_state_dict(theirs.embedder.embedder.convolution.state_dict())
-    ours.bn1.load_state_dict(theirs.embedder.embedder.normalization.state_dict())
+    take(ours.conv1, ours.bn1, theirs.embedder.embedder)
+    for stage, block in itertools.product(range(2), repeat=2):
+        mine, other = ours.get_submodule(f"layer{stage + 1}")[block], theirs.encoder.stages[stage].layers[block]
+        for number, layer in enumerate(other.layer, 1):
+            take(getattr(mine, f"conv{number}"), getattr(mine, f"bn{number}"), layer)
+        if mine.downsample is not None:
+            take(*mine.downsample, other.shortcut)
     images = torch.randn(2, 3, 40, 56)
     with torch.no_grad():
         torch.testing.assert_close(ours(images), theirs(images).last_hidden_state)
 
 
-def test_a_tower_of_text_needs_its_tokenizer():
+def test_a_missing_tokenizer_and_one_that_does_not_fit_the_backbone_are_refused():
     with pytest.raises(ValueError, match=r"tower 'text'.*needs its tokenizer"):
         build_model(tiny_config("region_bigru"))
-
-
-def test_a_tokenizer_that_does_not_fit_the_backbone_is_refused():
     config = tiny_config("region_bert")
     large = train_wordpiece_tokenizer([f"w{i}" for i in range(900)], 500, max_length=20)
     with pytest.raises(ValueError, match=r"tokens, but the backbone knows 120"):

@@ -6,71 +6,64 @@ import pickle
 import signal
 
 import pytest
-from checkpoint_folders import change
 from tiny_models import tiny_model
 
 from maxmatch.model.checkpoint import CheckpointError, load
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_named(saved, name):
-    (saved / name).unlink()
-    with pytest.raises(CheckpointError, match=name):
+def change(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def cut(path, share):
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+
+
+def with_set_size(folder, size):
+    towers = json.loads((folder / "config.json").read_text())["towers"]
+    towers["image"]["set_size"] = size
+    change(folder, towers=towers)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        *((lambda f, name=name: (f / name).unlink(), name) for name in ("config.json", "tokenizer.json")),
+        (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors is missing"),
+        *(
+            (lambda f, share=share: cut(f / "model.safetensors", share), r"model\.safetensors: not a complete")
+            for share in (0.0, 0.001, 0.5, 0.999)
+        ),
+        *(
+            (lambda f, text=text: (f / "config.json").write_text(text), r"config\.json: not (a check|readable as JSON)")
+            for text in ("", "{", "[1]", "\x00", '{"model_type": "bert"}')
+        ),
+        (lambda f: change(f, schema_version=2, of_tomorrow=True), r"schema version 2.*pip install --upgrade maxmatch"),
+        (lambda f: change(f, similarty="mil"), r"config\.json: .*Did you mean 'similarity'"),
+        (lambda f: change(f, similarity_options={"alpha": 3}), r"similarity_options\.alpha: maxmatch takes no options"),
+        (lambda f: with_set_size(f, 8), r"towers\.image\.head\.slots: 4×16 in the file, 8×16 in the config"),
+        (lambda f: change(f, width=32), r"(?s)set size \(K\) or width \(D\).*fc\.bias: 16 in the file, 32 in the con"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_the_file_is_named(saved, damage, message):
+    damage(saved)
+    with pytest.raises(CheckpointError, match=message):
         load(saved)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-def test_weights_cut_short_are_refused(saved, share):
-    data = (saved / "model.safetensors").read_bytes()
-    (saved / "model.safetensors").write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        load(saved)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00", '{"model_type": "bert"}'])
-def test_a_config_that_is_not_ours_is_refused(saved, text):
-    (saved / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"config\.json: not (a checkpoint of MaxMatch|readable as JSON)"):
-        load(saved)
-
-
-def test_a_newer_schema_is_refused_with_the_cure(saved):
-    change(saved, schema_version=2, of_tomorrow=True)
-    with pytest.raises(CheckpointError, match=r"schema version 2.*pip install --upgrade maxmatch"):
-        load(saved)
-
-
-def test_an_unknown_key_is_refused_with_a_suggestion(saved):
-    change(saved, similarty="mil")
-    with pytest.raises(CheckpointError, match=r"config\.json: .*Did you mean 'similarity'"):
-        load(saved)
-
-
-def test_another_set_size_or_width_than_the_weights_is_refused(saved):
-    data = json.loads((saved / "config.json").read_text())
-    data["towers"]["image"]["set_size"] = 8
-    (saved / "config.json").write_text(json.dumps(data))
-    with pytest.raises(CheckpointError, match=r"towers\.image\.head\.slots: 4×16 in the file, 8×16 in the config"):
-        load(saved)
-    data["towers"]["image"]["set_size"] = 4
-    (saved / "config.json").write_text(json.dumps({**data, "width": 32}))
-    with pytest.raises(
-        CheckpointError, match=r"(?s)set size \(K\) or width \(D\).*fc\.bias: 16 in the file, 32 in the config"
-    ):
-        load(saved)
-
-
-def test_weights_of_another_model_are_refused(saved, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("model.safetensors", r"(?s)does not fit config\.json.*missing in the file.*more"),
+        ("tokenizer.json", "or the tokenizer, are of different models"),
+    ],
+)
+def test_a_file_of_another_model_is_refused(saved, tmp_path, file, message):
     other = tiny_model("region_bert").save_pretrained(tmp_path / "other")
-    (other / "model.safetensors").rename(saved / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"(?s)does not fit config\.json.*missing in the file.*more"):
-        load(saved)
-
-
-def test_another_tokenizer_is_refused(saved, tmp_path):
-    other = tiny_model("region_bert").save_pretrained(tmp_path / "other")
-    (other / "tokenizer.json").rename(saved / "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"or the tokenizer, are of different models"):
+    (other / file).rename(saved / file)
+    with pytest.raises(CheckpointError, match=message):
         load(saved)
 
 

@@ -58,22 +58,17 @@ def test_squash_keeps_the_whole_picture():
     torch.testing.assert_close(got, torch.from_numpy(expected).movedim(2, 0))
 
 
-def test_mean_and_deviation_are_those_of_each_channel():
-    grey = np.full((8, 8, 3), 51, dtype=np.uint8)
-    got = ImageTransform(8, "squash", (0.1, 0.2, 0.3), (0.5, 1.0, 2.0))(grey)
-    torch.testing.assert_close(got[:, 0, 0], torch.tensor([0.2, 0.0, -0.05]))
-
-
 @pytest.mark.parametrize("resize", ["crop", "squash"])
-def test_what_the_model_sees_is_what_it_takes_before_the_numbers_are_normalised(resize):
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8))
-    plain = ImageTransform(24, resize, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    seen = torch.from_numpy(np.asarray(plain.seen(picture), np.float32) / 255).movedim(2, 0)
-    assert torch.equal(plain(picture), seen)
+def test_what_is_seen_is_normalised_by_channel(resize):
+    picture = Image.fromarray(noise(80, 50))
+    mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
+    transform = ImageTransform(24, resize, mean, std)
+    seen = np.asarray(transform.seen(picture), np.float32) / 255
+    torch.testing.assert_close(transform(picture), torch.from_numpy((seen - mean) / std).movedim(2, 0).float())
 
 
 def test_a_long_strip_is_not_blown_up():
-    """Its short side scaled to 256, this picture would have 6.6 milliard pixels."""
+    """Its short side scaled to 256, this picture would have 6.6 billion pixels."""
     strip = np.zeros((1, 100_000, 3), dtype=np.uint8)
     assert ImageTransform(224, "crop", *PLAIN)(strip).shape == (3, 224, 224)
 
@@ -133,16 +128,14 @@ def of_mode(mode):
     return grey.convert(between.get(mode, "L")).convert(mode)
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])
-def test_every_mode_becomes_rgb(mode):
+MODES = ["L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "I;16", "I", "F"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_becomes_rgb_and_sixteen_bits_and_floats_are_scaled(mode):
     image = load_image(of_mode(mode))
     assert image.mode == "RGB"
     assert np.abs(np.asarray(image).astype(int) - 128).max() <= 2
-
-
-@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_sixteen_bits_and_floats_are_scaled_not_cut_off(mode):
-    assert np.abs(np.asarray(load_image(of_mode(mode))).astype(int) - 128).max() <= 1
 
 
 def test_sixteen_bit_files_are_scaled():
@@ -187,16 +180,14 @@ def test_a_file_cut_short_is_named(kind, tmp_path):
             load_image(path, at_least=16)
 
 
-def test_an_empty_file_is_reported_as_empty(tmp_path):
-    (tmp_path / "a.jpg").touch()
-    with pytest.raises(ImageError, match=r"a\.jpg.*empty"):
-        load_image(tmp_path / "a.jpg")
-
-
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
+def test_files_that_are_missing_empty_or_no_pictures_are_named(tmp_path):
     for path in (tmp_path / "nothing.jpg", tmp_path):
         with pytest.raises(FileNotFoundError, match=path.name):
             load_image(path)
+    for data, message in ((b"", "empty"), (b"no picture", r"not a readable picture \(cannot identify image file\)\.")):
+        (tmp_path / "a.jpg").write_bytes(data)
+        with pytest.raises(ImageError, match=rf"a\.jpg: .*{message}"):
+            load_image(tmp_path / "a.jpg")
 
 
 @pytest.mark.parametrize("side", [15_000, 30_000, 60_000])
@@ -243,9 +234,3 @@ def test_arrays_of_other_types_are_scaled():
 def test_what_is_no_picture_is_refused(array, message):
     with pytest.raises(ImageError, match=message):
         load_image(array)
-
-
-def test_what_is_wrong_with_a_file_is_said_without_the_names_of_our_own_objects(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(b"no picture")
-    with pytest.raises(ImageError, match=r"a\.jpg: not a readable picture \(cannot identify image file\)\."):
-        load_image(tmp_path / "a.jpg")

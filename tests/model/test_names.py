@@ -3,8 +3,7 @@
 import logging
 
 import pytest
-from checkpoint_folders import FILES
-from tiny_models import tiny_model
+from tiny_models import CHECKPOINT, tiny_model
 
 from maxmatch.model import names
 from maxmatch.model.checkpoint import load
@@ -61,6 +60,6 @@ def test_a_model_is_pushed_whole_and_in_private_unless_told_otherwise(monkeypatc
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     model = tiny_model("region_bigru")
     assert model.push_to_hub("someone/model") == "https://huggingface.co/someone/model"
-    assert calls == [("someone/model", True), ("someone/model", FILES)]
+    assert calls == [("someone/model", True), ("someone/model", CHECKPOINT)]
     with pytest.raises(ValueError, match="expected 'organisation/name'"):
         model.push_to_hub("model")

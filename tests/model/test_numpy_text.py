@@ -1,24 +1,23 @@
 """A search by words encodes them in NumPy: the same sets and the same model as torch has, and no torch."""
 
-import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from second_search import arguments, scores, second_search, write_photos
 from tiny_models import texts, tiny_model, with_statistics
 
 from maxmatch import SetEncoder
 from maxmatch.cli.common import load_for_search
 from maxmatch.cli.main import main
-from maxmatch.model.identity import model_identity
+from maxmatch.model.names import model_identity
 from maxmatch.model.numpy_text import NumpyTextEncoder, numpy_text_encoder
 
 _LITE = "efficientnet_lite0_bigru"
 _KINDS = {
-    "plain": ("region_bigru", {}),
+    "directions averaged": ("region_bigru", {}),
+    "directions concatenated": (_LITE, {}),
     "projected": (_LITE, {"vector_width": 6, "train_words": False}),
     "own": (_LITE, {"vector_width": 6, "train_words": False, "own_words": 5}),
 }
@@ -36,11 +35,13 @@ def never():
     pytest.fail("the whole model was loaded")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, "float32") for kind in _KINDS), ("own", "float16")])
 def test_texts_become_the_sets_of_torch_and_the_model_is_the_same(tmp_path, kind, dtype):
     name, more = _KINDS[kind]
-    tiny_model(name, seed=3, **more).save_pretrained(tmp_path / "model", dtype)
+    model = tiny_model(name, seed=3, **more)
+    if kind == "own":  # as after some training: at first they are zero
+        torch.nn.init.normal_(model.tower("text").encoder.own.weight.data[:-1])
+    model.save_pretrained(tmp_path / "model", dtype)
     whole, fast = SetEncoder.from_pretrained(tmp_path / "model"), numpy_text_encoder(tmp_path / "model", never)
     some = [*texts(20), "", "a zebra", "dog " * 100]
     assert model_identity(fast) == model_identity(whole)
@@ -48,20 +49,6 @@ def test_texts_become_the_sets_of_torch_and_the_model_is_the_same(tmp_path, kind
     with pytest.warns(UserWarning, match="more than 32 tokens"):
         np.testing.assert_allclose(fast.encode_texts(some), whole.encode_texts(some).numpy(), atol=1e-5)
     assert fast.encode_texts([]).shape == (0, 4, whole.dim)
-
-
-@pytest.mark.parametrize("directions", ["mean", "concatenate"])
-def test_both_directions_of_the_gru_count_as_in_torch(tmp_path, directions):
-    model = tiny_model("region_bigru")
-    towers = model.config.model_dump()["towers"]
-    towers["text"]["encoder"]["directions"] = directions
-    from maxmatch.model.build import build_model
-
-    config = type(model.config).model_validate({**model.config.model_dump(), "towers": towers})
-    model = build_model(config, {"text": model.tower("text").reader.tokenizer}, seed=1)
-    model.save_pretrained(tmp_path / "model")
-    fast = numpy_text_encoder(tmp_path / "model", never)
-    np.testing.assert_allclose(fast.encode_texts(texts(8)), model.encode_texts(texts(8)).numpy(), atol=1e-5)
 
 
 def test_many_texts_and_pictures_are_for_the_whole_model(folder):
@@ -95,12 +82,9 @@ def test_whatever_is_not_known_here_or_damaged_is_left_to_the_whole_model(folder
         load_for_search(str(other), "cpu")
 
 
-def test_torch_is_taken_where_it_is_asked_for(folder):
+def test_torch_is_used_on_request_and_an_unknown_device_is_refused(folder):
     assert isinstance(load_for_search(str(folder), "cpu"), NumpyTextEncoder)
     assert isinstance(load_for_search(str(folder), "cpu", "torch"), SetEncoder)
-
-
-def test_a_device_that_is_not_there_is_refused_for_words_too(folder):
     with pytest.raises(ValueError, match="nonsense"):
         load_for_search(str(folder), "nonsense")
 
@@ -114,42 +98,16 @@ def test_a_model_that_was_replaced_while_it_was_read_encodes_no_picture(folder, 
         fast.encode_images([np.zeros((40, 60, 3), np.uint8)])
 
 
-_SEARCH = """
-import json, sys
-from maxmatch.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    assert end.code == 0, end.code
-print(json.dumps("torch" in sys.modules), file=sys.stderr)
-"""
-
-
-def test_torch_is_loaded_for_new_photos_only(folder, tmp_path, monkeypatch):
+def test_a_second_search_loads_no_torch_and_finds_the_same(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    photos = tmp_path / "photos"
-    photos.mkdir()
-
-    def add(seed):
-        pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
-        Image.fromarray(pixels).save(photos / f"{seed}.png")
-
-    def search(*more):
-        asked = ["search", '"a dog" - "a cat"', str(photos), "--model", str(folder), "--json", *more]
-        done = subprocess.run([sys.executable, "-c", _SEARCH, *asked], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        hits = {hit["id"]: hit["score"] for hit in json.loads(done.stdout)["hits"]}
-        return hits, json.loads(done.stderr.splitlines()[-1])
-
-    add(0)
-    add(1)
+    asked = arguments(write_photos(tmp_path / "photos", 0, 1), folder)
     with pytest.raises(SystemExit):
-        main(["search", "a dog", str(photos), "--model", str(folder)])
-    fast, loaded = search()
-    assert (set(fast), loaded) == ({"0.png", "1.png"}, False)
-    slow, loaded = search("--runtime", "torch")
-    assert loaded
-    assert fast == pytest.approx(slow, abs=1e-5)
-    add(2)
-    more, loaded = search()
-    assert (set(more), loaded) == ({"0.png", "1.png", "2.png"}, True)
+        main([*asked, "--runtime", "torch"])
+    known = scores(capsys.readouterr().out)
+    found, loaded = second_search(*asked)
+    assert found == pytest.approx(known, abs=1e-5)
+    assert "torch" not in loaded
+    write_photos(tmp_path / "photos", 2)
+    with pytest.raises(SystemExit):
+        main(asked)
+    assert set(scores(capsys.readouterr().out)) == {"0.png", "1.png", "2.png"}

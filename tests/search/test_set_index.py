@@ -11,7 +11,7 @@ from maxmatch import SetIndex, top_hits
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.build import build_model
 from maxmatch.model.config import ModelConfig
-from maxmatch.model.identity import model_identity
+from maxmatch.model.names import model_identity
 from maxmatch.search.engine import Match, proposes
 from maxmatch.search.query import search_parts
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from maxmatch.model.names import SHIPPED, model_folder, recorded_model, shipped_model
+from maxmatch.model.names import SHIPPED, AnyModel, model_folder, model_identity, recorded_model, shipped_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from maxmatch.model.encoder import SetEncoder
-    from maxmatch.model.identity import AnyModel
     from maxmatch.search.set_index import SetIndex
 
 
@@ -87,7 +86,7 @@ def resumable(what: object) -> Iterator[None]:
         raise
 
 
-Loaded = TypeVar("Loaded", bound="AnyModel")
+Loaded = TypeVar("Loaded", bound=AnyModel)
 Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
     Runtime,
@@ -98,7 +97,7 @@ RuntimeOption = Annotated[
 ]
 
 
-def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> "AnyModel":
+def load_for_search(name: str, device: str | None, runtime: Runtime = "auto", many: bool = False) -> AnyModel:
     """A model that encodes queries and photos without loading torch where possible: torch takes longer to load than a
     search takes. By ONNX Runtime where the model's folder has graphs; otherwise texts in NumPy where its text tower
     is one that NumPy can compute, and pictures as `load_model`. On a device other than the CPU: torch.
@@ -177,7 +176,6 @@ def model_of(
     """The model of an index, from where it was when the index was built, or as named by the user; another one is
     refused. load: `load_model` or `load_for_search`.
     """
-    from maxmatch.model.identity import model_identity
     from maxmatch.search.index_folder import read_origin
 
     origin = read_origin(folder.expanduser())

@@ -217,7 +217,7 @@ def _incoming(
 
 
 def _check_model(encoder: Any, incoming: "IngestSource", name: str | None) -> None:
-    from maxmatch.model.identity import model_identity
+    from maxmatch.model.names import model_identity
 
     if incoming.made_by is not None and incoming.made_by.identity != model_identity(encoder):
         raise ValueError(

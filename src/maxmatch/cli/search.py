@@ -18,7 +18,7 @@ from maxmatch.cli.common import RuntimeOption, plain, say
 if TYPE_CHECKING:
     from PIL import Image
 
-    from maxmatch.model.identity import AnyModel
+    from maxmatch.model.names import AnyModel
     from maxmatch.search.engine import Hit
     from maxmatch.search.set_index import SetIndex
 

@@ -17,9 +17,8 @@ from maxmatch.model.build import build_model
 from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
-from maxmatch.model.inputs import PixelReader
+from maxmatch.model.inputs import PixelReader, read_ahead
 from maxmatch.model.presets import PRESETS
-from maxmatch.model.read_ahead import read_ahead
 
 _HUGGING_FACE = "hf:"
 

@@ -54,7 +54,7 @@ def maximal_assignment(
     check_mask("row_mask", row_mask, tuple(cosines.shape[:-1]))
     check_mask("col_mask", col_mask, (*cosines.shape[:-2], cosines.shape[-1]))
     cosines = cosines.to(torch.promote_types(cosines.dtype, torch.float32))
-    # What stands in masked places takes no part, whatever it is.
+    # Masked values take no part, whatever they are.
     if row_mask is not None:
         cosines = cosines.masked_fill(~row_mask[..., :, None], 0.0)
     if col_mask is not None:
@@ -114,7 +114,7 @@ def _assign_squares(squares: Tensor, counts: Tensor) -> Tensor:
 
 
 def _assign_masked(blocks: Tensor, row_mask: Tensor, col_mask: Tensor) -> Tensor:
-    """Matching with masks: real rows and columns are moved to the front, the others made to stand for "unmatched"."""
+    """Matching with masks: real rows and columns are moved to the front, the others mean "unmatched"."""
     count, rows, columns = blocks.shape
     size = max(rows, columns)
     row_order = row_mask.int().argsort(dim=1, descending=True, stable=True)
@@ -200,7 +200,7 @@ def _has_ties(blocks: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> np.
     count, size, _ = blocks.shape
     own = np.take_along_axis(blocks, chosen[:, :, None], 2)
     loss = own - np.take_along_axis(blocks, chosen[:, None, :], 2)  # (n, r, s): row r takes the column of row s
-    # Rows of padding and rows matched with padding are alike: one node stands for all of them.
+    # Rows of padding and rows matched with padding are alike: one node represents all of them.
     alike = (np.arange(size) >= counts[:, :1]) | (chosen >= counts[:, 1:])
     cost = np.full((count, size + 1, size + 1), np.inf)
     cost[:, :size, :size] = np.where(alike[:, :, None] | alike[:, None, :], np.inf, loss)

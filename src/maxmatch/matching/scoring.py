@@ -29,9 +29,6 @@ from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
 from maxmatch.matching.similarity import Similarity, compiled_for, few_products, kernels_for, multiply
 
-Watch = Callable[[Tensor], None]
-"""Takes a sum over what went into a tile: if it is not finite, something in there is not."""
-
 
 @dataclass(frozen=True)
 class Scorer:
@@ -39,8 +36,9 @@ class Scorer:
 
     pack_rows: Callable[[Tensor], Any]
     pack_columns: Callable[[Tensor], Any]
-    score: Callable[[Any, Any, Tensor, slice, slice], None]
-    """(packed rows, packed columns, where to write the scores, which rows, which columns)"""
+    score: Callable[[Any, Any, Tensor, slice, slice], Tensor | None]
+    """(packed rows, packed columns, where to write the scores, which rows, which columns) -> a sum that is not finite
+    if anything that went into the tile is not; None where that was checked."""
     bytes_per_pair: int
     best_tile: tuple[int, int]
     """Rows and columns of a tile where memory allows: small on the CPU, to stay in its caches."""
@@ -56,7 +54,7 @@ def _slot_major(sets: Tensor) -> Tensor:
     return sets.transpose(0, 1).reshape(-1, sets.shape[2])
 
 
-def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
+def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor) -> Scorer:
     """The CPU's: a product in planes, and compiled code for the matching."""
     space: dict[str, Tensor] = {}  # one for all tiles: touching fresh memory costs more than the matching
 
@@ -68,34 +66,31 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, watch: Watch) -> Sc
 
     def pack_columns(sets: Tensor) -> Tensor:
         count, size, width = sets.shape
-        watch(_total(sets))
         return reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
 
-    def pack_rows(sets: Tensor) -> Tensor:
-        watch(_total(sets))
-        return _slot_major(sets.float())
-
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
         matched = reuse("matched", 4, height, width)
         compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
-        watch(out.sum())
+        return x.sum() + y.sum() + out.sum()
 
-    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024))
+    return Scorer(
+        lambda sets: _slot_major(sets.float()), pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024)
+    )
 
 
-def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, watch: Watch, best_tile: tuple[int, int]) -> Scorer:
-    """For so few rows that a packed copy of the columns would cost more than it saves: those are read where they lie.
+def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, best_tile: tuple[int, int]) -> Scorer:
+    """For so few rows that a packed copy of the columns would cost more than it saves: the columns are read in place.
 
     scores: writes the scores (B, C) of planes (K, B, K, C).
     """
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         planes = few_products(x, y).view(size, height, size, width)
         scores(planes, out)
-        watch(planes.sum())
+        return planes.sum()
 
     return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=best_tile)
 
@@ -110,23 +105,23 @@ def compiled_scores(
     torch.mean(matched.exp_(), 0, out=out).sub_(1)
 
 
-def plane_scorer(kernels: Any, size: int, watch: Watch) -> Scorer:
+def plane_scorer(kernels: Any, size: int) -> Scorer:
     """The GPU's for up to eight vectors and full float32: the library's product, then one kernel."""
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         kernels.plane_scores(multiply(x, y).view(size, height, size, width).transpose(1, 2), out)
-        watch(_total(x) + _total(y))
+        return _total(x) + _total(y)
 
     return Scorer(_slot_major, _slot_major, score, bytes_per_pair=4 * size**2, best_tile=(8192, 32768))
 
 
-def fused_scorer(kernels: Any, watch: Watch) -> Scorer:
+def fused_scorer(kernels: Any) -> Scorer:
     """The GPU's for four vectors: product and matching in one kernel."""
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> None:
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         kernels.fused_scores(x, y, out)
-        watch(_total(x) + _total(y))
+        return _total(x) + _total(y)
 
     return Scorer(kernels.pack_rows, kernels.pack_columns, score, bytes_per_pair=0, best_tile=(8192, 32768))
 
@@ -159,23 +154,11 @@ def _usual_memory(device: torch.device) -> int:
     return max(_GIB, min(whole // 16, free // 2))
 
 
-@dataclass(frozen=True)
 class PairwiseJob:
     """Two collections, the similarity between them, and where and in what memory to compute it."""
 
-    a: Array
-    b: Array
-    similarity: SetSimilarity | Similarity
-    max_memory: int
-    a_mask: Tensor | None
-    b_mask: Tensor | None
-    normalise: bool
-    device: torch.device
-    dtype: torch.dtype
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         a: Array,
         b: Array,
         similarity: str | Similarity,
@@ -184,21 +167,18 @@ class PairwiseJob:
         b_mask: Array | None,
         normalise: bool,
         device: torch.device | str | None,
-    ) -> "PairwiseJob":
-        """Check everything at the border."""
+    ) -> None:
         check_pair(a, b)
-        if isinstance(similarity, str):
-            similarity = similarity_named(similarity)
-        masks = [None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask)]
-        check_mask("a_mask", masks[0], (a.shape[0], a.shape[1]))
-        check_mask("b_mask", masks[1], (b.shape[0], b.shape[1]))
-        if device is None:
-            device = next((x.device for x in (a, b) if isinstance(x, Tensor)), torch.device("cpu"))
+        self.a, self.b, self.normalise = a, b, normalise
+        self.similarity = similarity_named(similarity) if isinstance(similarity, str) else similarity
+        self.a_mask, self.b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
+        check_mask("a_mask", self.a_mask, (a.shape[0], a.shape[1]))
+        check_mask("b_mask", self.b_mask, (b.shape[0], b.shape[1]))
+        where = device or next((x.device for x in (a, b) if isinstance(x, Tensor)), "cpu")
+        self.device = torch.device(where)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
-        dtype = torch.float64 if double else torch.float32
-        device = torch.device(device)
-        memory = _usual_memory(device) if max_memory is None else max_memory
-        return cls(a, b, similarity, memory, masks[0], masks[1], normalise, device, dtype)
+        self.dtype = torch.float64 if double else torch.float32
+        self.max_memory = _usual_memory(self.device) if max_memory is None else max_memory
 
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
@@ -206,7 +186,7 @@ class PairwiseJob:
             return
         totals: list[Tensor] = []
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            scorer = self._scorer(pool, totals.append)
+            scorer = self._scorer(pool)
             height, width = self._tile_shape(scorer)
             packed: dict[int, Any] = {}  # the rows' tiles come again with every tile of columns: kept, where they fit
             keep_rows = self._item_bytes(self.a) * len(self.a) <= self.max_memory // 8
@@ -226,17 +206,20 @@ class PairwiseJob:
                     else:
                         tile = scores[rows, columns]
                     try:
-                        scorer.score(packed_rows, packed_columns, tile, rows, columns)
+                        total = scorer.score(packed_rows, packed_columns, tile, rows, columns)
                     except NotFiniteError:  # it names an item of the tile
                         self._refuse_not_finite()
-                    if self.device.type == "cpu" and not all(math.isfinite(totals.pop()) for _ in range(len(totals))):
+                    if total is not None and self.device.type != "cpu":
+                        totals.append(total)
+                    elif total is not None and not math.isfinite(total):
                         self._refuse_not_finite()
                     yield Tile(rows, columns, tile)
         # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
         norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
-        total, *found = torch.cat([self._sum(totals), *norms]).tolist()
-        if not math.isfinite(total):
+        watched = torch.stack([torch.zeros((), device=self.device), *totals]).sum()[None]
+        whole, *found = torch.cat([watched, *norms]).tolist()
+        if not math.isfinite(whole):
             self._refuse_not_finite()
         for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
             warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
@@ -247,9 +230,6 @@ class PairwiseJob:
         refuse_not_finite("b", self.b, self.b_mask)
         raise NotFiniteError("a score is not finite, though every vector is. " + _NORMALISE)
 
-    def _sum(self, totals: list[Tensor]) -> Tensor:
-        return torch.stack(totals).sum()[None] if totals else torch.zeros(1, device=self.device)
-
     def _load(self, sets: Array, part: slice) -> Tensor:
         block = as_tensor(sets[part]).to(self.device)
         if self._cast():
@@ -259,7 +239,7 @@ class PairwiseJob:
         return block
 
     def _cast(self) -> bool:
-        """Whether tiles of two precisions are made one; a few rows on a CPU are multiplied with what there is."""
+        """Whether tiles of two precisions are cast to one; a few rows on a CPU are multiplied without a cast."""
         named = isinstance(self.similarity, SetSimilarity)  # a function gets one precision, however many rows there are
         few = named and self.device.type == "cpu" and self.dtype == torch.float32 and self._few_rows()
         return _name(self.a) != _name(self.b) and not few
@@ -285,29 +265,29 @@ class PairwiseJob:
         masked = self.a_mask is not None or self.b_mask is not None  # then padding is replaced in a copy
         as_it_is = resident and not masked and sets.dtype.itemsize == self.dtype.itemsize
         few = min(len(self.a) * self.a.shape[1], len(self.b) * self.b.shape[1]) < sets.shape[2]
-        if resident and not masked and few and self.dtype == torch.float32:  # see products.few_products
+        if resident and not masked and few and self.dtype == torch.float32:  # see few_products
             copies = 0 if as_it_is and sets is self.b else 1  # rows are packed
         else:
             copies = 1 if as_it_is else 3
         return max(1, copies * math.prod(sets.shape[1:]) * self.dtype.itemsize)
 
-    def _scorer(self, pool: ThreadPoolExecutor, watch: Watch) -> Scorer:
-        """The fastest way there is. What a scorer gives to `watch` must be finite."""
+    def _scorer(self, pool: ThreadPoolExecutor) -> Scorer:
+        """The fastest way there is."""
         size = self.a.shape[1]
         probe = self._load(self.a, slice(0, 1))
         if self._has_fast_path():
             kernels = kernels_for(probe)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
-                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, watch, (64, 2**20))
+                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, (64, 2**20))
             if kernels is not None and kernels.can_fuse(probe):
-                return fused_scorer(kernels, watch)
+                return fused_scorer(kernels)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES:
-                return plane_scorer(kernels, size, watch)
+                return plane_scorer(kernels, size)
             compiled = compiled_for(probe, pairs=len(self.a) * len(self.b)) if size == 4 else None
             if compiled is not None and self._few_rows():
-                return few_scorer(partial(compiled_scores, compiled, pool), size, watch, (128, 1024))
+                return few_scorer(partial(compiled_scores, compiled, pool), size, (128, 1024))
             if compiled is not None and len(self.b) * size >= self.b.shape[2]:
-                return compiled_scorer(compiled, pool, watch)
+                return compiled_scorer(compiled, pool)
         return self._plain_scorer()
 
     def _has_fast_path(self) -> bool:
@@ -335,7 +315,7 @@ class PairwiseJob:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotUnitLength)  # a warning that fits is given once, at the end
                 out.copy_(self.similarity(a, b, **masks))
-            own = not isinstance(self.similarity, SetSimilarity)  # a function of one's own may not check its input
+            own = not isinstance(self.similarity, SetSimilarity)  # a user's function may not check its input
             if own and bool(out.isnan().any()):
                 raise NotFiniteError("NaN among the scores.")
 
@@ -393,7 +373,7 @@ def score_matrix(
         >>> score_matrix(images, captions, "chamfer", max_memory=2**20).shape
         torch.Size([100, 500])
     """
-    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     scores = torch.empty(len(a), len(b), dtype=job.dtype, device=job.device)
     with torch.no_grad():
         for _ in job.tiles(scores):
@@ -416,18 +396,15 @@ def top_hits(
     """The k best of `b` for each of `a`, best first. Never holds all scores at once.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
-            work is read.
-        b: C sets of L unit vectors.
+        a: B sets, as in `score_matrix`.
+        b: C sets.
         k: how many to keep; all of `b` where it has fewer.
-        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
-            `a_mask` and `b_mask` where you give them, and does not write to its input.
-        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
-            sixteenth of its memory.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
-        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
-        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+        similarity: a name or a function, as in `score_matrix`.
+        max_memory: how many bytes to allocate at most beside the inputs and the result.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
+        normalise: scale every vector to unit length first.
+        device: where to compute.
 
     Returns:
         Scores and indices into `b`, both (B, k). Of equal scores the lower index comes first.
@@ -444,7 +421,7 @@ def top_hits(
         >>> bool((hits.scores[:, 0] >= hits.scores[:, 1]).all())
         True
     """
-    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     best = _Best(len(a), _checked_k(k, len(b)), job)
     with torch.no_grad():
         for tile in job.tiles():
@@ -467,18 +444,15 @@ def top_hits_both(
     """`top_hits` of `a` in `b` and of `b` in `a`, in one pass: both directions of retrieval for one product.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
-            work is read.
-        b: C sets of L unit vectors.
+        a: B sets, as in `score_matrix`.
+        b: C sets.
         k: how many to keep; all where there are fewer.
-        similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
-            `a_mask` and `b_mask` where you give them, and does not write to its input.
-        max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
-            sixteenth of its memory.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
-        normalise: scale every vector to unit length first; otherwise vectors of another length cause a warning.
-        device: where to compute; None: where the tensors are, and on the CPU for arrays.
+        similarity: a name or a function, as in `score_matrix`.
+        max_memory: how many bytes to allocate at most beside the inputs and the result.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
+        normalise: scale every vector to unit length first.
+        device: where to compute.
 
     Returns:
         The hits of `a` in `b` and those of `b` in `a`.
@@ -493,7 +467,7 @@ def top_hits_both(
         >>> captions_of_images.indices.shape, images_of_captions.indices.shape
         (torch.Size([100, 5]), torch.Size([500, 5]))
     """
-    job = PairwiseJob.of(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     forth, back = _Best(len(a), _checked_k(k, len(b)), job), _Best(len(b), _checked_k(k, len(a)), job)
     with torch.no_grad():
         for tile in job.tiles():

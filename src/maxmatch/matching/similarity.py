@@ -7,11 +7,10 @@ flows through the chosen cosines. Half-precision input gives float32 scores; Num
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -78,7 +77,7 @@ def _few_against_many(a: Tensor, b: Tensor) -> Tensor:
 
 def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Float[Tensor, "Q L C"]:
     """The inner products of a few vectors with those of many sets, in at least float32. On a CPU sets are read once,
-    where they lie; those of half precision are made float32 in a core's cache.
+    in place; those of half precision are cast to float32 in a core's cache.
     """
     count, size, width = sets.shape
     needs_grad = torch.is_grad_enabled() and (few.requires_grad or sets.requires_grad)
@@ -112,40 +111,32 @@ Similarity = Callable[..., Tensor]
 _NORMALISE = "Normalise them: torch.nn.functional.normalize(sets, dim=-1)."
 
 
-@dataclass(frozen=True)
-class Planes:
-    """The cosines of all pairs of sets, and which of the vectors are real (None: all)."""
+class Planes(NamedTuple):
+    """The cosines of all pairs of sets, and which vectors are real, shaped to go with the planes (None: all)."""
 
     cosines: Float[Tensor, "K L B C"]
-    a_mask: Bool[Tensor, "B K"] | None = None
-    b_mask: Bool[Tensor, "C L"] | None = None
+    a_real: Bool[Tensor, "K 1 B 1"] | None
+    b_real: Bool[Tensor, "1 L 1 C"] | None
 
-    @property
-    def a_real(self) -> Bool[Tensor, "K 1 B 1"]:
-        """The rows' mask, shaped to go with the planes."""
-        size, _, count, _ = self.cosines.shape
-        mask = self.cosines.new_ones(count, size, dtype=torch.bool) if self.a_mask is None else self.a_mask
-        return mask.T[:, None, :, None]
-
-    @property
-    def b_real(self) -> Bool[Tensor, "1 L 1 C"]:
-        """The columns' mask, shaped to go with the planes."""
-        _, size, _, count = self.cosines.shape
-        mask = self.cosines.new_ones(count, size, dtype=torch.bool) if self.b_mask is None else self.b_mask
-        return mask.T[None, :, None, :]
-
-    @property
-    def masked(self) -> bool:
-        """Whether any mask was given."""
-        return self.a_mask is not None or self.b_mask is not None
-
-    def fill(self, value: float) -> Tensor:
-        """The cosines, with `value` wherever either vector is not real."""
-        return self.cosines.masked_fill(~(self.a_real & self.b_real), value) if self.masked else self.cosines
+    def both_real(self) -> Bool[Tensor, "K L B C"] | None:
+        """Where both vectors of a cosine are real; None: everywhere."""
+        masks = [real.expand_as(self.cosines) for real in (self.a_real, self.b_real) if real is not None]
+        return masks[0] & masks[-1] if masks else None
 
     def matched_size(self) -> Tensor:
-        """How many vectors of each pair of sets can be matched one to one: the smaller number of real ones, (B, C)."""
-        return torch.minimum(self.a_real.sum(0)[0], self.b_real.sum(1)[0])
+        """With a mask, how many vectors of each pair can be matched one to one: the smaller number of real ones."""
+        sizes = [real.sum((0, 1)) for real in (self.a_real, self.b_real) if real is not None]
+        return torch.minimum(sizes[0], sizes[-1]).clamp(max=min(self.cosines.shape[:2]))
+
+
+def _hide(cosines: Tensor, real: Tensor | None) -> Tensor:
+    """The cosines, with −∞ where a vector is not real."""
+    return cosines if real is None else cosines.masked_fill(~real, -torch.inf)
+
+
+def _mean(values: Tensor, real: Tensor | None) -> Tensor:
+    """Over the first axis, of what is real."""
+    return values.mean(0) if real is None else torch.where(real, values, 0.0).sum(0) / real.sum(0)
 
 
 def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Planes:
@@ -155,7 +146,7 @@ def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> 
     a_mask, b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
     check_mask("a_mask", a_mask, tuple(a.shape[:2]))
     check_mask("b_mask", b_mask, tuple(b.shape[:2]))
-    # What stands in the place of padding must not matter, even if it is NaN.
+    # The values of padding must not matter, even NaN.
     a = a if a_mask is None else a.masked_fill(~a_mask[..., None], 0.0)
     b = b if b_mask is None else b.masked_fill(~b_mask[..., None], 0.0)
     cosines = cosine_planes(a, b)
@@ -170,7 +161,9 @@ def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> 
             raise NotFiniteError(
                 "a product is not finite, though every vector is: they are far too long. " + _NORMALISE
             )
-    return Planes(cosines, a_mask, b_mask)
+    a_real = None if a_mask is None else a_mask.T[:, None, :, None]
+    b_real = None if b_mask is None else b_mask.T[None, :, None, :]
+    return Planes(cosines, a_real, b_real)
 
 
 def maxmatch(
@@ -205,9 +198,9 @@ def maxmatch(
         tensor([[1.7183, 0.8591]])
     """
     planes = _compare(a, b, a_mask, b_mask)
-    if planes.masked:
-        return _maxmatch_masked(planes)
     cosines = planes.cosines
+    if planes.a_real is not None or planes.b_real is not None:
+        return _maxmatch_masked(planes)
     if cosines.shape[0] > cosines.shape[1]:  # then it is the columns that are matched completely
         cosines = cosines.transpose(0, 1)
     return cosines.gather(1, match(cosines)[:, None])[:, 0].exp().mean(0) - 1
@@ -225,8 +218,8 @@ def match(cosines: Tensor) -> Tensor:
 
 def _maxmatch_masked(planes: Planes) -> Tensor:
     rows, columns, n_a, n_b = planes.cosines.shape
-    row_mask = planes.a_real[:, 0].movedim(0, -1).expand(n_a, n_b, rows)
-    col_mask = planes.b_real[0].movedim(0, -1).expand(n_a, n_b, columns)
+    row_mask = None if planes.a_real is None else planes.a_real[:, 0].movedim(0, -1).expand(n_a, n_b, rows)
+    col_mask = None if planes.b_real is None else planes.b_real[0].movedim(0, -1).expand(n_a, n_b, columns)
     chosen = maximal_assignment(planes.cosines.detach().permute(2, 3, 0, 1), row_mask, col_mask).movedim(-1, 0)
     picked = planes.cosines.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
     return picked.expm1().masked_fill(chosen < 0, 0.0).sum(0) / planes.matched_size()
@@ -242,34 +235,32 @@ def top_k(
     """The paper's fast inference: mean of exp(c) − 1 over the k largest cosines of a pair, without matching.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
         k: how many cosines of each pair to average; None: the size of the smaller set. A pair with fewer cosines
             averages all of them.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.top_k(image, captions, k=1)
-        tensor([[1.7183, 1.7183]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.top_k(image, caption, k=1)
+        tensor([[1.7183]])
     """
     if k is not None and k < 1:
         raise ValueError(f"k: expected at least 1, got {k}.")
     planes = _compare(a, b, a_mask, b_mask)
     rows, columns = planes.cosines.shape[:2]
-    most = min(k or min(rows, columns), rows * columns)
-    largest = planes.fill(-torch.inf).flatten(0, 1).movedim(0, -1).topk(most, -1).values
-    if not planes.masked:
+    most, real = min(k or min(rows, columns), rows * columns), planes.both_real()
+    largest = _hide(planes.cosines, real).flatten(0, 1).movedim(0, -1).topk(most, -1).values
+    if real is None:
         return largest.expm1().mean(-1)
-    size = planes.matched_size() if k is None else (planes.a_real & planes.b_real).sum((0, 1)).clamp(max=k)
+    size = planes.matched_size() if k is None else real.sum((0, 1)).clamp(max=k)
     counted = torch.arange(most, device=largest.device) < size[..., None]
     return torch.where(counted, largest, 0.0).expm1().sum(-1) / size
 
@@ -286,23 +277,21 @@ def smooth_chamfer(
         s(X, Y) = 1/2α · [mean_x log Σ_y exp(αc) + mean_y log Σ_x exp(αc)]
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
         alpha: how sharp the maximum is; as it grows the score approaches `chamfer`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.smooth_chamfer(image, captions)
-        tensor([[1.0000, 0.5217]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.smooth_chamfer(image, caption)
+        tensor([[0.5217]])
     """
     if not alpha > 0:
         raise ValueError(f"alpha: expected a positive number, got {alpha}.")
@@ -319,22 +308,20 @@ def chamfer(
     """Each vector with its best partner, averaged over both sets: ½ · [mean_x max_y c + mean_y max_x c].
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.chamfer(image, captions)
-        tensor([[1.0000, 0.5000]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.chamfer(image, caption)
+        tensor([[0.5000]])
     """
     planes = _compare(a, b, a_mask, b_mask)
     return _both_ways(planes, _maximum)
@@ -342,15 +329,11 @@ def chamfer(
 
 def _both_ways(planes: Planes, best: Callable[[Tensor, int], Tensor]) -> Tensor:
     """½ · [mean over a's vectors of best over b's + the other way round]."""
-    if not planes.masked:
-        return (best(planes.cosines, 1).mean(0) + best(planes.cosines, 0).mean(0)) / 2
-    a_real, b_real = planes.a_real, planes.b_real
+    cosines, a_real, b_real = planes
     # Only the vectors the best is taken over are hidden: a row of −inf alone would make NaN gradients.
-    over_b = best(planes.cosines.masked_fill(~b_real, -torch.inf), 1)
-    over_a = best(planes.cosines.masked_fill(~a_real, -torch.inf), 0)
-    mean_a = torch.where(a_real[:, 0], over_b, 0.0).sum(0) / a_real.sum(0)[0]
-    mean_b = torch.where(b_real[0], over_a, 0.0).sum(0) / b_real.sum(1)[0]
-    return (mean_a + mean_b) / 2
+    of_a = _mean(best(_hide(cosines, b_real), 1), None if a_real is None else a_real[:, 0])
+    of_b = _mean(best(_hide(cosines, a_real), 0), None if b_real is None else b_real[0])
+    return (of_a + of_b) / 2
 
 
 def _maximum(cosines: Tensor, dim: int) -> Tensor:
@@ -367,25 +350,23 @@ def mil(
     """Multiple-instance similarity (PVSE): the largest cosine of a pair. Its gradient reaches one vector of a set.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.mil(image, captions)
-        tensor([[1., 1.]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.mil(image, caption)
+        tensor([[1.]])
     """
     planes = _compare(a, b, a_mask, b_mask)
-    return _maximum(planes.fill(-torch.inf).flatten(0, 1), 0)
+    return _maximum(_hide(planes.cosines, planes.both_real()).flatten(0, 1), 0)
 
 
 def mean(
@@ -397,27 +378,26 @@ def mean(
     """The average cosine of a pair.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.mean(image, captions)
-        tensor([[0.5000, 0.2500]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.mean(image, caption)
+        tensor([[0.2500]])
     """
     planes = _compare(a, b, a_mask, b_mask)
-    if not planes.masked:
+    real = planes.both_real()
+    if real is None:
         return planes.cosines.mean((0, 1))
-    return planes.fill(0.0).sum((0, 1)) / (planes.a_real & planes.b_real).sum((0, 1))
+    return torch.where(real, planes.cosines, 0.0).sum((0, 1)) / real.sum((0, 1))
 
 
 def maxsim(
@@ -429,28 +409,24 @@ def maxsim(
     """ColBERT's similarity: each vector of a (the query) with its best in b, added up: Σ_x max_y c. Not symmetric.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
-        a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
-        b_mask: the same for `b`.
+        a: B sets, as in `maxmatch`.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
 
     Returns:
-        The score of every set of `a` with every set of `b`, in at least float32.
+        The score of every pair.
 
     Examples:
         >>> import torch
         >>> from maxmatch import similarity
-        >>> e = torch.eye(3)
-        >>> image = e[None, [0, 1]]
-        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors; only the first of them
-        >>> similarity.maxsim(image, captions)
-        tensor([[2., 1.]])
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.maxsim(image, caption)
+        tensor([[1.]])
     """
-    planes = _compare(a, b, a_mask, b_mask)
-    if not planes.masked:
-        return _maximum(planes.cosines, 1).sum(0)
-    best = _maximum(planes.cosines.masked_fill(~planes.b_real, -torch.inf), 1)
-    return torch.where(planes.a_real[:, 0], best, 0.0).sum(0)
+    cosines, a_real, b_real = _compare(a, b, a_mask, b_mask)
+    best = _maximum(_hide(cosines, b_real), 1)
+    return (best if a_real is None else torch.where(a_real[:, 0], best, 0.0)).sum(0)
 
 
 def with_options(name: str, options: Mapping[str, int | float]) -> str | Similarity:

@@ -273,7 +273,7 @@ def plane_assignment(cosines: Tensor) -> Tensor:
     return chosen
 
 
-# Fused: product and matching in one kernel, four vectors a set, so that the cosines never leave the registers.
+# Fused: product and matching in one kernel, four vectors per set, so that the cosines never leave the registers.
 #
 # The rows of the inputs are reordered first, in such a way that the tensor cores leave the sixteen cosines of a pair of
 # sets in one thread.

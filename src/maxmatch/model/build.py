@@ -1,4 +1,4 @@
-"""From a ModelConfig to a SetEncoder. The tables here are the only place where a name stands for a class."""
+"""From a ModelConfig to a SetEncoder. The tables here are the only place that maps names to classes."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -40,11 +40,6 @@ class _Materials(NamedTuple):
     pretrained: bool
 
 
-class _Input(NamedTuple):
-    encoder: Encoder
-    reader: Reader
-
-
 def build_model(
     config: parts.ModelConfig,
     tokenizers: Mapping[str, Tokenizer] | None = None,
@@ -83,27 +78,27 @@ def _options(part: Any) -> dict[str, Any]:
     return options
 
 
-def _conv(config: parts.Conv, given: _Materials) -> _Input:
+def _conv(config: parts.Conv, given: _Materials) -> tuple[Encoder, Reader]:
     backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "vision_config")
     reader = PixelReader(ImageTransform(**config.pixels.model_dump()))
-    return _Input(ConvEncoder(backbone, given.width, **_options(config)), reader)
+    return ConvEncoder(backbone, given.width, **_options(config)), reader
 
 
-def _region(config: parts.Region, given: _Materials) -> _Input:
-    return _Input(RegionEncoder(width=given.width, **_options(config)), FeatureReader(config.feature_width))
+def _region(config: parts.Region, given: _Materials) -> tuple[Encoder, Reader]:
+    return RegionEncoder(width=given.width, **_options(config)), FeatureReader(config.feature_width)
 
 
-def _gru(config: parts.GRU, given: _Materials) -> _Input:
+def _gru(config: parts.GRU, given: _Materials) -> tuple[Encoder, Reader]:
     tokenizer = _needed(given.tokenizer)
     options = {**_options(config), "word_vectors": given.word_vectors}
-    return _Input(GRUEncoder(tokenizer.get_vocab_size(), width=given.width, **options), TextReader(tokenizer))
+    return GRUEncoder(tokenizer.get_vocab_size(), width=given.width, **options), TextReader(tokenizer)
 
 
-def _transformer(config: parts.Transformer, given: _Materials) -> _Input:
+def _transformer(config: parts.Transformer, given: _Materials) -> tuple[Encoder, Reader]:
     tokenizer = _needed(given.tokenizer)
     backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "text_config")
     _check_fit(tokenizer, backbone.config)
-    return _Input(TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer))
+    return TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer)
 
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -132,20 +127,20 @@ def _hugging_face(config: parts.HuggingFaceBackbone, pretrained: bool, half: str
     """A model of transformers. Of one for pictures and texts (CLIP, SigLIP), `half` names the half that is meant."""
     from transformers import AutoConfig, AutoModel
 
-    if config.pretrained is not None and (pretrained or config.config is None):
-        place = weights_place(config.pretrained)
-        whole = AutoConfig.from_pretrained(place)
-        part = getattr(whole, half, whole)
-        if not pretrained:
-            return backbone_from_config(part)
-        model: nn.Module
-        try:  # without the pooling layer, as backbone_from_config, which rebuilds it from a checkpoint
-            model = AutoModel.from_pretrained(place, config=part, add_pooling_layer=False)
-        except TypeError:
-            model = AutoModel.from_pretrained(place, config=part)
-        return model
-    options = dict(config.config or {})
-    return backbone_from_config(AutoConfig.for_model(str(options.pop("model_type")), **options))
+    if config.pretrained is None or (config.config is not None and not pretrained):
+        options = dict(config.config or {})
+        return backbone_from_config(AutoConfig.for_model(str(options.pop("model_type")), **options))
+    place = weights_place(config.pretrained)
+    whole = AutoConfig.from_pretrained(place)
+    part = getattr(whole, half, whole)
+    if not pretrained:
+        return backbone_from_config(part)
+    model: nn.Module
+    try:  # without the pooling layer, as backbone_from_config, which rebuilds it from a checkpoint
+        model = AutoModel.from_pretrained(place, config=part, add_pooling_layer=False)
+    except TypeError:
+        model = AutoModel.from_pretrained(place, config=part)
+    return model
 
 
 def _efficientnet_lite(config: parts.EfficientNetLiteBackbone, pretrained: bool, _: str) -> nn.Module:
@@ -157,19 +152,15 @@ def _resnext(config: parts.ResNeXtBackbone, pretrained: bool, _: str) -> nn.Modu
     if pretrained and config.pretrained is not None:
         from safetensors.torch import load_file
 
-        backbone.load_published(load_file(_weights_file(config.pretrained)))
+        file = config.pretrained
+        if not Path(file).is_file():
+            if not is_hub_name(file):
+                raise FileNotFoundError(f"{file}: no such file. Give a safetensors file or a name on the hub.")
+            from huggingface_hub import hf_hub_download
+
+            file = hf_hub_download(file, "model.safetensors")
+        backbone.load_published(load_file(file))
     return backbone
-
-
-def _weights_file(name: str) -> Path:
-    """A safetensors file: a path, or a repository on the hub."""
-    if Path(name).is_file():
-        return Path(name)
-    if not is_hub_name(name):
-        raise FileNotFoundError(f"{name}: no such file. Give a safetensors file or a name on the hub.")
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(name, "model.safetensors"))
 
 
 def _timm(config: parts.TimmBackbone, pretrained: bool, _: str) -> nn.Module:
@@ -185,10 +176,9 @@ def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pret
     """The config with its backbones' configurations from the hub written out, so that a checkpoint needs no hub."""
     known = config.model_dump(mode="json")
     for name, tower in config.towers.items():
-        backbone = getattr(tower.encoder, "backbone", None)
-        if not isinstance(backbone, parts.HuggingFaceBackbone) or backbone.pretrained is None:
-            continue
-        if pretrained or backbone.config is None:
+        backbone: Any = getattr(tower.encoder, "backbone", None)
+        named = isinstance(backbone, parts.HuggingFaceBackbone) and backbone.pretrained is not None
+        if named and (pretrained or backbone.config is None):
             built: Any = towers[name].encoder
             found = built.backbone.config
             options = {**found.to_diff_dict(), "model_type": found.model_type}
@@ -202,7 +192,7 @@ BACKBONES: dict[str, Callable[[Any, bool, str], nn.Module]] = {
     "resnext": _resnext,
     "timm": _timm,
 }
-ENCODERS: dict[str, Callable[[Any, _Materials], _Input]] = {
+ENCODERS: dict[str, Callable[[Any, _Materials], tuple[Encoder, Reader]]] = {
     "conv": _conv,
     "region": _region,
     "gru": _gru,

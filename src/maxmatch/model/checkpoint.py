@@ -16,18 +16,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from maxmatch import __version__
 from maxmatch.core.files import sync
-from maxmatch.core.manifest import load_manifest, manifest_text
+from maxmatch.core.manifest import manifest_text
 from maxmatch.model.build import build_model
-from maxmatch.model.config import SCHEMA_VERSION, ModelConfig
+from maxmatch.model.config import ModelConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import TextReader
 from maxmatch.model.names import (
@@ -36,15 +35,17 @@ from maxmatch.model.names import (
     FORMAT,
     WEIGHTS,
     CheckpointError,
+    checkpoint_file,
     is_checkpoint,
     is_hub_name,
     model_folder,
     previous_of,
+    read_config,
 )
 from maxmatch.model.onnx_runtime import FILE as ONNX
 from maxmatch.model.text import load_tokenizer
 
-__all__ = ["CONFIG", "WEIGHTS", "CheckpointError", "load", "model_card", "notes_of", "push", "read_config", "save"]
+__all__ = ["CONFIG", "WEIGHTS", "CheckpointError", "load", "model_card", "notes_of", "push", "save", "tokenizer_names"]
 
 _CARD = """---
 library_name: maxmatch
@@ -72,6 +73,7 @@ model = SetEncoder.from_pretrained("path/to/this/folder")
 """
 _MARK = "<!-- notes -->"
 _NO_NOTES = "What it was trained on, and how well it retrieves, is for its maker to add here."
+_TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
 
 
 def notes_of(card: str) -> str:
@@ -110,19 +112,14 @@ def model_card(model: SetEncoder, notes: str = "") -> str:
     )
 
 
-_TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
+def save(model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = "") -> Path:
+    """`SetEncoder.save_pretrained`. Other files in the folder stay. notes: put below those that the model already has.
 
-
-def save(
-    model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = ""
-) -> Path:  # fmt: skip
-    """Write the model to a folder, completely or not at all. A checkpoint in it is replaced; other files stay.
-
-    dtype: "float16" halves the file. What is loaded from it is another model: its weights are rounded, its vectors
-    differ in the fourth decimal, and it has its own identity in an index, which stays the same when it is loaded and
-    saved again. notes: Markdown for the model card, below the notes that the model already has.
+    A model in float16 has an identity of its own in an index, which stays the same when it is loaded and saved again.
     """
-    kept_as = _dtype(dtype)
+    kept_as = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    if kept_as not in ("float32", "float16"):
+        raise ValueError(f"dtype: expected float16 or float32 (the default), got {dtype!r}.")
     if model.config is None:
         raise ValueError(
             "this model was put together from towers: without a config it could not be rebuilt. "
@@ -130,7 +127,7 @@ def save(
         )
     folder = Path(folder).expanduser().resolve()
     previous, draft = previous_of(folder), folder.with_name(f".{folder.name}.saving-{os.getpid()}")
-    if folder.exists() and not _replaceable(folder):
+    if folder.exists() and not (is_checkpoint(folder) or (folder.is_dir() and not any(folder.iterdir()))):
         raise FileExistsError(f"{folder}: holds files, but not a checkpoint. Choose a new or empty folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
@@ -161,10 +158,17 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
     """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode."""
     folder = model_folder(folder)
     config = read_config(folder)
-    names = _tokenizer_names(config)
-    tokenizers = {tower: load_tokenizer(_existing(folder, name)) for tower, name in names.items()}
-    weights = _read_weights(_existing(folder, WEIGHTS))
-    model = _built(config, tokenizers, folder)
+    names = tokenizer_names(config)
+    tokenizers = {tower: load_tokenizer(checkpoint_file(folder, name)) for tower, name in names.items()}
+    file = checkpoint_file(folder, WEIGHTS)
+    try:
+        weights = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not a complete safetensors file ({error}). Copy it again.") from error
+    try:
+        model = build_model(config, tokenizers, pretrained=False, seed=0)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
     _check_fit(model.state_dict(), weights, folder)
     model.load_state_dict(weights)
     if (folder / CARD).is_file():
@@ -186,33 +190,13 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
     return f"https://huggingface.co/{name}"
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The config of a checkpoint. CheckpointError where it is not one of MaxMatch, or newer than this version."""
-    return load_manifest(
-        _existing(folder, CONFIG), ModelConfig, FORMAT, CheckpointError, "a checkpoint of MaxMatch",
-        "Copy the checkpoint again.", SCHEMA_VERSION,
-    )  # fmt: skip
-
-
-def _dtype(asked: torch.dtype | str | None) -> Literal["float32", "float16"]:
-    """The name of the precision in which weights are stored."""
-    name = str(asked).removeprefix("torch.")
-    if asked is None or name == "float32":
-        return "float32"
-    if name == "float16":
-        return "float16"
-    raise ValueError(f"dtype: expected float16 or float32 (the default), got {asked!r}.")
-
-
-def _write(model: SetEncoder, draft: Path, dtype: Literal["float32", "float16"], notes: str) -> None:
+def _write(model: SetEncoder, draft: Path, dtype: str, notes: str) -> None:
     """Write all files of a checkpoint, and wait until they are on the disk."""
-    from safetensors.torch import save_file
-
     assert model.config is not None
     config = model.config.model_copy(update={"weights_dtype": dtype})
     (draft / CONFIG).write_text(manifest_text(config, FORMAT) + "\n", encoding="utf-8")
     (draft / CARD).write_text(model_card(model, notes), encoding="utf-8")
-    for tower, name in _tokenizer_names(model.config).items():
+    for tower, name in tokenizer_names(model.config).items():
         reader = model.tower(tower).reader
         assert isinstance(reader, TextReader)
         reader.tokenizer.save(str(draft / name))
@@ -233,11 +217,6 @@ def _halved(value: Tensor) -> Tensor:
     return half if bool(half.isfinite().all()) else value
 
 
-def _replaceable(folder: Path) -> bool:
-    """Whether a save may take the folder's place: it is empty or a checkpoint."""
-    return folder.is_dir() and (not any(folder.iterdir()) or is_checkpoint(folder))
-
-
 def _discard(previous: Path, folder: Path) -> None:
     """Remove the folder that was replaced, after moving the files of others out of it."""
     if not previous.exists():
@@ -250,39 +229,13 @@ def _discard(previous: Path, folder: Path) -> None:
     shutil.rmtree(previous)
 
 
-def _tokenizer_names(config: ModelConfig) -> dict[str, str]:
+def tokenizer_names(config: ModelConfig) -> dict[str, str]:
     """The tokenizer file of each text tower."""
     towers = [name for name, tower in config.towers.items() if tower.reads == "text"]
     return {name: "tokenizer.json" if len(towers) == 1 else f"tokenizer.{name}.json" for name in towers}
 
 
-def _existing(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise CheckpointError(
-            f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, for texts, tokenizer.json. "
-            "Copy the whole folder."
-        )
-    return folder / name
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a complete safetensors file ({error}). Copy it again.") from error
-
-
-def _built(config: ModelConfig, tokenizers: Mapping[str, Tokenizer], folder: Path) -> SetEncoder:
-    """The model with random weights, which are about to be replaced."""
-    try:
-        return build_model(config, tokenizers, pretrained=False, seed=0)
-    except ValueError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
-
-
-def _check_fit(expected: Mapping[str, Any], found: Mapping[str, Tensor], folder: Path) -> None:
+def _check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path) -> None:
     """Refuse weights whose names or shapes differ from the config's."""
     lines = [
         f"{name}: {_size(found[name])} in the file, {_size(value)} in the config"

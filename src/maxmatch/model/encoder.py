@@ -1,4 +1,4 @@
-"""SetEncoder: the object a user holds. Towers by name, one per modality; each turns an item into a set of K vectors."""
+"""SetEncoder, the model that users work with: towers by name, one per modality, turn items into sets of K vectors."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,15 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from maxmatch.core.checks import as_tensor
-from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Features, Inputs, Sets
 from maxmatch.matching import SIMILARITIES, similarity_named
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
-from maxmatch.model.inputs import Reader, TextReader
-from maxmatch.model.read_ahead import checked_items, in_batches
+from maxmatch.model.inputs import Encoded as Encoded
+from maxmatch.model.inputs import Reader, TextReader, encode_items
 
 
 @runtime_checkable
@@ -32,11 +31,9 @@ class Head(Protocol):
 
     def __call__(self, features: Features, /) -> Sets:
         """The sets."""
-        ...
 
     def reorder(self, order: Sequence[int], /) -> None:
         """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
-        ...
 
 
 class Tower(nn.Module):
@@ -56,16 +53,6 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
         """The sets of B items."""
         return self.head(self.encoder(inputs, mask))
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
-
-    sets: Float[Tensor, "n K D"]
-    kept: list[int]
-    """The place in the input of each set, ascending."""
-    skipped: list[Skipped]
 
 
 class Pair(NamedTuple):
@@ -243,16 +230,19 @@ class SetEncoder(nn.Module):
             >>> encoded.sets.shape, encoded.kept, encoded.skipped
             (torch.Size([2, 4, 384]), [0, 1], [])
         """
-        items = checked_items(items, batch_size, errors)
         tower = self.tower(modality)
-        sets = torch.empty(len(items), tower.head.set_size, self.dim)
-
-        def work(places: list[int], inputs: Inputs) -> None:
-            sets[places] = self.sets_of(modality, inputs).cpu()
-
-        with self.evaluating():
-            kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
-        return sets if errors == "raise" else Encoded(sets[kept] if skipped else sets, kept, skipped)
+        sets: Tensor | Encoded = encode_items(
+            modality,
+            items,
+            batch_size,
+            show_progress,
+            errors,
+            reader=tower.reader,
+            empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
+            encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
+            within=self.evaluating(),
+        )
+        return sets
 
     @overload
     def encode_images(
@@ -298,9 +288,7 @@ class SetEncoder(nn.Module):
             >>> model.encode_images([Image.new("RGB", (64, 48), "red")]).shape
             torch.Size([1, 4, 384])
         """
-        if errors == "skip":
-            return self.encode("image", items, batch_size, show_progress, errors="skip")
-        return self.encode("image", items, batch_size, show_progress, errors)
+        return self.encode("image", items, batch_size, show_progress, errors=errors)
 
     def encode_texts(
         self, texts: Iterable[str], batch_size: int = 64, show_progress: bool | None = None
@@ -379,8 +367,6 @@ class SetEncoder(nn.Module):
             >>> explained = model.explain(Image.new("RGB", (64, 48), "red"), "a red wall")
             >>> [pair.image_slot for pair in explained.pairs]
             [0, 1, 2, 3]
-            >>> len(explained.words) == explained.text_attention.shape[1]
-            True
         """
         if self.tower("text").reads != "text":
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
@@ -415,10 +401,8 @@ class SetEncoder(nn.Module):
             sets = tower.head(features)
         if sets.attention is None:
             raise ValueError(f"explain: the head of the tower {modality!r} gives no attention.")
-        attention = sets.attention[0].float().cpu()
-        attention = (
-            attention[:, features.mask[0].cpu()] if features.grid is None else attention.view(-1, *features.grid)
-        )
+        attention, grid = sets.attention[0].float().cpu(), features.grid
+        attention = attention[:, features.mask[0].cpu()] if grid is None else attention.view(-1, *grid)
         words = tower.reader.words(inputs.values[0]) if isinstance(tower.reader, TextReader) else None
         return Look(sets.vectors[0].float().cpu(), attention, words)
 
@@ -437,11 +421,9 @@ class SetEncoder(nn.Module):
             0.99
         """
         if self.config is None:
-            raise ValueError("pairing: this model was put together without a config to note it in.")
-        known = self.config.model_dump()
-        self.config = ModelConfig.model_validate(
-            {**known, "pairing": list(pairing), "pairing_stability": float(stability)}
-        )
+            raise ValueError("pairing: this model was built without a config to record it in.")
+        measured = {"pairing": list(pairing), "pairing_stability": float(stability)}
+        self.config = ModelConfig.model_validate({**self.config.model_dump(), **measured})
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = "") -> Path:
         """Write the model into a folder: weights, config, tokenizers and a model card.
@@ -545,10 +527,8 @@ class SetEncoder(nn.Module):
             >>> from maxmatch import SetEncoder
             >>> model = SetEncoder.from_pretrained("maxmatch-small").train()
             >>> with model.evaluating():
-            ...     model.tower("text").training
+            ...     model.training
             False
-            >>> model.tower("text").training
-            True
         """
         in_training = [module for module in self.modules() if module.training]
         for module in in_training:  # not `eval()`, which takes as long as a short text

@@ -1,17 +1,31 @@
-"""From raw items (pictures, features, texts) to the batches that an encoder takes."""
+"""From raw items (pictures, features, texts) to the batches that a tower takes, and the loop that encodes them all.
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+Importing this loads no torch: models that run without it read and encode their items here, too.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from maxmatch.core.types import Inputs
+from maxmatch.core.progress import Skipped, bar, map_ahead
 from maxmatch.model.config import InputKind
-from maxmatch.model.images import ImageTransform, describe
+from maxmatch.model.images import ImageError, ImageTransform, describe
 from maxmatch.model.text import as_text, encode, text_length
+
+if TYPE_CHECKING:
+    import torch
+
+    from maxmatch.core.types import Inputs
+
+_LONG_WORK = 1_000  # items, from which on a progress bar is shown
+_PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
+_WORKERS = 4  # batches read at once while the model works
 
 
 @runtime_checkable
@@ -20,15 +34,12 @@ class Reader(Protocol):
 
     def length(self, item: Any) -> int:
         """Roughly how long an item is, without reading it: items of similar length share a batch."""
-        ...
 
     def read(self, item: Any) -> Any:
         """One item, checked."""
-        ...
 
-    def collate(self, items: Sequence[Any]) -> Inputs:
-        """A batch of items that were read."""
-        ...
+    def collate(self, items: Sequence[Any]) -> Any:
+        """A batch of items that were read: `Inputs` of a tower, or arrays by name for a graph of ONNX."""
 
 
 class PixelReader:
@@ -43,15 +54,21 @@ class PixelReader:
         """All pictures become the same size."""
         return 1
 
-    def read(self, item: Any) -> Tensor:
+    def read(self, item: Any) -> "torch.Tensor":
         """A picture as normalised pixels. A tensor may have its channels first, as torch likes them."""
-        if isinstance(item, Tensor):
+        import torch
+
+        if isinstance(item, torch.Tensor):
             channels_first = item.ndim == 3 and item.shape[0] in (1, 3, 4) and item.shape[2] not in (1, 3, 4)
             item = (item.movedim(0, 2) if channels_first else item).detach().cpu().numpy()
         return self.transform(item)
 
-    def collate(self, items: Sequence[Tensor]) -> Inputs:
+    def collate(self, items: "Sequence[torch.Tensor]") -> "Inputs":
         """The pictures, stacked."""
+        import torch
+
+        from maxmatch.core.types import Inputs
+
         return Inputs(torch.stack(list(items)), None)
 
 
@@ -65,11 +82,13 @@ class FeatureReader:
 
     def length(self, item: Any) -> int:
         """How many features the item has."""
-        return len(item) if isinstance(item, Tensor | np.ndarray) and item.ndim else 0
+        return len(item) if getattr(item, "ndim", 0) else 0
 
-    def read(self, item: Any) -> Tensor:
+    def read(self, item: Any) -> "torch.Tensor":
         """The item's features in float32."""
-        if not isinstance(item, Tensor | np.ndarray):
+        import torch
+
+        if not isinstance(item, torch.Tensor | np.ndarray):
             raise ValueError(
                 f"{describe(item)}: this model reads features extracted beforehand, an array "
                 f"(count, {self.feature_width}) per item. Extract them, or use a model that reads pixels."
@@ -84,8 +103,12 @@ class FeatureReader:
             raise ValueError("features: NaN or infinite values. Extract them again, or leave the item out.")
         return features
 
-    def collate(self, items: Sequence[Tensor]) -> Inputs:
+    def collate(self, items: "Sequence[torch.Tensor]") -> "Inputs":
         """Padded to the longest item."""
+        import torch
+
+        from maxmatch.core.types import Inputs
+
         values = torch.nn.utils.rnn.pad_sequence(list(items), batch_first=True)
         lengths = torch.tensor([len(item) for item in items], device=values.device)
         return Inputs(values, torch.arange(values.shape[1], device=values.device) < lengths[:, None])
@@ -107,10 +130,108 @@ class TextReader:
         """The text itself, which may be empty."""
         return as_text(item)
 
-    def collate(self, items: Sequence[str]) -> Inputs:
+    def collate(self, items: Sequence[str]) -> "Inputs":
         """Token ids, padded to the longest text."""
+        from maxmatch.core.types import Inputs
+
         return Inputs(*encode(self.tokenizer, items))
 
-    def words(self, ids: Tensor) -> list[str]:
+    def words(self, ids: "torch.Tensor") -> list[str]:
         """The tokens of a text, for people to read."""
         return [self.tokenizer.id_to_token(int(token)) or "" for token in ids]
+
+
+class ReadBatch(NamedTuple):
+    """What was read of some items: their places in the input, the tower's inputs, and what could not be read."""
+
+    places: list[int]
+    inputs: Any
+    """What the reader collated; None where nothing could be read."""
+    skipped: list[Skipped]
+
+
+def read_ahead(
+    reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
+) -> Iterator[ReadBatch]:
+    """The batches in order, the next few being read in `workers` threads while the model works on one.
+
+    skip: leave out an item that cannot be read; otherwise an error names it.
+    """
+
+    def read(places: Sequence[int]) -> ReadBatch:
+        good, skipped = {}, []
+        for place in places:
+            try:
+                good[place] = reader.read(items[place])
+            except (ValueError, OSError) as error:
+                if not skip:
+                    kind = type(error) if type(error) in _PLAIN else ValueError
+                    raise kind(f"item {place}: {error}") from error
+                skipped.append(Skipped(f"item {place}", str(error), place))
+        return ReadBatch(list(good), reader.collate(list(good.values())) if good else None, skipped)
+
+    if len(batches) < 2:  # nothing to read meanwhile
+        return map(read, batches)
+    return map_ahead(read, batches, workers or min(_WORKERS, os.cpu_count() or 1), ahead=1)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
+
+    sets: Any
+    """(n, K, D): a tensor, or an array where ONNX Runtime made them."""
+    kept: list[int]
+    """The place in the input of each set, ascending."""
+    skipped: list[Skipped]
+
+
+def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
+    """The items given to `encode`, as a list. ValueError where they are not a list of items."""
+    # uint8 of height × width × channels is one picture, not a list of its rows.
+    picture = str(getattr(items, "dtype", "")).endswith("uint8") and tuple(items.shape[2:]) in ((3,), (4,))  # type: ignore[attr-defined]
+    listed = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+    if isinstance(items, str | bytes | Path) or picture or not listed:
+        raise ValueError(f"items: expected a list, got one {type(items).__name__}. For one item use [item].")
+    if errors not in ("raise", "skip"):
+        raise ValueError(f"errors: expected 'raise' or 'skip', got {errors!r}.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected at least 1, got {batch_size}.")
+    return list(items)
+
+
+def encode_items(
+    modality: str,
+    items: Iterable[Any],
+    batch_size: int,
+    show_progress: bool | None,
+    errors: str,
+    *,
+    reader: Reader,
+    empty: Callable[[int], Any],
+    encode_batch: Callable[[Any], Any],
+    within: AbstractContextManager[object] | None = None,
+) -> Any:
+    """The loop behind every `encode`: the sets of all items in their order, or an `Encoded` with errors="skip".
+
+    empty: makes the tensor or array of n sets that is filled. encode_batch: the sets of what `reader` collated.
+    within: a context for the whole loop. Items of similar length share a batch.
+    """
+    items = checked_items(items, batch_size, errors)
+    sets = empty(len(items))
+    order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    skipped: list[Skipped] = []
+    shown = False if show_progress is None and len(items) <= _LONG_WORK else show_progress
+    with within or nullcontext(), bar(modality, len(items), shown) as advance:
+        for batch in read_ahead(reader, items, batches, errors == "skip"):
+            if batch.inputs is not None:
+                sets[batch.places] = encode_batch(batch.inputs)
+            skipped += batch.skipped
+            advance(len(batch.places) + len(batch.skipped))
+    if errors == "raise":
+        return sets
+    skipped.sort(key=lambda item: item.index)
+    lost = {item.index for item in skipped}
+    kept = [place for place in range(len(items)) if place not in lost]
+    return Encoded(sets[kept] if skipped else sets, kept, skipped)

@@ -1,8 +1,18 @@
-"""What a model's name means: a folder, a run, a model that ships (in `maxmatch/model/shipped`), or one on the hub."""
+"""Which model is meant: by a name (a folder, a run, a model that ships in `maxmatch/model/shipped`, one on the hub), or
+by the hash that a set carries, so that sets of two models are never mixed. Importing this loads the standard library
+alone.
+"""
 
+import hashlib
 import logging
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from maxmatch.model.config import ModelConfig
+    from maxmatch.model.encoder import SetEncoder
 
 SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
@@ -112,3 +122,121 @@ def _fetched(name: str) -> Path:
         raise FileNotFoundError(
             f"{name}: no such folder here, and it could not be fetched from the hub ({type(error).__name__}). {advice}."
         ) from error
+
+
+def read_config(folder: Path) -> "ModelConfig":
+    """The config of a checkpoint. CheckpointError where it is not one of MaxMatch, or newer than this version."""
+    from maxmatch.core.manifest import load_manifest
+    from maxmatch.model.config import SCHEMA_VERSION, ModelConfig
+
+    called, cure = "a checkpoint of MaxMatch", "Copy the checkpoint again."
+    return load_manifest(
+        checkpoint_file(folder, CONFIG), ModelConfig, FORMAT, CheckpointError, called, cure, SCHEMA_VERSION
+    )
+
+
+def checkpoint_file(folder: Path, name: str) -> Path:
+    """A file of a checkpoint. CheckpointError where it is missing."""
+    if not (folder / name).is_file():
+        raise CheckpointError(
+            f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, for texts, tokenizer.json. "
+            "Copy the whole folder."
+        )
+    return folder / name
+
+
+@runtime_checkable
+class AnyModel(Protocol):
+    """What search needs of a model: a `SetEncoder`, or the same run by ONNX Runtime or, for texts, by NumPy."""
+
+    @property
+    def dim(self) -> int:
+        """D."""
+
+    @property
+    def similarity_name(self) -> str:
+        """How its sets are compared."""
+
+    @property
+    def config(self) -> "ModelConfig | None":
+        """What it is made of."""
+
+    @property
+    def set_sizes(self) -> dict[str, int]:
+        """K of each tower."""
+
+    @property
+    def encode_images(self) -> Callable[..., Any]:
+        """The sets of pictures, tensors or arrays; see `SetEncoder.encode`."""
+
+    @property
+    def encode_texts(self) -> Callable[..., Any]:
+        """The sets of texts."""
+
+
+def model_identity(model: AnyModel | str) -> str:
+    """A hash of a model's weights and tokenizers. A string (a hash from before, or the name of another library's model)
+    is returned as it is; an exported model has the identity of the model it was exported from.
+    """
+    if isinstance(model, str):
+        if not model.strip():
+            raise ValueError("model: expected a SetEncoder, its hash or a name, got an empty string.")
+        return model
+    own = getattr(model, "identity", None)
+    return own if isinstance(own, str) else encoder_hash(model)  # type: ignore[arg-type]
+
+
+def encoder_hash(model: "SetEncoder") -> str:
+    """The identity of a SetEncoder."""
+    import torch
+
+    from maxmatch.model.inputs import TextReader
+
+    def values(tensor: torch.Tensor) -> memoryview:
+        return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+    weights = (
+        (f"{name} {tensor.dtype} {tuple(tensor.shape)}", values(tensor))
+        for name, tensor in sorted(model.state_dict().items())
+    )
+    readers = {name: model.tower(name).reader for name in model.towers}
+    texts = {name: reader.tokenizer for name, reader in readers.items() if isinstance(reader, TextReader)}
+    return model_hash(weights, texts)
+
+
+def model_hash(weights: Iterable[tuple[str, memoryview]], tokenizers: Mapping[str, Any]) -> str:
+    """The hash of weights, in this order, and of the tokenizers by their towers. weights: a line with a tensor's name,
+    type ("torch.float32") and shape; and its values.
+    """
+    from maxmatch.model.text import fingerprint
+
+    digest = hashlib.sha256()
+    for line, values in weights:
+        digest.update(f"{line}\n".encode())
+        digest.update(values)
+    for tower, tokenizer in tokenizers.items():
+        digest.update(f"{tower} {fingerprint(tokenizer)}\n".encode())
+    return digest.hexdigest()
+
+
+def check_same_model(known: str | None, model: AnyModel | str | None) -> None:
+    """Refuse sets of another model than the index's. Where either is None there is nothing to compare."""
+    if known is None or model is None:
+        return
+    given = model_identity(model)
+    if given != known:
+        raise ValueError(
+            f"model: this index holds sets of the model {known[:16]}, got those of {given[:16]}: "
+            "their vectors cannot be compared. Encode with that model, or make a new index for this one."
+        )
+
+
+def slot_stability(model: AnyModel) -> float | None:
+    """How often slot i meets slot i in a true pair, as measured after training; None where it was not measured.
+
+    0 where the slots meet in another order: flattened sets then cannot be searched as one vector.
+    """
+    if model.config is None or model.config.pairing is None:
+        return None
+    aligned = model.config.pairing == list(range(len(model.config.pairing)))
+    return model.config.pairing_stability if aligned else 0.0

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from maxmatch.core.manifest import load_manifest
-from maxmatch.model.config import GRU, SCHEMA_VERSION, ModelConfig, SetPrediction, TowerConfig
-from maxmatch.model.identity import Weight, encoder_fingerprint, model_fingerprint
-from maxmatch.model.names import CONFIG, FORMAT, WEIGHTS
+from maxmatch.model.config import GRU, ModelConfig, SetPrediction, TowerConfig
+from maxmatch.model.names import WEIGHTS, encoder_hash, model_hash, read_config
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer
 
 if TYPE_CHECKING:
@@ -25,14 +23,9 @@ _TEMPERATURE = 10_000.0
 
 
 class NumpyTextTower:
-    """A text tower of word vectors, a GRU and a set head, for one text at a time, which has no padding.
-
-    The same formulas as `GRUEncoder` and `SetHead`. weights: the tower's, float32, by their names in it.
-    """
+    """`GRUEncoder` and `SetHead` for one text at a time, which has no padding. weights: by their names in the tower."""
 
     def __init__(self, config: TowerConfig, weights: Mapping[str, np.ndarray]) -> None:
-        if not is_supported(config):
-            raise ValueError(f"tower: expected a GRU and a set head, got {config.encoder.name} and {config.head.name}.")
         assert isinstance(config.encoder, GRU)
         assert isinstance(config.head, SetPrediction)
         self.encoder = config.encoder
@@ -104,11 +97,6 @@ class NumpyTextTower:
         return scaled
 
 
-def is_supported(config: TowerConfig) -> bool:
-    """Whether a tower can be computed here."""
-    return isinstance(config.encoder, GRU) and isinstance(config.head, SetPrediction)
-
-
 def _positions(count: int, width: int) -> np.ndarray:
     wave = np.arange(width)
     angle = 2 * math.pi * np.arange(1, count + 1)[:, None] / count / _TEMPERATURE ** (2 * (wave // 2) / width)
@@ -138,13 +126,12 @@ def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "Numpy
     try:
         from safetensors.numpy import load_file
 
-        config = load_manifest(
-            folder / CONFIG, ModelConfig, FORMAT, ValueError, "a checkpoint of MaxMatch", "", SCHEMA_VERSION
-        )
-        if _TEXT not in config.towers or not is_supported(config.towers[_TEXT]):
+        config = read_config(folder)
+        if (config.towers[_TEXT].encoder.name, config.towers[_TEXT].head.name) != ("gru", "set"):
             return None
         tokenizer = load_tokenizer(folder / "tokenizer.json")  # of several towers of text each has a name of its own
-        weights = {name: _as_computed(value) for name, value in load_file(folder / WEIGHTS).items()}
+        stored = load_file(folder / WEIGHTS).items()  # what is rounded to float16 is computed in float32
+        weights = {name: value.astype(np.float32) if value.dtype.kind == "f" else value for name, value in stored}
         if len(weights[f"towers.{_TEXT}.encoder.words.weight"]) != tokenizer.get_vocab_size():
             return None
         model = NumpyTextEncoder(config, tokenizer, weights, load)
@@ -152,11 +139,6 @@ def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "Numpy
     except Exception:  # of many kinds: `safetensors` has its own
         return None
     return model
-
-
-def _as_computed(value: np.ndarray) -> np.ndarray:
-    """Weights in float32, however they are stored."""
-    return value.astype(np.float32) if np.issubdtype(value.dtype, np.floating) else value
 
 
 class NumpyTextEncoder:
@@ -182,18 +164,18 @@ class NumpyTextEncoder:
 
     @cached_property
     def identity(self) -> str:
-        """What `maxmatch.model.identity.model_identity` gives for the whole model."""
+        """What `maxmatch.model.names.model_identity` gives for the whole model."""
         weights = (
-            Weight(name, f"torch.{value.dtype}", value.shape, np.ascontiguousarray(value).data)
+            (f"{name} torch.{value.dtype} {value.shape}", np.ascontiguousarray(value).data)
             for name, value in sorted(self._weights.items())
         )
-        return model_fingerprint(weights, {_TEXT: self._tokenizer})
+        return model_hash(weights, {_TEXT: self._tokenizer})
 
     @cached_property
     def whole(self) -> "SetEncoder":
         """The model itself."""
         model = self._load()
-        if encoder_fingerprint(model) != self.identity:
+        if encoder_hash(model) != self.identity:
             raise ValueError("the model was replaced while it was being read (by a training run?). Run this again.")
         return model
 

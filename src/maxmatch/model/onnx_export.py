@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maxmatch.core.files import whole
+from maxmatch.core.files import whole, write_whole
+from maxmatch.core.manifest import manifest_text
+from maxmatch.model.checkpoint import tokenizer_names
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import GRUEncoder
-from maxmatch.model.identity import model_identity
 from maxmatch.model.inputs import FeatureReader, PixelReader
-from maxmatch.model.onnx_runtime import Exported, Graph, digest, write_exported
+from maxmatch.model.names import model_identity
+from maxmatch.model.onnx_runtime import FILE, FORMAT, Exported, Graph, digest
 
 OPSET = 18
 _BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are dynamic in the graph
@@ -31,18 +33,14 @@ def export_onnx(folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     model = SetEncoder.from_pretrained(folder, device="cpu")
     assert model.config is not None
-    texts = [name for name in model.towers if model.tower(name).reads == "text"]
-    towers = {}
+    towers, tokenizers = {}, tokenizer_names(model.config)
     for name in model.towers:
-        path = folder / f"{name}.onnx"
+        path, tokenizer = folder / f"{name}.onnx", tokenizers.get(name)
         export_tower(model.tower(name), path)
-        graph = Graph(file=path.name, sha256=digest(path))
-        if name in texts:
-            tokenizer = folder / ("tokenizer.json" if len(texts) == 1 else f"tokenizer.{name}.json")
-            graph = graph.model_copy(update={"tokenizer": tokenizer.name, "tokenizer_sha256": digest(tokenizer)})
-        towers[name] = graph
+        tokenizer_hash = None if tokenizer is None else digest(folder / tokenizer)
+        towers[name] = Graph(file=path.name, sha256=digest(path), tokenizer=tokenizer, tokenizer_sha256=tokenizer_hash)
     exported = Exported(identity=model_identity(model), opset=OPSET, config=model.config, towers=towers)
-    write_exported(folder, exported)
+    write_whole(folder / FILE, manifest_text(exported, FORMAT) + "\n")
     return folder
 
 

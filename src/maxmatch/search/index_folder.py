@@ -58,7 +58,7 @@ class Manifest(ConfigPart):
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     """What the model was trained with, as the alpha of smooth_chamfer; where not given, the similarity's own."""
     model: str | None = None
-    """The identity of the model that made the sets; see `maxmatch.model.identity`."""
+    """The identity of the model that made the sets; see `maxmatch.model.names`."""
     stability: Annotated[float, Field(ge=0, le=1)] | None = None
     """How often slot i meets slot i in a true pair. None: not known."""
     engine: str = "lance"

@@ -17,7 +17,7 @@ from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
-from maxmatch.model.identity import AnyModel, model_identity
+from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some

@@ -10,7 +10,7 @@ from pydantic import JsonValue, ValidationError
 
 from maxmatch.core.array_checks import Array
 from maxmatch.core.manifest import problems
-from maxmatch.model.identity import AnyModel, check_same_model, model_identity, slot_stability
+from maxmatch.model.names import AnyModel, check_same_model, model_identity, slot_stability
 from maxmatch.search.engine import (
     Engine,
     Hit,

@@ -40,7 +40,7 @@ class ShardManifest(ConfigPart):
     model: str | None = None
     """Where the model was when it was used."""
     identity: str
-    """Of the model: see `maxmatch.model.identity`."""
+    """Of the model: see `maxmatch.model.names`."""
     similarity: SimilarityName = "maxmatch"
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     stability: Annotated[float, Field(ge=0, le=1)] | None = None

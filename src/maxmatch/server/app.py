@@ -11,8 +11,7 @@ from fastapi import FastAPI
 
 from maxmatch import __version__
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.identity import model_identity
-from maxmatch.model.names import SHIPPED, recorded_model
+from maxmatch.model.names import SHIPPED, model_identity, recorded_model
 from maxmatch.search.index_folder import read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import add_handlers

@@ -2,8 +2,22 @@
 
 import math
 
+import torch
+
 Vector = list[float]
 Matrix = list[Vector]
+
+
+def assert_item(features, place: int, expected: tuple[Matrix, Vector]) -> None:
+    """What an encoder made of one item of a batch, in float64, is what the reference makes of it alone."""
+    local, pooled = (torch.tensor(part, dtype=torch.float64) for part in expected)
+    torch.testing.assert_close(features.local[place, : len(local)], local, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(features.pooled[place], pooled, rtol=1e-10, atol=1e-12)
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, list]:
+    """The parameters outside a backbone, as lists."""
+    return {name: value.tolist() for name, value in module.state_dict().items() if not name.startswith("backbone.")}
 
 
 def linear(x: Vector, weight: Matrix, bias: Vector) -> Vector:

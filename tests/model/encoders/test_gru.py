@@ -19,14 +19,9 @@ def test_gru_encoder_agrees_with_the_reference(directions):
     encoder = GRUEncoder(11, word_width=4, width=6, directions=directions).eval().double()
     ids, mask = inputs()
     features = encoder(ids, mask)
-    parameters = {name: value.tolist() for name, value in encoder.state_dict().items()}
-    for b, length in enumerate(LENGTHS):
-        local, pooled = reference.gru(ids[b, :length].tolist(), parameters, directions)
-        torch.testing.assert_close(
-            features.local[b, :length], torch.tensor(local, dtype=torch.float64), rtol=1e-10, atol=1e-12
-        )
-        expected = torch.tensor(pooled, dtype=torch.float64)
-        torch.testing.assert_close(features.pooled[b], expected, rtol=1e-10, atol=1e-12)
+    for place, length in enumerate(LENGTHS):
+        expected = reference.gru(ids[place, :length].tolist(), reference.parameters_of(encoder), directions)
+        reference.assert_item(features, place, expected)
     assert torch.equal(features.positions, sine_positions(mask, 4, torch.float64))
 
 
@@ -45,17 +40,12 @@ def test_local_features_are_word_vectors_after_dropout():
     assert abs(float((local == 0).float().mean()) - 0.25) < 0.03
 
 
-def test_the_vector_of_the_padding_token_is_trained_like_any_other():
-    encoder = GRUEncoder(11, word_width=4, width=6)
-    encoder(torch.tensor([[0, 1]])).pooled.sum().backward()
-    assert encoder.words.weight.grad[0].any()
-
-
-def test_words_start_from_the_given_vectors():
+def test_words_start_from_the_given_vectors_and_all_are_trained():
     vectors = torch.randn(11, 4)
     encoder = GRUEncoder(11, word_width=4, width=6, word_vectors=vectors)
     assert torch.equal(encoder.words.weight, vectors)
-    assert encoder.words.weight.requires_grad
+    encoder(torch.tensor([[0, 1]])).pooled.sum().backward()
+    assert encoder.words.weight.grad[0].any()
 
 
 @pytest.mark.parametrize(
@@ -97,12 +87,8 @@ def test_the_way_without_a_look_at_the_lengths_gives_the_same_states():
     ours, packed = encoder.last_states_on_device(local, mask), encoder.last_states(local, mask)
     torch.testing.assert_close(ours, packed, rtol=1e-12, atol=1e-12)
     parameters = [local, *encoder.gru.parameters()]
-    for a, b in zip(
-        torch.autograd.grad(ours.square().sum(), parameters),
-        torch.autograd.grad(packed.square().sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    gradients = [torch.autograd.grad(states.square().sum(), parameters) for states in (ours, packed)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
 
 
 def test_vectors_that_stay_are_projected_and_learn_nothing():

@@ -62,10 +62,6 @@ def _with_statistics(backbone: nn.Module) -> nn.Module:
     return backbone
 
 
-def parameters_of(module: nn.Module) -> dict[str, list]:
-    return {name: value.tolist() for name, value in module.state_dict().items()}
-
-
 class TimmLike(nn.Module):
     """The part of timm's interface that is used: `forward_features`, `num_features`, `pretrained_cfg`."""
 

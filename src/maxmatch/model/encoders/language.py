@@ -1,10 +1,9 @@
 """Text encoders: word vectors (GloVe) and a bidirectional GRU, or any Hugging Face text encoder."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from maxmatch.core.checks import check_ids, check_right_padded
 from maxmatch.core.types import Features
-from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width
+from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width, package_folder
 from maxmatch.model.layers import POOLING, sine_positions, widened
 
 PACKAGED = "glove-6b-50d"  # GloVe 6B with 50 numbers per word, which installs from PyPI
@@ -66,7 +65,7 @@ def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray],
         width = width or spaces
         if spaces < width or not spaces:
             raise _bad_line(path, number, line, width)
-        # Some of GloVe 840B's words hold spaces themselves: the numbers are what stands last.
+        # Some of GloVe 840B's words contain spaces: the numbers are the last fields.
         name = line.split(b" ", 1)[0] if spaces == width else line.rsplit(b" ", width)[0]
         if name in wanted and name not in found:
             found[name] = _numbers(path, number, line, width)
@@ -76,22 +75,16 @@ def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray],
 
 
 def _from_package(wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
-    vectors = np.load(_package_folder() / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
+    vectors = np.load(package_folder(_PACKAGE, "data") / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
     places = {word.encode(): place for place, word in enumerate(_packaged_words())}
     return {word: np.array(vectors[places[word]]) for word in wanted if word in places}, vectors.shape[1]
 
 
 def _packaged_words() -> list[str]:
+    file = package_folder(_PACKAGE, "data") / "glove_6B_index.parquet"
     import pyarrow.parquet as parquet
 
-    return [str(word) for word in parquet.read_table(_package_folder() / "glove_6B_index.parquet")["index"].to_pylist()]
-
-
-def _package_folder() -> Path:
-    package = find_spec(_PACKAGE)
-    if package is None or package.origin is None:
-        raise ValueError(f"{PACKAGED}: its package is not installed. pip install {_PACKAGE} pyarrow, or name a file.")
-    return Path(package.origin).parent / "data"
+    return [str(word) for word in parquet.read_table(file)["index"].to_pylist()]
 
 
 def _simplified(word: str) -> str:
@@ -112,7 +105,7 @@ def _numbers(path: Path, number: int, line: bytes, width: int) -> np.ndarray:
     try:
         vector = np.array([float(field) for field in line.rsplit(b" ", width)[1:]], dtype=np.float32)
     except ValueError:
-        raise _bad_line(path, number, line, width) from None
+        vector = np.array([np.nan])
     if not np.isfinite(vector).all():
         raise _bad_line(path, number, line, width)
     return vector
@@ -124,9 +117,6 @@ def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
         f"{path}, line {number}: expected a word and {width or 'its'} finite numbers, separated by spaces, "
         f"got {start!r}… The file may be incomplete or still compressed: decompress it, or fetch it again."
     )
-
-
-Directions = Literal["mean", "concatenate"]
 
 
 class GRUEncoder(nn.Module):
@@ -146,7 +136,7 @@ class GRUEncoder(nn.Module):
         vocabulary_size: int,
         word_width: int = 300,
         width: int = 1024,
-        directions: Directions = "mean",
+        directions: Literal["mean", "concatenate"] = "mean",
         dropout: float = 0.1,
         word_vectors: Float[Tensor, "V W"] | None = None,
         vector_width: int | None = None,
@@ -267,11 +257,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _first(local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
-    return local[:, 0]
-
-
-_POOLING = {**POOLING, "first": _first}
+_POOLING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {**POOLING, "first": lambda local, mask: local[:, 0]}
 
 
 class TransformerEncoder(Freezable):

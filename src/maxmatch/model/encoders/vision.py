@@ -23,34 +23,23 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     def forward(self, x: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:  # type: ignore[override]
         """The features normalised, those that are not real too."""
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, variance = self.running_mean, self.running_var
-        assert mean is not None
-        assert variance is not None
-        if self.training:
-            mean, variance, count = _statistics(precise, mask)
-            self._remember(mean.detach(), variance.detach(), count)
-        scale = self.weight * (variance + self.eps).rsqrt()
-        return ((precise - mean) * scale + self.bias).to(x.dtype)
-
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
-        unbiased = variance * count / (count - 1).clamp(min=1)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        self.num_batches_tracked.add_(1)
-
-
-def _statistics(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of the real features, and how many there are."""
-    real = mask[..., None].to(x.dtype)
-    count = _over_processes(real.sum())
-    mean = _over_processes((x * real).sum((0, 1))) / count
-    variance = _over_processes(((x - mean).square() * real).sum((0, 1))) / count
-    return mean, variance, count
+        mean, variance = self.running_mean, self.running_var
+        if self.training:
+            real = mask[..., None].to(precise.dtype)
+            count = _over_processes(real.sum())
+            mean = _over_processes((precise * real).sum((0, 1))) / count
+            variance = _over_processes(((precise - mean).square() * real).sum((0, 1))) / count
+            with torch.no_grad():
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+                self.num_batches_tracked.add_(1)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return ((precise - mean) * scale + self.bias).to(x.dtype)
 
 
 def _over_processes(total: Tensor) -> Tensor:
@@ -111,8 +100,13 @@ class ConvEncoder(Freezable):
         Instead of pixels it also takes the cells of a square grid that the backbone computed before: a frozen backbone
         has to see each picture only once.
         """
-        made_before = images.ndim == 3 and images.shape[2] == self.local_projection.in_features
-        cells, (rows, columns) = self.square(images) if made_before else self.cells(images)
+        if images.ndim == 3 and images.shape[2] == self.local_projection.in_features:
+            cells, rows = images, math.isqrt(images.shape[1])
+            columns = rows
+            if rows * columns != cells.shape[1]:
+                raise ValueError(f"cells: expected those of a square grid, got {cells.shape[1]} of them.")
+        else:
+            cells, (rows, columns) = self.cells(images)
         mask = mask_for(cells, mask)
         positions = grid_positions(rows, columns, self.width, cells.device, cells.dtype)
         return Features(
@@ -127,13 +121,6 @@ class ConvEncoder(Freezable):
         """What the backbone makes of images: the cells of a grid, row by row, and its rows and columns."""
         check_images(images)
         return grid_cells(self.backbone, images, self.stride)
-
-    def square(self, cells: Float[Tensor, "B N w"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
-        """Cells made before, as they are, and the rows and columns of their grid."""
-        side = math.isqrt(cells.shape[1])
-        if side * side != cells.shape[1]:
-            raise ValueError(f"cells: expected those of a square grid, got {cells.shape[1]} of them.")
-        return cells, (side, side)
 
 
 class RegionEncoder(nn.Module):
