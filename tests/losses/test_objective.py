@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from reference_losses import CAPTION_COUNTS, batch, cost_of, normal, units
 from torch import Tensor
 
-from maxmatch.core.types import LossTerms, Sets
+from maxmatch.core.types import Sets
 from maxmatch.losses import objective
+from maxmatch.losses.objective import LossTerms
 
 quick = settings(max_examples=20, deadline=None, derandomize=True)
 TERMS = {

@@ -83,19 +83,6 @@ class Sets:
     """How much each slot took from each of the N local features."""
 
 
-@dataclass(frozen=True)
-class LossTerms:
-    """The training loss and what it is the weighted sum of. A term with weight 0 is not computed and stays None."""
-
-    total: Float[Tensor, ""]
-    triplet: Float[Tensor, ""] | None = None
-    global_discriminative: Float[Tensor, ""] | None = None
-    intra_set_divergence: Float[Tensor, ""] | None = None
-    mmd: Float[Tensor, ""] | None = None
-    diversity: Float[Tensor, ""] | None = None
-    contrastive: Float[Tensor, ""] | None = None
-
-
 class TopHits(NamedTuple):
     """The k best columns of each row, best first; equal scores in the order of their indices."""
 

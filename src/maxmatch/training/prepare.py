@@ -14,6 +14,7 @@ from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import Say, hold_out, load_data
 from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import readers_for
+from maxmatch.losses.objective import TERMS
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders.backbone import weights_place
@@ -207,15 +208,8 @@ def _steps(recipe: Recipe) -> int:
 
 def _objective(recipe: Recipe) -> str:
     goal = recipe.objective
-    weights = {
-        "triplet": goal.triplet_weight,
-        "GD": goal.gd_weight,
-        "ISD": goal.isd_weight,
-        "MMD": goal.mmd_weight,
-        "Div": goal.div_weight,
-        "CON": goal.con_weight,
-    }
-    terms = " + ".join(f"{weight:g}·{name}" for name, weight in weights.items() if weight)
+    weights = {term.symbol: getattr(goal, term.weight) for term in TERMS.values()}
+    terms = " + ".join(f"{weight:g}·{symbol}" for symbol, weight in weights.items() if weight)
     return f"loss {terms}; margins {goal.margin:g}, {goal.gd_margin:g}, {goal.isd_margin:g}"
 
 
