@@ -118,7 +118,7 @@ def demo(
             return
     from maxmatch.data.load import load_data
     from maxmatch.recipe.yaml_files import load_recipe
-    from maxmatch.training.run import RunFolder
+    from maxmatch.training.run import result_of
 
     overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
@@ -144,7 +144,7 @@ def demo(
     if serve:
         open_on(_gallery(recipes["MaxMatch"], out), model=str(runs["MaxMatch"]), port=port, open_page=True)
         return
-    results = {method: RunFolder(folder).result() for method, folder in runs.items()}
+    results = {method: result_of(folder) for method, folder in runs.items()}
     print(json.dumps(results, indent=2) if as_json else table(results), flush=True)
     if not as_json:
         tour(runs["MaxMatch"], _gallery(recipes["MaxMatch"], out), out)

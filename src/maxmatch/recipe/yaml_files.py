@@ -94,10 +94,11 @@ def parse(text: str, source: str) -> LocatedValues:
     return LocatedValues(values, places)
 
 
-def dump(values: dict[str, Any]) -> str:
-    """Plain data as YAML."""
+def dump(values: dict[str, Any], one_line: bool = False) -> str:
+    """Plain data as YAML; lists always on one line."""
+    width = 10**9 if one_line else 120
     text: str = yaml.dump(
-        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=one_line, width=width
     )
     return text
 

@@ -24,7 +24,7 @@ from maxmatch.evaluation.metrics import SearchRanks, chance
 from maxmatch.evaluation.runs import measure, members
 from maxmatch.evaluation.slots import element_analysis
 from maxmatch.reproduce.jobs import REASON, Job, read_job
-from maxmatch.training.run import RunFolder
+from maxmatch.training.state import BEST
 
 # The ranks of all queries of a job, kept with its result: paired tests between models need them.
 
@@ -81,7 +81,7 @@ class Measured(NamedTuple):
 def sources_of(job: Job) -> list[ModelSource]:
     """The trained models of a job."""
     return [
-        ModelSource(folder.name, str(RunFolder(folder).best), "checkpoint", recipe)
+        ModelSource(folder.name, str(folder / BEST), "checkpoint", recipe)
         for recipe, folder in zip(job.recipes, job.members, strict=True)
     ]
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maxmatch.core.files import METRICS, parsed_record, write_whole
-from maxmatch.core.types import LossTerms
+from maxmatch.losses.objective import LossTerms
 from maxmatch.recipe.schema import Recipe
 
 TRACKED = "tracker-id.txt"
@@ -126,9 +125,9 @@ class LossWindow:
 
     def add(self, terms: LossTerms, items: int) -> None:
         """Add a step."""
-        named = {field.name: getattr(terms, field.name) for field in fields(terms)}
-        self._names = [name for name, term in named.items() if term is not None]
-        self._terms.append(torch.stack([named[name].detach() for name in self._names]))
+        computed = terms.computed()
+        self._names = list(computed)
+        self._terms.append(torch.stack(list(computed.values())))
         self._items += items
 
     def flush(self, losses: list[float], keep: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from maxmatch.core.types import Batch, Inputs, LossTerms, Sets
-from maxmatch.losses.objective import objective
+from maxmatch.core.types import Batch, Inputs, Sets
+from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import RegionEncoder
@@ -55,8 +55,8 @@ def criterion_for(recipe: Recipe, epoch: int) -> Criterion:
 
 def _added(terms: Sequence[LossTerms]) -> LossTerms:
     """The sum of several losses, term by term. They have the same weights, and so the same terms."""
-    names = [field.name for field in fields(LossTerms) if getattr(terms[0], field.name) is not None]
-    return LossTerms(**{name: torch.stack([getattr(each, name) for each in terms]).sum() for name in names})
+    columns = [each.computed() for each in terms]
+    return LossTerms(**{name: torch.stack([column[name] for column in columns]).sum() for name in columns[0]})
 
 
 def gradients(
@@ -79,7 +79,7 @@ def gradients(
             sets = _sets(model, batch)
         terms = criterion({name: gather_sets(side) for name, side in sets.items()}, _gathered(batch.groups))
         torch.autograd.backward(scale(terms.total))
-        return _detached(terms)
+        return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
 
 
@@ -111,7 +111,7 @@ def _in_chunks(
                     outputs.append(output)
                     arriving.append(leaf.grad[rows].to(output.dtype))
         torch.autograd.backward(outputs, arriving)
-    return _detached(terms)
+    return terms.map(Tensor.detach)  # the graph of the step is not kept
 
 
 def split(batch: Batch, chunks: int) -> list[Batch]:
@@ -160,12 +160,6 @@ def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
             norm.momentum = momentum
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.copy_(count)
-
-
-def _detached(terms: LossTerms) -> LossTerms:
-    """The values alone: whoever keeps them does not keep the whole step's graph."""
-    values = {field.name: getattr(terms, field.name) for field in fields(terms)}
-    return LossTerms(**{name: value.detach() for name, value in values.items() if value is not None})
 
 
 def make_step(
