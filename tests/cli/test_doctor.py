@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from maxmatch.cli import doctor
 from maxmatch.cli.main import main
-from maxmatch.core.machine import is_to_blame
+from maxmatch.core.machine import torchvision_caused
 
 METADATA = """Metadata-Version: 2.4
 Name: maxmatch
@@ -196,6 +196,6 @@ def test_a_model_that_ships_is_there_and_whole(tmp_path):
 
 
 def test_other_errors_are_not_blamed_on_torchvision():
-    assert not is_to_blame(FileNotFoundError("/data/torchvision/a.jpg: no such file"))
-    assert not is_to_blame(ModuleNotFoundError("No module named 'torchvision'", name="torchvision"))
-    assert not is_to_blame(RuntimeError("out of memory"))
+    assert not torchvision_caused(FileNotFoundError("/data/torchvision/a.jpg: no such file"))
+    assert not torchvision_caused(ModuleNotFoundError("No module named 'torchvision'", name="torchvision"))
+    assert not torchvision_caused(RuntimeError("out of memory"))

@@ -85,7 +85,7 @@ def failing(monkeypatch, error):
         (ModuleNotFoundError("No module named 'ray'", name="ray"), 1, "maxmatch: ModuleNotFoundError: No module"),
         (MemoryError(), 1, "maxmatch: Out of memory. Use smaller batches"),
         (KeyError("slots"), 1, "maxmatch: KeyError: 'slots'\n"),
-        (RuntimeError("operator torchvision::nms does not exist"), 1, f"maxmatch: {command.CURE}\n"),
+        (RuntimeError("operator torchvision::nms does not exist"), 1, f"maxmatch: {command.TORCHVISION_CURE}\n"),
         (KeyboardInterrupt(), 130, None),
     ],
 )
@@ -131,7 +131,7 @@ tiny_model("region_bert")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == "works\n", done.stderr
-    assert done.stderr.splitlines()[-1] == f"ImportError: {command.CURE}"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {command.TORCHVISION_CURE}"
 
 
 def test_an_error_that_is_its_own_cause_in_a_circle_is_said_all_the_same(monkeypatch, capsys):

@@ -21,7 +21,7 @@ from maxmatch.training import distributed as ours
 from maxmatch.training import loop
 from maxmatch.training.distributed import Processes, add_gradients, fewest, first_alone, gather, same_everywhere
 from maxmatch.training.loop import train
-from maxmatch.training.optim import optimiser, parameter_groups
+from maxmatch.training.state import new_state
 from maxmatch.training.step import Criterion, gradients, make_step
 
 GROUPS = 7
@@ -60,10 +60,7 @@ def learn(negatives, chunks, folder, steps):
         add_gradients(model)
         found = {f"gradient {name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         recipe = recipe_for("nowhere", lr=1e-3, weight_decay=1e-2).train
-        groups = parameter_groups(model, recipe)
-        adam = optimiser(groups, recipe)
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-        step = make_step(model, groups, adam, scaler, criterion, chunks=chunks, clip=1.0)
+        step = make_step(new_state(model, recipe), criterion, chunks=chunks, clip=1.0)
         for number in range(steps):
             step(batch_of(model, mine, number), number)
         save_file({"loss": terms.total, **found, **model.state_dict()}, folder / f"{here.rank}-of-{here.world}")

@@ -1,11 +1,9 @@
 """Who learns how fast and when, against formulas written out by hand."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
-from small_runs import recipe_for
 from tiny_models import tiny_model
 from torch import nn
 
@@ -31,22 +29,16 @@ def rates(train, steps_per_epoch=5):
     return [schedule_factor(train, step, steps_per_epoch) for step in range(train.epochs * steps_per_epoch)]
 
 
-def test_the_step_schedule_multiplies_every_so_many_epochs():
-    found = rates(train_with(schedule={"name": "step", "every": 2, "factor": 0.1}))
-    assert found == pytest.approx([1.0] * 10 + [0.1] * 10 + [0.01] * 10)
-
-
-def test_the_cosine_goes_from_one_to_nothing_step_by_step():
-    found = rates(train_with(schedule="cosine"))
-    assert found[0] == 1.0
-    assert found == pytest.approx([math.cos(math.pi * step / 60) ** 2 for step in range(30)])
-    assert found[15] == pytest.approx(0.5)
-    assert 0 < found[-1] < 0.003
-    assert all(later < earlier for earlier, later in pairwise(found))
-
-
-def test_constant_is_constant():
-    assert set(rates(train_with(schedule="constant"))) == {1.0}
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1.0] * 30),
+        ({"name": "step", "every": 2, "factor": 0.1}, [1.0] * 10 + [0.1] * 10 + [0.01] * 10),
+        ("cosine", [math.cos(math.pi * step / 60) ** 2 for step in range(30)]),
+    ],
+)
+def test_schedules_are_their_formulas(schedule, expected):
+    assert rates(train_with(schedule=schedule)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("options", [{"warmup_steps": 4}, {"warmup_epochs": 0.8}])
@@ -159,11 +151,6 @@ def test_backbones_are_frozen_for_their_epochs_and_no_longer():
         assert all(norm.training == (epoch >= 2) for norm in norms)
 
 
-def test_a_recipe_of_region_features_has_no_backbone_to_freeze():
-    model = tiny_model("region_bigru")
-    assert list(freeze_for(model, recipe_for("nowhere").train, 0)) == []
-
-
 def shaken(model, seed):
     """The model one step on."""
     generator = torch.Generator().manual_seed(seed)
@@ -202,13 +189,6 @@ def test_the_model_has_the_average_for_a_while_and_then_exactly_its_own_weights(
     assert int(inside["towers.image.encoder.mlp.1.num_batches_tracked"]) == 2
     assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
     assert not torch.equal(inside["towers.image.head.slots"], own["towers.image.head.slots"])
-
-
-def test_without_an_average_the_model_is_as_it_is():
-    model = tiny_model("region_bigru")
-    slots = model.tower("image").head.slots.clone()
-    with with_average(None, model):
-        assert torch.equal(model.tower("image").head.slots, slots)
 
 
 def test_what_never_changes_is_its_own_average_to_the_bit():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small_runs import recipe_for, write_data, write_pictures
+from small_runs import recipe_for, write_pictures
 
 from maxmatch.data.features import FeatureWriter, StoreInfo
 from maxmatch.data.load import load_data, read_dataset
@@ -29,16 +29,6 @@ def changed(recipe, **data):
 def prepared(recipe):
     said = []
     return prepare(recipe, ALONE, said.append), said
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return write_pictures(tmp_path_factory.mktemp("pictures") / "data")
 
 
 def test_a_recipe_becomes_a_model_and_feeds_of_its_splits(data):

@@ -18,7 +18,7 @@ import typer
 
 import maxmatch
 from maxmatch.core.files import user_cache
-from maxmatch.core.machine import CURE, free_memory
+from maxmatch.core.machine import TORCHVISION_CURE, free_memory
 from maxmatch.model.names import MODELS
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _torchvision() -> Finding:
     if find_spec("torchvision") is None:
         return Finding("torchvision", "ok", "not installed (not needed)")
     well, what = _imported("torchvision")
-    return Finding("torchvision", "ok", what) if well else Finding("torchvision", "fail", "broken:", CURE)
+    return Finding("torchvision", "ok", what) if well else Finding("torchvision", "fail", "broken:", TORCHVISION_CURE)
 
 
 def _loads(package: str, use: str, cure: str) -> Finding:

@@ -37,6 +37,11 @@ from maxmatch.model.config import (
 )
 from maxmatch.model.presets import PRESETS
 
+__all__ = [
+    "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
+    "StepSchedule", "Train",
+]  # fmt: skip
+
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0)]
@@ -218,8 +223,6 @@ class Train(Section):
         """The steps over which the learning rate rises."""
         return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
 
-
-__all__ = ["Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Train"]
 
 _TOKENIZERS = ("words", "vectors", "wordpiece", "pretrained")
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-from maxmatch.core.checks import NotFiniteError
+from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.files import write_whole
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.encoding import encode_split
@@ -207,10 +207,7 @@ class Trainer:
         if not self.progress.position and frozen:
             self.log.print(f"epoch {epoch + 1}: frozen backbones: {', '.join(frozen)}")
         criterion = criterion_for(self.recipe, epoch)
-        step = make_step(
-            state.model, state.groups, state.adam, state.scaler, criterion, precision=self.precision,
-            chunks=options.accumulate, clip=options.clip, average=state.average,
-        )  # fmt: skip
+        step = make_step(state, criterion, precision=self.precision, chunks=options.accumulate, clip=options.clip)
         if self.parts.runs_backbones or not can_record(options, criterion.options["negatives"], self.here.device):
             return step
         kind = (frozen, tuple(criterion.options.items()))

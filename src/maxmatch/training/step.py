@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from maxmatch.core.types import Batch, Inputs, Sets
 from maxmatch.losses.objective import LossTerms, objective
@@ -18,7 +17,8 @@ from maxmatch.model.encoders import RegionEncoder
 from maxmatch.model.layers import PIEHead, SetHead
 from maxmatch.recipe.schema import Recipe, Train
 from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets, several
-from maxmatch.training.optim import Average, Group, clip_gradients
+from maxmatch.training.optim import clip_gradients
+from maxmatch.training.state import TrainingState
 
 TrainStep = Callable[[Batch, int], LossTerms]
 PairSimilarity = Callable[[Tensor, Tensor], Tensor]
@@ -89,7 +89,7 @@ def _in_chunks(
 ) -> LossTerms:  # fmt: skip
     parts = split(batch, chunks)
     first = []
-    with torch.no_grad(), _norms_unmoved(model), mixed:
+    with torch.no_grad(), _buffers_unchanged(model), mixed:
         for place, part in enumerate(parts):
             torch.manual_seed(seed + place)
             first.append(_sets(model, part))
@@ -147,34 +147,24 @@ def _leaves(parts: Sequence[Sets]) -> Sets:
 
 
 @contextmanager
-def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
+def _buffers_unchanged(model: SetEncoder) -> Iterator[None]:
     """BatchNorm learns its statistics when a chunk is encoded with gradient, not twice."""
-    momenta = [(norm, norm.momentum) for norm in model.modules() if isinstance(norm, _BatchNorm)]
-    counted = [norm.num_batches_tracked.clone() for norm, _ in momenta if norm.num_batches_tracked is not None]
-    for norm, _ in momenta:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for (norm, momentum), count in zip(momenta, counted, strict=True):
-            norm.momentum = momentum
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked.copy_(count)
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    for buffer, value in before:
+        buffer.copy_(value)
 
 
 def make_step(
-    model: SetEncoder,
-    groups: list[Group],
-    adam: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    state: TrainingState,
     criterion: Criterion,
     *,
     precision: torch.dtype | None = None,
     chunks: int = 1,
     clip: float | None = None,
-    average: Average | None = None,
 ) -> TrainStep:
     """A function that takes one step of training with a batch and a seed for dropout."""
+    model, adam, scaler = state.model, state.adam, state.scaler
 
     def step(batch: Batch, seed: int) -> LossTerms:
         adam.zero_grad(set_to_none=True)
@@ -182,11 +172,11 @@ def make_step(
             terms = gradients(model, batch, criterion, seed, precision, chunks, scaler.scale)
         add_gradients(model)
         scaler.unscale_(adam)
-        clip_gradients(groups, clip)
+        clip_gradients(state.groups, clip)
         scaler.step(adam)
         scaler.update()
-        if average is not None:
-            average.update(model)
+        if state.average is not None:
+            state.average.update(model)
         return terms
 
     return step
