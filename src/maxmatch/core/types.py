@@ -44,6 +44,11 @@ class Batch:
         """The same batch in memory that a GPU copies from by itself."""
         return self.map(Tensor.pin_memory)
 
+    def tensors(self) -> list[Tensor]:
+        """All its tensors, always in the same order."""
+        of_each = [(*self.inputs[name], self.groups[name]) for name in self.inputs]
+        return [tensor for tensors in of_each for tensor in tensors if tensor is not None]
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor changed."""
         inputs = {
