@@ -1,6 +1,7 @@
 """The training loss is the weighted sum of its named terms (eqn:combined-loss)."""
 
 import dataclasses
+import inspect
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from reference_losses import CAPTION_COUNTS, batch, cost_of, normal, units
 from torch import Tensor
 
+from maxmatch import losses
 from maxmatch.core.types import Sets
 from maxmatch.losses import objective
 from maxmatch.losses.objective import LossTerms
@@ -138,6 +140,20 @@ def test_defaults_are_those_of_the_recipes() -> None:
     assert written_out.contrastive is None
 
 
+@pytest.mark.parametrize(
+    ("loss", "names"),
+    [
+        (losses.triplet, {"margin": "margin", "negatives": "negatives"}),
+        (losses.contrastive, {"temperature": "temperature"}),
+        (losses.global_discriminative, {"margin": "gd_margin", "scale": "scale"}),
+        (losses.intra_set_divergence, {"margin": "isd_margin", "scale": "scale"}),
+    ],
+)
+def test_each_loss_has_the_defaults_of_the_objective(loss, names: dict[str, str]) -> None:
+    own, whole = inspect.signature(loss).parameters, inspect.signature(objective).parameters
+    assert {name: own[name].default for name in names} == {name: whole[key].default for name, key in names.items()}
+
+
 def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> None:
     scores, positive, images, texts = some_batch()
     terms = objective(scores, positive, images, texts, gd_on="residual", gd_margin=0.7, scale=0.9)
@@ -145,14 +161,6 @@ def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> 
     assert terms.global_discriminative is not None
     assert terms.global_discriminative.item() == pytest.approx(sum(expected) / 2, rel=1e-10)
     assert terms.intra_set_divergence == objective(scores, positive, images, texts, scale=0.9).intra_set_divergence
-
-
-@pytest.mark.parametrize("negatives", ["hardest", "mean", "semi_hard"])
-def test_negatives_are_handed_to_the_triplet_loss(negatives: str) -> None:
-    scores, positive, images, texts = some_batch()
-    value = objective(scores, positive, images, texts, negatives=negatives).triplet
-    assert value is not None
-    assert value.item() == pytest.approx(reference.triplet(scores, positive, 0.2, negatives), rel=1e-10)
 
 
 # --- what a term reads -----------------------------------------------------------------------------------------------
@@ -260,12 +268,6 @@ def test_collapsed_model_gives_finite_gradients() -> None:
 def test_unknown_diversity_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match=r"uniformity.*pvse.*'entropy'"):
         objective(*some_batch(), diversity="entropy")
-
-
-@pytest.mark.usefixtures("without_shape_checks")
-def test_unknown_negatives_are_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"hardest.*mean.*semi_hard.*'easy'"):
-        objective(*some_batch(), negatives="easy")
 
 
 @pytest.mark.usefixtures("without_shape_checks")
