@@ -118,7 +118,7 @@ def demo(
             return
     from maxmatch.data.load import load_data
     from maxmatch.recipe.yaml_files import load_recipe
-    from maxmatch.training.run import result_of
+    from maxmatch.training.run import DONE, result_of
 
     overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
@@ -128,6 +128,7 @@ def demo(
     commands = {
         method: _command("train", name, *overrides, "--resume", "--out", str(runs[method]))
         for method, name in methods.items()
+        if not (runs[method] / DONE).exists()
     }
     _side_by_side(commands, runs, {method: _steps(recipe) for method, recipe in recipes.items()})
     if serve:
