@@ -15,6 +15,7 @@ from torch import Tensor
 from maxmatch import losses
 from maxmatch.core.types import Sets
 from maxmatch.losses import objective
+from maxmatch.losses.objective import TERMS as TABLE
 from maxmatch.losses.objective import LossTerms
 
 quick = settings(max_examples=20, deadline=None, derandomize=True)
@@ -26,9 +27,7 @@ TERMS = {
     "diversity": "div_weight",
     "contrastive": "con_weight",
 }
-ALL_ON = {"triplet_weight": 1.0, "gd_weight": 0.1, "isd_weight": 0.2, "mmd_weight": 0.3, "div_weight": 0.4} | {
-    "con_weight": 0.5
-}
+ALL_ON = dict(zip(TERMS.values(), (1.0, 0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
 
 
 def some_sets(items: int, size: int, width: int, seed: int) -> Sets:
@@ -70,14 +69,9 @@ def test_total_is_the_weighted_sum_of_the_terms_and_a_term_of_weight_zero_is_non
     assert terms.total.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_no_term_at_all_is_zero() -> None:
-    terms = objective(*some_batch(), **dict.fromkeys(TERMS.values(), 0.0))
-    assert terms == LossTerms(total=terms.total)
-    assert terms.total.item() == 0
-
-
-@pytest.mark.parametrize("counts", CAPTION_COUNTS, ids=str)
-@pytest.mark.parametrize("diversity", ["uniformity", "pvse"])
+@pytest.mark.parametrize(
+    ("counts", "diversity"), [(CAPTION_COUNTS[0], "pvse"), *((counts, "uniformity") for counts in CAPTION_COUNTS[2:])]
+)
 def test_every_term_agrees_with_its_loop(counts: tuple[int, ...], diversity: str) -> None:
     """GD is the average of the two modalities; ISD and Div are their sums."""
     scores, positive, images, texts = some_batch(counts)
@@ -118,26 +112,12 @@ def test_every_term_agrees_with_its_loop(counts: tuple[int, ...], diversity: str
 
 def test_defaults_are_those_of_the_recipes() -> None:
     """λ: TRI 1, GD and ISD 0.1, MMD and Div 0.01, CON 0; δ₁ 0.2, δ₂ and δ₃ 0.6, s 0.5, τ 0.01, uniformity."""
-    inputs = some_batch()
-    written_out = objective(
-        *inputs,
-        margin=0.2,
-        negatives="hardest",
-        triplet_weight=1.0,
-        gd_weight=0.1,
-        isd_weight=0.1,
-        mmd_weight=0.01,
-        div_weight=0.01,
-        con_weight=0.0,
-        gd_margin=0.6,
-        isd_margin=0.6,
-        scale=0.5,
-        temperature=0.01,
-        diversity="uniformity",
-        gd_on="sets",
-    )
-    assert objective(*inputs) == written_out
-    assert written_out.contrastive is None
+    weights = dict(zip(TERMS.values(), (1.0, 0.1, 0.1, 0.01, 0.01, 0.0), strict=True))
+    others = {"margin": 0.2, "gd_margin": 0.6, "isd_margin": 0.6, "scale": 0.5, "temperature": 0.01}
+    choices = {"negatives": "hardest", "diversity": "uniformity", "gd_on": "sets"}
+    assert {name: term.weight for name, term in TABLE.items()} == TERMS
+    parameters = inspect.signature(objective).parameters.values()
+    assert weights | others | choices == {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize(
@@ -176,18 +156,6 @@ def test_a_term_of_weight_zero_is_not_computed() -> None:
     assert objective(scores * math.nan, positive, images, texts, triplet_weight=0.0).total.isfinite()
 
 
-def test_every_input_receives_its_gradient() -> None:
-    scores, positive, images, texts = some_batch()
-    leaves = [scores, *(getattr(side, name) for side in (images, texts) for name in ("vectors", "residual", "pooled"))]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    objective(scores, positive, images, texts).total.backward()
-    for leaf in leaves:
-        assert leaf.grad is not None
-        assert leaf.grad.isfinite().all()
-        assert leaf.grad.any()
-
-
 @pytest.mark.parametrize("diversity", ["uniformity", "pvse"])
 def test_gradient_of_the_total_is_right(diversity: str) -> None:
     scores, positive, images, texts = some_batch((2, 1), image_size=2, text_size=2, width=3)
@@ -222,8 +190,7 @@ def test_single_precision_is_enough() -> None:
 
 
 @pytest.mark.parametrize("counts", [(1,), (5,)], ids=str)
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("diversity", ["uniformity", "pvse"])
+@pytest.mark.parametrize(("size", "diversity"), [(1, "uniformity"), (1, "pvse"), (4, "pvse")])
 def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], size: int, diversity: str) -> None:
     scores, positive, images, texts = some_batch(counts, image_size=size, text_size=size)
     leaves = [scores, images.vectors, texts.vectors, images.residual, texts.residual, images.pooled, texts.pooled]
@@ -240,25 +207,6 @@ def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], si
         assert terms.intra_set_divergence is not None
         assert terms.diversity is not None
         assert terms.intra_set_divergence.item() == terms.diversity.item() == 0
-
-
-def test_collapsed_model_gives_finite_gradients() -> None:
-    """Every set one point, the same for all items, and all scores equal."""
-    scores, positive, images, texts = some_batch()
-    point = units(5)
-
-    def collapse(side: Sets) -> Sets:
-        same = point.expand_as(side.vectors).clone().requires_grad_()
-        return Sets(vectors=same, residual=3 * same, pooled=2 * same[:, 0])
-
-    images, texts = collapse(images), collapse(texts)
-    terms = objective(torch.full_like(scores, 0.4), positive, images, texts, **ALL_ON)
-    assert terms.triplet is not None
-    assert terms.mmd is not None
-    assert terms.triplet.item() == pytest.approx(2 * 0.2)
-    assert terms.mmd.item() == pytest.approx(0, abs=1e-12)
-    for slope in torch.autograd.grad(terms.total, [images.vectors, texts.vectors]):
-        assert slope.isfinite().all()
 
 
 # --- wrong use -------------------------------------------------------------------------------------------------------
