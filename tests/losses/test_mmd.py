@@ -18,9 +18,6 @@ def near(point: Tensor, *shape: int, radius: float, seed: int) -> Tensor:
     return torch.nn.functional.normalize(point + radius * units(*shape, seed=seed), dim=-1)
 
 
-# --- agreement with the formula --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES)
 @pytest.mark.parametrize("draw", [units, normal])
 def test_agrees_with_loop(a_shape: tuple[int, ...], b_shape: tuple[int, ...], draw) -> None:
@@ -71,9 +68,6 @@ def test_gradient_is_right(draw) -> None:
     assert torch.autograd.gradcheck(mmd, (a, b))
 
 
-# --- distance zero ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("draw", [units, normal])
 def test_identical_clouds_have_no_discrepancy_and_a_finite_gradient(dtype: torch.dtype, draw) -> None:
@@ -115,12 +109,6 @@ def test_zero_vectors_give_a_finite_gradient() -> None:
     assert mmd(torch.zeros(2, 2, 3), torch.zeros(3, 1, 3)).item() == 0
     assert gradients_are_finite(mmd, torch.zeros(2, 2, 3), torch.zeros(3, 1, 3))
     assert gradients_are_finite(mmd, torch.zeros(2, 2, 3), torch.ones(3, 1, 3))
-
-
-# --- properties ------------------------------------------------------------------------------------------------------
-
-
-# --- cost ------------------------------------------------------------------------------------------------------------
 
 
 def test_no_loop_over_items_and_no_tensor_of_differences() -> None:

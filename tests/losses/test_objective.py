@@ -51,9 +51,6 @@ def as_dict(terms: LossTerms) -> dict[str, Tensor | None]:
     return {name: getattr(terms, name) for name in TERMS}
 
 
-# --- the sum ---------------------------------------------------------------------------------------------------------
-
-
 @quick
 @given(st.fixed_dictionaries({weight: st.sampled_from([0.0, 0.01, 0.1, 1.0, 3.0]) for weight in TERMS.values()}))
 def test_total_is_the_weighted_sum_of_the_terms_and_a_term_of_weight_zero_is_none(weights: dict[str, float]) -> None:
@@ -143,9 +140,6 @@ def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> 
     assert terms.intra_set_divergence == objective(scores, positive, images, texts, scale=0.9).intra_set_divergence
 
 
-# --- what a term reads -----------------------------------------------------------------------------------------------
-
-
 def test_a_term_of_weight_zero_is_not_computed() -> None:
     """What only that term reads may be anything."""
     scores, positive, images, texts = some_batch()
@@ -186,9 +180,6 @@ def test_single_precision_is_enough() -> None:
         assert value.item() == pytest.approx(other.item(), abs=1e-5), name
 
 
-# --- the edges -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("counts", [(1,), (5,)], ids=str)
 @pytest.mark.parametrize(("size", "diversity"), [(1, "uniformity"), (1, "pvse"), (4, "pvse")])
 def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], size: int, diversity: str) -> None:
@@ -209,9 +200,6 @@ def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], si
         assert terms.intra_set_divergence.item() == terms.diversity.item() == 0
 
 
-# --- wrong use -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("without_shape_checks")
 def test_unknown_diversity_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match=r"uniformity.*pvse.*'entropy'"):
@@ -225,9 +213,6 @@ def test_positive_that_does_not_go_with_the_scores_is_refused(spoil, weights: di
     scores, positive, images, texts = some_batch()
     with pytest.raises(ValueError, match="positive"):
         objective(scores, spoil(positive), images, texts, **weights)
-
-
-# --- cost ------------------------------------------------------------------------------------------------------------
 
 
 def test_no_loop_over_items_and_no_tensor_of_differences() -> None:

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from small_runs import breaking_at_step, ended, kill_at, outcome, recipe_for, same, start, write_data
 
 from maxmatch.core.files import read_metrics
+from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.training import diagnostics, loop
 from maxmatch.training import step as update
@@ -23,6 +24,16 @@ TWO_PAIRS = {"pairs": [["image", "text"], ["text", "image"]]}
 
 def epochs_validated(folder):
     return [record["epoch"] for record in read_metrics(folder, "val")]
+
+
+def test_validation_ranks_with_the_options_of_training():
+    pair, generator = ("image", "text"), torch.Generator().manual_seed(0)
+    sets = {name: torch.nn.functional.normalize(torch.randn(20, 4, 6, generator=generator), dim=-1) for name in pair}
+    encoded = EncodedSplit(sets, {name: torch.arange(20) for name in pair})
+    best, default = (diagnostics.measures(encoded, pair, "top_k", options) for options in ({"k": 1}, None))
+    mil = diagnostics.measures(encoded, pair, "mil")
+    assert (best["rsum"], best["i2t_mean_rank"]) == (mil["rsum"], mil["i2t_mean_rank"])
+    assert best["i2t_mean_rank"] != default["i2t_mean_rank"]
 
 
 def stuck(losses, steps=40, epoch=0, **objective):

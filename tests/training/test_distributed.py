@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_runs import command, outcome, recipe_for, signal_at_step, together, without_dropout, write_data
 from tiny_models import CAPTIONS, FEATURES, tokenizer_for
-from torch import distributed
 
 from maxmatch.core.types import Batch
 from maxmatch.matching import SIMILARITIES
@@ -19,7 +18,7 @@ from maxmatch.model.build import build_model
 from maxmatch.recipe.yaml_files import dump_recipe
 from maxmatch.training import distributed as ours
 from maxmatch.training import loop
-from maxmatch.training.distributed import Processes, add_gradients, fewest, first_alone, gather, same_everywhere
+from maxmatch.training.distributed import add_gradients, fewest, first_alone, gather, same_everywhere
 from maxmatch.training.loop import train
 from maxmatch.training.state import new_state
 from maxmatch.training.step import Criterion, gradients, make_step
@@ -130,16 +129,6 @@ def test_a_gpu_without_a_number_is_the_one_of_the_process(asked, expected, monke
     with ours.processes(asked) as here:
         assert here.device == torch.device("cuda", expected)
     assert chosen == [here.device]
-
-
-def test_alone_nothing_is_exchanged():
-    rows = torch.ones(2, 3, requires_grad=True)
-    assert gather(rows) is rows
-    assert same_everywhere({"a": 1.0}, rows.device) == {"a": 1.0}
-    assert fewest(3, rows.device) == 3
-    assert ours.any_process(True, rows.device)
-    with first_alone(Processes(0, 1, rows.device)):
-        assert not distributed.is_initialized()
 
 
 def whole_run(recipe, folder, patch=None):

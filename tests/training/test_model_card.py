@@ -1,4 +1,4 @@
-"""What a run says in the card of its model: figures, and the command that would train it again."""
+"""The card of a trained model: its figures, and the command that trains it again."""
 
 import json
 import shlex

@@ -109,21 +109,6 @@ def test_the_rate_of_a_group_is_its_factor_times_that_of_the_step():
     assert {group["betas"] for group in adam.param_groups} == {(0.9, 0.999)}
 
 
-def test_a_step_is_adams_with_decoupled_weight_decay():
-    weight = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
-    train = train_with(lr=0.1, weight_decay=0.5, schedule="constant")
-    adam = optimiser([Group("a", 0.5, {"weight": weight})], train)
-    w, m, v = weight.detach().clone(), torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for step in range(1, 4):
-        set_learning_rates(adam, train, step - 1, 5)
-        weight.grad = torch.tensor([0.3 * step, -2.0], dtype=torch.float64)
-        adam.step()
-        lr = 0.1 * 0.5
-        m, v = 0.9 * m + 0.1 * weight.grad, 0.999 * v + 0.001 * weight.grad**2
-        w = w - lr * 0.5 * w - lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
-        torch.testing.assert_close(weight.detach(), w, rtol=0, atol=1e-12)
-
-
 def test_the_gradient_is_clipped_by_its_norm_over_all_groups():
     one, two = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
     groups = [Group("a", 1.0, {"one": one}), Group("b", 0.1, {"two": two})]
@@ -189,12 +174,3 @@ def test_the_model_has_the_average_for_a_while_and_then_exactly_its_own_weights(
     assert int(inside["towers.image.encoder.mlp.1.num_batches_tracked"]) == 2
     assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
     assert not torch.equal(inside["towers.image.head.slots"], own["towers.image.head.slots"])
-
-
-def test_what_never_changes_is_its_own_average_to_the_bit():
-    model = tiny_model("region_bigru")
-    average = Average(model, 0.999)
-    before = {name: value.clone() for name, value in average.weights.items()}
-    for _ in range(50):
-        average.update(model)
-    assert all(torch.equal(before[name], value) for name, value in average.weights.items())
