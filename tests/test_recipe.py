@@ -157,8 +157,8 @@ def test_the_similarity_of_a_config_counts_unless_the_recipe_gives_another():
         inherited = ModelSection(config=given)
         assert (inherited.similarity, inherited.resolved().similarity) == ("mil", "mil")
     alpha = {**config, "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4}}
-    for said in ({}, {"similarity": "smooth_chamfer"}):
-        assert ModelSection(config=alpha, **said).resolved().similarity_options == {"alpha": 4}
+    for given in ({}, {"similarity": "smooth_chamfer"}):
+        assert ModelSection(config=alpha, **given).resolved().similarity_options == {"alpha": 4}
     assert ModelSection(config=alpha, similarity="mil").resolved().similarity_options == {}
     other = ModelSection(config=alpha, similarity_options={"alpha": 5})
     assert other.config.similarity_options == other.resolved().similarity_options == {"alpha": 5}
@@ -166,7 +166,7 @@ def test_the_similarity_of_a_config_counts_unless_the_recipe_gives_another():
     assert (own.similarity, own.config.similarity, own.resolved().similarity) == ("chamfer",) * 3
 
 
-def test_inference_takes_the_options_of_training_for_the_similarity_of_training_only():
+def test_inference_has_the_options_of_training_for_its_similarity_only():
     model = {"preset": "region_bigru", "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4.0}}
     trained = recipe(model=model)
     assert trained.similarity_options("smooth_chamfer") == {"alpha": 4.0}

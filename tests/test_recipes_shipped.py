@@ -51,7 +51,7 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_says_what_it_is_and_where_its_values_come_from(name):
+def test_every_recipe_describes_itself_and_the_source_of_its_values(name):
     first, *rest = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert first.startswith("# ")
     assert all(len(line) <= 120 for line in (first, *rest))

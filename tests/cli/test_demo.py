@@ -71,7 +71,7 @@ def test_models_are_trained_side_by_side_and_one_that_fails_is_reported(tmp_path
         _side_by_side({"two": process(fails, "two")}, runs, {"two": 7})
 
 
-def test_the_tour_makes_a_report_an_index_and_a_search_and_says_what_to_open(tmp_path, capsys, monkeypatch):
+def test_the_tour_makes_a_report_an_index_and_a_search_and_tells_what_to_open(tmp_path, capsys, monkeypatch):
     asked, fails = [], []
 
     def ran(command, **options):

@@ -85,7 +85,7 @@ def test_sources_that_are_not_installed_are_a_note(monkeypatch):
     assert finding.status == "note"
 
 
-def test_a_broken_torchvision_fails_with_the_cure_and_other_errors_are_not_its_fault(monkeypatch):
+def test_a_broken_torchvision_fails_with_the_cure(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: name)
     monkeypatch.setattr(doctor, "_imported", lambda package: (False, "operator torchvision::nms does not exist"))
     assert doctor._torchvision().status == "fail"
@@ -102,9 +102,9 @@ def test_native_code_for_another_machine_is_found_without_ending_the_doctor(monk
     dead = doctor._loads("dies_at_once", "index", "pip install --force-reinstall dies_at_once")
     assert dead.status == "fail"
     assert "ended with -4" in dead.detail
-    said = doctor._loads("says_why", "index", "pip install --force-reinstall says_why")
-    assert "libnothing.so" in said.detail
-    assert said.cure == "Run: pip install --force-reinstall says_why"
+    printed = doctor._loads("says_why", "index", "pip install --force-reinstall says_why")
+    assert "libnothing.so" in printed.detail
+    assert printed.cure == "Run: pip install --force-reinstall says_why"
     assert doctor._loads("json", "nothing", "").detail == json.__version__
 
 
@@ -145,7 +145,7 @@ def test_little_room_is_worth_a_note(monkeypatch, tmp_path):
         assert reason in doctor._no_gpu(cuda, driver).detail
 
 
-def test_a_browser_is_looked_for_where_the_user_says(monkeypatch):
+def test_a_browser_may_be_named_by_the_user(monkeypatch):
     monkeypatch.setenv("MAXMATCH_CHROMIUM", "/nowhere/chromium")
     assert doctor.chromium_path() is None
     assert "apt-get install chromium" in doctor._browser().cure

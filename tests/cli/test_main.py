@@ -24,9 +24,9 @@ def test_wrong_use_ends_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     assert end.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err
 
 
 def failing(monkeypatch, error):
@@ -60,15 +60,15 @@ def failing(monkeypatch, error):
         (KeyboardInterrupt(), 130, None),
     ],
 )
-def test_what_goes_wrong_becomes_one_line(monkeypatch, capsys, error, code, line):
+def test_an_error_becomes_one_line(monkeypatch, capsys, error, code, line):
     failing(monkeypatch, error)
     with pytest.raises(SystemExit) as end:
         command.main([])
     assert end.value.code == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert line is None or (said.err == line if line.endswith("\n") else line in said.err)
-    assert said.err.count("\n") <= 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert line is None or (printed.err == line if line.endswith("\n") else line in printed.err)
+    assert printed.err.count("\n") <= 1
 
 
 def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):

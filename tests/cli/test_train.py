@@ -46,7 +46,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["f30k_region_bigro"], "f30k_region_bigro: no recipe of this name. Did you mean 'f30k_region_bigru'?"),
         (["scenes", "--device", "cuda:99", "data.path=x"], "device cuda:99: "),
@@ -55,16 +55,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
         (["f30k_region_bigru", "data.path=/no/such"], "/no/such: no such file or folder"),
     ],
 )
-def test_what_is_wrong_with_the_command_is_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, said):
+def test_what_is_wrong_with_the_command_is_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, printed):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "train", *arguments)
     assert (code, out) == (1, "")
     (line,) = [line for line in err.splitlines() if line.startswith("maxmatch: ")]
-    assert said in line
+    assert printed in line
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_path, monkeypatch):
+def test_a_run_is_written_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_path, monkeypatch):
     file, data = small
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "train", file, f"data.path={data}", "train.epochs=2", "--device", "cpu")
@@ -83,7 +83,7 @@ def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_pa
     assert json.loads(out) == json.loads((tmp_path / "runs" / "tiny" / "done.json").read_text())
 
 
-def test_without_validation_the_result_says_no_rsum(capsys, small, tmp_path):
+def test_without_validation_the_result_has_no_rsum(capsys, small, tmp_path):
     file, _ = small
     data = write_data(tmp_path / "data", val=0)
     code, out, err = run(capsys, "train", file, f"data.path={data}", "--out", tmp_path / "run")

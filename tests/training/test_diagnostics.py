@@ -211,9 +211,7 @@ def test_a_run_that_cannot_recover_fails_after_three_attempts(data, tmp_path, mo
     assert capsys.readouterr().err.count("  back to step") == 3
 
 
-def test_unused_slots_are_reported_once_and_training_continues_even_with_auto_recover(
-    data, tmp_path, capsys, monkeypatch
-):
+def test_unused_slots_are_reported_once_and_training_continues(data, tmp_path, capsys, monkeypatch):
     whole = loop.measures
     monkeypatch.setattr(loop, "measures", lambda *arguments: whole(*arguments) | {"slots_used": 0.5})
     train(recipe_for(data, model={"similarity": "mil"}, epochs=2), tmp_path / "run", auto_recover=True)

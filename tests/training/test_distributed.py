@@ -172,20 +172,20 @@ def test_a_whole_run_of_two_processes_ends_as_that_of_one(alone, tmp_path):
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
-def stop_second_process(said, *arguments):
+def stop_second_process(printed, *arguments):
     """Only one of the processes is told to stop, in its third step."""
     rank = os.environ["RANK"]
     patch = partial(signal_at_step, signal.SIGTERM, 3) if rank == "1" else None
-    command(f"{said}-{rank}", *arguments, patch=patch)
+    command(f"{printed}-{rank}", *arguments, patch=patch)
 
 
 def test_processes_stop_together_and_one_process_can_finish_for_them(alone, tmp_path):
     recipe, run = alone
     file = tmp_path / "tiny.yaml"
     file.write_text(dump_recipe(recipe))
-    assert together(stop_second_process, tmp_path / "said", "train", file, "--out", tmp_path / "run") == [130, 130]
-    assert "interrupted at step 10" in (tmp_path / "said-0").read_text()
-    assert (tmp_path / "said-1").read_text() == ""
+    assert together(stop_second_process, tmp_path / "printed", "train", file, "--out", tmp_path / "run") == [130, 130]
+    assert "interrupted at step 10" in (tmp_path / "printed-0").read_text()
+    assert (tmp_path / "printed-1").read_text() == ""
     train(recipe, tmp_path / "run", resume=True)
     assert_the_same_end(run, tmp_path / "run")
 

@@ -139,9 +139,7 @@ def test_a_folder_that_cannot_be_written_is_named(recipe, tmp_path, monkeypatch)
     assert failed.value.errno == errno.EROFS
 
 
-def test_a_damaged_state_is_named_and_without_it_the_run_resumes_from_the_one_before(
-    recipe, uninterrupted, tmp_path, monkeypatch
-):
+def test_a_damaged_state_is_named_and_the_one_before_it_can_be_resumed(recipe, uninterrupted, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(loop, "finish", lambda *arguments: {})
         patched.setattr(state.States, "clear", lambda self: None)

@@ -89,7 +89,7 @@ def test_an_epoch_is_one_line_with_loss_rsum_collapse_speed_and_time_left():
     assert epoch_line(0, 1, {"loss": 2.0}) == "epoch 1/1  loss 2"
 
 
-def test_a_run_writes_losses_validation_and_collapse_to_file_terminal_and_tensorboard(data, tmp_path, capsys):
+def test_losses_and_validation_are_written_to_file_terminal_and_tensorboard(data, tmp_path, capsys):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     run = tmp_path / "run"

@@ -70,7 +70,7 @@ def test_texts_with_more_slots_have_those_without_a_partner_last():
     assert model.config.pairing == [0, 1]
 
 
-def test_texts_with_fewer_slots_stay_as_they_are_and_the_pairing_says_who_meets_none():
+def test_texts_with_fewer_slots_stay_as_they_are_and_unmatched_slots_are_recorded():
     model, images = sized(3, 2), unit(30, 3, 32)
     slots = model.tower("text").head.slots.detach().clone()
     assert align_slots(model, encoded(images, images[:, [2, 0]]), PAIR).partner == [1, -1, 0]

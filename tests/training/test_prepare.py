@@ -27,15 +27,15 @@ def changed(recipe, **data):
 
 
 def prepared(recipe):
-    said = []
-    return prepare(recipe, ALONE, said.append), said
+    printed = []
+    return prepare(recipe, ALONE, printed.append), printed
 
 
 def test_a_recipe_becomes_a_model_and_feeds_of_its_splits(data):
-    parts, said = prepared(recipe_for(data))
+    parts, printed = prepared(recipe_for(data))
     assert (parts.train.size, parts.val.size) == (48, 16)
     assert not parts.runs_backbones
-    assert len(said) == 1  # how the data is fed
+    assert len(printed) == 1  # how the data is fed
     assert {name: type(parts.model.tower(name).reader) for name in parts.model.towers} == {
         "image": FeatureReader,
         "text": TextReader,
@@ -50,11 +50,11 @@ def test_the_words_are_those_of_the_training_captions_that_are_frequent_enough(d
     assert {word for word in often if word.startswith("thing")} == {w for w in captions if captions.count(w) >= 13}
 
 
-def test_a_split_that_is_missing_is_reported_or_refused_and_only_the_first_process_validates(data):
+def test_a_missing_split_is_reported_and_only_the_first_process_validates(data):
     assert prepare(recipe_for(data), Processes(1, 2, torch.device("cpu")), print).val_feed is None
-    parts, said = prepared(changed(recipe_for(data), val_split="test"))
+    parts, printed = prepared(changed(recipe_for(data), val_split="test"))
     assert parts.val is parts.val_feed is None
-    assert any("no split 'test'" in line and "without validation" in line for line in said)
+    assert any("no split 'test'" in line and "without validation" in line for line in printed)
     with pytest.raises(ValueError, match=r"has the splits train, val, not 'teach'"):
         prepared(changed(recipe_for(data), train_split="teach"))
 
@@ -68,8 +68,8 @@ def test_words_start_from_their_vectors_where_there_are_some(data, tmp_path):
     recipe = recipe_for(data)
     file = tmp_path / "glove.txt"
     file.write_text("".join(f"thing{n} " + " ".join([str(n / 10)] * 10) + "\n" for n in range(20)))
-    parts, said = prepared(changed(recipe, word_vectors=str(file)))
-    assert any("20 of 29 words found" in line for line in said)
+    parts, printed = prepared(changed(recipe, word_vectors=str(file)))
+    assert any("20 of 29 words found" in line for line in printed)
     text = parts.model.tower("text")
     ids = text.reader.tokenizer.get_vocab()
     assert torch.equal(text.encoder.words.weight[ids["thing13"]], torch.full((10,), 1.3))

@@ -53,7 +53,7 @@ def test_files_of_a_run_without_a_recipe_are_not_overwritten(tmp_path):
     check_folder(tmp_path, recipe, resume=False)
 
 
-def test_what_fails_before_the_first_step_leaves_no_run_behind_and_resume_starts_one(finished, tmp_path):
+def test_an_error_before_the_first_step_leaves_no_run_and_resume_starts_one(finished, tmp_path):
     recipe, run, _ = finished
     for path, message in ((None, r"data\.path: the recipe"), ("/no/such/folder", "/no/such/folder: no such file")):
         wrong = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": path})})
