@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import torch
@@ -60,9 +59,7 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for thing in (self._bar, self._file, self._board):
             if thing is not None:
                 with suppress(OSError):  # on a full disk; reported when it was written to
