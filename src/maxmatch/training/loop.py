@@ -146,7 +146,7 @@ class Trainer:
         """All epochs that remain, each followed by its validation."""
         reported: set[str] = set()
         while self.progress.epoch < self.recipe.train.epochs and not self._stops_early():
-            losses, problems = self.train_epoch()
+            losses, problems = self.train_epoch(self._step_for_epoch())
             good = False
             if not _failed(problems) and self._validation_due():
                 good, found = self._validate(losses)
@@ -163,11 +163,11 @@ class Trainer:
             else:
                 self._end_epoch(good)
 
-    def train_epoch(self) -> tuple[dict[str, float], list[Diagnosis]]:
+    def train_epoch(self, step: TrainStep) -> tuple[dict[str, float], list[Diagnosis]]:
         """The rest of an epoch. Returns the latest losses, and what is wrong with them."""
         progress, options, steps = self.progress, self.recipe.train, len(self.sampler)
-        step, window = self._step_for_epoch(), LossWindow()
         losses: dict[str, float] = {}
+        window = LossWindow()
         plans = list(self.sampler.plans(progress.epoch, progress.position))
         for plan, batch in zip(plans, self.parts.feed.batches(plans), strict=True):
             assert plan.seed is not None
