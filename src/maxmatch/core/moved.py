@@ -85,7 +85,8 @@ class MovedModules(Loader):
         """Fill it with the names of the new one."""
         assert module.__spec__ is not None
         names = vars(import_module(module.__spec__.loader_state)).items()
-        vars(module).update({name: value for name, value in names if not name.startswith("__") or name == "__all__"})
+        kept = ("__all__", "__getattr__")
+        vars(module).update({name: value for name, value in names if not name.startswith("__") or name in kept})
 
 
 def install() -> None:

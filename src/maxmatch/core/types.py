@@ -7,9 +7,11 @@ N  local features of an item        W  their width, which may differ from D
 A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -100,3 +102,12 @@ class Ranks(NamedTuple):
 
     ranks: Int[Tensor, " n"]
     ties: Int[Tensor, " n"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LossTerms":
+        raise AttributeError(f"module 'maxmatch.core.types' has no attribute {name!r}")
+    home = "maxmatch.losses.objective"
+    text = f"LossTerms is now in {home}; the old path will be removed in 0.2."
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return import_module(home).LossTerms
