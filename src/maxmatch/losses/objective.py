@@ -139,7 +139,10 @@ def objective(
     }
     # Mixed precision ends here: the differences between close vectors would be lost in bfloat16.
     with torch.autocast(scores.device.type, enabled=False):
-        scores, images, texts = _at_least_float(scores), _sets_at_least_float(images), _sets_at_least_float(texts)
+        scores = _at_least_float(scores)
+        images, texts = (
+            Sets(*map(_at_least_float, (side.vectors, side.residual, side.pooled))) for side in (images, texts)
+        )
         terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
     for name, term in terms.items():
@@ -153,7 +156,3 @@ def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> 
 
 def _at_least_float(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _sets_at_least_float(sets: Sets) -> Sets:
-    return Sets(_at_least_float(sets.vectors), _at_least_float(sets.residual), _at_least_float(sets.pooled))
