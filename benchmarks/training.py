@@ -26,7 +26,8 @@ from maxmatch.model.inputs import FeatureReader
 from maxmatch.model.text import word_tokenizer, wordpiece_tokenizer
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
-from maxmatch.training.optim import freeze_for, optimiser, parameter_groups, set_learning_rates
+from maxmatch.training.optim import freeze_for, set_learning_rates
+from maxmatch.training.state import new_state
 from maxmatch.training.step import RecordedSteps, TrainStep, can_record, criterion_for, make_step, padded
 
 IMAGES, CAPTIONS = 29_000, 5
@@ -99,12 +100,10 @@ def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> It
 
 
 def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[TrainStep, Any]:
-    groups = parameter_groups(model, recipe.train)
-    adam = optimiser(groups, recipe.train)
-    scaler = torch.amp.GradScaler(device, enabled=False)
+    state = new_state(model, recipe.train)
     precision = torch.bfloat16 if device == "cuda" else None
     criterion = criterion_for(recipe, epoch)
-    return make_step(model, groups, adam, scaler, criterion, precision=precision, clip=recipe.train.clip), adam
+    return make_step(state, criterion, precision=precision, clip=recipe.train.clip), state.adam
 
 
 def measure(name: str, images: int, steps: int) -> None:

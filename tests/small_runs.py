@@ -1,4 +1,4 @@
-"""Tiny runs: data in which pictures and captions name the same things, recipes, and processes to run and kill."""
+"""Tiny runs: data in which pictures and captions show the same things, recipes, and processes to run and kill."""
 
 import json
 import multiprocessing
@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from tiny_models import FEATURES, HEAD, SIZES
@@ -89,7 +91,7 @@ def without_dropout(recipe):
 
 
 def outcome(folder):
-    """All that a finished run leaves behind, but for times."""
+    """All that a finished run leaves behind, except times."""
     done = json.loads((folder / "done.json").read_text())
     records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     return {
@@ -112,15 +114,7 @@ def same(one, other):
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    [
-        "maxmatch.cli.main",
-        "maxmatch.training.loop",
-        "pytest",
-        "scipy.optimize",
-        "tensorboard",
-        "torch.utils.tensorboard",
-        "transformers.models.bert.modeling_bert",
-    ]
+    ["maxmatch.cli.main", "maxmatch.training.loop", "pytest", "scipy.optimize", "torch._dynamo"]  # which AdamW imports
 )
 
 
@@ -161,20 +155,29 @@ def _as_rank(rank, world, port, function, arguments):
     function(*arguments)
 
 
-def kill_at(owner, name, call, before=None):
-    """Kill this process when a function is called the so manieth time; `before` gets the arguments first."""
+def before_call(owner, name, number, action):
+    """Do something before the n-th call of a function; it gets the function and its arguments."""
     whole, calls = getattr(owner, name), 0
 
     def counted(*arguments, **options):
         nonlocal calls
         calls += 1
-        if calls == call:
-            if before is not None:
-                before(whole, *arguments, **options)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == number:
+            action(whole, *arguments, **options)
         return whole(*arguments, **options)
 
     setattr(owner, name, counted)
+
+
+def kill_at(owner, name, call, before=None):
+    """Kill this process in the n-th call of a function; `before` gets the function and its arguments first."""
+
+    def kill(*arguments, **options):
+        if before is not None:
+            before(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    before_call(owner, name, call, kill)
 
 
 def half_written(save_file, tensors, path, **options):
@@ -184,17 +187,24 @@ def half_written(save_file, tensors, path, **options):
 
 
 def signal_at_step(number, step):
-    """Someone asks this process to stop in the middle of a step."""
-    whole, calls = update.gradients, 0
+    """A signal arrives in the middle of a step."""
+    before_call(update, "gradients", step, lambda *arguments: os.kill(os.getpid(), number))
 
-    def asked(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == step:
-            os.kill(os.getpid(), number)
-        return whole(*arguments)
 
-    update.gradients = asked
+@contextmanager
+def breaking_at_step(step):
+    """Training ends with an error in the middle of a step."""
+
+    def fail(*arguments):
+        raise MemoryError
+
+    whole = update.gradients
+    before_call(update, "gradients", step, fail)
+    try:
+        with pytest.raises(MemoryError):
+            yield
+    finally:
+        update.gradients = whole
 
 
 def command(output, *arguments, patch=None):

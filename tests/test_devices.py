@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_data import run
 
 import maxmatch
 from maxmatch.core.devices import MKL_FUNCTIONS, chosen_device
@@ -17,12 +16,12 @@ BY_MKL |= {"log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("cpu", "cpu"), (torch.device("cpu"), "cpu"), ("meta", "meta")])
-def test_a_device_that_is_there_is_taken(name, expected):
+def test_a_device_that_exists_is_used(name, expected):
     assert chosen_device(name) == torch.device(expected)
 
 
 @pytest.mark.parametrize(("found", "best"), [(True, "cuda"), (False, "cpu")])
-def test_without_a_name_it_is_a_gpu_where_there_is_one(monkeypatch, found, best):
+def test_the_default_is_a_gpu_if_there_is_one(monkeypatch, found, best):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
     assert chosen_device() == torch.device(best)
 
@@ -34,47 +33,56 @@ def test_without_a_name_it_is_a_gpu_where_there_is_one(monkeypatch, found, best)
         ("cuda", 0, "device cuda: torch sees no GPU here"),
         ("cuda:2", 2, "device cuda:2: there are 2, cuda:0 to cuda:1"),
         ("mps", 0, "device mps: torch sees no Apple GPU"),
+        ("cuda:1", 2, None),
     ],
 )
-def test_one_that_is_not_there_is_refused_with_what_there_is(monkeypatch, name, gpus, message):
+def test_a_device_that_does_not_exist_is_refused(monkeypatch, name, gpus, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=message):
-        chosen_device(name)
+    if message is None:
+        assert chosen_device(name) == torch.device(name)
+    else:
+        with pytest.raises(ValueError, match=message):
+            chosen_device(name)
 
 
-def test_the_last_gpu_is_one_of_them(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert chosen_device("cuda:1").index == 1
+@pytest.fixture(scope="module")
+def modules():
+    """The source of every module of the package, by its name."""
+    names = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
+    return {name.removesuffix(".__init__"): ast.parse(path.read_text()) for path, name in names.items()}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "maxmatch.matching.similarity",
-        "maxmatch.matching.scoring",
-        "maxmatch.losses",
-        "maxmatch.model.layers",
-        "maxmatch.model.encoders",
-        "maxmatch.model.encoder",
-        "maxmatch.evaluation.metrics",
-        "maxmatch.training.loop",
-        "maxmatch.server.app",
-    ],
-)
-def test_every_part_that_computes_calls_torchs_functions_once_first(module):
-    done = run(f"import sys, {module}; print('maxmatch.core.devices' in sys.modules)")
-    assert done.stdout.strip() == "True", done.stderr
+def imported(tree):
+    """The names that a module imports when it is itself imported: not in functions, not for type checkers."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
-def test_the_functions_called_first_are_all_that_the_package_uses():
-    called = set()
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                called.add(node.func.attr.rstrip("_"))
-    used = called & BY_MKL
-    assert {"exp", "log", "sqrt"} <= used
-    assert used <= set(MKL_FUNCTIONS)
+def test_every_module_that_loads_torch_first_calls_its_functions_in_one_thread(modules):
+    """Importing `core.devices` does, so that each of them must import it, at once or through others."""
+    imports = {name: set(imported(tree)) for name, tree in modules.items()}
+    with_torch = [name for name, found in imports.items() if any(one.split(".")[0] == "torch" for one in found)]
+    without = set()
+    for module in with_torch:
+        reached, new = set(), {module}
+        while new:
+            reached |= new
+            parents = {name.rpartition(".")[0] for name in new}
+            new = ({one for name in new for one in imports[name]} | parents) & imports.keys() - reached
+        if "maxmatch.core.devices" not in reached:
+            without.add(module)
+    assert len(with_torch) > 30
+    loaded_by_others = {"maxmatch.matching.numba_backend", "maxmatch.matching.triton_backend"}
+    products_only = {"maxmatch.search.engines.lance"}
+    assert without <= loaded_by_others | products_only
+
+
+def test_the_functions_called_first_are_all_that_the_package_uses(modules):
+    calls = (node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
+    used = {call.func.attr.rstrip("_") for call in calls if isinstance(call.func, ast.Attribute)} & BY_MKL
+    assert {"exp", "log", "sqrt"} <= used <= set(MKL_FUNCTIONS)

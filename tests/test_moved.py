@@ -35,3 +35,13 @@ def test_modules_that_became_packages_keep_their_names(module, name):
     assert getattr(package, name) is getattr(importlib.import_module("maxmatch"), name)
     with pytest.raises(AttributeError):
         package.no_such_name  # noqa: B018
+
+
+def test_the_old_path_of_a_name_gives_it_with_a_warning():
+    from maxmatch.core import types
+    from maxmatch.losses.objective import LossTerms
+
+    with pytest.warns(DeprecationWarning, match=r"maxmatch\.losses\.objective"):
+        assert types.LossTerms is LossTerms
+    with pytest.raises(AttributeError, match="no_such_name"):
+        types.no_such_name  # noqa: B018

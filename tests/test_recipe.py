@@ -11,7 +11,7 @@ from maxmatch.core.manifest import problems
 from maxmatch.losses import objective
 from maxmatch.model.config import ModelConfig, Region, TowerConfig
 from maxmatch.model.presets import PRESETS
-from maxmatch.recipe.schema import Data, ModelSection, Objective, Recipe, Train
+from maxmatch.recipe.schema import ModelSection, Objective, Recipe, Train
 
 TRAIN = {"epochs": 2, "batch_size": 8, "lr": 1e-3}
 BERT = {"model": {"preset": "region_bert"}, "data": {"tokenizer": "pretrained"}}
@@ -33,12 +33,12 @@ def test_the_objective_has_the_options_of_the_loss_and_its_defaults():
     assert Objective().keywords(epoch=0) == expected
 
 
-def test_negatives_are_all_in_the_first_epochs_and_then_what_was_chosen():
+def test_the_mean_over_all_negatives_is_used_in_the_first_epochs():
     terms = Objective(mean_negatives_epochs=2, negatives="semi_hard")
     assert [terms.keywords(epoch)["negatives"] for epoch in range(4)] == ["mean", "mean", "semi_hard", "semi_hard"]
 
 
-def test_what_is_said_of_a_tower_counts_before_what_is_said_of_all():
+def test_a_factor_of_one_tower_counts_before_that_of_all():
     train = Train(**TRAIN, lr_factors={"backbone": 0.1, "image.backbone": 0.2, "text.set_module": 0.5})
     assert [train.lr_factor(tower, "backbone") for tower in ("image", "text")] == [0.2, 0.1]
     assert [train.lr_factor(tower, "set_module") for tower in ("image", "text")] == [1.0, 0.5]
@@ -57,7 +57,7 @@ def test_warm_up_is_in_steps_or_in_epochs():
     assert Train(**TRAIN).warmup(steps_per_epoch=100) == 0
 
 
-def test_inference_is_by_the_similarity_of_training_unless_said_otherwise():
+def test_inference_uses_the_similarity_of_training_by_default():
     assert recipe(model={"preset": "region_bigru", "similarity": "mil"}).similarities == ("mil",)
     assert recipe(evaluate={"similarities": ["top_k", "maxmatch"]}).similarities == ("top_k", "maxmatch")
 
@@ -87,12 +87,8 @@ def test_null_is_none_where_that_is_a_value_and_the_default_elsewhere():
     whole = recipe(train=train, objective=None, seed=None)
     assert (whole.train.clip, whole.train.workers, whole.train.keep_checkpoints) == (None, None, 2)
     assert (whole.train.lr_factors, whole.objective, whole.seed) == ({}, Objective(), 0)
-    assert refusal(train={**TRAIN, "lr": None}) == "train.lr: Field required"
-
-
-@pytest.mark.parametrize("key", ["epochs", "batch_size", "lr"])
-def test_what_decides_a_training_has_no_silent_default(key):
-    assert f"train.{key}: Field required" in refusal(train={k: v for k, v in TRAIN.items() if k != key})
+    for key in TRAIN:  # what decides a training has no silent default
+        assert refusal(train={**TRAIN, key: None}) == f"train.{key}: Field required"
 
 
 @pytest.mark.parametrize(
@@ -105,16 +101,8 @@ def test_what_decides_a_training_has_no_silent_default(key):
             "train.lr_factors.backbon: unknown key 'backbon'. Did you",
         ),
         ({"train": [1, 2]}, "train: expected keys with values, such as 'epochs', got [1, 2]"),
-        ({"train": {**TRAIN, "lr": 0}}, "train.lr: Input should be greater than 0, got 0"),
         ({"train": {**TRAIN, "lr": float("nan")}}, "train.lr: Input should be "),
-        ({"train": {**TRAIN, "lr": float("inf")}}, "train.lr: Input should be a finite number"),
         ({"train": {**TRAIN, "epochs": 0}}, "train.epochs: Input should be greater than or equal to 1, got 0"),
-        ({"train": {**TRAIN, "batch_size": 1}}, "train.batch_size: Input should be greater than or equal to 2, got 1"),
-        (
-            {"train": {**TRAIN, "precision": "int8"}},
-            "train.precision: Input should be 'auto', 'fp32', 'bf16' or 'fp16'",
-        ),
-        ({"train": {**TRAIN, "ema": 1.0}}, "train.ema: Input should be less than 1, got 1.0"),
         ({"train": {**TRAIN, "accumulate": 9}}, "train.accumulate: a batch of 8 images has no 9 chunks"),
         ({"train": {**TRAIN, "warmup_steps": 1, "warmup_epochs": 1}}, "train.warmup_epochs: give warmup_steps or"),
         ({"train": {**TRAIN, "crop_scale": [0.5, 0.4]}}, "train.crop_scale: expected the smaller share first"),
@@ -136,19 +124,13 @@ def test_what_decides_a_training_has_no_silent_default(key):
             "objective.pairs: expected two of the towers image, text, got",
         ),
         ({"objective": {"pairs": [["text", "text"]]}}, "objective.pairs: expected two of the towers image, text, got"),
-        ({"objective": {"pairs": []}}, "objective.pairs: Tuple should have at least 1 item"),
         ({"objective": {"triplet_weight": 0}}, "objective.triplet_weight: nothing ranks the pairs"),
-        ({"objective": {"gd_weight": -1}}, "objective.gd_weight: Input should be greater than or equal to 0, got -1"),
         ({"model": {}}, "model.preset: give either a preset (resnet152_bigru,"),
         ({"model": {"preset": "region_gru"}}, "model.preset: expected one of resnet152_bigru, region_bigru"),
         ({"model": {"preset": "region_bigru", "options": {"wrod_width": 3}}}, "Did you mean 'word_width'?"),
         (
             {"model": {"preset": "region_bigru", "options": {"width": 0}}},
             "model.options.width: Input should be greater",
-        ),
-        (
-            {"model": {"preset": "region_bigru", "options": {"heads": "x"}}},
-            "model.options.heads: Input should be a valid",
         ),
         ({"model": {"preset": "region_bert", "options": {"bert": 3}}}, "model.options.bert: expected what differs"),
         ({"model": {"preset": "region_bigru", "options": {"head": "pie", "heads": 2}}}, "unknown key 'heads'"),
@@ -157,11 +139,9 @@ def test_what_decides_a_training_has_no_silent_default(key):
         ({"data": {"tokenizer": "bytes"}}, "data.tokenizer: expected words, vectors, wordpiece, pretrained or a path"),
         ({"data": {"tokenizer": "pretrained"}}, "data.tokenizer: 'pretrained' is a transformer's"),
         ({"model": {"preset": "region_bert"}}, "data.tokenizer: a transformer does not read whole words"),
-        ({"evaluate": {"similarities": []}}, "evaluate.similarities: Tuple should have at least 1 item"),
-        ({"name": ""}, "name: String should have at least 1 character"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_said_where(parts, message):
+def test_what_makes_no_sense_is_refused_with_its_key(parts, message):
     assert message in refusal(**parts)
 
 
@@ -171,14 +151,14 @@ def test_a_config_and_a_preset_exclude_each_other():
     assert "model.options: options belong to a preset" in refusal(model={"config": config, "options": {"width": 8}})
 
 
-def test_the_similarity_of_a_config_counts_unless_the_recipe_says_another():
+def test_the_similarity_of_a_config_counts_unless_the_recipe_gives_another():
     config = {**PRESETS["region_bigru"]().model_dump(), "similarity": "mil"}
     for given in (config, ModelConfig.model_validate(config)):
         inherited = ModelSection(config=given)
         assert (inherited.similarity, inherited.resolved().similarity) == ("mil", "mil")
     alpha = {**config, "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4}}
-    for said in ({}, {"similarity": "smooth_chamfer"}):
-        assert ModelSection(config=alpha, **said).resolved().similarity_options == {"alpha": 4}
+    for given in ({}, {"similarity": "smooth_chamfer"}):
+        assert ModelSection(config=alpha, **given).resolved().similarity_options == {"alpha": 4}
     assert ModelSection(config=alpha, similarity="mil").resolved().similarity_options == {}
     other = ModelSection(config=alpha, similarity_options={"alpha": 5})
     assert other.config.similarity_options == other.resolved().similarity_options == {"alpha": 5}
@@ -186,34 +166,12 @@ def test_the_similarity_of_a_config_counts_unless_the_recipe_says_another():
     assert (own.similarity, own.config.similarity, own.resolved().similarity) == ("chamfer",) * 3
 
 
-def test_options_of_a_similarity_are_those_of_the_table():
-    from maxmatch.matching import SIMILARITIES
-
-    for name, entry in SIMILARITIES.items():
-        for option in ("alpha", "k"):
-            model = {"preset": "region_bigru", "similarity": name, "similarity_options": {option: 3}}
-            if option in entry.options:
-                assert ModelSection.model_validate(model).similarity_options == {option: 3}
-            else:
-                with pytest.raises(ValidationError, match="takes"):
-                    ModelSection.model_validate(model)
-
-
-def test_inference_takes_the_options_of_training_for_the_similarity_of_training_only():
+def test_inference_has_the_options_of_training_for_its_similarity_only():
     model = {"preset": "region_bigru", "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4.0}}
     trained = recipe(model=model)
     assert trained.similarity_options("smooth_chamfer") == {"alpha": 4.0}
     assert trained.similarity_options("top_k") == {}
     assert trained.model.resolved().similarity_options == {"alpha": 4.0}
-
-
-def test_the_count_of_top_k_stays_a_whole_number():
-    options = ModelSection(preset="region_bigru", similarity="top_k", similarity_options={"k": 3}).similarity_options
-    assert isinstance(options["k"], int)
-
-
-def test_a_tokenizer_can_be_a_file():
-    assert Data(tokenizer="bert/tokenizer.json").tokenizer == "bert/tokenizer.json"
 
 
 def test_a_recipe_cannot_be_changed():

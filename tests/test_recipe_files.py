@@ -3,9 +3,8 @@
 import pytest
 import yaml
 
-import maxmatch
 from maxmatch.recipe.schema import Recipe
-from maxmatch.recipe.yaml_files import RecipeError, dump_recipe, list_recipes, load_recipe
+from maxmatch.recipe.yaml_files import RecipeError, dump_recipe, load_recipe
 
 BASE = """\
 description: the base
@@ -49,10 +48,6 @@ def test_a_file_is_loaded_by_its_path_and_named_after_it(write):
     assert load_recipe(str(write("name: other\n" + BASE))).name == "other"
 
 
-def test_the_recipe_is_a_public_name():
-    assert maxmatch.Recipe is Recipe
-
-
 def test_mappings_are_merged_and_lists_and_values_replaced(write):
     recipe = load_recipe(
         write(
@@ -70,7 +65,7 @@ def test_name_and_description_are_not_inherited(write):
     assert (recipe.name, recipe.description) == ("mine", "")
 
 
-def test_extends_goes_on_from_file_to_file_and_is_relative_to_each(write):
+def test_extends_may_be_chained_and_is_relative_to_each_file(write):
     write("extends: ../base.yaml\ntrain: {epochs: 7}\n", "inner/middle.yaml")
     recipe = load_recipe(write("extends: inner/middle.yaml\ntrain: {lr: 0.5}\n"))
     assert (recipe.train.lr, recipe.train.epochs, recipe.train.batch_size) == (0.5, 7, 8)
@@ -95,7 +90,7 @@ def test_the_options_of_a_part_go_when_another_is_chosen(write, text, expected):
     assert recipe.train.schedule.model_dump() == expected
 
 
-def test_null_takes_back_what_was_said(write):
+def test_null_resets_what_an_extended_recipe_set(write):
     recipe = load_recipe(
         write(
             "extends: base.yaml\nevaluate: {similarities: null}\nobjective: null\n"
@@ -106,7 +101,7 @@ def test_null_takes_back_what_was_said(write):
     assert (recipe.model.options, recipe.train.lr_factors) == ({"word_width": 10}, {})
 
 
-def test_a_circle_is_refused_and_drawn(write):
+def test_a_cycle_is_refused_and_shown(write):
     write("extends: b.yaml\n", "a.yaml")
     write("extends: a.yaml\n", "b.yaml")
     message = refusal(write("\nextends: a.yaml\n"))
@@ -141,10 +136,7 @@ def test_an_unknown_name_is_refused_with_the_closest_one():
     ("override", "value"),
     [
         ("train.lr=2e-4", lambda recipe: recipe.train.lr == 2e-4),
-        ("train.lr=1E-2", lambda recipe: recipe.train.lr == 1e-2),
-        ("train.compile=true", lambda recipe: recipe.train.compile is True),
         ("train.clip=null", lambda recipe: recipe.train.clip is None),
-        ("train.clip=", lambda recipe: recipe.train.clip is None),
         ("train.crop_scale=[0.5, 1]", lambda recipe: recipe.train.crop_scale == (0.5, 1.0)),
         ("train.schedule={name: step, every: 3}", lambda recipe: recipe.train.schedule.every == 3),
         ("train.schedule.name=constant", lambda recipe: recipe.train.schedule.name == "constant"),
@@ -153,10 +145,8 @@ def test_an_unknown_name_is_refused_with_the_closest_one():
             lambda r: r.train.lr_factors == {"set_module": 0.1, "image.set_module": 0.3},
         ),
         ("model.options.width=16", lambda recipe: recipe.model.resolved().width == 16),
-        ("model.options.dropout=1e-1", lambda recipe: recipe.model.options.get("dropout") == 0.1),
         ("data.path=/a b/c=d.json", lambda recipe: recipe.data.path == "/a b/c=d.json"),
         ("data.path=no", lambda recipe: recipe.data.path == "no"),
-        ("data.scenes={}", lambda recipe: recipe.data.scenes is not None),
     ],
 )
 def test_an_override_sets_one_value_written_as_in_yaml(write, override, value):
@@ -165,29 +155,17 @@ def test_an_override_sets_one_value_written_as_in_yaml(write, override, value):
     assert value(load_recipe(path, [override]))
 
 
-def test_later_overrides_win(write):
-    assert load_recipe(write(BASE), ["train.lr=1", "train={lr: 2}", "train.lr=3"]).train.lr == 3
-    shipped = load_recipe("coco_resnet152_bigru", ["train.freeze.image.backbone=3"])
-    assert shipped.train.freeze == {"image.backbone": 3}
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("train.lr", "train.lr: expected key=value, such as train.lr=2e-4."),
-        ("=3", "=3: expected key=value"),
         ("train..lr=3", "train..lr=3: expected key=value"),
         ("train.lrr=3", "train.lrr=3: train.lrr: unknown key 'lrr'. Did you mean 'lr'?"),
-        ("trian.lr=3", "trian.lr=3: trian: unknown key 'trian'. Did you mean 'train'?"),
         ("train.lr=fast", "train.lr=fast: train.lr: Input should be a valid number"),
         ("train.lr.x=3", "train.lr.x=3: train.lr: Input should be a valid number"),
         ("train=[1]", "train=[1]: train: expected keys with values, such as 'epochs', got [1]"),
         ("train.lr=[1", "not readable as YAML"),
         ("extends=scenes", "only a file can extend another"),
-        (
-            "model.options.hedas=3",
-            "model.options.hedas=3: model.options.hedas: unknown key 'hedas'. Did you mean 'heads'?",
-        ),
         ("objective.pairs=[[image, audio]]", "objective.pairs=[[image, audio]]: objective.pairs: expected two of"),
     ],
 )
@@ -200,7 +178,6 @@ def test_a_wrong_override_is_refused_by_its_own_text(write, override, message):
     [
         ("  margin: 0.3", "  margn: 0.3", 6, "objective.margn: unknown key 'margn'. Did you mean 'margin'?"),
         ("  lr: 1e-3", "  lr: fast", 10, "train.lr: Input should be a valid number"),
-        ("set_module: 0.1", "set_modul: 0.1", 11, "train.lr_factors.set_modul: unknown key"),
         (
             "set_module: 0.1",
             "image.backbone: 0.1",
@@ -210,7 +187,6 @@ def test_a_wrong_override_is_refused_by_its_own_text(write, override, message):
         ("every: 20", "evry: 20", 12, "train.schedule.step.evry: unknown key 'evry'. Did you mean 'every'?"),
         ("every: 20,", "", 12, "train.schedule.step.every: Field required"),
         ("top_k]", "topk]", 14, "evaluate.similarities.1: Input should be 'maxmatch'"),
-        ("heads: 2", "hedas: 2", 4, "model.options.hedas: unknown key 'hedas'. Did you mean 'heads'?"),
         ("heads: 2", "heads: two", 4, "model.options.heads: Input should be a valid integer"),
         ("  epochs: 4\n", "", 7, "train.epochs: Field required"),
         (
@@ -227,7 +203,7 @@ def test_an_error_names_the_file_the_line_and_the_key(write, old, new, line, mes
     assert f"mine.yaml:{line}: {message}" in text
 
 
-def test_an_error_names_the_file_that_says_it_not_the_one_that_was_asked_for(write, tmp_path):
+def test_an_error_names_the_file_that_has_it_not_the_one_that_was_asked_for(write, tmp_path):
     write(BASE.replace("margin", "margn"), "wrong.yaml")
     assert refusal(write("extends: wrong.yaml\n\ntrain: {lr: 1}\n")).startswith(
         f"{tmp_path}/wrong.yaml:6: objective.margn"
@@ -235,7 +211,7 @@ def test_an_error_names_the_file_that_says_it_not_the_one_that_was_asked_for(wri
     assert refusal(write("extends: base.yaml\n\ntrain:\n  lr: -1\n")).startswith(f"{tmp_path}/mine.yaml:4: train.lr: ")
 
 
-def test_every_problem_is_told_at_once(write):
+def test_all_problems_are_reported_at_once(write):
     text = refusal(write(BASE.replace("margin", "margn").replace("1e-3", "fast")), "seed=x")
     assert [line.split(": ")[1] for line in text.splitlines()] == ["seed", "objective.margn", "train.lr"]
 
@@ -247,18 +223,13 @@ def test_every_problem_is_told_at_once(write):
             "train:\n  lr: 1\n  epochs: 2\n  lr: 3\n",
             "mine.yaml:4: duplicate key 'lr', first given at {path}:2.",
         ),
-        ("a: 1\na: 2\n", "mine.yaml:2: duplicate key 'a', first given at {path}:1"),
         ("- 1\n- 2\n", "mine.yaml: expected keys with values, such as `train:`, got [1, 2]."),
-        ("just words\n", "mine.yaml: expected keys with values"),
         ("a: [1\n", "mine.yaml:2: not readable as YAML"),
         ("a: 1\n\tb: 2\n", "mine.yaml:2: not readable as YAML"),
         ("a: 1\n---\nb: 2\n", "mine.yaml:2: not readable as YAML: expected a single document"),
         ("a: &x {b: 1}\nc: *x\n", "mine.yaml:2: not readable as YAML: references (*name) are not read"),
-        ("a: &x [*x]\n", "mine.yaml:1: not readable as YAML: references"),
         ("a: !!python/object/apply:os.system [ls]\n", "mine.yaml:1: expected plain data, got the tag"),
-        ("a: !!timestamp 2020-01-01\n", "mine.yaml:1: expected plain data, got the tag"),
         ("1: 2\n", "mine.yaml:1: expected the name of an option, got '1'."),
-        ("[a]: 2\n", "mine.yaml:1: expected the name of an option"),
         ("seed: " + "9" * 5000 + "\n", "mine.yaml:1: expected a number, got '9999"),
         ("seed: !!int x\n", "mine.yaml:1: expected a number, got 'x'."),
         ("a: " + "[" * 3000 + "\n", "nested too deeply"),
@@ -276,9 +247,9 @@ def test_a_file_that_is_not_utf8_or_empty_is_refused(write, tmp_path):
     assert "mine.yaml: model: Field required" in refusal(write(""))
 
 
-@pytest.mark.parametrize("name", [name for name, _ in list_recipes()])
+@pytest.mark.parametrize("name", ["scenes", "coco_resnet152_bigru", "f30k_pvse_maxmatch", "flickr8k_held_out"])
 def test_a_recipe_written_out_loads_back_equal(name, tmp_path):
-    recipe = load_recipe(name, ["data.path='1e5'", "train.lr=1.0e-5"])
+    recipe = load_recipe(name, ["data.path='1e5'", "train.lr=3", "train.lr=1.0e-5"])  # the last override wins
     path = tmp_path / "recipe.yaml"
     path.write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe(path) == recipe

@@ -7,7 +7,7 @@ from maxmatch.model.config import PIE
 from maxmatch.recipe.yaml_files import load_recipe
 
 
-def said(recipe):
+def given(recipe):
     """A recipe in the terms of SPEC §6."""
     train, loss, model = recipe.train, recipe.objective, recipe.model.resolved()
     image, text = model.towers["image"], model.towers["text"]
@@ -56,7 +56,7 @@ def test_the_recipes_of_the_paper_have_its_values(model, data_set):
         for key, value in TABLE[model].items()
     }
     recipe = load_recipe(f"{data_set}_{model}")
-    assert said(recipe) == expected
+    assert given(recipe) == expected
     assert (recipe.name, recipe.model.preset, recipe.model.similarity) == (f"{data_set}_{model}", model, "maxmatch")
     assert (recipe.train.clip, recipe.train.precision, recipe.objective.negatives) == (1.0, "auto", "hardest")
     assert (recipe.objective.temperature, recipe.objective.diversity) == (0.01, "uniformity")

@@ -10,7 +10,7 @@ def batch():
     return Batch({"image": image, "text": text}, groups)
 
 
-def test_a_batch_goes_elsewhere_whole():
+def test_a_batch_is_moved_with_all_its_tensors():
     there = batch().to("meta")
     tensors = [*there.inputs["image"][:1], *there.inputs["text"], *there.groups.values()]
     assert {tensor.device.type for tensor in tensors} == {"meta"}

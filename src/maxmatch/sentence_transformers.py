@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from maxmatch.core.checks import check_mask, check_set_size
+from maxmatch.core.array_checks import check_set_size
+from maxmatch.core.checks import check_mask
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.scoring import score_matrix
 from maxmatch.matching.similarity import maxmatch

@@ -1,10 +1,11 @@
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
-from maxmatch.cli.demo import table, tour
+from maxmatch.cli.demo import _side_by_side, table, tour
 from maxmatch.cli.main import main
 
 SMALL = ["train.epochs=1", "data.scenes={images: 40, size: 32}", "train.workers=0", "model.config.width=16"]
@@ -20,24 +21,57 @@ def demo(capsys, out, *more):
 
 
 def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys, monkeypatch):
-    shown = []
+    trained, shown = [], []
+
+    def in_this_process(commands, runs, steps):
+        """Each training is a process of its own otherwise, which takes longer to load than to train."""
+        for method, command in commands.items():
+            trained.append(method)
+            with pytest.raises(SystemExit) as end:
+                main(command[3:])
+            assert not end.value.code
+        capsys.readouterr()
+
+    monkeypatch.setattr("maxmatch.cli.demo._side_by_side", in_this_process)
     monkeypatch.setattr("maxmatch.cli.demo.tour", lambda *places: shown.append(places))
     monkeypatch.setattr("maxmatch.cli.demo._SHOWN", 6)
     code, printed = demo(capsys, tmp_path, "--json")
     assert code == 0
     results = json.loads(printed.out)
-    assert list(results) == ["MaxMatch", "SetDiv", "MIL"]
+    assert list(results) == trained == ["MaxMatch", "SetDiv", "MIL"]
     assert {"rsum", "chance_rsum", "image_log_variance", "slots_used"} <= results["MIL"].keys()
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert folders == ["scenes", "scenes-0", "scenes_mil-0", "scenes_setdiv-0"]
     code, printed = demo(capsys, tmp_path)
     assert code == 0
-    assert "epoch 1" not in printed.err
+    assert len(trained) == 3
     assert printed.out == table(results) + "\n"
     assert shown == [(tmp_path / "scenes-0", tmp_path / "gallery" / "images", tmp_path)]
 
 
-def test_the_tour_makes_a_report_an_index_and_a_search_and_says_what_to_open(tmp_path, capsys, monkeypatch):
+def test_models_are_trained_side_by_side_and_one_that_fails_is_reported(tmp_path, capsys):
+    def process(code, method):
+        return [
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path / method),
+            json.dumps({"kind": "val", "step": 7, "rsum": 123.4}),
+        ]
+
+    works = "import os, sys; os.mkdir(sys.argv[1]); open(f'{sys.argv[1]}/metrics.jsonl', 'w').write(sys.argv[2])"
+    fails = "import sys; print('out of memory', file=sys.stderr); sys.exit(3)"
+    commands = {"one": process(works, "one"), "two": process(works, "two")}
+    runs = {method: tmp_path / method for method in commands}
+    _side_by_side(commands, runs, dict.fromkeys(commands, 7))
+    shown = capsys.readouterr().err
+    assert "7/7" in shown
+    assert "RSUM 123.4" in shown
+    with pytest.raises(RuntimeError, match=r"two did not finish \(exit 3\):\nout of memory"):
+        _side_by_side({"two": process(fails, "two")}, runs, {"two": 7})
+
+
+def test_the_tour_makes_a_report_an_index_and_a_search_and_tells_what_to_open(tmp_path, capsys, monkeypatch):
     asked, fails = [], []
 
     def ran(command, **options):

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from maxmatch.cli import doctor
 from maxmatch.cli.main import main
-from maxmatch.core.machine import is_to_blame
+from maxmatch.core.machine import torchvision_caused
 
 METADATA = """Metadata-Version: 2.4
 Name: maxmatch
@@ -62,40 +62,37 @@ def test_findings_come_as_lines_or_as_json(capsys):
     assert {finding["status"] for finding in findings} <= {"ok", "note", "fail"}
 
 
-def test_a_package_that_is_missing_fails_with_the_cure(capsys, installed):
-    assert installed["no-such-package"].status == "fail"
+def test_packages_are_compared_with_what_is_needed(capsys, installed):
+    found = {name: (finding.status, finding.detail) for name, finding in installed.items()}
+    assert found == {
+        "maxmatch": ("ok", "1.2.3"),
+        "torch": ("ok", torch.__version__),
+        "numpy": ("fail", f"{metadata.version('numpy')}, but >=999 is needed."),
+        "no-such-package": ("fail", "not installed."),
+        "extra search": ("ok", f"pyarrow {metadata.version('pyarrow')}"),
+        "extra milvus": ("note", "not installed: no-such-client."),
+    }  # not what other systems or developers need
+    assert "pip install 'maxmatch[milvus]'" in installed["extra milvus"].cure
     code, lines = run(capsys)
     assert code == 1
     assert "not installed. Run: pip install 'no-such-package>=4'" in lines
     assert lines.splitlines()[-1].endswith(": numpy, no-such-package.")
 
 
-def test_a_package_that_is_too_old_fails_with_what_is_needed(installed):
-    assert installed["numpy"].status == "fail"
-    assert installed["numpy"].detail == f"{metadata.version('numpy')}, but >=999 is needed."
-    assert installed["torch"].status == "ok"
-    assert installed["torch"].detail == torch.__version__
-
-
-def test_what_other_systems_need_is_not_asked_for(installed):
-    assert "tqdm" not in installed
-
-
-def test_a_missing_extra_is_a_note_and_those_of_developers_are_left_out(installed):
-    assert installed["extra search"].status == "ok"
-    assert installed["extra search"].detail == f"pyarrow {metadata.version('pyarrow')}"
-    assert installed["extra milvus"].status == "note"
-    assert "pip install 'maxmatch[milvus]'" in installed["extra milvus"].cure
-    assert "extra dev" not in installed
-
-
 def test_sources_that_are_not_installed_are_a_note(monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", missing)
+    monkeypatch.setattr(metadata, "distribution", lambda name: metadata.Distribution.from_name("no-such-package"))
     [finding] = doctor._installed()
     assert finding.status == "note"
+
+
+def test_a_broken_torchvision_fails_with_the_cure(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor, "_imported", lambda package: (False, "operator torchvision::nms does not exist"))
+    assert doctor._torchvision().status == "fail"
+    assert "pip uninstall torchvision" in doctor._torchvision().cure
+    assert not torchvision_caused(FileNotFoundError("/data/torchvision/a.jpg: no such file"))
+    assert not torchvision_caused(ModuleNotFoundError("No module named 'torchvision'", name="torchvision"))
+    assert not torchvision_caused(RuntimeError("out of memory"))
 
 
 def test_native_code_for_another_machine_is_found_without_ending_the_doctor(monkeypatch, tmp_path):
@@ -105,12 +102,9 @@ def test_native_code_for_another_machine_is_found_without_ending_the_doctor(monk
     dead = doctor._loads("dies_at_once", "index", "pip install --force-reinstall dies_at_once")
     assert dead.status == "fail"
     assert "ended with -4" in dead.detail
-    said = doctor._loads("says_why", "index", "pip install --force-reinstall says_why")
-    assert "libnothing.so" in said.detail
-    assert said.cure == "Run: pip install --force-reinstall says_why"
-
-
-def test_what_loads_is_shown_with_its_version():
+    printed = doctor._loads("says_why", "index", "pip install --force-reinstall says_why")
+    assert "libnothing.so" in printed.detail
+    assert printed.cure == "Run: pip install --force-reinstall says_why"
     assert doctor._loads("json", "nothing", "").detail == json.__version__
 
 
@@ -145,20 +139,13 @@ def test_little_room_is_worth_a_note(monkeypatch, tmp_path):
     for finding in (doctor._disk("disk", tmp_path), doctor._memory(), doctor._shared_memory()):
         assert finding.status == "note"
         assert finding.cure
-
-
-def test_memory_that_is_not_known_is_a_note(monkeypatch):
     monkeypatch.setattr(doctor, "free_memory", lambda: None)
     assert doctor._memory().detail == "unknown on this system"
+    for cuda, driver, reason in ((None, False, "none found"), (None, True, "for the CPU only"), ("12.8", True, "12.8")):
+        assert reason in doctor._no_gpu(cuda, driver).detail
 
 
-def test_why_there_is_no_gpu_is_said():
-    assert "none found" in doctor._no_gpu(None, False).detail
-    assert "built for the CPU only" in doctor._no_gpu(None, True).detail
-    assert "CUDA 12.8" in doctor._no_gpu("12.8", True).detail
-
-
-def test_a_browser_is_looked_for_where_the_user_says(monkeypatch):
+def test_a_browser_may_be_named_by_the_user(monkeypatch):
     monkeypatch.setenv("MAXMATCH_CHROMIUM", "/nowhere/chromium")
     assert doctor.chromium_path() is None
     assert "apt-get install chromium" in doctor._browser().cure
@@ -193,9 +180,3 @@ def test_a_model_that_ships_is_there_and_whole(tmp_path):
     damaged = doctor._shipped(tmp_path)
     assert damaged.status == "fail"
     assert "model.safetensors: missing or damaged" in damaged.detail
-
-
-def test_other_errors_are_not_blamed_on_torchvision():
-    assert not is_to_blame(FileNotFoundError("/data/torchvision/a.jpg: no such file"))
-    assert not is_to_blame(ModuleNotFoundError("No module named 'torchvision'", name="torchvision"))
-    assert not is_to_blame(RuntimeError("out of memory"))

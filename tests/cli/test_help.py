@@ -61,14 +61,14 @@ def test_every_example_is_a_command_that_is_understood(line):
 
 
 @pytest.mark.parametrize("path", [path for path in TREE if path not in VERBS], ids=" ".join)
-def test_a_list_of_verbs_says_each_in_one_line_that_is_not_cut(path):
+def test_a_list_of_verbs_has_each_in_one_line_that_is_not_cut(path):
     listed = shown(path).split("Commands:")[1].splitlines()[1:]
     assert len(listed) == len(TREE[path].commands)
     assert not [line for line in listed if line.endswith("...")]
 
 
 @pytest.mark.parametrize("path", VERBS, ids=" ".join)
-def test_no_line_is_longer_than_a_terminal_and_every_option_says_what_it_does(path):
+def test_no_line_is_longer_than_a_terminal_and_every_option_is_explained(path):
     text = shown(path)
     assert max(map(len, text.splitlines())) <= 80
     for parameter in VERBS[path].params:

@@ -6,38 +6,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from made_data import run
 
 import maxmatch
-from maxmatch.cli import doctor
 from maxmatch.cli import main as command
-
-
-@pytest.fixture
-def broken_torchvision(tmp_path):
-    """A torchvision as it is beside another torch than its own, on the path."""
-    package, about = tmp_path / "torchvision", tmp_path / "torchvision-0.20.0.dist-info"
-    package.mkdir()
-    about.mkdir()
-    (package / "__init__.py").write_text(
-        "import torch\ntorch.library.register_fake('torchvision::nms')(lambda *arguments: None)\n"
-    )
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.20.0\n")
-    return tmp_path
-
-
-def test_help_is_there_and_loads_nothing_heavy():
-    code = """
-import sys
-from maxmatch.cli.main import main
-try:
-    main(["--help"])
-except SystemExit as end:
-    print(end.code, sorted({"torch", "numpy", "transformers", "PIL", "pydantic"} & set(sys.modules)))
-"""
-    done = run(code)
-    assert done.stdout.splitlines()[-1] == "0 []"
-    assert "doctor" in done.stdout
 
 
 @pytest.mark.parametrize("module", ["maxmatch", "maxmatch.cli.main"])
@@ -53,9 +24,9 @@ def test_wrong_use_ends_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(arguments)
     assert end.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err
 
 
 def failing(monkeypatch, error):
@@ -85,19 +56,19 @@ def failing(monkeypatch, error):
         (ModuleNotFoundError("No module named 'ray'", name="ray"), 1, "maxmatch: ModuleNotFoundError: No module"),
         (MemoryError(), 1, "maxmatch: Out of memory. Use smaller batches"),
         (KeyError("slots"), 1, "maxmatch: KeyError: 'slots'\n"),
-        (RuntimeError("operator torchvision::nms does not exist"), 1, f"maxmatch: {command.CURE}\n"),
+        (RuntimeError("operator torchvision::nms does not exist"), 1, f"maxmatch: {command.TORCHVISION_CURE}\n"),
         (KeyboardInterrupt(), 130, None),
     ],
 )
-def test_what_goes_wrong_becomes_one_line(monkeypatch, capsys, error, code, line):
+def test_an_error_becomes_one_line(monkeypatch, capsys, error, code, line):
     failing(monkeypatch, error)
     with pytest.raises(SystemExit) as end:
         command.main([])
     assert end.value.code == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert line is None or (said.err == line if line.endswith("\n") else line in said.err)
-    assert said.err.count("\n") <= 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert line is None or (printed.err == line if line.endswith("\n") else line in printed.err)
+    assert printed.err.count("\n") <= 1
 
 
 def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):
@@ -108,33 +79,7 @@ def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_doctor_finds_a_torchvision_that_does_not_fit(broken_torchvision, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(broken_torchvision)
-    monkeypatch.setenv("PYTHONPATH", str(broken_torchvision))
-    monkeypatch.setattr(doctor, "_DIFFICULT", {})  # seconds each, and not asked about here
-    with pytest.raises(SystemExit) as end:
-        command.main(["doctor"])
-    assert end.value.code == 1
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
-    assert "torchvision" in line
-    assert "pip uninstall torchvision" in line
-
-
-def test_a_model_of_transformers_then_says_the_cure_and_others_work(broken_torchvision):
-    code = """
-from tiny_models import tiny_model
-tiny_model("region_bigru").encode_texts(["a dog"])
-print("works")
-tiny_model("region_bert")
-"""
-    paths = [broken_torchvision, Path(__file__).parents[1], *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout == "works\n", done.stderr
-    assert done.stderr.splitlines()[-1] == f"ImportError: {command.CURE}"
-
-
-def test_an_error_that_is_its_own_cause_in_a_circle_is_said_all_the_same(monkeypatch, capsys):
+def test_an_error_whose_causes_form_a_circle_is_reported_all_the_same(monkeypatch, capsys):
     error, inner = ConnectionError("http://localhost:1: does not answer."), OSError("unavailable")
     error.__cause__, inner.__context__ = inner, error
     failing(monkeypatch, error)
@@ -142,3 +87,25 @@ def test_an_error_that_is_its_own_cause_in_a_circle_is_said_all_the_same(monkeyp
         command.main([])
     assert end.value.code == 1
     assert capsys.readouterr().err == "maxmatch: http://localhost:1: does not answer.\n"
+
+
+def test_with_a_broken_torchvision_transformers_name_the_cure_and_other_models_work(tmp_path):
+    """As it is beside a torch that it was not built for."""
+    package, about = tmp_path / "torchvision", tmp_path / "torchvision-0.20.0.dist-info"
+    package.mkdir()
+    about.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\ntorch.library.register_fake('torchvision::nms')(lambda *arguments: None)\n"
+    )
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.20.0\n")
+    code = """
+from tiny_models import tiny_model
+tiny_model("region_bigru").encode_texts(["a dog"])
+print("works")
+tiny_model("region_bert")
+"""
+    paths = [tmp_path, Path(__file__).parents[1], *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "works\n", done.stderr
+    assert done.stderr.splitlines()[-1] == f"ImportError: {command.TORCHVISION_CURE}"

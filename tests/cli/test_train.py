@@ -46,35 +46,25 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["f30k_region_bigro"], "f30k_region_bigro: no recipe of this name. Did you mean 'f30k_region_bigru'?"),
-        (["wurst"], "wurst: no recipe of this name. `maxmatch train --list` shows those that ship."),
         (["scenes", "--device", "cuda:99", "data.path=x"], "device cuda:99: "),
-        (["nowhere/mine.yaml"], "nowhere/mine.yaml: no such file."),
         (["scenes", "train.epochz=3"], "train.epochz: unknown key 'epochz'. Did you mean 'epochs'?"),
-        (["scenes", "train.lr"], "train.lr: expected key=value, such as train.lr=2e-4."),
-        (["scenes", "train.lr=fast"], "train.lr"),
         (["f30k_region_bigru"], "data.path: the recipe does not say where the data is. Give it: data.path=FOLDER"),
         (["f30k_region_bigru", "data.path=/no/such"], "/no/such: no such file or folder"),
     ],
 )
-def test_what_is_wrong_with_the_command_is_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, said):
+def test_what_is_wrong_with_the_command_is_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, printed):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "train", *arguments)
     assert (code, out) == (1, "")
     (line,) = [line for line in err.splitlines() if line.startswith("maxmatch: ")]
-    assert said in line
+    assert printed in line
     assert not list(tmp_path.iterdir())
 
 
-def test_an_option_that_is_not_known_is_wrong_use(capsys):
-    code, out, err = run(capsys, "train", "scenes", "--fast")
-    assert (code, out) == (2, "")
-    assert "--fast" in err
-
-
-def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_path, monkeypatch):
+def test_a_run_is_written_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_path, monkeypatch):
     file, data = small
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "train", file, f"data.path={data}", "train.epochs=2", "--device", "cpu")
@@ -93,16 +83,9 @@ def test_a_run_goes_to_its_folder_and_its_result_to_stdout(capsys, small, tmp_pa
     assert json.loads(out) == json.loads((tmp_path / "runs" / "tiny" / "done.json").read_text())
 
 
-def test_without_validation_the_result_says_no_rsum(capsys, small, tmp_path):
+def test_without_validation_the_result_has_no_rsum(capsys, small, tmp_path):
     file, _ = small
     data = write_data(tmp_path / "data", val=0)
     code, out, err = run(capsys, "train", file, f"data.path={data}", "--out", tmp_path / "run")
     assert (code, out) == (0, f"{tmp_path / 'run' / 'best'}: epoch 1\n")
     assert "no split 'val'" in err
-
-
-def test_a_device_that_is_not_there_is_said(capsys, small, tmp_path):
-    file, data = small
-    code, _, err = run(capsys, "train", file, f"data.path={data}", "--out", tmp_path / "run", "--device", "gpu")
-    assert code == 1
-    assert "gpu" in err

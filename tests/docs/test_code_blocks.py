@@ -13,6 +13,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"python", "sh", "console", "yaml", "sql", "json", "text", ""}
 NOT_RUN = {"milvus.md": 1}
 """The number of blocks per page that are not run. One more needs a reason on the page and a change here."""
+WITH_FIGURES = {"analysis.md", "api/evaluation.md"}
 
 
 def runs(block: Block) -> bool:
@@ -30,7 +31,9 @@ def page_folder(tmp_path, monkeypatch, without_shape_checks):
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if runs(block)} | set(SET_UP) | set(RUN)))
-def test_code_of_a_page_runs_from_top_to_bottom(page: str, page_folder: Path) -> None:
+def test_code_of_a_page_runs_from_top_to_bottom(page: str, page_folder: Path, monkeypatch) -> None:
+    if page in WITH_FIGURES:  # figures take seconds to draw, and have their own tests
+        monkeypatch.setattr("maxmatch.evaluation.report.figures.render", lambda figure, kind, dpi=200: b"")
     names = {"__name__": "__main__"}
     SET_UP.get(page, lambda names: None)(names)
     left = list(RUN.get(page, []))

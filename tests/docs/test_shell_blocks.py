@@ -102,9 +102,6 @@ def test_request_is_answered(command: Command, server) -> None:
     "words",
     [
         ["maxmatch", "serach", "a dog", "photos"],
-        ["maxmatch", "search", "a dog", "photos", "--kind", "x"],
-        ["maxmatch", "search"],
-        ["maxmatch", "encode", "--out", "sets"],
         ["maxmatch", "train", "scenes", "train.lrate=1"],
         ["make", "demmo"],
         ["pip", "install", "maxmatch[serch]"],

@@ -7,7 +7,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -112,25 +111,6 @@ def test_three_modalities_are_trained_and_measured_in_six_directions(
         assert float(chance) == pytest.approx(100 / 6, abs=0.01)
         assert float(r1) / float(chance) == pytest.approx(float(ratio), abs=0.51)
     assert status == (0 if all(float(r1) >= 10 * float(chance) for _, _, r1, chance, _ in rows) else 1)
-
-
-def test_a_sound_tells_the_colour_the_shape_the_size_the_order_and_the_background() -> None:
-    sound = example("three_modalities").sound
-    things = [
-        {"colour": "red", "shape": "star", "size": "small", "x": 0.2},
-        {"colour": "blue", "shape": "ring", "size": "large", "x": 0.7},
-    ]
-
-    def heard(background: str = "sky", **changes: object) -> np.ndarray:
-        changed = [{**things[0], **changes}, things[1]]
-        return np.asarray(sound({"background": background, "things": changed}, np.random.default_rng(0)), np.float32)
-
-    plain = heard()
-    assert plain.shape[1] == 128
-    for changes in ({"colour": "green"}, {"shape": "heart"}, {"size": "large"}, {"x": 0.9}, {"background": "night"}):
-        assert np.abs(heard(**changes) - plain).max() > 0.5, changes
-    one = sound({"background": "sky", "things": things[:1]}, np.random.default_rng(0))
-    assert len(plain) - len(one) == 10  # frames a note
 
 
 def test_the_encoder_of_sounds_keeps_to_the_protocol() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from cost import Cost
-from hypothesis import strategies as st
 from torch import Tensor
 
 Matrix = Sequence[Sequence[float]]
@@ -17,11 +16,6 @@ Truth = Sequence[Sequence[bool]]
 # How many captions each image has: equal, unequal, one only, many.
 CAPTION_COUNTS = [(5, 5, 5, 5), (1, 1, 1), (3, 1, 2, 5), (1, 12), (7, 1, 1, 2, 1), (2, 2)]
 LONE_IMAGE = [(1,), (4,)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Losses of scores: lists of lists in, a float out
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def both_ways(one_way: Callable[[Matrix, Truth], float], scores: Tensor, positive: Tensor) -> float:
@@ -87,11 +81,6 @@ def contrastive(scores: Tensor, positive: Tensor, temperature: float) -> float:
         return sum(anchors) / len(anchors)
 
     return both_ways(one_way, scores, positive)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Losses of sets
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def dot(x: Sequence[float], y: Sequence[float]) -> float:
@@ -174,11 +163,6 @@ def listed_global_discriminative(sets: Tensor, pooled: Tensor, margin: float, sc
     return torch.mean(torch.exp(scale * (A - margin)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Inputs
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -203,19 +187,6 @@ def batch(counts: Sequence[int], seed: int = 0, spread: float = 0.2) -> tuple[Te
     """Scores as a half-trained model gives them, and what is true."""
     positive = truth(counts, seed)
     return spread * normal(*positive.shape, seed=seed) + 0.1 * positive, positive
-
-
-@st.composite
-def batches(draw: st.DrawFn, min_images: int = 1) -> tuple[Tensor, Tensor]:
-    counts = draw(st.lists(st.integers(1, 5), min_size=min_images, max_size=5))
-    spread = draw(st.sampled_from([0.01, 0.1, 0.3, 1.0]))
-    return batch(counts, seed=draw(st.integers(0, 2**16)), spread=spread)
-
-
-@st.composite
-def many_sets(draw: st.DrawFn, min_size: int = 1) -> Tensor:
-    items, size, width = draw(st.integers(1, 4)), draw(st.integers(min_size, 5)), draw(st.integers(2, 6))
-    return normal(items, size, width, seed=draw(st.integers(0, 2**16)))
 
 
 def cost_of(loss: Callable[..., Tensor], *inputs: Tensor) -> Cost:

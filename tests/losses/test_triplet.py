@@ -3,23 +3,17 @@
 import pytest
 import reference_losses as reference
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference_losses import CAPTION_COUNTS, LONE_IMAGE, batch, batches, cost_of, gradients_are_finite, truth
+from reference_losses import CAPTION_COUNTS, LONE_IMAGE, batch, cost_of, gradients_are_finite, truth
 from torch import Tensor
 
 from maxmatch.losses import triplet
 
 MODES = ["hardest", "mean", "semi_hard"]
-quick = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 def gradient(scores: Tensor, positive: Tensor, margin: float, negatives: str) -> Tensor:
     leaf = scores.clone().requires_grad_()
     return torch.autograd.grad(triplet(leaf, positive, margin, negatives), leaf)[0]
-
-
-# --- agreement with the formula --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("negatives", MODES)
@@ -38,11 +32,6 @@ def test_agrees_with_loop_where_images_share_a_caption(negatives: str) -> None:
     positive = positive | batch((2, 3, 1, 2), seed=4)[1]
     expected = reference.triplet(scores, positive, 0.2, negatives)
     assert triplet(scores, positive, 0.2, negatives).item() == pytest.approx(expected, rel=1e-10)
-
-
-def test_hardest_negative_and_margin_of_a_fifth_are_the_default() -> None:
-    scores, positive = batch((3, 1, 2))
-    assert triplet(scores, positive) == triplet(scores, positive, 0.2, "hardest")
 
 
 def test_value_by_hand() -> None:
@@ -68,9 +57,6 @@ def test_gradient_is_right(negatives: str) -> None:
     assert torch.autograd.gradcheck(lambda s: triplet(s, positive, 0.2, negatives), scores.requires_grad_())
 
 
-# --- no negatives ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("negatives", MODES)
 @pytest.mark.parametrize("counts", LONE_IMAGE, ids=str)
 def test_lone_image_has_no_negatives_and_no_loss(counts: tuple[int, ...], negatives: str) -> None:
@@ -89,113 +75,11 @@ def test_anchor_without_negatives_does_not_spoil_the_others(negatives: str) -> N
 
 
 @pytest.mark.parametrize("negatives", MODES)
-def test_without_true_pairs_the_loss_is_zero(negatives: str) -> None:
-    scores, positive = batch((2, 3, 1))
-    nothing = torch.zeros_like(positive)
-    assert triplet(scores, nothing, 0.2, negatives).item() == 0
-    assert gradients_are_finite(lambda s: triplet(s, nothing, 0.2, negatives), scores)
-
-
-# --- properties ------------------------------------------------------------------------------------------------------
-
-
-@quick
-@given(batches(min_images=2), st.sampled_from(MODES))
-def test_the_loss_never_rises_with_a_positive_and_never_falls_with_a_negative(
-    given_batch: tuple[Tensor, Tensor], negatives: str
-) -> None:
-    scores, positive = given_batch
-    slope = gradient(scores, positive, 0.2, negatives)
-    assert (slope[positive] <= 0).all()
-    assert (slope[~positive] >= 0).all()
-
-
-@quick
-@given(batches(min_images=2), st.integers(0, 2**16))
-def test_lifting_one_positive_out_of_sight_removes_its_own_two_terms_and_no_other(
-    given_batch: tuple[Tensor, Tensor], which: int
-) -> None:
-    """So no own caption was the hardest negative of another pair, and now that it scores highest none becomes so."""
-    scores, positive = given_batch
-    pairs = positive.nonzero().tolist()
-    i, j = pairs[which % len(pairs)]
-    rows = reference.hardest_terms(scores.tolist(), positive.tolist(), 0.2)
-    columns = reference.hardest_terms(scores.T.tolist(), positive.T.tolist(), 0.2)
-    lifted = scores.clone()
-    lifted[i, j] = 100.0
-    lost = triplet(scores, positive, 0.2).item() - triplet(lifted, positive, 0.2).item()
-    assert lost == pytest.approx((rows[i, j] + columns[j, i]) / len(pairs), abs=1e-12)
-
-
-@quick
-@given(batches(min_images=2), st.floats(-0.6, 1.7), st.floats(0.01, 1), st.sampled_from(MODES))
-def test_loss_stands_at_twice_the_margin_where_all_scores_are_equal(
-    given_batch: tuple[Tensor, Tensor], score: float, margin: float, negatives: str
-) -> None:
-    scores, positive = given_batch
-    assert triplet(torch.zeros_like(scores), positive, margin, negatives).item() == pytest.approx(2 * margin, rel=1e-14)
-    level = torch.full_like(scores, score)
-    assert triplet(level, positive, margin, negatives).item() == pytest.approx(2 * margin, abs=1e-12)
-
-
-@quick
-@given(batches(), st.sampled_from(MODES), st.integers(0, 2**16))
-def test_order_of_images_and_captions_is_irrelevant(
-    given_batch: tuple[Tensor, Tensor], negatives: str, seed: int
-) -> None:
-    scores, positive = given_batch
-    rows = torch.randperm(scores.shape[0], generator=reference.generator(seed))
-    columns = torch.randperm(scores.shape[1], generator=reference.generator(seed + 1))
-    shuffled = triplet(scores[rows][:, columns], positive[rows][:, columns], 0.2, negatives)
-    assert shuffled.item() == pytest.approx(triplet(scores, positive, 0.2, negatives).item(), rel=1e-12)
-
-
-@quick
-@given(batches(), st.sampled_from(MODES))
-def test_images_and_captions_play_the_same_part(given_batch: tuple[Tensor, Tensor], negatives: str) -> None:
-    scores, positive = given_batch
-    there = triplet(scores, positive, 0.2, negatives).item()
-    assert triplet(scores.T, positive.T, 0.2, negatives).item() == pytest.approx(there, rel=1e-12)
-
-
-@quick
-@given(batches(), st.floats(0.01, 1), st.sampled_from(MODES))
-def test_loss_is_zero_where_every_positive_beats_every_negative_by_the_margin(
-    given_batch: tuple[Tensor, Tensor], margin: float, negatives: str
-) -> None:
-    scores, positive = given_batch
-    lift = scores.max() - scores.min() + margin + 1e-9
-    apart = torch.where(positive, scores + lift, scores)
-    assert triplet(apart, positive, margin, negatives).item() == 0
-    assert not gradient(apart, positive, margin, negatives).any()
-
-
-@quick
-@given(batches(min_images=2), st.floats(-3, 3), st.sampled_from(MODES))
-def test_only_differences_of_scores_count(given_batch: tuple[Tensor, Tensor], shift: float, negatives: str) -> None:
-    scores, positive = given_batch
-    there = triplet(scores, positive, 0.2, negatives).item()
-    assert triplet(scores + shift, positive, 0.2, negatives).item() == pytest.approx(there, abs=1e-12)
-
-
-@quick
-@given(batches(min_images=2))
-def test_mean_of_all_negatives_is_never_above_the_hardest(given_batch: tuple[Tensor, Tensor]) -> None:
-    """For one number of captions an image, where both are means over the same pairs."""
-    scores, _ = given_batch
-    images = min(scores.shape)
-    square, positive = scores[:images, :images], torch.eye(images, dtype=torch.bool)
-    assert triplet(square, positive, 0.2, "mean") <= triplet(square, positive, 0.2, "hardest") + 1e-12
-
-
-@quick
-@given(batches(min_images=2))
-def test_semi_hard_takes_no_gradient_from_negatives_above_the_positive(given_batch: tuple[Tensor, Tensor]) -> None:
-    scores, positive = given_batch
-    slope = gradient(scores, positive, 0.2, "semi_hard")
-    over_row = scores > scores.masked_fill(~positive, -torch.inf).amax(1, keepdim=True)
-    over_column = scores > scores.masked_fill(~positive, -torch.inf).amax(0, keepdim=True)
-    assert not slope[~positive & over_row & over_column].any()
+@pytest.mark.parametrize("score", [0.0, -0.6, 1.7])
+def test_the_loss_is_twice_the_margin_where_all_scores_are_equal(score: float, negatives: str) -> None:
+    positive = truth((3, 1, 2))
+    level = torch.full(positive.shape, score, dtype=torch.float64)
+    assert triplet(level, positive, 0.3, negatives).item() == pytest.approx(0.6, abs=1e-12)
 
 
 def test_semi_hard_takes_its_gradient_from_negatives_within_the_margin_only() -> None:
@@ -215,9 +99,6 @@ def test_semi_hard_has_no_gradient_at_all_where_every_negative_is_above() -> Non
     assert not gradient(scores, positive, 0.2, "semi_hard").any()
 
 
-# --- wrong use -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("without_shape_checks")
 def test_unknown_negatives_are_refused_with_the_choices() -> None:
     scores, positive = batch((2, 1))
@@ -226,28 +107,11 @@ def test_unknown_negatives_are_refused_with_the_choices() -> None:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_unknown_negatives_are_refused_whatever_the_batch_holds() -> None:
-    scores, positive = batch((2, 1))
-    with pytest.raises(ValueError, match="'easy'"):
-        triplet(scores, torch.zeros_like(positive), 0.2, "easy")
-
-
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("spoil", [lambda p: p[:, :-1], lambda p: p.T, lambda p: p.long(), lambda p: p.double()])
 def test_positive_that_does_not_go_with_the_scores_is_refused(spoil) -> None:
     scores, positive = batch((2, 1))
     with pytest.raises(ValueError, match=r"positive"):
         triplet(scores, spoil(positive))
-
-
-@pytest.mark.usefixtures("without_shape_checks")
-def test_scores_must_be_a_matrix() -> None:
-    scores, positive = batch((2, 1))
-    with pytest.raises(ValueError, match=r"\(images, captions\)"):
-        triplet(scores[0], positive[0])
-
-
-# --- cost ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("negatives", MODES)

@@ -9,14 +9,11 @@ from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.training.prepare import describe
 
 COCO, F30K = 113_287, 29_000
-# Of each recipe of the paper: images, epochs, batch, learning rate, weight decay, schedule, the factor of each group,
-# and for how many epochs the CNN is frozen and negatives are averaged.
+# Of each model of the paper, on one of its data sets (tests/test_recipes.py has both): images, epochs, batch, learning
+# rate, weight decay, schedule, the factor of each group, and for how many epochs the CNN is frozen and negatives are
+# averaged.
 RESNEXT = {"image.backbone": 0.1, "image.set_module": 1, "text.backbone": 1, "text.encoder": 1, "text.set_module": 1}
 SPEC = {
-    "coco_resnet152_bigru": (
-        COCO, 120, 200, 1e-3, 0.0, "step",
-        {"image.backbone": 1, "image.set_module": 0.1, "text.encoder": 1, "text.set_module": 0.1}, 50, 0,
-    ),
     "f30k_resnet152_bigru": (
         F30K, 120, 200, 2e-3, 0.0, "step",
         {"image.backbone": 1, "image.set_module": 0.01, "text.encoder": 1, "text.set_module": 0.01}, 50, 0,
@@ -25,14 +22,6 @@ SPEC = {
         COCO, 80, 200, 1e-3, 1e-4, "cosine",
         {"image.set_module": 0.1, "text.encoder": 1, "text.set_module": 0.1}, 0, 0,
     ),
-    "f30k_region_bigru": (
-        F30K, 80, 200, 1e-3, 1e-4, "cosine",
-        {"image.set_module": 0.1, "text.encoder": 1, "text.set_module": 0.1}, 0, 0,
-    ),
-    "coco_region_bert": (
-        COCO, 45, 200, 1e-3, 5e-4, "cosine",
-        {"image.set_module": 0.5, "text.backbone": 0.1, "text.encoder": 1, "text.set_module": 0.5}, 0, 0,
-    ),
     "f30k_region_bert": (
         F30K, 45, 128, 1e-3, 5e-4, "cosine",
         {"image.set_module": 0.5, "text.backbone": 0.1, "text.encoder": 1, "text.set_module": 0.5}, 0, 0,
@@ -40,15 +29,12 @@ SPEC = {
     "coco_resnext101_bert": (
         COCO, 50, 128, 1e-4, 0.0, "step", RESNEXT, 1, 1,
     ),
-    "f30k_resnext101_bert": (
-        F30K, 50, 128, 1e-4, 0.0, "step", RESNEXT, 1, 1,
-    ),
 }  # fmt: skip
 # From the widths in SPEC §2 and §3, by hand: LN_b is 2·1024, the MLP of regions is 2048→1024→512→1024 with BatchNorm.
 REGIONS = (2048 + 1) * 1024 + (1024 + 1) * 512 + 2 * 512 + (512 + 1) * 1024
 SIZES = {
     "coco_region_bigru": {"image.set_module": 16_795_648 + 2048 + REGIONS, "text.set_module": 13_828_696 + 2048},
-    "coco_region_bert": {"image.set_module": 16_795_648 + 2048 + REGIONS, "text.encoder": 769 * 1024},
+    "f30k_region_bert": {"image.set_module": 16_795_648 + 2048 + REGIONS, "text.encoder": 769 * 1024},
 }
 
 
@@ -78,6 +64,7 @@ def test_groups_and_learning_rates_over_time_are_those_of_the_paper(name):
         assert groups[group][0] == size
     printed = epochs_in(text)
     assert {1, 2, epochs // 2 + 1, epochs, frozen + 1, mean + 1} <= printed.keys()
+    assert schedule != "step" or set(range(1, epochs, 20)) <= printed.keys()
     for epoch, (rate, notes) in printed.items():
         done = epoch - 1
         factor = 0.1 ** (done // 20) if schedule == "step" else (1 + math.cos(math.pi * done / epochs)) / 2
@@ -85,11 +72,6 @@ def test_groups_and_learning_rates_over_time_are_those_of_the_paper(name):
         assert ("image frozen" in notes) == (done < frozen)
         assert ("mean negatives" in notes) == (done < mean)
         assert "text frozen" not in notes
-
-
-def test_every_change_of_the_rate_is_printed():
-    printed = epochs_in(describe(load_recipe("coco_resnet152_bigru")))
-    assert {1, 21, 41, 51, 61, 81, 101} <= printed.keys()
 
 
 def test_the_ablation_is_on_coco_and_scenes_have_their_own_number_of_steps():

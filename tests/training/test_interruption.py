@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a full disk, a folder that cannot be written: nothing is lost, and it is said what to do."""
+"""Ctrl-C, SIGTERM, a full disk, a folder that cannot be written: nothing is lost, and the message tells what to do."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from small_runs import command, ended, outcome, recipe_for, same, signal_at_step, start, waited_for, write_data
+from small_runs import before_call, command, ended, outcome, recipe_for, same, signal_at_step, start, waited_for
 
 from maxmatch.core.files import METRICS
 from maxmatch.model import checkpoint
@@ -18,13 +18,8 @@ from maxmatch.training.loop import Interrupted, stopping, train
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def recipe(data):
-    return recipe_for(data, epochs=3, size_augmentation=0.2, checkpoint_every=2)
+    return recipe_for(data, epochs=2, size_augmentation=0.2, checkpoint_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -34,154 +29,107 @@ def uninterrupted(recipe, tmp_path_factory):
     return outcome(folder)
 
 
-def weights(folder):
-    return outcome(folder)["weights"]
+@pytest.fixture
+def run(recipe, tmp_path):
+    """Starts `maxmatch train` in a process; its output is in `output`."""
+    (tmp_path / "tiny.yaml").write_text(dump_recipe(recipe))
+
+    def started(*more, patch=None):
+        arguments = ("train", tmp_path / "tiny.yaml", "--out", tmp_path / "run", *more)
+        return start(partial(command, patch=patch), tmp_path / "output", *arguments)
+
+    return started
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_the_command_saves_tells_how_to_resume_and_exits_130(number, recipe, uninterrupted, tmp_path):
-    file, run, said = tmp_path / "tiny.yaml", tmp_path / "run", tmp_path / "said"
-    file.write_text(dump_recipe(recipe))
-    patch = partial(signal_at_step, number, 5)
-    stopped = start(partial(command, patch=patch), said, "train", file, "--out", run)
-    assert ended(stopped) == 130
-    assert [path.name for path in state.States(run / "states", 9).all()][-1] == "state-0-00000005.safetensors"
-    last = said.read_text().splitlines()[-1]
-    assert last == f"{run}: interrupted at step 5; continue with --resume."
-    assert ended(start(command, said, "train", file, "--out", run, "--resume")) == 0
-    assert weights(run) == uninterrupted["weights"]
-    assert said.read_text().splitlines()[-1].startswith(f"{run / 'best'}: epoch ")
+def states_in(run):
+    return [path.name for path in state.States(run, 9).all()]
 
 
-def test_a_signal_from_outside_stops_a_run_whatever_it_does_just_then(recipe, uninterrupted, tmp_path):
-    run = tmp_path / "run"
-    file = tmp_path / "tiny.yaml"
-    file.write_text(dump_recipe(recipe))
-    process = start(command, tmp_path / "said", "train", file, "--out", run)
-    assert waited_for((run / METRICS).exists, process)
+def test_ctrl_c_saves_the_state_tells_how_to_resume_and_exits_130(run, uninterrupted, tmp_path):
+    assert ended(run(patch=partial(signal_at_step, signal.SIGINT, 5))) == 130
+    assert states_in(tmp_path / "run")[-1] == "state-0-00000005.safetensors"
+    last = (tmp_path / "output").read_text().splitlines()[-1]
+    assert last == f"{tmp_path / 'run'}: interrupted at step 5; continue with --resume."
+    assert ended(run("--resume")) == 0
+    assert outcome(tmp_path / "run")["weights"] == uninterrupted["weights"]
+    assert (tmp_path / "output").read_text().splitlines()[-1].startswith(f"{tmp_path / 'run' / 'best'}: epoch ")
+
+
+def test_a_signal_at_any_time_stops_a_run_that_can_be_resumed(run, uninterrupted, tmp_path):
+    process = run()
+    assert waited_for((tmp_path / "run" / METRICS).exists, process)
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGTERM)
-    assert ended(process) in (130, 0, -signal.SIGTERM)  # the others where it was done already
-    assert ended(start(command, tmp_path / "said", "train", file, "--out", run, "--resume")) == 0
-    assert weights(run) == uninterrupted["weights"]
+    assert ended(process) in (130, 0, -signal.SIGTERM)  # the others if it had already finished
+    assert ended(run("--resume")) == 0
+    assert outcome(tmp_path / "run")["weights"] == uninterrupted["weights"]
 
 
 def test_the_second_signal_ends_the_program_at_once():
     found = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), stopping() as stop:  # noqa: PT012 (it is about their order)
+    with pytest.raises(KeyboardInterrupt), stopping() as stop:  # noqa: PT012 (their order matters)
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.asked
+        assert stop.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("the second signal was taken for the first")
     assert signal.getsignal(signal.SIGINT) is before
     signal.signal(signal.SIGINT, found)
 
 
-def test_from_python_a_stop_is_a_keyboard_interrupt(recipe, uninterrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "gradients", step.gradients)  # put back afterwards
-    signal_at_step(signal.SIGTERM, 3)
-    with pytest.raises(Interrupted, match=r"interrupted at step 3"):
+def test_from_python_a_stop_is_a_keyboard_interrupt(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "gradients", step.gradients)  # restored afterwards
+    signal_at_step(signal.SIGTERM, 1)
+    with pytest.raises(Interrupted, match=r"interrupted at step 1"):
         train(recipe, tmp_path / "run")
     assert issubclass(Interrupted, KeyboardInterrupt)
-    train(recipe, tmp_path / "run", resume=True)
-    assert weights(tmp_path / "run") == uninterrupted["weights"]
 
 
-def limited(size, arm):
-    """From some moment on no file can grow beyond a size: what a full disk is to those who write."""
-
-    def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-    arm(fill)
+FULL_DISK = {  # when it becomes full, and the size beyond which no file can grow then
+    "the run's state could not be written": (lambda fill: before_call(state.States, "save", 2, fill), 5000),
+    "the checkpoint could not be written": (lambda fill: before_call(checkpoint, "_write", 1, fill), 5000),
+    "metrics.jsonl: could not be written": (lambda fill: before_call(log.RunLog, "record", 3, fill), 300),
+}
 
 
-def when_state_is_written(call, fill):
-    whole, calls = state.States.save, 0
-
-    def save(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            fill()
-        return whole(*arguments)
-
-    state.States.save = save
+def fill_disk(message):
+    arm, size = FULL_DISK[message]
+    limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    arm(lambda *call: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 
 
-def when_checkpoint_is_written(fill):
-    whole = checkpoint._write
-
-    def write(*arguments):
-        fill()
-        whole(*arguments)
-
-    checkpoint._write = write
-
-
-def when_record_is_written(fill):
-    whole = log.RunLog.record
-
-    def record(self, *arguments):
-        if self.records == 2:
-            fill()
-        whole(self, *arguments)
-
-    log.RunLog.record = record
-
-
-@pytest.mark.parametrize(
-    ("arm", "size", "expected"),
-    [
-        (partial(when_state_is_written, 3), 5000, "the run's state could not be written"),
-        (when_checkpoint_is_written, 5000, "the checkpoint could not be written"),
-        (when_record_is_written, 300, "metrics.jsonl: could not be written"),
-    ],
-)
-def test_a_full_disk_is_reported_and_the_run_can_be_resumed(arm, size, expected, recipe, uninterrupted, tmp_path):
-    file, run, said = tmp_path / "tiny.yaml", tmp_path / "run", tmp_path / "said"
-    file.write_text(dump_recipe(recipe))
-    stopped = start(partial(command, patch=partial(limited, size, arm)), said, "train", file, "--out", run)
-    assert ended(stopped) == 1
-    last = said.read_text().splitlines()[-1]
-    assert expected in last
-    assert str(run) in last
+@pytest.mark.parametrize("message", FULL_DISK)
+def test_a_full_disk_is_reported_and_the_run_can_be_resumed(message, run, uninterrupted, tmp_path):
+    assert ended(run(patch=partial(fill_disk, message))) == 1
+    output = (tmp_path / "output").read_text()
+    last = output.splitlines()[-1]
+    assert message in last
+    assert str(tmp_path / "run") in last
     assert "space" in last
-    assert "Traceback" not in said.read_text()
-    assert not list(run.rglob("*writing*"))
-    assert not list(run.glob(".*"))
-    assert ended(start(command, said, "train", file, "--out", run, "--resume")) == 0
-    assert same(outcome(run), uninterrupted)
+    assert "Traceback" not in output
+    assert not list((tmp_path / "run").rglob("*writing*"))
+    assert not list((tmp_path / "run").glob(".*"))
+    assert ended(run("--resume")) == 0
+    assert same(outcome(tmp_path / "run"), uninterrupted)
 
 
 def refuse(code, *arguments, **options):
     raise OSError(code, os.strerror(code), "x")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_state_that_cannot_be_written_leaves_the_earlier_ones_whole(
-    code, recipe, uninterrupted, tmp_path, monkeypatch
-):
-    whole, calls = state.sync, 0
-
-    def sync(path):
-        nonlocal calls
-        calls += 1
-        refuse(code) if calls > 4 else whole(path)
-
+def test_a_state_that_cannot_be_written_leaves_the_earlier_ones_whole(recipe, uninterrupted, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(state, "sync", sync)
+        patched.setattr(state, "sync", state.sync)  # restored afterwards
+        before_call(state, "sync", 5, partial(refuse, errno.EROFS))
         with pytest.raises(OSError, match="Earlier states are intact") as failed:
             train(recipe, tmp_path / "run")
-    assert failed.value.errno == code
-    found = state.States(tmp_path / "run" / "states", 9).all()
-    assert [path.name for path in found] == ["state-0-00000000.safetensors", "state-0-00000002.safetensors"]
+    assert failed.value.errno == errno.EROFS
+    assert states_in(tmp_path / "run") == ["state-0-00000000.safetensors", "state-0-00000002.safetensors"]
     train(recipe, tmp_path / "run", resume=True)
     assert same(outcome(tmp_path / "run"), uninterrupted)
 
 
-def test_a_folder_in_which_nothing_can_be_written_is_named(recipe, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_named(recipe, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file/run"):
         train(recipe, tmp_path / "file" / "run")
@@ -191,11 +139,12 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(recipe, tmp_path, mon
     assert failed.value.errno == errno.EROFS
 
 
-def test_a_state_that_is_not_whole_is_named_with_what_to_do(recipe, uninterrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "finish", lambda *arguments: {})
-    train(recipe, tmp_path / "run")
-    monkeypatch.undo()
-    newest = state.States(tmp_path / "run" / "states", 9).all()[-1]
+def test_a_damaged_state_is_named_and_the_one_before_it_can_be_resumed(recipe, uninterrupted, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "finish", lambda *arguments: {})
+        patched.setattr(state.States, "clear", lambda self: None)
+        train(recipe, tmp_path / "run")
+    newest = tmp_path / "run" / "states" / states_in(tmp_path / "run")[-1]
     os.truncate(newest, 100)
     with pytest.raises(state.StateError, match=str(newest)):
         train(recipe, tmp_path / "run", resume=True)

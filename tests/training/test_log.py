@@ -5,17 +5,12 @@ import sys
 
 import pytest
 import torch
-from small_runs import recipe_for, write_data
+from small_runs import recipe_for
 
 from maxmatch.core.files import METRICS, read_metrics
-from maxmatch.core.types import LossTerms
+from maxmatch.losses.objective import TERMS, LossTerms
 from maxmatch.training.log import TRACKED, LossWindow, RunLog, epoch_line
 from maxmatch.training.loop import train
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"))
 
 
 def log_in(folder, records=0, writes=True):
@@ -43,7 +38,7 @@ def test_a_record_is_one_line_of_json_with_six_digits(tmp_path):
     assert [record["rsum"] for record in read_metrics(tmp_path, "val")] == [123457.0]
 
 
-def test_on_resuming_the_records_of_what_will_be_done_again_are_cut_off(tmp_path):
+def test_on_resuming_the_records_of_steps_that_will_be_repeated_are_cut_off(tmp_path):
     with log_in(tmp_path) as log:
         for step in (1, 2, 3):
             log.record("train", step, 0, {"loss": float(step)})
@@ -94,9 +89,12 @@ def test_an_epoch_is_one_line_with_loss_rsum_collapse_speed_and_time_left():
     assert epoch_line(0, 1, {"loss": 2.0}) == "epoch 1/1  loss 2"
 
 
-def test_a_run_writes_losses_validation_and_collapse_and_prints_a_line_per_epoch(data, tmp_path, capsys):
-    train(recipe_for(data, epochs=2, log_every=2), tmp_path / "run")
-    records = [strict(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+def test_losses_and_validation_are_written_to_file_terminal_and_tensorboard(data, tmp_path, capsys):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    run = tmp_path / "run"
+    train(recipe_for(data, epochs=2, log_every=2, tensorboard=True), run, show_progress=True)
+    records = [strict(line) for line in (run / METRICS).read_text().splitlines()]
     assert [(one["kind"], one["step"], one["epoch"]) for one in records] == [
         ("train", 2, 0),
         ("train", 3, 0),
@@ -105,50 +103,24 @@ def test_a_run_writes_losses_validation_and_collapse_and_prints_a_line_per_epoch
         ("train", 6, 1),
         ("val", 6, 1),
     ]
-    terms = {
-        "loss",
-        "triplet",
-        "global_discriminative",
-        "intra_set_divergence",
-        "mmd",
-        "diversity",
-        "contrastive",
-        "lr",
-    }
-    assert terms | {"items_per_second"} <= records[0].keys()
+    assert {"loss", *TERMS, "lr", "items_per_second"} <= records[0].keys()
     found = {"i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum", "chance_rsum"}
     found |= {"image_log_variance", "text_log_variance", "slots_used", "pairing_stability"}
     assert found <= records[2].keys()
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
-    assert len(said) == 2
+    printed = capsys.readouterr().err
+    assert "6/6" in printed  # the progress bar
+    lines = [line for line in printed.splitlines() if line.startswith("epoch ") and "RSUM" in line]
+    assert len(lines) == 2
     for part in ("loss ", "RSUM ", "log var image ", "slots used ", "pairing ", "items/s ", "left"):
-        assert part in said[0]
-
-
-def test_a_bar_is_shown_when_asked_for(data, tmp_path, capsys):
-    train(recipe_for(data, epochs=1, log_every=1), tmp_path / "run", show_progress=True)
-    said = capsys.readouterr().err
-    assert "3/3" in said
-    assert "epoch 1" in said
-    assert "triplet" in said
-
-
-def test_tensorboard_gets_every_figure_when_asked_for_and_only_then(data, tmp_path):
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    train(recipe_for(data, epochs=1), tmp_path / "without")
-    assert not (tmp_path / "without" / "tensorboard").exists()
-    train(recipe_for(data, epochs=1, tensorboard=True), tmp_path / "run")
-    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
-    found = {value.tag: event.step for event in EventFileLoader(str(file)).Load() for value in event.summary.value}
-    assert found["train/loss"] == found["val/rsum"] == found["val/image_log_variance"] == 3
+        assert part in lines[0]
+    (file,) = (run / "tensorboard").iterdir()
+    logged = {value.tag: event.step for event in EventFileLoader(str(file)).Load() for value in event.summary.value}
+    assert logged["train/loss"] == logged["val/rsum"] == logged["val/image_log_variance"] == 6
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_anything_is_done(data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(
-        ImportError, match=r"train\.tracker: wandb is not installed\. pip install wandb, or leave it out"
-    ):
+    with pytest.raises(ImportError, match=r"train\.tracker: wandb is not installed\. pip install wandb"):
         train(recipe_for(data, tracker="wandb"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -161,34 +133,27 @@ finish = lambda: calls.append(("finish", None))
 """
 
 
-def test_a_tracker_gets_the_recipe_every_figure_and_the_end(data, tmp_path, monkeypatch, capsys):
-    (tmp_path / "trackio.py").write_text(TRACKER)
-    monkeypatch.syspath_prepend(tmp_path)
-    train(recipe_for(data, epochs=1, tracker="trackio"), tmp_path / "run")
-    calls = sys.modules.pop("trackio").calls
-    assert [name for name, _ in calls] == ["init", "log", "log", "finish"]
-    assert calls[0][1]["name"] == f"run-{(tmp_path / 'run' / TRACKED).read_text()}"
-    assert calls[0][1]["config"]["train"]["epochs"] == 1
-    assert calls[1][1]["train/loss"] > 0
-    assert calls[2][1]["val/rsum"] > 0
-    assert calls[2][1]["step"] == 3
-    assert sum("trackio is deprecated" in line for line in capsys.readouterr().err.splitlines()) == 1
-
-
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_a_resumed_run_goes_on_in_its_tracker_and_another_one_does_not(tracker, data, tmp_path, monkeypatch):
+def test_a_tracker_gets_every_record_and_a_resumed_run_continues_in_it(tracker, tmp_path, monkeypatch, capsys):
     (tmp_path / f"{tracker}.py").write_text(TRACKER)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def opened(folder, resume=False):
-        train(recipe_for(data, epochs=1, tracker=tracker), folder, resume=resume)
-        return sys.modules.pop(tracker).calls[0][1]
+    def tracked(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with RunLog(folder, recipe_for("nowhere", tracker=tracker), True, show_progress=False) as log:
+            log.begin(0, 10)
+            log.record("train", 3, 0, {"loss": 0.5})
+        return sys.modules.pop(tracker).calls
 
-    first = opened(tmp_path / "run")
-    (tmp_path / "run" / "done.json").unlink()
-    again, other = opened(tmp_path / "run", resume=True), opened(tmp_path / "elsewhere" / "run")
-    assert first == again
-    assert first["resume"] == "allow"
-    assert first["name"] != other["name"]
-    assert ("id" in first) == (tracker == "wandb")
-    assert first.get("id", "") in first["name"]
+    first, again, other = tracked(tmp_path / "run"), tracked(tmp_path / "run"), tracked(tmp_path / "elsewhere" / "run")
+    assert [name for name, _ in first] == ["init", "log", "finish"]
+    assert first[1][1] == {"train/loss": 0.5, "epoch": 0, "step": 3}
+    options = first[0][1]
+    assert options["name"] == f"run-{(tmp_path / 'run' / TRACKED).read_text()}"
+    assert options["config"]["train"]["epochs"] == 3
+    assert options["resume"] == "allow"
+    assert ("id" in options) == (tracker == "wandb")
+    assert options == again[0][1]
+    assert options["name"] != other[0][1]["name"]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "trackio is deprecated" in line]
+    assert bool(warnings) == (tracker == "trackio")

@@ -1,4 +1,4 @@
-"""What a run says in the card of its model: figures, and the command that would train it again."""
+"""The card of a trained model: its figures, and the command that trains it again."""
 
 import json
 import shlex
@@ -55,7 +55,7 @@ def test_the_card_of_the_best_epoch_has_its_figures_with_intervals(run):
     assert "On the split `val`: 16 images and 32 texts" in notes
 
 
-def test_the_cards_say_data_words_licence_and_epoch_but_no_folder_of_this_machine(run):
+def test_the_cards_have_data_words_licence_and_epoch_but_no_folder_of_this_machine(run):
     for which in ("best", "last"):
         card = (run / "run" / which / "README.md").read_text()
         kept = load(run / "run" / which).notes
@@ -82,10 +82,10 @@ def test_the_cards_say_data_words_licence_and_epoch_but_no_folder_of_this_machin
 )
 def test_the_command_trains_the_same_recipe(overrides):
     recipe = load_recipe("flickr8k_small", overrides)
-    first, verb, name, *said = shlex.split(command(recipe))
+    first, verb, name, *given = shlex.split(command(recipe))
     assert (first, verb, name) == ("maxmatch", "train", "flickr8k_small")
-    assert load_recipe(name, said) == recipe
-    assert len(said) <= len(overrides) + 1
+    assert load_recipe(name, given) == recipe
+    assert len(given) <= len(overrides) + 1
 
 
 def test_a_recipe_that_ships_is_trained_by_its_name_alone():

@@ -1,11 +1,9 @@
 """Who learns how fast and when, against formulas written out by hand."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
-from small_runs import recipe_for
 from tiny_models import tiny_model
 from torch import nn
 
@@ -31,22 +29,16 @@ def rates(train, steps_per_epoch=5):
     return [schedule_factor(train, step, steps_per_epoch) for step in range(train.epochs * steps_per_epoch)]
 
 
-def test_the_step_schedule_multiplies_every_so_many_epochs():
-    found = rates(train_with(schedule={"name": "step", "every": 2, "factor": 0.1}))
-    assert found == pytest.approx([1.0] * 10 + [0.1] * 10 + [0.01] * 10)
-
-
-def test_the_cosine_goes_from_one_to_nothing_step_by_step():
-    found = rates(train_with(schedule="cosine"))
-    assert found[0] == 1.0
-    assert found == pytest.approx([math.cos(math.pi * step / 60) ** 2 for step in range(30)])
-    assert found[15] == pytest.approx(0.5)
-    assert 0 < found[-1] < 0.003
-    assert all(later < earlier for earlier, later in pairwise(found))
-
-
-def test_constant_is_constant():
-    assert set(rates(train_with(schedule="constant"))) == {1.0}
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1.0] * 30),
+        ({"name": "step", "every": 2, "factor": 0.1}, [1.0] * 10 + [0.1] * 10 + [0.01] * 10),
+        ("cosine", [math.cos(math.pi * step / 60) ** 2 for step in range(30)]),
+    ],
+)
+def test_schedules_are_their_formulas(schedule, expected):
+    assert rates(train_with(schedule=schedule)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("options", [{"warmup_steps": 4}, {"warmup_epochs": 0.8}])
@@ -117,21 +109,6 @@ def test_the_rate_of_a_group_is_its_factor_times_that_of_the_step():
     assert {group["betas"] for group in adam.param_groups} == {(0.9, 0.999)}
 
 
-def test_a_step_is_adams_with_decoupled_weight_decay():
-    weight = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
-    train = train_with(lr=0.1, weight_decay=0.5, schedule="constant")
-    adam = optimiser([Group("a", 0.5, {"weight": weight})], train)
-    w, m, v = weight.detach().clone(), torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for step in range(1, 4):
-        set_learning_rates(adam, train, step - 1, 5)
-        weight.grad = torch.tensor([0.3 * step, -2.0], dtype=torch.float64)
-        adam.step()
-        lr = 0.1 * 0.5
-        m, v = 0.9 * m + 0.1 * weight.grad, 0.999 * v + 0.001 * weight.grad**2
-        w = w - lr * 0.5 * w - lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
-        torch.testing.assert_close(weight.detach(), w, rtol=0, atol=1e-12)
-
-
 def test_the_gradient_is_clipped_by_its_norm_over_all_groups():
     one, two = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
     groups = [Group("a", 1.0, {"one": one}), Group("b", 0.1, {"two": two})]
@@ -157,11 +134,6 @@ def test_backbones_are_frozen_for_their_epochs_and_no_longer():
         norms = [module for module in image.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
         assert norms
         assert all(norm.training == (epoch >= 2) for norm in norms)
-
-
-def test_a_recipe_of_region_features_has_no_backbone_to_freeze():
-    model = tiny_model("region_bigru")
-    assert list(freeze_for(model, recipe_for("nowhere").train, 0)) == []
 
 
 def shaken(model, seed):
@@ -202,19 +174,3 @@ def test_the_model_has_the_average_for_a_while_and_then_exactly_its_own_weights(
     assert int(inside["towers.image.encoder.mlp.1.num_batches_tracked"]) == 2
     assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
     assert not torch.equal(inside["towers.image.head.slots"], own["towers.image.head.slots"])
-
-
-def test_without_an_average_the_model_is_as_it_is():
-    model = tiny_model("region_bigru")
-    slots = model.tower("image").head.slots.clone()
-    with with_average(None, model):
-        assert torch.equal(model.tower("image").head.slots, slots)
-
-
-def test_what_never_changes_is_its_own_average_to_the_bit():
-    model = tiny_model("region_bigru")
-    average = Average(model, 0.999)
-    before = {name: value.clone() for name, value in average.weights.items()}
-    for _ in range(50):
-        average.update(model)
-    assert all(torch.equal(before[name], value) for name, value in average.weights.items())

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from small_runs import recipe_for, write_data
+from small_runs import recipe_for
 from tiny_models import images_for, texts, tiny_config, tokenizer_for, with_audio
 
 from maxmatch import SetEncoder
@@ -23,11 +23,9 @@ def unit(*shape, seed=0):
     return torch.nn.functional.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-def encoded(images, captions, owners=None):
+def encoded(images, captions):
     groups = torch.arange(len(images))
-    return EncodedSplit(
-        {"image": images, "text": captions}, {"image": groups, "text": groups if owners is None else owners}
-    )
+    return EncodedSplit({"image": images, "text": captions}, {"image": groups, "text": groups})
 
 
 @pytest.mark.parametrize("head", ["set", "pie"])
@@ -72,7 +70,7 @@ def test_texts_with_more_slots_have_those_without_a_partner_last():
     assert model.config.pairing == [0, 1]
 
 
-def test_texts_with_fewer_slots_stay_as_they_are_and_the_pairing_says_who_meets_none():
+def test_texts_with_fewer_slots_stay_as_they_are_and_unmatched_slots_are_recorded():
     model, images = sized(3, 2), unit(30, 3, 32)
     slots = model.tower("text").head.slots.detach().clone()
     assert align_slots(model, encoded(images, images[:, [2, 0]]), PAIR).partner == [1, -1, 0]
@@ -86,24 +84,18 @@ def test_only_the_first_two_towers_have_their_pairing_in_the_checkpoint():
     heard, images = unit(20, 3, 32), unit(20, 4, 32, seed=1)
     images[:, 1:] = heard[:, [1, 0, 2]]
     groups = {"audio": torch.arange(20), "image": torch.arange(20)}
-    assert align_slots(model, EncodedSplit({"audio": heard, "image": images}, groups), ("audio", "image")).partner == [
-        0,
-        1,
-        2,
-    ]
+    found = align_slots(model, EncodedSplit({"audio": heard, "image": images}, groups), ("audio", "image"))
+    assert found.partner == [0, 1, 2]
     assert model.config.pairing is None
 
 
-def test_a_trained_checkpoint_has_its_slots_in_order_and_says_how_stable_that_is(tmp_path):
-    data = write_data(tmp_path / "data")
-    result = train(recipe_for(data, epochs=4, lr=1e-2), tmp_path / "run")
+def test_a_trained_checkpoint_has_its_slots_in_order_and_records_how_stable_that_is(data, tmp_path):
+    result = train(recipe_for(data, epochs=3, lr=1e-2), tmp_path / "run")
     for which in ("best", "last"):
         config = json.loads((tmp_path / "run" / which / "config.json").read_text())
         assert config["pairing"] == [0, 1, 2, 3]
         assert 0 < config["pairing_stability"] <= 1
-    assert (
-        json.loads((tmp_path / "run" / "best" / "config.json").read_text())["pairing_stability"] == result["stability"]
-    )
+        assert which == "last" or config["pairing_stability"] == result["stability"]
     model = SetEncoder.from_pretrained(tmp_path / "run" / "best")
     images = model.encode_images(list(np.load(data / "train_ims.npy")))
     captions = model.encode_texts((data / "train_caps.txt").read_text().splitlines())

@@ -5,17 +5,17 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small_runs import recipe_for, write_data, write_pictures
+from small_runs import recipe_for, write_pictures
 
 from maxmatch.data.features import FeatureWriter, StoreInfo
-from maxmatch.data.load import load_data, read_dataset
+from maxmatch.data.load import read_dataset
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
 from maxmatch.training.optim import parameter_groups
-from maxmatch.training.prepare import new_model, prepare, tokenizer_for
+from maxmatch.training.prepare import prepare, tokenizer_for
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -27,25 +27,15 @@ def changed(recipe, **data):
 
 
 def prepared(recipe):
-    said = []
-    return prepare(recipe, ALONE, said.append), said
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return write_pictures(tmp_path_factory.mktemp("pictures") / "data")
+    printed = []
+    return prepare(recipe, ALONE, printed.append), printed
 
 
 def test_a_recipe_becomes_a_model_and_feeds_of_its_splits(data):
-    parts, said = prepared(recipe_for(data))
+    parts, printed = prepared(recipe_for(data))
     assert (parts.train.size, parts.val.size) == (48, 16)
     assert not parts.runs_backbones
-    assert len(said) == 1  # how the data is fed
+    assert len(printed) == 1  # how the data is fed
     assert {name: type(parts.model.tower(name).reader) for name in parts.model.towers} == {
         "image": FeatureReader,
         "text": TextReader,
@@ -60,38 +50,16 @@ def test_the_words_are_those_of_the_training_captions_that_are_frequent_enough(d
     assert {word for word in often if word.startswith("thing")} == {w for w in captions if captions.count(w) >= 13}
 
 
-def test_the_same_seed_gives_the_same_first_weights_whatever_was_drawn_before(data):
-    recipe, train_split = recipe_for(data), load_data(recipe_for(data).data, print).split("train")
-    torch.manual_seed(7)
-    one = new_model(recipe, train_split, print).state_dict()
-    torch.manual_seed(8)
-    two = new_model(recipe, train_split, print).state_dict()
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
-
-
-def test_a_split_that_is_missing_is_said_or_refused(data):
-    parts, said = prepared(changed(recipe_for(data), val_split="test"))
+def test_a_missing_split_is_reported_and_only_the_first_process_validates(data):
+    assert prepare(recipe_for(data), Processes(1, 2, torch.device("cpu")), print).val_feed is None
+    parts, printed = prepared(changed(recipe_for(data), val_split="test"))
     assert parts.val is parts.val_feed is None
-    assert any("no split 'test'" in line and "without validation" in line for line in said)
+    assert any("no split 'test'" in line and "without validation" in line for line in printed)
     with pytest.raises(ValueError, match=r"has the splits train, val, not 'teach'"):
         prepared(changed(recipe_for(data), train_split="teach"))
 
 
-def test_another_process_than_the_first_does_not_validate(data):
-    assert prepare(recipe_for(data), Processes(1, 2, torch.device("cpu")), print).val_feed is None
-
-
-def test_problems_of_single_items_are_said_and_counted(tmp_path):
-    folder = write_pictures(tmp_path / "data")
-    with (folder / "captions.csv").open("a") as file:
-        file.writelines(f"{n}.png,,train\n" for n in range(8))
-    parts, said = prepared(recipe_for(folder, "resnet152_bigru", workers=0))
-    assert parts.train.size == 12
-    assert sum("captions.csv" in line for line in said) == 5
-    assert "… and 3 more problems. `maxmatch data check` lists them all." in said
-
-
-def test_only_the_first_captions_are_taken_where_the_recipe_says_so(data):
+def test_a_recipe_may_use_only_the_first_captions(data):
     parts, _ = prepared(changed(recipe_for(data), captions_per_image=1))
     assert len(parts.train["text"]) == len(parts.val["text"]) * 3 == 48
 
@@ -100,8 +68,8 @@ def test_words_start_from_their_vectors_where_there_are_some(data, tmp_path):
     recipe = recipe_for(data)
     file = tmp_path / "glove.txt"
     file.write_text("".join(f"thing{n} " + " ".join([str(n / 10)] * 10) + "\n" for n in range(20)))
-    parts, said = prepared(changed(recipe, word_vectors=str(file)))
-    assert any("20 of 29 words found" in line for line in said)
+    parts, printed = prepared(changed(recipe, word_vectors=str(file)))
+    assert any("20 of 29 words found" in line for line in printed)
     text = parts.model.tower("text")
     ids = text.reader.tokenizer.get_vocab()
     assert torch.equal(text.encoder.words.weight[ids["thing13"]], torch.full((10,), 1.3))
@@ -143,18 +111,7 @@ def test_tokenizers_are_learned_loaded_or_the_backbones_own(data, tmp_path):
         tokenizer_for(wanted, encoder, [])
 
 
-def test_scenes_are_generated_where_there_are_none(tmp_path):
-    recipe = recipe_for(tmp_path / "scenes")
-    data = changed(recipe, scenes={"images": 10, "size": 32}).data
-    said = []
-    first = load_data(data, said.append)
-    assert said == [f"generating 10 scenes in {tmp_path / 'scenes'}"]
-    again = load_data(data, said.append)
-    assert len(said) == 1
-    assert list(first.split("train")["text"].values) == list(again.split("train")["text"].values)
-
-
-def test_pictures_are_cropped_for_training_only_and_not_where_the_recipe_says_so(pictures):
+def test_pictures_are_cropped_for_training_only_and_if_the_recipe_asks_for_it(pictures):
     def first_batch(feed, seed):
         (batch,) = feed.batches([BatchPlan(np.arange(3), seed)])
         return batch.inputs["image"].values

@@ -3,28 +3,32 @@
 import os
 
 import numpy as np
-import pytest
 import safetensors.torch
 import torch
-from small_runs import ended, half_written, kill_at, outcome, recipe_for, same, start, write_data
+from small_runs import ended, half_written, kill_at, outcome, recipe_for, same, start
+from tiny_models import D, tiny_config
 
+from maxmatch.model.config import ModelConfig
+from maxmatch.recipe.schema import Recipe
 from maxmatch.training import log, loop, run, state
 from maxmatch.training import step as update
 from maxmatch.training.loop import train
 
 
-def everything_on(data):
+def everything_on(pictures):
     """Whatever a state has to hold: dropout, size augmentation, average, schedules, freezing, chunks."""
-    return recipe_for(
-        data,
-        "region_bert",
+    image, text = tiny_config("resnext101_bert").towers["image"], tiny_config("region_bigru").towers["text"]
+    recipe = recipe_for(
+        pictures,
+        "resnet152_bigru",
         objective={"mean_negatives_epochs": 1},
         epochs=5,
+        batch_size=4,
         lr=1e-3,
         schedule="cosine",
         warmup_steps=2,
-        freeze={"text.backbone": 2},
-        lr_factors={"text.backbone": 0.5},
+        freeze={"image.backbone": 2},
+        lr_factors={"image.backbone": 0.5},
         size_augmentation=0.2,
         batch_captions=1,
         ema=0.9,
@@ -33,7 +37,10 @@ def everything_on(data):
         weight_decay=1e-3,
         checkpoint_every=2,
         log_every=3,
+        workers=0,
     )
+    config = ModelConfig(width=D, towers={"image": image, "text": text})  # without transformers, which load slowly
+    return Recipe.model_validate(recipe.model_dump() | {"model": {"config": config.model_dump()}})
 
 
 def half_a_record(whole, log, kind, step, epoch, values):
@@ -51,7 +58,7 @@ MOMENTS = [
     ("a state written, not renamed", lambda n: kill_at(state, "sync", n, before=_called), 3),
     ("a record being written", lambda n: kill_at(log.RunLog, "record", n, before=half_a_record), 3),
     ("validation", lambda n: kill_at(loop, "measures", 1), 1),
-    ("between the best checkpoint and the state", lambda n: kill_at(state.States, "save", n), 2),
+    ("between the best checkpoint and the state", lambda n: kill_at(state, "_tensors", n), 2),
     ("the last checkpoint being written", lambda n: kill_at(safetensors.torch, "save_file", 1, half_written), 1),
     ("the best checkpoint being put in its place", lambda n: _kill_in_finish(lambda: kill_at(os, "rename", 3)), 1),
     ("between the checkpoints and the result", lambda n: kill_at(run, "write_whole", 1), 1),
@@ -78,28 +85,14 @@ def killed_run(recipe, folder, moment, call):
     train(recipe, folder, resume=True)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(data, tmp_path_factory):
-    """What the run comes to when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    assert ended(start(train, everything_on(data), folder)) == 0
-    return outcome(folder)
-
-
-def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one(data, uninterrupted, tmp_path):
-    draw = np.random.default_rng(0)
+def test_a_run_killed_and_resumed_a_dozen_times_equals_the_uninterrupted_one(pictures, tmp_path):
+    recipe, draw = everything_on(pictures), np.random.default_rng(0)
+    assert ended(start(train, recipe, tmp_path / "whole")) == 0
     for moment, (name, _, most) in enumerate(MOMENTS):
-        killed = ended(
-            start(killed_run, everything_on(data), tmp_path / "run", moment, int(draw.integers(1, most + 1)))
-        )
-        assert killed == -9, f"not killed at: {name}"
-    assert ended(start(resumed, everything_on(data), tmp_path / "run")) == 0
-    assert same(outcome(tmp_path / "run"), uninterrupted)
+        process = start(killed_run, recipe, tmp_path / "run", moment, int(draw.integers(1, most + 1)))
+        assert ended(process) == -9, f"not killed at: {name}"
+    assert ended(start(resumed, recipe, tmp_path / "run")) == 0
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
     assert not list((tmp_path / "run" / "states").iterdir())
 
 

@@ -11,7 +11,6 @@ from maxmatch.losses.objective import objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.build import build_model
-from maxmatch.model.config import PIE
 from maxmatch.model.encoders.vision import MaskedBatchNorm
 from maxmatch.training.step import Criterion, can_record, gradients, padded, split
 
@@ -52,21 +51,13 @@ def grads(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(
-    ("preset", "negatives"),
-    [
-        ("region_bigru", "hardest"),
-        ("region_bigru", "mean"),
-        ("region_bigru", "semi_hard"),
-        ("resnet152_bigru", "hardest"),
-    ],
-)
+@pytest.mark.parametrize(("preset", "negatives"), [("region_bigru", "mean"), ("resnet152_bigru", "hardest")])
 def test_chunks_have_the_gradients_of_the_whole_batch_with_its_negatives(preset, negatives):
     model = model_without_norms(preset, dropout=0.0)
     batch = batch_for(model)
     criterion = Criterion(maxmatch, PAIR, {**EVERY_TERM, "negatives": negatives})
     found = []
-    for chunks in (1, 2, 5, 7, 50):
+    for chunks in (1, 3, 50):
         model.zero_grad()
         terms = gradients(model, batch, criterion, seed=3, chunks=chunks)
         found.append((float(terms.total), grads(model)))
@@ -116,9 +107,8 @@ def test_dropout_is_the_same_in_both_passes_over_a_chunk():
     assert any(not torch.equal(first[name], value) for name, value in grads(model).items())
 
 
-@pytest.mark.parametrize("preset", ["region_bigru", "resnet152_bigru"])
-def test_the_statistics_of_batchnorm_move_once_for_each_chunk(preset):
-    model, reference = (tiny_model(preset, seed=1).train() for _ in range(2))
+def test_the_statistics_of_batchnorm_change_once_for_each_chunk():
+    model, reference = (tiny_model("resnet152_bigru", seed=1).train() for _ in range(2))
     batch = batch_for(model)
     gradients(model, batch, Criterion(maxmatch, PAIR, EVERY_TERM), seed=2, chunks=3)
     for place, part in enumerate(split(batch, 3)):
@@ -165,11 +155,10 @@ def test_with_several_pairs_of_modalities_the_losses_are_added():
     assert whole.mmd is whole.contrastive is None
 
 
-@pytest.mark.parametrize("similarity", ["smooth_chamfer", "mil"])
-def test_half_precision_is_close_and_the_loss_is_float32(similarity):
+def test_half_precision_is_close_and_the_loss_is_float32():
     model = tiny_model("region_bigru", seed=1).train()
     batch = batch_for(model)
-    criterion = Criterion(SIMILARITIES[similarity], PAIR, EVERY_TERM)
+    criterion = Criterion(SIMILARITIES["smooth_chamfer"], PAIR, EVERY_TERM)
     exact = gradients(model, batch, criterion, seed=0)
     for chunks in (1, 2):
         model.zero_grad()
@@ -192,40 +181,19 @@ def test_the_loss_is_scaled_before_the_gradient_is_taken_and_reported_unscaled()
             torch.testing.assert_close(value, 8 * expected[name], rtol=0, atol=1e-6)
 
 
-def test_pvse_too_learns_in_chunks():
-    model = tiny_model("region_bigru", seed=1)
-    config = model.config.model_dump()
-    for tower in config["towers"].values():
-        tower["head"] = PIE(dropout=0.0).model_dump()
-    pie = build_model(type(model.config).model_validate(config), {"text": model.tower("text").reader.tokenizer}, seed=1)
-    batch = batch_for(pie.eval())
-    criterion = Criterion(SIMILARITIES["mil"], PAIR, {"diversity": "pvse"})
-    gradients(pie, batch, criterion, seed=0)
-    whole = grads(pie)
-    pie.zero_grad()
-    gradients(pie, batch, criterion, seed=0, chunks=4)
-    for name, value in grads(pie).items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-6)
-
-
-def test_texts_are_padded_to_a_multiple_and_nothing_else_is_touched():
+def test_texts_are_padded_to_a_multiple_of_eight_and_nothing_else_is_touched():
     ids, mask = torch.arange(1, 23).view(2, 11), torch.arange(11) < torch.tensor([[11], [4]])
     pictures = Inputs(torch.randn(2, 3, 4, 4), None)
     regions = Inputs(torch.randn(2, 5, 6), torch.ones(2, 5, dtype=torch.bool))
-    groups = {"text": torch.arange(2)}
-    batch = Batch({"text": Inputs(ids, mask), "image": pictures, "region": regions}, groups)
+    batch = Batch({"text": Inputs(ids, mask), "image": pictures, "region": regions}, {"text": torch.arange(2)})
     found = padded(batch)
-    assert found.inputs["text"].values.shape == found.inputs["text"].mask.shape == (2, 16)
-    assert torch.equal(found.inputs["text"].values[:, :11], ids)
-    assert torch.equal(found.inputs["text"].mask[:, :11], mask)
-    assert not found.inputs["text"].values[:, 11:].any()
-    assert not found.inputs["text"].mask[:, 11:].any()
+    for before, after in zip((ids, mask), found.inputs["text"], strict=True):
+        assert after.shape == (2, 16)
+        assert torch.equal(after[:, :11], before)
+        assert not after[:, 11:].any()
     assert found.inputs["image"] is pictures
     assert found.inputs["region"] is regions
-    assert found.groups is groups
-    whole = Batch({"text": Inputs(ids[:, :8], mask[:, :8])}, groups)
-    assert torch.equal(padded(whole).inputs["text"].values, ids[:, :8])
-    assert padded(batch, 5).inputs["text"].values.shape == (2, 15)
+    assert found.groups is batch.groups
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ def tour(run: Path, pictures: Path, out: Path) -> None:
     """
     report, index = run / "analysis" / "report.html", out / "scenes.index"
     done = report.is_file() or _did("analyse", str(run))
-    built = (index / "index.json").is_file() or _did(
-        "index", "build", str(index), "--source", str(pictures), "--model", str(run)
-    )
+    build = ("index", "build", str(index), "--source", str(pictures), "--model", str(run))
+    built = (index / "index.json").is_file() or _did(*build)
     found = built and _did("search", QUERY, str(index), "-k", "3")
     if done:
         say(f"what each vector of a set has learned: open {report}")
@@ -41,10 +40,11 @@ def tour(run: Path, pictures: Path, out: Path) -> None:
 def _did(*arguments: str) -> bool:
     """Whether a maxmatch command succeeded. Its output goes to stderr: stdout has the table alone."""
     say(f"$ {_written(*arguments)}")
-    ended = subprocess.run(
-        [sys.executable, "-m", "maxmatch.cli.main", *arguments], stdout=sys.stderr.fileno(), check=False
-    )
-    return ended.returncode == 0
+    return subprocess.run(_command(*arguments), stdout=sys.stderr.fileno(), check=False).returncode == 0
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "maxmatch.cli.main", *arguments]
 
 
 def _written(*arguments: str) -> str:
@@ -118,7 +118,7 @@ def demo(
             return
     from maxmatch.data.load import load_data
     from maxmatch.recipe.yaml_files import load_recipe
-    from maxmatch.training.run import RunFolder
+    from maxmatch.training.run import DONE, result_of
 
     overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
@@ -126,25 +126,15 @@ def demo(
     load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # generated here, or all three would
     runs = {method: out / f"{name}-{seed}" for method, name in methods.items()}
     commands = {
-        method: [
-            sys.executable,
-            "-m",
-            "maxmatch.cli.main",
-            "train",
-            name,
-            *overrides,
-            "--resume",
-            "--out",
-            str(runs[method]),
-        ]
+        method: _command("train", name, *overrides, "--resume", "--out", str(runs[method]))
         for method, name in methods.items()
+        if not (runs[method] / DONE).exists()
     }
-    steps = {method: _steps(recipe) for method, recipe in recipes.items()}
-    _side_by_side(commands, runs, steps)
+    _side_by_side(commands, runs, {method: _steps(recipe) for method, recipe in recipes.items()})
     if serve:
         open_on(_gallery(recipes["MaxMatch"], out), model=str(runs["MaxMatch"]), port=port, open_page=True)
         return
-    results = {method: RunFolder(folder).result() for method, folder in runs.items()}
+    results = {method: result_of(folder) for method, folder in runs.items()}
     print(json.dumps(results, indent=2) if as_json else table(results), flush=True)
     if not as_json:
         tour(runs["MaxMatch"], _gallery(recipes["MaxMatch"], out), out)

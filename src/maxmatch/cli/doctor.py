@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,14 +18,11 @@ import typer
 
 import maxmatch
 from maxmatch.core.files import user_cache
-from maxmatch.core.machine import CURE, free_memory
+from maxmatch.core.machine import TORCHVISION_CURE, free_memory
 from maxmatch.model.names import MODELS
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-
-
-# What the doctor found out about one thing.
 
 
 @dataclass(frozen=True)
@@ -74,39 +71,34 @@ def _installed() -> Iterator[Finding]:
         yield Finding("packaging", "fail", "not installed; no version was checked.", "Run: pip install packaging")
         return
     wanted = [Requirement(line) for line in about.requires or ()]
-    for one in wanted:
-        if one.marker is None or one.marker.evaluate({"extra": ""}):
-            yield _required(one)
+    always = [one for one in wanted if _applies(one, "")]
+    yield from map(_required, always)
     for extra in sorted(set(about.metadata.get_all("Provides-Extra") or ()) - _FOR_DEVELOPERS):
-        parts = [one for one in wanted if one.marker is not None and one.marker.evaluate({"extra": extra})]
-        yield _extra(extra, [one for one in parts if not one.marker or not one.marker.evaluate({"extra": ""})])
+        yield _extra(extra, [one for one in wanted if one not in always and _applies(one, extra)])
+
+
+def _applies(wanted: "Requirement", extra: str) -> bool:
+    return wanted.marker is None or wanted.marker.evaluate({"extra": extra})
 
 
 def _required(wanted: "Requirement") -> Finding:
     version = _version(wanted.name)
-    cure = f"Run: pip install '{_bare(wanted)}'"
-    if version is None:
-        return Finding(wanted.name, "fail", "not installed.", cure)
-    if not wanted.specifier.contains(version, prereleases=True):
-        return Finding(wanted.name, "fail", f"{version}, but {wanted.specifier} is needed.", cure)
-    return Finding(wanted.name, "ok", version)
+    if version is not None and wanted.specifier.contains(version, prereleases=True):
+        return Finding(wanted.name, "ok", version)
+    detail = "not installed." if version is None else f"{version}, but {wanted.specifier} is needed."
+    return Finding(wanted.name, "fail", detail, f"Run: pip install '{wanted.name}{wanted.specifier}'")
 
 
 def _extra(name: str, wanted: "Sequence[Requirement]") -> Finding:
-    found = {one.name: _version(one.name) for one in wanted}
-    missing = [one for one, version in found.items() if version is None]
-    cure = f"If wanted: pip install 'maxmatch[{name}]'"
+    missing = [one.name for one in wanted if _version(one.name) is None]
     if missing:
+        cure = f"If wanted: pip install 'maxmatch[{name}]'"
         return Finding(f"extra {name}", "note", f"not installed: {', '.join(missing)}.", cure)
-    for one in wanted:
-        if not one.specifier.contains(found[one.name] or "", prereleases=True):
-            detail = f"{one.name} {found[one.name]}, but {one.specifier} is needed."
-            return Finding(f"extra {name}", "fail", detail, f"Run: pip install '{_bare(one)}'")
-    return Finding(f"extra {name}", "ok", ", ".join(f"{one} {version}" for one, version in found.items()))
-
-
-def _bare(wanted: "Requirement") -> str:
-    return f"{wanted.name}{wanted.specifier}"
+    found = [_required(one) for one in wanted]
+    for one in found:
+        if one.status == "fail":
+            return replace(one, name=f"extra {name}", detail=f"{one.name} {one.detail}")
+    return Finding(f"extra {name}", "ok", ", ".join(f"{one.name} {one.detail}" for one in found))
 
 
 def _version(package: str) -> str | None:
@@ -121,7 +113,7 @@ def _torchvision() -> Finding:
     if find_spec("torchvision") is None:
         return Finding("torchvision", "ok", "not installed (not needed)")
     well, what = _imported("torchvision")
-    return Finding("torchvision", "ok", what) if well else Finding("torchvision", "fail", "broken:", CURE)
+    return Finding("torchvision", "ok", what) if well else Finding("torchvision", "fail", "broken:", TORCHVISION_CURE)
 
 
 def _loads(package: str, use: str, cure: str) -> Finding:
@@ -142,10 +134,8 @@ def _imported(package: str) -> tuple[bool, str]:
         )
     except subprocess.TimeoutExpired:
         return False, f"not imported after {_LONGEST_IMPORT} seconds"
-    if done.returncode == 0:
-        return True, done.stdout.strip().splitlines()[-1]
-    errors = done.stderr.strip().splitlines()
-    return False, errors[-1] if errors else f"the process ended with {done.returncode}"
+    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+    return not done.returncode, lines[-1] if lines else f"the process ended with {done.returncode}"
 
 
 def _milvus(uri: str) -> Finding:
@@ -176,8 +166,8 @@ def machine_findings() -> Iterator[Finding]:
     yield _memory()
     if _SHARED.is_dir():
         yield _shared_memory()
-    for name, folder in {"disk here": Path.cwd(), "disk for temporary files": Path(tempfile.gettempdir())}.items():
-        yield _disk(name, folder)
+    yield _disk("disk here", Path.cwd())
+    yield _disk("disk for temporary files", Path(tempfile.gettempdir()))
     yield _browser()
 
 
@@ -221,9 +211,11 @@ def _memory() -> Finding:
     free = free_memory()
     if free is None:
         return Finding("memory", "note", "unknown on this system")
-    little = free < _LITTLE_MEMORY
-    cure = "Use smaller batches (train.batch_size=…, --batch-size), or close other programs." if little else ""
-    return Finding("memory", "note" if little else "ok", f"{free / _GIB:.1f} GiB free", cure)
+    detail = f"{free / _GIB:.1f} GiB free"
+    if free >= _LITTLE_MEMORY:
+        return Finding("memory", "ok", detail)
+    cure = "Use smaller batches (train.batch_size=…, --batch-size), or close other programs."
+    return Finding("memory", "note", detail, cure)
 
 
 def _shared_memory() -> Finding:
@@ -239,9 +231,8 @@ def _disk(name: str, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     detail = f"{free / _GIB:.1f} GiB free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Finding(
-            name, "note", f"{detail}, which cannot be written to.", "Choose where results are written with --out."
-        )
+        cure = "Choose where results are written with --out."
+        return Finding(name, "note", f"{detail}, which cannot be written to.", cure)
     if free < _LITTLE_DISK:
         return Finding(name, "note", f"{detail}: little for runs and indexes.", "Free some, or name another disk.")
     return Finding(name, "ok", detail)
@@ -352,27 +343,18 @@ def doctor(
 
       maxmatch doctor --json > report.json
     """
-    findings = list(examine(uri))
+    findings = [*package_findings(uri), *machine_findings(), *cache_findings()]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
             print(f"{finding.status:<6}{finding.name:<{width}}  {finding.detail} {finding.cure}".rstrip())
-        print(_verdict(findings))
+        broken = [finding.name for finding in findings if finding.status == "fail"]
+        print(
+            f"{len(broken)} of {len(findings)} need attention: {', '.join(broken)}."
+            if broken
+            else "Everything needed is installed."
+        )
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
-
-
-def examine(uri: str | None = None) -> Iterator[Finding]:
-    """Everything the doctor checks."""
-    yield from package_findings(uri)
-    yield from machine_findings()
-    yield from cache_findings()
-
-
-def _verdict(findings: list[Finding]) -> str:
-    broken = [finding.name for finding in findings if finding.status == "fail"]
-    if not broken:
-        return "Everything needed is installed."
-    return f"{len(broken)} of {len(findings)} need attention: {', '.join(broken)}."

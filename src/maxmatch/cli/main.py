@@ -25,7 +25,7 @@ from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.search import search
 from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
-from maxmatch.core.machine import CURE, is_to_blame
+from maxmatch.core.machine import TORCHVISION_CURE, torchvision_caused
 
 _WRITABLE = "Choose a folder that you may write to, or change its permissions."
 _CURES = {
@@ -104,7 +104,7 @@ def _run(arguments: Sequence[str] | None, was_interrupted: Callable[[], bool]) -
     except Exception as error:
         if os.environ.get("MAXMATCH_DEBUG"):
             traceback.print_exc()
-        line = CURE if is_to_blame(error) else _line(error)
+        line = TORCHVISION_CURE if torchvision_caused(error) else _line(error)
         if was_interrupted() and not _is_ours(error):  # torch turns Ctrl-C into a RuntimeError while it reads weights
             print(f"maxmatch: interrupted ({line})", file=sys.stderr)
             raise SystemExit(130) from error

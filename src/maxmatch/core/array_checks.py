@@ -24,13 +24,6 @@ def shape_of(array: Array) -> str:
     return "×".join(map(str, array.shape)) or "a scalar"
 
 
-def is_floating(array: Array) -> bool:
-    """Whether the array holds floating-point numbers."""
-    if isinstance(array, np.ndarray):
-        return bool(np.issubdtype(array.dtype, np.floating))
-    return bool(array.is_floating_point())
-
-
 def check_sets(name: str, sets: Array) -> None:
     """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors per set."""
     if sets.ndim != 3:
@@ -38,7 +31,8 @@ def check_sets(name: str, sets: Array) -> None:
             f"{name}: expected sets of shape (items, vectors, width), got {shape_of(sets)}. "
             f"For one set use {name}[None]; for one vector per item use {name}[:, None]."
         )
-    if not is_floating(sets):
+    floating = np.issubdtype(sets.dtype, np.floating) if isinstance(sets, np.ndarray) else sets.is_floating_point()
+    if not floating:
         raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert with .float().")
     size, width = sets.shape[1:]
     if size == 0 or width == 0:

@@ -9,19 +9,7 @@ import torch
 from torch import Tensor
 
 import maxmatch.core.devices  # noqa: F401 (before anything is computed)
-from maxmatch.core.array_checks import (
-    NotFiniteError as NotFiniteError,
-)
-from maxmatch.core.array_checks import (
-    check_set_size as check_set_size,
-)
-from maxmatch.core.array_checks import (
-    check_sets,
-    shape_of,
-)
-from maxmatch.core.array_checks import (
-    refuse_not_finite as refuse_not_finite,
-)
+from maxmatch.core.array_checks import NotFiniteError, check_set_size, check_sets, shape_of
 
 _UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
 _SAMPLE = 64

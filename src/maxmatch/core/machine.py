@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -27,40 +28,31 @@ def free_memory() -> int | None:
     return min(free, max(0, int(limit) - int(used) + kept))
 
 
-CURE = (
+TORCHVISION_CURE = (
     "the installed torchvision does not fit this torch, and breaks transformers with it. MaxMatch does not need it. "
     "Run: pip uninstall torchvision"
 )
 
 
 @contextmanager
-def named() -> Iterator[None]:
+def torchvision_errors_explained() -> Iterator[None]:
     """Report a failure that torchvision causes as such, in place of the error of transformers."""
     try:
         yield
     except Exception as error:
-        if is_to_blame(error):
-            raise ImportError(CURE) from error
+        if torchvision_caused(error):
+            raise ImportError(TORCHVISION_CURE) from error
         raise
 
 
-def is_to_blame(error: BaseException) -> bool:
+def torchvision_caused(error: BaseException) -> bool:
     """Whether an error, or one that led to it, comes from importing a broken torchvision."""
     one: BaseException | None = error
     seen = set[int]()  # causes go in a circle where a library raises an error again, as gRPC does
     while one is not None and id(one) not in seen:
-        if _went_through(one) or "operator torchvision::" in str(one):
+        files = (frame.f_code.co_filename.replace("\\", "/") for frame, _ in walk_tb(one.__traceback__))
+        if any("/torchvision/" in file for file in files) or "operator torchvision::" in str(one):
             return True
         seen.add(id(one))
         one = one.__cause__ or one.__context__
-    return False
-
-
-def _went_through(error: BaseException) -> bool:
-    """Whether a file of torchvision's is among those the error came from."""
-    trace = error.__traceback__
-    while trace is not None:
-        if "/torchvision/" in trace.tb_frame.f_code.co_filename.replace("\\", "/"):
-            return True
-        trace = trace.tb_next
     return False

@@ -63,35 +63,30 @@ MOVED = {
 }
 
 
-class MovedModules:
-    """A finder that the import system asks for each module it does not know yet."""
+class MovedModules(Loader):
+    """Finds and loads old paths; the import system asks it for each module that it does not know yet."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A stand-in for a module that moved; None for any other."""
+        """How to load a module that moved; None for any other."""
         package, _, old = name.partition(".")
         if package != "maxmatch" or old not in MOVED:
             return None
         new = f"maxmatch.{MOVED[old]}"
         warnings.warn(f"{name} is now {new}; the old path will be removed in 0.2.", DeprecationWarning, stacklevel=2)
         is_package = any(other.startswith(f"{old}.") for other in MOVED)
-        return ModuleSpec(name, _StandIn(new), is_package=is_package)
-
-
-class _StandIn(Loader):
-    """Loads a module that holds the names of another one."""
-
-    def __init__(self, new: str) -> None:
-        self.new = new
+        return ModuleSpec(name, self, loader_state=new, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """An ordinary empty module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill it."""
-        names = vars(import_module(self.new)).items()
-        vars(module).update({name: value for name, value in names if not name.startswith("__") or name == "__all__"})
+        """Fill it with the names of the new one."""
+        assert module.__spec__ is not None
+        names = vars(import_module(module.__spec__.loader_state)).items()
+        kept = ("__all__", "__getattr__")
+        vars(module).update({name: value for name, value in names if not name.startswith("__") or name in kept})
 
 
 def install() -> None:

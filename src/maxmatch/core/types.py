@@ -7,9 +7,11 @@ N  local features of an item        W  their width, which may differ from D
 A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,6 +45,11 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """The same batch in memory that a GPU copies from by itself."""
         return self.map(Tensor.pin_memory)
+
+    def tensors(self) -> list[Tensor]:
+        """All its tensors, always in the same order."""
+        of_each = [(*self.inputs[name], self.groups[name]) for name in self.inputs]
+        return [tensor for tensors in of_each for tensor in tensors if tensor is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor changed."""
@@ -83,19 +90,6 @@ class Sets:
     """How much each slot took from each of the N local features."""
 
 
-@dataclass(frozen=True)
-class LossTerms:
-    """The training loss and what it is the weighted sum of. A term with weight 0 is not computed and stays None."""
-
-    total: Float[Tensor, ""]
-    triplet: Float[Tensor, ""] | None = None
-    global_discriminative: Float[Tensor, ""] | None = None
-    intra_set_divergence: Float[Tensor, ""] | None = None
-    mmd: Float[Tensor, ""] | None = None
-    diversity: Float[Tensor, ""] | None = None
-    contrastive: Float[Tensor, ""] | None = None
-
-
 class TopHits(NamedTuple):
     """The k best columns of each row, best first; equal scores in the order of their indices."""
 
@@ -108,3 +102,12 @@ class Ranks(NamedTuple):
 
     ranks: Int[Tensor, " n"]
     ties: Int[Tensor, " n"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LossTerms":
+        raise AttributeError(f"module 'maxmatch.core.types' has no attribute {name!r}")
+    home = "maxmatch.losses.objective"
+    text = f"LossTerms is now in {home}; the old path will be removed in 0.2."
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return import_module(home).LossTerms

@@ -19,7 +19,6 @@ from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -297,9 +296,7 @@ class FeatureWriter:
     def __enter__(self) -> "FeatureWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _resume(self, journal: "_Journal") -> None:

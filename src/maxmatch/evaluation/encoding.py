@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from maxmatch.core.checks import check_pair, refuse_not_finite
+from maxmatch.core.array_checks import refuse_not_finite
+from maxmatch.core.checks import check_pair
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet

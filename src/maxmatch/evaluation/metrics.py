@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from maxmatch.core.checks import NotFiniteError
+from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from maxmatch.core.checks import NotFiniteError
+from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.types import Ranks
 from maxmatch.matching.similarity import kernels_for
 

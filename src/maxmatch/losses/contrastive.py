@@ -5,11 +5,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from maxmatch.core.checks import check_positive
-from maxmatch.core.defaults import TEMPERATURE
 
 
 def contrastive(
-    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"], temperature: float = TEMPERATURE
+    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"], temperature: float = 0.01
 ) -> Float[Tensor, ""]:
     """Each true pair against all negatives of its anchor; the anchor's other positives are left out.
 

@@ -5,11 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from maxmatch.core.defaults import SCALE, SET_MARGIN
-
 
 def global_discriminative(
-    sets: Float[Tensor, "B K D"], pooled: Float[Tensor, "B D"], margin: float = SET_MARGIN, scale: float = SCALE
+    sets: Float[Tensor, "B K D"], pooled: Float[Tensor, "B D"], margin: float = 0.6, scale: float = 0.5
 ) -> Float[Tensor, ""]:
     """GD (eqn:global-discriminative-loss): every vector of a set away from the item's global feature φ.
 
@@ -38,9 +36,7 @@ def global_discriminative(
     return (scale * (cosines - margin)).exp().mean()
 
 
-def intra_set_divergence(
-    sets: Float[Tensor, "B K D"], margin: float = SET_MARGIN, scale: float = SCALE
-) -> Float[Tensor, ""]:
+def intra_set_divergence(sets: Float[Tensor, "B K D"], margin: float = 0.6, scale: float = 0.5) -> Float[Tensor, ""]:
     """ISD (eqn:intra-set-divergence-loss): the vectors of a set away from each other.
 
         mean over items and pairs j < k of exp(s · (cos(v_j, v_k) − δ₃))

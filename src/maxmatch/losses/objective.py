@@ -1,29 +1,61 @@
-"""The training loss: a weighted sum of named terms (eqn:combined-loss)."""
+"""The training loss: a weighted sum of named terms (eqn:combined-loss). `LossTerms` is the table of them."""
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.core.defaults import (
-    CON_WEIGHT,
-    DIV_WEIGHT,
-    GD_WEIGHT,
-    ISD_WEIGHT,
-    MARGIN,
-    MMD_WEIGHT,
-    SCALE,
-    SET_MARGIN,
-    TEMPERATURE,
-    TRIPLET_WEIGHT,
-)
-from maxmatch.core.types import LossTerms, Sets
+from maxmatch.core.types import Sets
 from maxmatch.losses.contrastive import contrastive
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.triplet import Negatives, triplet
+
+Loss = Float[Tensor, ""]
+
+
+class Term(NamedTuple):
+    """A term of the loss: the key of its weight, in `objective` and in a recipe; its symbol in the paper; its label in
+    figures.
+    """
+
+    weight: str
+    symbol: str
+    label: str
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The training loss and what it is the weighted sum of. A term with weight 0 is not computed and stays None."""
+
+    total: Loss
+    triplet: Annotated[Loss | None, Term("triplet_weight", "triplet", "triplet")] = None
+    global_discriminative: Annotated[Loss | None, Term("gd_weight", "GD", "global discriminative")] = None
+    intra_set_divergence: Annotated[Loss | None, Term("isd_weight", "ISD", "intra-set divergence")] = None
+    mmd: Annotated[Loss | None, Term("mmd_weight", "MMD", "MMD")] = None
+    diversity: Annotated[Loss | None, Term("div_weight", "Div", "diversity")] = None
+    contrastive: Annotated[Loss | None, Term("con_weight", "CON", "contrastive")] = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
+        """The same terms with every tensor changed."""
+        return LossTerms(**{name: change(value) for name, value in self.computed().items()})
+
+    def computed(self) -> dict[str, Tensor]:
+        """The total and the terms that were computed, by name."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+TERMS: dict[str, Term] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(LossTerms, include_extras=True).items()
+    if name != "total"
+}
+"""The terms by name. A new one is a field of `LossTerms`, a line of `objective` and a key of a recipe."""
 
 _DIVERSITY = {"uniformity": uniformity, "pvse": pvse_diversity}
 
@@ -34,18 +66,18 @@ def objective(
     images: Sets,
     texts: Sets,
     *,
-    margin: float = MARGIN,
+    margin: float = 0.2,
     negatives: Negatives = "hardest",
-    triplet_weight: float = TRIPLET_WEIGHT,
-    gd_weight: float = GD_WEIGHT,
-    isd_weight: float = ISD_WEIGHT,
-    mmd_weight: float = MMD_WEIGHT,
-    div_weight: float = DIV_WEIGHT,
-    con_weight: float = CON_WEIGHT,
-    gd_margin: float = SET_MARGIN,
-    isd_margin: float = SET_MARGIN,
-    scale: float = SCALE,
-    temperature: float = TEMPERATURE,
+    triplet_weight: float = 1.0,
+    gd_weight: float = 0.1,
+    isd_weight: float = 0.1,
+    mmd_weight: float = 0.01,
+    div_weight: float = 0.01,
+    con_weight: float = 0.0,
+    gd_margin: float = 0.6,
+    isd_margin: float = 0.6,
+    scale: float = 0.5,
+    temperature: float = 0.01,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
 ) -> LossTerms:
@@ -95,25 +127,22 @@ def objective(
     if diversity not in _DIVERSITY:
         raise ValueError(f"diversity: expected one of {', '.join(_DIVERSITY)}, got {diversity!r}.")
     apart = _DIVERSITY[diversity]
-
-    def gd(side: Sets) -> Tensor:
-        kept_away = side.vectors if gd_on == "sets" else side.residual
-        return global_discriminative(kept_away, side.pooled, gd_margin, scale)
-
-    def isd(side: Sets) -> Tensor:
-        return intra_set_divergence(side.vectors, isd_margin, scale)
-
+    gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale)
+    isd = partial(intra_set_divergence, margin=isd_margin, scale=scale)
     weighted: dict[str, tuple[float, Callable[[], Tensor]]] = {
         "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives)),
         "global_discriminative": (gd_weight, lambda: (gd(images) + gd(texts)) / 2),
-        "intra_set_divergence": (isd_weight, lambda: isd(images) + isd(texts)),
+        "intra_set_divergence": (isd_weight, lambda: isd(images.vectors) + isd(texts.vectors)),
         "mmd": (mmd_weight, lambda: mmd(images.vectors, texts.vectors)),
         "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
     }
     # Mixed precision ends here: the differences between close vectors would be lost in bfloat16.
     with torch.autocast(scores.device.type, enabled=False):
-        scores, images, texts = _at_least_float(scores), _sets_at_least_float(images), _sets_at_least_float(texts)
+        scores = _at_least_float(scores)
+        images, texts = (
+            Sets(*map(_at_least_float, (side.vectors, side.residual, side.pooled))) for side in (images, texts)
+        )
         terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
     for name, term in terms.items():
@@ -121,9 +150,9 @@ def objective(
     return LossTerms(total=total, **terms)
 
 
+def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> Tensor:
+    return global_discriminative(side.vectors if on == "sets" else side.residual, side.pooled, margin, scale)
+
+
 def _at_least_float(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _sets_at_least_float(sets: Sets) -> Sets:
-    return Sets(_at_least_float(sets.vectors), _at_least_float(sets.residual), _at_least_float(sets.pooled))

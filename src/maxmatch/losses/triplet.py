@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from maxmatch.core.checks import check_positive
-from maxmatch.core.defaults import MARGIN
 
 Negatives = Literal["hardest", "mean", "semi_hard"]
 
@@ -15,7 +14,7 @@ Negatives = Literal["hardest", "mean", "semi_hard"]
 def triplet(
     scores: Float[Tensor, "B C"],
     positive: Bool[Tensor, "B C"],
-    margin: float = MARGIN,
+    margin: float = 0.2,
     negatives: Negatives = "hardest",
 ) -> Float[Tensor, ""]:
     """Every true pair must beat its negatives by the margin, image to caption and caption to image.

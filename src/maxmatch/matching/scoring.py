@@ -14,15 +14,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from maxmatch.core.array_checks import NotFiniteError, refuse_not_finite
 from maxmatch.core.checks import (
     Array,
-    NotFiniteError,
     NotUnitLength,
     as_tensor,
     check_mask,
     check_pair,
     range_of_norms,
-    refuse_not_finite,
     warn_unless_unit,
 )
 from maxmatch.core.types import TopHits

@@ -16,16 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.core.checks import (
-    Array,
-    NotFiniteError,
-    as_tensor,
-    check_mask,
-    check_pair,
-    range_of_norms,
-    refuse_not_finite,
-    warn_unless_unit,
-)
+from maxmatch.core.array_checks import NotFiniteError, refuse_not_finite
+from maxmatch.core.checks import Array, as_tensor, check_mask, check_pair, range_of_norms, warn_unless_unit
 from maxmatch.matching import SIMILARITIES as SIMILARITIES
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
 

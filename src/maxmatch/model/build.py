@@ -61,7 +61,7 @@ def build_model(
         for name, tower in config.towers.items():
             tokenizer, vectors = (tokenizers or {}).get(name), (word_vectors or {}).get(name)
             try:
-                with machine.named():
+                with machine.torchvision_errors_explained():
                     encoder, reader = ENCODERS[tower.encoder.name](
                         tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained)
                     )

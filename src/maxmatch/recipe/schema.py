@@ -20,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from maxmatch.core import defaults
 from maxmatch.core.manifest import describe
 from maxmatch.model.config import (
     PIE,
@@ -37,6 +36,11 @@ from maxmatch.model.config import (
     unknown_key,
 )
 from maxmatch.model.presets import PRESETS
+
+__all__ = [
+    "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
+    "StepSchedule", "Train",
+]  # fmt: skip
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -73,18 +77,18 @@ class Objective(Section):
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
     mean_negatives_epochs: Whole = 0
-    margin: NotNegative = defaults.MARGIN
+    margin: NotNegative = 0.2
     negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
-    triplet_weight: NotNegative = defaults.TRIPLET_WEIGHT
-    gd_weight: NotNegative = defaults.GD_WEIGHT
-    isd_weight: NotNegative = defaults.ISD_WEIGHT
-    mmd_weight: NotNegative = defaults.MMD_WEIGHT
-    div_weight: NotNegative = defaults.DIV_WEIGHT
-    con_weight: NotNegative = defaults.CON_WEIGHT
-    gd_margin: _Number = defaults.SET_MARGIN
-    isd_margin: _Number = defaults.SET_MARGIN
-    scale: NotNegative = defaults.SCALE
-    temperature: Positive = defaults.TEMPERATURE
+    triplet_weight: NotNegative = 1.0
+    gd_weight: NotNegative = 0.1
+    isd_weight: NotNegative = 0.1
+    mmd_weight: NotNegative = 0.01
+    div_weight: NotNegative = 0.01
+    con_weight: NotNegative = 0.0
+    gd_margin: _Number = 0.6
+    isd_margin: _Number = 0.6
+    scale: NotNegative = 0.5
+    temperature: Positive = 0.01
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
 
@@ -219,8 +223,6 @@ class Train(Section):
         """The steps over which the learning rate rises."""
         return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
 
-
-__all__ = ["Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Train"]
 
 _TOKENIZERS = ("words", "vectors", "wordpiece", "pretrained")
 

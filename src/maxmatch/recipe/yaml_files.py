@@ -76,11 +76,7 @@ def parse(text: str, source: str) -> LocatedValues:
     """Plain data from YAML. source: what errors call the text; a line number follows."""
     places: dict[tuple[Key, ...], str] = {(): source}
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, Loader=_Loader)
         values = None if node is None else _value(node, (), source, places)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -94,10 +90,11 @@ def parse(text: str, source: str) -> LocatedValues:
     return LocatedValues(values, places)
 
 
-def dump(values: dict[str, Any]) -> str:
-    """Plain data as YAML."""
+def dump(values: dict[str, Any], one_line: bool = False) -> str:
+    """Plain data as YAML; lists always on one line."""
+    width = 10**9 if one_line else 120
     text: str = yaml.dump(
-        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=one_line, width=width
     )
     return text
 
@@ -145,8 +142,6 @@ def _refusal(node: yaml.Node, source: str, why: str) -> RecipeError:
     return RecipeError(f"{_place(node, source)}: {why}.")
 
 
-__all__ = ["SHIPPED", "RecipeError", "dump_recipe", "list_recipes", "load_recipe"]
-
 SHIPPED = Path(__file__).resolve().parent / "recipes"
 # In these the dots of a key belong to it: `train.freeze.image.backbone=3`.
 _DOTTED = (("train", "lr_factors"), ("train", "freeze"))
@@ -179,7 +174,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def list_recipes() -> list[tuple[str, str]]:
-    """The recipes that ship: name and manifest_text, by name."""
+    """The recipes that ship: name and description, by name."""
     files = sorted(SHIPPED.rglob("*.yaml"))
     return [(_name(file), str(_parse_file(file).values.get("description", ""))) for file in files]
 

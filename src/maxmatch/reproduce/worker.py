@@ -29,7 +29,7 @@ from maxmatch.evaluation.runs import members
 from maxmatch.evaluation.significance import measure
 from maxmatch.evaluation.slots import element_analysis
 from maxmatch.reproduce.targets import Job, read_job
-from maxmatch.training.run import RunFolder
+from maxmatch.training.state import BEST
 
 # Many jobs, some at a time, each in a process of its own; one that fails does not stop the others.
 
@@ -180,7 +180,7 @@ _WHOLE_COCO = "testall"  # of precomp folders, where "test" is a fifth of it
 def sources_of(job: Job) -> list[ModelSource]:
     """The trained models of a job."""
     return [
-        ModelSource(folder.name, str(RunFolder(folder).best), "checkpoint", recipe)
+        ModelSource(folder.name, str(folder / BEST), "checkpoint", recipe)
         for recipe, folder in zip(job.recipes, job.members, strict=True)
     ]
 

@@ -103,11 +103,7 @@ def same_everywhere(values: Mapping[str, float], device: torch.device) -> dict[s
 
 def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set in any process."""
-    if not several():
-        return flag
-    votes = torch.tensor([float(flag)], device=device)
-    distributed.all_reduce(votes)
-    return bool(votes > 0)
+    return not fewest(int(not flag), device)
 
 
 def fewest(count: int, device: torch.device) -> int:

@@ -8,10 +8,8 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maxmatch.core.files import METRICS, parsed_record, write_whole
-from maxmatch.core.types import LossTerms
+from maxmatch.losses.objective import LossTerms
 from maxmatch.recipe.schema import Recipe
 
 TRACKED = "tracker-id.txt"
@@ -61,9 +59,7 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for thing in (self._bar, self._file, self._board):
             if thing is not None:
                 with suppress(OSError):  # on a full disk; reported when it was written to
@@ -126,9 +122,9 @@ class LossWindow:
 
     def add(self, terms: LossTerms, items: int) -> None:
         """Add a step."""
-        named = {field.name: getattr(terms, field.name) for field in fields(terms)}
-        self._names = [name for name, term in named.items() if term is not None]
-        self._terms.append(torch.stack([named[name].detach() for name in self._names]))
+        computed = terms.computed()
+        self._names = list(computed)
+        self._terms.append(torch.stack(list(computed.values())))
         self._items += items
 
     def flush(self, losses: list[float], keep: int) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """AdamW with the parameter groups of the paper's recipes, schedules, and the moving average of the weights."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,7 @@ from torch import Tensor, nn
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders.backbone import Freezable
 from maxmatch.model.inputs import TextReader
-from maxmatch.recipe.schema import Cosine as CosineSchedule
-from maxmatch.recipe.schema import Schedule, StepSchedule, Train
+from maxmatch.recipe.schema import Train
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,19 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
         part = model.tower(tower)
         for name, parameter in part.named_parameters():
             kind = _kind(part, name)
-            if not parameter.requires_grad or (kind == "backbone" and _for_good(train, tower)):
+            if not parameter.requires_grad or (kind == "backbone" and train.frozen(tower, train.epochs)):
                 continue
-            factor = (
-                1.0 if kind == "encoder" else train.lr_factor(tower, "backbone" if kind == "backbone" else "set_module")
-            )
+            factor = 1.0 if kind == "encoder" else train.lr_factor(tower, kind)
             group = groups.setdefault(f"{tower}.{kind}", Group(f"{tower}.{kind}", factor, {}))
             group.parameters[f"towers.{tower}.{name}"] = parameter
     return list(groups.values())
 
 
-def _kind(tower: Tower, name: str) -> str:
+def _kind(tower: Tower, name: str) -> Literal["backbone", "set_module", "encoder"]:
     if name.startswith("encoder.backbone."):
         return "backbone"
     reads_text = isinstance(tower.reader, TextReader)
     return "encoder" if reads_text and not name.startswith("head.") else "set_module"
-
-
-def _for_good(train: Train, tower: str) -> bool:
-    return train.frozen(tower, train.epochs)
 
 
 def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
@@ -61,18 +55,15 @@ def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
     device = next(iter(groups[0].parameters.values())).device
     gpu = device.type == "cuda"
     # On a GPU the rate lies there too, so that a recorded step reads it anew.
-    rates = [
-        torch.tensor(train.lr * group.factor, device=device) if gpu else train.lr * group.factor for group in groups
+    options = [
+        {
+            "params": list(group.parameters.values()),
+            "lr": torch.tensor(train.lr * group.factor, device=device) if gpu else train.lr * group.factor,
+            "factor": group.factor,
+        }
+        for group in groups
     ]
-    return torch.optim.AdamW(
-        [
-            {"params": list(group.parameters.values()), "lr": rate, "factor": group.factor}
-            for group, rate in zip(groups, rates, strict=True)
-        ],
-        weight_decay=train.weight_decay,
-        fused=gpu,
-        capturable=gpu,
-    )
+    return torch.optim.AdamW(options, weight_decay=train.weight_decay, fused=gpu, capturable=gpu)
 
 
 def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, steps_per_epoch: int) -> float:
@@ -88,17 +79,13 @@ def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, ste
 
 def schedule_factor(train: Train, step: int, steps_per_epoch: int) -> float:
     """What the learning rate is multiplied by at a step, counted from 0."""
-    total, warmup = train.epochs * steps_per_epoch, train.warmup(steps_per_epoch)
+    warmup, schedule = train.warmup(steps_per_epoch), train.schedule
     risen = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    return risen * _decay(train.schedule, step, steps_per_epoch, total)
-
-
-def _decay(schedule: Schedule, step: int, steps_per_epoch: int, total: int) -> float:
-    if isinstance(schedule, StepSchedule):
-        return float(schedule.factor ** (step // steps_per_epoch // schedule.every))
-    if isinstance(schedule, CosineSchedule):
-        return 0.5 * (1 + math.cos(math.pi * step / total))
-    return 1.0
+    if schedule.name == "step":
+        return risen * float(schedule.factor ** (step // steps_per_epoch // schedule.every))
+    if schedule.name == "cosine":
+        return risen * 0.5 * (1 + math.cos(math.pi * step / (train.epochs * steps_per_epoch)))
+    return risen
 
 
 def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:
@@ -135,22 +122,6 @@ class Average:
         """Take in the weights after a step."""
         torch._foreach_lerp_(list(self.weights.values()), list(_averaged(model).values()), 1 - self.decay)
 
-    @contextmanager
-    def in_place(self, model: SetEncoder) -> Iterator[None]:
-        """The model with the averaged weights, inside the `with` block."""
-        own = {name: value.clone() for name, value in _averaged(model).items()}
-        self._put(model, self.weights)
-        try:
-            yield
-        finally:
-            self._put(model, own)
-
-    @staticmethod
-    @torch.no_grad()
-    def _put(model: SetEncoder, weights: dict[str, Tensor]) -> None:
-        for name, value in _averaged(model).items():
-            value.copy_(weights[name])
-
 
 def _averaged(model: SetEncoder) -> dict[str, Tensor]:
     """What can be averaged: parameters and statistics, not counts."""
@@ -159,4 +130,15 @@ def _averaged(model: SetEncoder) -> dict[str, Tensor]:
 
 def with_average(average: Average | None, model: SetEncoder) -> AbstractContextManager[None]:
     """The model with the averaged weights, if there are any."""
-    return nullcontext() if average is None else average.in_place(model)
+    return nullcontext() if average is None else with_weights(average.weights, model)
+
+
+@contextmanager
+def with_weights(weights: Mapping[str, Tensor], model: SetEncoder) -> Iterator[None]:
+    """The model with other weights, inside the `with` block."""
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights, strict=False)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)

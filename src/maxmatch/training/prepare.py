@@ -14,6 +14,7 @@ from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import Say, hold_out, load_data
 from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import readers_for
+from maxmatch.losses.objective import TERMS
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders.backbone import weights_place
@@ -157,7 +158,6 @@ _SIZES = {"coco": 113_287, "ablation/": 113_287, "f30k": 29_000, "flickr8k": 6_0
 def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
     """A table of parameter groups, and of their learning rates over the epochs."""
     steps = steps_per_epoch or _steps(recipe)
-    groups = groups_of(recipe)
     towers = recipe.model.resolved().towers
     backbones = [name for name, tower in towers.items() if hasattr(tower.encoder, "backbone")]
     lines = [
@@ -167,7 +167,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
         "",
         f"{'group':<20}{'parameters':>14}{'factor':>8}{'learning rate':>15}{'weight decay':>14}",
     ]
-    for group in groups:
+    for group in _parameter_groups(recipe):
         count = sum(parameter.numel() for parameter in group.parameters.values())
         rate = recipe.train.lr * group.factor
         lines.append(f"{group.name:<20}{count:>14,}{group.factor:>8g}{rate:>15g}{recipe.train.weight_decay:>14g}")
@@ -183,7 +183,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def groups_of(recipe: Recipe) -> list[Group]:
+def _parameter_groups(recipe: Recipe) -> list[Group]:
     """The parameter groups, without allocating or fetching weights."""
     config = recipe.model.resolved()
     tokenizers = {}
@@ -207,15 +207,8 @@ def _steps(recipe: Recipe) -> int:
 
 def _objective(recipe: Recipe) -> str:
     goal = recipe.objective
-    weights = {
-        "triplet": goal.triplet_weight,
-        "GD": goal.gd_weight,
-        "ISD": goal.isd_weight,
-        "MMD": goal.mmd_weight,
-        "Div": goal.div_weight,
-        "CON": goal.con_weight,
-    }
-    terms = " + ".join(f"{weight:g}·{name}" for name, weight in weights.items() if weight)
+    weights = {term.symbol: getattr(goal, term.weight) for term in TERMS.values()}
+    terms = " + ".join(f"{weight:g}·{symbol}" for symbol, weight in weights.items() if weight)
     return f"loss {terms}; margins {goal.margin:g}, {goal.gd_margin:g}, {goal.isd_margin:g}"
 
 

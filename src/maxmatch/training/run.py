@@ -1,9 +1,16 @@
-"""A run: its folder, and its end, where slots are aligned and checkpoints with model cards written."""
+"""A run's folder, and its end, where slots are aligned and checkpoints with model cards written.
+
+recipe.yaml     the recipe as it was resolved
+metrics.jsonl   losses, validation, collapse
+tracker-id.txt  the id of the run in wandb or trackio, if the recipe uses one
+states/         what is needed to resume
+best/, last/    checkpoints that `SetEncoder.from_pretrained` reads
+done.json       the results, once the run is finished
+"""
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,79 +25,35 @@ from maxmatch.evaluation.significance import Interval, measure
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
-from maxmatch.recipe.yaml_files import RecipeError, dump, dump_recipe, load_recipe
+from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe
 from maxmatch.training.diagnostics import measures
 from maxmatch.training.optim import with_average
 from maxmatch.training.prepare import TrainingParts
-from maxmatch.training.state import States, TrainingState
+from maxmatch.training.state import BEST, TrainingState
 
-RECIPE, DONE = "recipe.yaml", "done.json"
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of a run.
-
-    recipe.yaml    the recipe as it was resolved
-    metrics.jsonl  losses, validation, collapse
-    tracker-id.txt the id of the run in wandb or trackio, if the recipe uses one
-    states/        what is needed to resume
-    best/, last/   checkpoints that `SetEncoder.from_pretrained` reads
-    done.json      the results, once the run is finished
-    """
-
-    path: Path
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best RSUM."""
-        return self.path / "best"
-
-    @property
-    def last(self) -> Path:
-        """The checkpoint of the last epoch."""
-        return self.path / "last"
-
-    @property
-    def done(self) -> Path:
-        """Exists once the run is finished."""
-        return self.path / DONE
-
-    @property
-    def recipe(self) -> Path:
-        """The recipe as it was resolved."""
-        return self.path / RECIPE
-
-    def begin(self, recipe: Recipe) -> None:
-        """Create the folder and write the recipe."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.recipe, dump_recipe(recipe))
-
-    def result(self) -> dict[str, float]:
-        """The measures of the best epoch of a run that is finished."""
-        return dict(json.loads(self.done.read_text(encoding="utf-8")))
-
-    def states(self, keep: int) -> States:
-        """The states of the run."""
-        return States(self.path / "states", keep)
+RECIPE, DONE, LAST = "recipe.yaml", "done.json", "last"
 
 
-def open_run(path: Path, recipe: Recipe, resume: bool) -> RunFolder:
-    """The folder of a run: a new one, or with `resume` one that holds the same recipe. Nothing is written yet."""
-    known = path / RECIPE
+def check_folder(run: Path, recipe: Recipe, resume: bool) -> None:
+    """Refuse a folder that already holds a run; with `resume`, one of another recipe."""
+    known = run / RECIPE
     if known.exists():
         if not resume:
             raise FileExistsError(
-                f"{path}: already holds a run. Continue it with --resume, or choose another folder with --out."
+                f"{run}: already holds a run. Continue it with --resume, or choose another folder with --out."
             )
         if load_recipe(known) != recipe:
             raise ValueError(
                 f"{known}: this run was started with another recipe. Resume it with its own "
-                f"(maxmatch train {known} --resume --out {path}), or choose another folder."
+                f"(maxmatch train {known} --resume --out {run}), or choose another folder."
             )
-    elif path.exists() and (any(path.glob("state*")) or (path / METRICS).exists()):
-        raise FileExistsError(f"{path}: holds files of a run, but no {RECIPE}. Choose another folder.")
-    return RunFolder(path)
+    elif run.exists() and (any(run.glob("state*")) or (run / METRICS).exists()):
+        raise FileExistsError(f"{run}: holds files of a run, but no {RECIPE}. Choose another folder.")
+
+
+def result_of(run: Path) -> dict[str, float]:
+    """The measures of the best epoch of a run that is finished."""
+    return dict(json.loads((run / DONE).read_text(encoding="utf-8")))
 
 
 def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str]) -> Pairing:
@@ -190,16 +153,7 @@ def _changes(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "
 
 def _inline(value: Any) -> str:
     """A value in YAML on one line."""
-    text = dump({"value": value})
-    return text.removeprefix("value: ").strip() if "\n" not in text.strip() else _flow(value)
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    return dump({"value": value}).removeprefix("value: ").strip()
+    return dump({"value": value}, one_line=True).removeprefix("{value: ").rstrip().removesuffix("}")
 
 
 def _without_folder(key: str, value: Any) -> Any:
@@ -220,7 +174,7 @@ _PAIRING_GROUPS = 10_000  # of the training set, on which the pairing of the slo
 
 
 def finish(
-    recipe: Recipe, folder: RunFolder, parts: TrainingParts, state: TrainingState, precision: torch.dtype | None
+    run: Path, recipe: Recipe, parts: TrainingParts, state: TrainingState, precision: torch.dtype | None
 ) -> dict[str, float]:
     """Align the slots, write both checkpoints and done.json; returns the measures of the best one.
 
@@ -238,15 +192,14 @@ def finish(
     with with_average(state.average, state.model):
         align(state.model)
         state.model.notes = training_notes(recipe, parts.train, progress.epoch)
-        state.model.save_pretrained(folder.last)
-    model = SetEncoder.from_pretrained(folder.best, next(state.model.parameters()).device)
+        state.model.save_pretrained(run / LAST)
+    model = SetEncoder.from_pretrained(run / BEST, next(state.model.parameters()).device)
     found = {"best_epoch": float(progress.best_epoch), "seconds": progress.seconds, "stability": align(model)}
     model.notes = training_notes(recipe, parts.train, progress.best_epoch + 1)
     if parts.val is not None and parts.val_feed is not None:
         val = encoded(model, parts.val_feed, parts.val.size)
         found |= measures(val, pair, similarity, options)
         model.notes = f"{figure_notes(val, pair, similarity, options, recipe.data.val_split)}\n\n{model.notes}"
-    model.save_pretrained(folder.best)
-    write_whole(folder.done, json.dumps(found, indent=2) + "\n")
-    folder.states(recipe.train.keep_checkpoints).clear()
+    model.save_pretrained(run / BEST)
+    write_whole(run / DONE, json.dumps(found, indent=2) + "\n")
     return found

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,8 +20,10 @@ from torch import Tensor
 from maxmatch.core.files import sync
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Train
-from maxmatch.training.optim import Average, Group, optimiser, parameter_groups, with_average
+from maxmatch.training.optim import Average, Group, optimiser, parameter_groups, with_average, with_weights
 
+BEST = "best"
+"""The folder of a run's best checkpoint."""
 _MODEL, _ADAM, _AVERAGE = "model/", "adam/", "average/"
 
 
@@ -78,67 +79,91 @@ class StateError(ValueError):
 
 
 class States:
-    """The last states of a run, in a folder of their own."""
+    """The last states of a run, and its best weights so far. Only the first process writes them.
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    run: the run's folder. keep: how many states stay there.
+    """
 
-    def save(self, state: TrainingState, good: bool = False) -> Path:
-        """Write a state; only then remove those that are not kept. good: worth going back to if training fails."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, run: Path, keep: int, writes: bool = True) -> None:
+        self.folder, self.best, self.keep, self.writes = run / "states", run / BEST, keep, writes
+        self.good = self.folder / "good.safetensors"
+        """The last good state: the start, then that of the best epoch."""
+        self.unsaved_best: dict[str, Tensor] | None = None
+        self._saved_at = -math.inf
+
+    def all(self) -> list[Path]:
+        """The states on the disk, oldest first; a run is resumed from the last."""
+        return sorted(self.folder.glob("state-*.safetensors"))
+
+    @property
+    def seconds_since(self) -> float:
+        """Seconds since a state was last written or restored."""
+        return time.monotonic() - self._saved_at
+
+    def keep_best(self, state: TrainingState) -> None:
+        """Remember the weights (the averaged ones, if there are any) as the best; `save` writes them."""
+        with with_average(state.average, state.model):
+            self.unsaved_best = {name: value.clone() for name, value in state.model.state_dict().items()}
+
+    def save(self, state: TrainingState, records: int = 0, good: bool = False) -> None:
+        """Write the best weights, then the state that refers to them; only then remove those that are not kept.
+
+        records: lines of metrics.jsonl that belong to it. good: worth going back to if training fails.
+        """
+        if not self.writes:
+            return
+        if self.unsaved_best is not None:
+            with with_weights(self.unsaved_best, state.model):
+                state.model.save_pretrained(self.best)
+            self.unsaved_best = None
         progress = state.progress
-        progress.loss_scale = state.scaler.state_dict()
-        tensors = {_MODEL + name: value for name, value in state.model.state_dict().items()}
-        for name, parameter in _named(state.groups).items():
-            tensors |= {f"{_ADAM}{key}/{name}": value for key, value in state.adam.state.get(parameter, {}).items()}
-        if state.average is not None:
-            tensors |= {_AVERAGE + name: value for name, value in state.average.weights.items()}
+        progress.records, progress.loss_scale = records, state.scaler.state_dict()
         # After a recovery a run is at an earlier step than before; the number of recoveries keeps names in order.
         path = self.folder / f"state-{len(progress.recoveries)}-{progress.step:08d}.safetensors"
         draft = path.with_suffix(".writing")
+        self.folder.mkdir(parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)  # left by a killed run; it may be a link to the good one
         try:
-            packed = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in tensors.items()}
-            save_file(packed, draft, metadata={"progress": json.dumps(asdict(progress))})
+            save_file(_tensors(state), draft, metadata={"progress": json.dumps(asdict(progress))})
             sync(draft)
             if good:  # before it becomes the newest, which may already refer to it
-                self._keep_as_good(draft)
+                link = self.good.with_suffix(".writing")
+                link.unlink(missing_ok=True)
+                os.link(draft, link)
+                os.replace(link, self.good)
             os.replace(draft, path)
             sync(self.folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # safetensors has its own for a disk that is full or read-only
             draft.unlink(missing_ok=True)
-            raise OSError(error.errno, _advice(error, draft)) from error
-        except SafetensorError as error:  # safetensors raises it when the disk is full or read-only
-            draft.unlink(missing_ok=True)
-            raise OSError(_advice(error, draft)) from error
+            raise OSError(
+                *([error.errno] if isinstance(error, OSError) else []),
+                f"{draft}: the run's state could not be written ({error}). Earlier states are intact: free some space "
+                "or allow writing, then continue with --resume.",
+            ) from error
         for old in self.all()[: -self.keep]:
             old.unlink(missing_ok=True)
-        return path
+        self._saved_at = time.monotonic()
 
-    def _keep_as_good(self, state: Path) -> None:
-        link = self.good.with_suffix(".writing")
-        link.unlink(missing_ok=True)
-        os.link(state, link)
-        os.replace(link, self.good)
-
-    @property
-    def good(self) -> Path:
-        """The last good state: the start, then that of the best epoch."""
-        return self.folder / "good.safetensors"
-
-    def newest(self) -> Path | None:
-        """The state to resume from."""
-        states = self.all()
-        return states[-1] if states else None
-
-    def all(self) -> list[Path]:
-        """The states on the disk, oldest first."""
-        return sorted(self.folder.glob("state-*.safetensors"))
+    def restore(self, path: Path, state: TrainingState) -> None:
+        """Go back to a saved state."""
+        self.unsaved_best = None
+        restore(path, state)
+        self._saved_at = time.monotonic()
 
     def clear(self) -> None:
         """Remove all states: the run is finished, and its checkpoints hold the weights."""
         for path in [*self.all(), self.good, *self.folder.glob("*.writing")]:
             path.unlink(missing_ok=True)
+
+
+def _tensors(state: TrainingState) -> dict[str, Tensor]:
+    """All tensors of a state, by the names they have in its file."""
+    tensors = {_MODEL + name: value for name, value in state.model.state_dict().items()}
+    for name, parameter in _named(state.groups).items():
+        tensors |= {f"{_ADAM}{key}/{name}": value for key, value in state.adam.state.get(parameter, {}).items()}
+    if state.average is not None:
+        tensors |= {_AVERAGE + name: value for name, value in state.average.weights.items()}
+    return {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 def restore(path: Path, state: TrainingState) -> None:
@@ -174,48 +199,6 @@ def restore(path: Path, state: TrainingState) -> None:
     state.progress = progress
 
 
-class Saver:
-    """Writes the best weights so far, then the state that refers to them; in the first process only.
-
-    best: the folder of the best checkpoint.
-    """
-
-    def __init__(self, states: States, best: Path, writes: bool) -> None:
-        self.states, self.best, self.writes = states, best, writes
-        self.unsaved_best: dict[str, Tensor] | None = None
-        self._saved_at = -math.inf
-
-    @property
-    def seconds_since(self) -> float:
-        """Seconds since a state was last written or restored."""
-        return time.monotonic() - self._saved_at
-
-    def keep_best(self, state: TrainingState) -> None:
-        """Remember the weights (the averaged ones, if there are any) as the best; `save` writes them."""
-        with with_average(state.average, state.model):
-            self.unsaved_best = {name: value.clone() for name, value in state.model.state_dict().items()}
-
-    def save(self, state: TrainingState, records: int, good: bool = False) -> None:
-        """Write the state. records: lines of metrics.jsonl that belong to it."""
-        if not self.writes:
-            return
-        if self.unsaved_best is not None:
-            own = {name: value.clone() for name, value in state.model.state_dict().items()}
-            state.model.load_state_dict(self.unsaved_best)
-            state.model.save_pretrained(self.best)
-            state.model.load_state_dict(own)
-            self.unsaved_best = None
-        state.progress.records = records
-        self.states.save(state, good)
-        self._saved_at = time.monotonic()
-
-    def restore(self, path: Path, state: TrainingState) -> None:
-        """Go back to a saved state."""
-        self.unsaved_best = None
-        restore(path, state)
-        self._saved_at = time.monotonic()
-
-
 def _named(groups: list[Group]) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for group in groups for name, parameter in group.parameters.items()}
 
@@ -232,10 +215,3 @@ def _differing(stored: Mapping[str, Tensor], here: Mapping[str, Tensor]) -> list
         for name in {**here, **stored}
         if shapes[0].get(name) != shapes[1].get(name)
     ]
-
-
-def _advice(error: Any, path: Path) -> str:
-    return (
-        f"{path}: the run's state could not be written ({error}). Earlier states are intact: free some space or allow "
-        "writing, then continue with --resume."
-    )

@@ -1,24 +1,25 @@
 """One step: a batch becomes sets, sets become scores, scores a loss, the loss gradients, and gradients new weights."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from maxmatch.core.types import Batch, Inputs, LossTerms, Sets
-from maxmatch.losses.objective import objective
+from maxmatch.core.types import Batch, Inputs, Sets
+from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import RegionEncoder
 from maxmatch.model.layers import PIEHead, SetHead
 from maxmatch.recipe.schema import Recipe, Train
 from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets, several
-from maxmatch.training.optim import Average, Group, clip_gradients
+from maxmatch.training.optim import clip_gradients
+from maxmatch.training.state import TrainingState
 
 TrainStep = Callable[[Batch, int], LossTerms]
 PairSimilarity = Callable[[Tensor, Tensor], Tensor]
@@ -55,8 +56,8 @@ def criterion_for(recipe: Recipe, epoch: int) -> Criterion:
 
 def _added(terms: Sequence[LossTerms]) -> LossTerms:
     """The sum of several losses, term by term. They have the same weights, and so the same terms."""
-    names = [field.name for field in fields(LossTerms) if getattr(terms[0], field.name) is not None]
-    return LossTerms(**{name: torch.stack([getattr(each, name) for each in terms]).sum() for name in names})
+    columns = [each.computed() for each in terms]
+    return LossTerms(**{name: torch.stack([column[name] for column in columns]).sum() for name in columns[0]})
 
 
 def gradients(
@@ -71,7 +72,7 @@ def gradients(
 
     scale: what the loss is passed through before the gradient is taken (fp16's loss scaling).
     """
-    device = batch.groups[next(iter(batch.groups))].device
+    device = batch.tensors()[0].device
     mixed = torch.autocast(device.type, precision) if precision is not None else nullcontext()
     if chunks == 1:
         torch.manual_seed(seed)
@@ -79,7 +80,7 @@ def gradients(
             sets = _sets(model, batch)
         terms = criterion({name: gather_sets(side) for name, side in sets.items()}, _gathered(batch.groups))
         torch.autograd.backward(scale(terms.total))
-        return _detached(terms)
+        return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
 
 
@@ -89,7 +90,7 @@ def _in_chunks(
 ) -> LossTerms:  # fmt: skip
     parts = split(batch, chunks)
     first = []
-    with torch.no_grad(), _norms_unmoved(model), mixed:
+    with torch.no_grad(), _buffers_unchanged(model), mixed:
         for place, part in enumerate(parts):
             torch.manual_seed(seed + place)
             first.append(_sets(model, part))
@@ -111,7 +112,7 @@ def _in_chunks(
                     outputs.append(output)
                     arriving.append(leaf.grad[rows].to(output.dtype))
         torch.autograd.backward(outputs, arriving)
-    return _detached(terms)
+    return terms.map(Tensor.detach)  # the graph of the step is not kept
 
 
 def split(batch: Batch, chunks: int) -> list[Batch]:
@@ -147,40 +148,24 @@ def _leaves(parts: Sequence[Sets]) -> Sets:
 
 
 @contextmanager
-def _norms_unmoved(model: SetEncoder) -> Iterator[None]:
+def _buffers_unchanged(model: SetEncoder) -> Iterator[None]:
     """BatchNorm learns its statistics when a chunk is encoded with gradient, not twice."""
-    momenta = [(norm, norm.momentum) for norm in model.modules() if isinstance(norm, _BatchNorm)]
-    counted = [norm.num_batches_tracked.clone() for norm, _ in momenta if norm.num_batches_tracked is not None]
-    for norm, _ in momenta:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for (norm, momentum), count in zip(momenta, counted, strict=True):
-            norm.momentum = momentum
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked.copy_(count)
-
-
-def _detached(terms: LossTerms) -> LossTerms:
-    """The values alone: whoever keeps them does not keep the whole step's graph."""
-    values = {field.name: getattr(terms, field.name) for field in fields(terms)}
-    return LossTerms(**{name: value.detach() for name, value in values.items() if value is not None})
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    for buffer, value in before:
+        buffer.copy_(value)
 
 
 def make_step(
-    model: SetEncoder,
-    groups: list[Group],
-    adam: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    state: TrainingState,
     criterion: Criterion,
     *,
     precision: torch.dtype | None = None,
     chunks: int = 1,
     clip: float | None = None,
-    average: Average | None = None,
 ) -> TrainStep:
     """A function that takes one step of training with a batch and a seed for dropout."""
+    model, adam, scaler = state.model, state.adam, state.scaler
 
     def step(batch: Batch, seed: int) -> LossTerms:
         adam.zero_grad(set_to_none=True)
@@ -188,11 +173,11 @@ def make_step(
             terms = gradients(model, batch, criterion, seed, precision, chunks, scaler.scale)
         add_gradients(model)
         scaler.unscale_(adam)
-        clip_gradients(groups, clip)
+        clip_gradients(state.groups, clip)
         scaler.step(adam)
         scaler.update()
-        if average is not None:
-            average.update(model)
+        if state.average is not None:
+            state.average.update(model)
         return terms
 
     return step
@@ -211,6 +196,7 @@ def _fast_products(mixed: bool) -> Iterator[None]:
 
 # CUDA graphs: a step is recorded once and replayed, so that a GPU gets its thousands of small kernels in one call.
 _WARM_UP = 3  # steps before recording, in which kernels are compiled and buffers get their size
+_MOST_RECORDS = 8  # batches of further shapes are not recorded
 
 
 class RecordedSteps:
@@ -219,13 +205,13 @@ class RecordedSteps:
     Dropout stays random: its seed is read when a record is replayed.
 
     step(batch, seed): everything from the batch to the changed weights. The host must not read values in it.
-    most: records kept; batches of further shapes are not recorded.
     """
 
-    def __init__(self, step: TrainStep, most: int = 8) -> None:
-        self.step, self.most = step, most
-        self._records: dict[tuple[object, ...], _Record] = {}
-        self._seen: dict[tuple[object, ...], int] = {}
+    def __init__(self, step: TrainStep) -> None:
+        self.step = step
+        # By shape: the batch that the step reads, the graph, and the losses that it writes.
+        self._records: dict[object, tuple[Batch, torch.cuda.CUDAGraph, LossTerms]] = {}
+        self._seen = Counter[object]()
         self._pool: Any = None
         # Gradients are collected on the stream where a parameter was first used: it must be the recording one.
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -233,20 +219,20 @@ class RecordedSteps:
     def __call__(self, batch: Batch, seed: int) -> LossTerms:
         """One step."""
         batch = padded(batch)
-        shape = _shape(batch)
-        record = self._records.get(shape)
-        if record is not None:
-            return record.replay(batch, seed)
-        self._seen[shape] = self._seen.get(shape, 0) + 1
-        if self._seen[shape] <= _WARM_UP or len(self._records) >= self.most:
-            return self._unrecorded(batch, seed)
-        record = _Record(self.step, batch, seed, self._stream, self._pool)
-        self._pool = record.graph.pool()
-        self._records[shape] = record
-        return record.replay(batch, seed)
+        shape = tuple((tensor.shape, tensor.dtype) for tensor in batch.tensors())
+        if shape not in self._records:
+            self._seen[shape] += 1
+            if self._seen[shape] <= _WARM_UP or len(self._records) >= _MOST_RECORDS:
+                return self._unrecorded(batch, seed)
+            self._record(shape, batch, seed)
+        mine, graph, terms = self._records[shape]
+        torch.manual_seed(seed)
+        for old, new in zip(mine.tensors(), batch.tensors(), strict=True):
+            old.copy_(new)
+        graph.replay()
+        return terms
 
     def _unrecorded(self, batch: Batch, seed: int) -> LossTerms:
-        """A step that is not recorded."""
         here = torch.cuda.current_stream()
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -254,43 +240,22 @@ class RecordedSteps:
         here.wait_stream(self._stream)
         return terms
 
-
-class _Record:
-    """A recorded step, the batch it reads and the losses it writes."""
-
-    def __init__(self, step: TrainStep, batch: Batch, seed: int, stream: torch.cuda.Stream, pool: Any) -> None:
-        self.batch = batch.map(Tensor.clone)
-        self.graph = torch.cuda.CUDAGraph()
+    def _record(self, shape: object, batch: Batch, seed: int) -> None:
+        batch, graph = batch.map(Tensor.clone), torch.cuda.CUDAGraph()
         torch.manual_seed(seed)  # the step does so too; while recording it may only be the seed that is set already
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-            self.terms = step(self.batch, seed)
-
-    def replay(self, batch: Batch, seed: int) -> LossTerms:
-        torch.manual_seed(seed)
-        for name, inputs in batch.inputs.items():
-            mine = self.batch.inputs[name]
-            mine.values.copy_(inputs.values)
-            if mine.mask is not None and inputs.mask is not None:
-                mine.mask.copy_(inputs.mask)
-            self.batch.groups[name].copy_(batch.groups[name])
-        self.graph.replay()
-        return self.terms
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            terms = self.step(batch, seed)
+        self._pool = graph.pool()
+        self._records[shape] = (batch, graph, terms)
 
 
-def _shape(batch: Batch) -> tuple[object, ...]:
-    return tuple(
-        (name, inputs.values.shape, inputs.values.dtype, None if inputs.mask is None else inputs.mask.shape)
-        for name, inputs in batch.inputs.items()
-    )
-
-
-def padded(batch: Batch, multiple: int = 8) -> Batch:
-    """Texts padded to a multiple of so many tokens, so that few shapes occur."""
+def padded(batch: Batch) -> Batch:
+    """Texts padded to a multiple of eight tokens, so that few shapes occur."""
 
     def pad(inputs: Inputs) -> Inputs:
         if inputs.mask is None or inputs.values.is_floating_point():
             return inputs
-        more = (0, -inputs.mask.shape[1] % multiple)
+        more = (0, -inputs.mask.shape[1] % 8)
         return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
 
     return Batch({name: pad(inputs) for name, inputs in batch.inputs.items()}, batch.groups)

@@ -21,6 +21,7 @@ from PIL import Image
 
 from maxmatch.evaluation.analysis import Analysis
 from maxmatch.evaluation.slots import METHODS, Attention, Projection
+from maxmatch.losses.objective import TERMS
 
 # How all figures look, and how they are written: a column of a paper wide, safe for the colour-blind, the same bytes
 # for the same numbers.
@@ -88,15 +89,7 @@ def render(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
 
 _DASHES = ("-", "--", ":", "-.")
 _MOST_ANNOTATED = 8  # more numbers than that in a row cannot be read at the width of a column
-_LOSSES = {
-    "loss": "total",
-    "triplet": "triplet",
-    "contrastive": "contrastive",
-    "global_discriminative": "global discriminative",
-    "intra_set_divergence": "intra-set divergence",
-    "mmd": "MMD",
-    "diversity": "diversity",
-}
+_LOSSES = {"loss": "total", **{name: term.label for name, term in TERMS.items()}}
 
 
 @rc_context(STYLE)
@@ -207,7 +200,7 @@ def _draw_rsum(axes: Axes, val: Mapping[int, Mapping[str, Any]]) -> None:
 def _draw_losses(axes: Axes, train: Mapping[int, Mapping[str, Any]]) -> None:
     styles = ("-", "--", "-.", ":")
     for place, (name, label) in enumerate(_LOSSES.items()):
-        colour = "black" if name == "loss" else (*PALETTE[:6],)[place - 1]
+        colour = "black" if name == "loss" else PALETTE[(place - 1) % 6]
         _line(axes, train, name, label, colour, linestyle=styles[place % len(styles)])
     axes.set_ylabel("loss (log scale)")
     axes.set_yscale("log")
