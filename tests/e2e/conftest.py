@@ -19,21 +19,21 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"no browser, not run: {item.name}. Cure: {BROWSER_CURE}"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def gallery(tmp_path_factory):
     return make_gallery(tmp_path_factory.mktemp("gallery"), MANY)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server(gallery):
     running = Running(app_of(gallery))
     yield running
     running.stop()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser():
-    """Closed after these tests: as long as Playwright is there, nobody else can run an event loop in this process."""
+    """Closed after each file: while Playwright runs, nobody else can run an event loop in this process."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,5 +1,6 @@
 """After training slot i of one modality meets slot i of the other, and the checkpoint says how reliably."""
 
+import itertools
 import json
 
 import numpy as np
@@ -10,7 +11,6 @@ from tiny_models import images_for, texts, tiny_config, tokenizer_for, with_audi
 
 from maxmatch import SetEncoder
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.metrics import slot_pairing
 from maxmatch.model.build import build_model
 from maxmatch.model.config import ModelConfig
 from maxmatch.training.loop import train
@@ -90,7 +90,7 @@ def test_only_the_first_two_towers_have_their_pairing_in_the_checkpoint():
 
 
 def test_a_trained_checkpoint_has_its_slots_in_order_and_records_how_stable_that_is(data, tmp_path):
-    result = train(recipe_for(data, epochs=3, lr=1e-2), tmp_path / "run")
+    result = train(recipe_for(data, epochs=2), tmp_path / "run")
     for which in ("best", "last"):
         config = json.loads((tmp_path / "run" / which / "config.json").read_text())
         assert config["pairing"] == [0, 1, 2, 3]
@@ -99,6 +99,14 @@ def test_a_trained_checkpoint_has_its_slots_in_order_and_records_how_stable_that
     model = SetEncoder.from_pretrained(tmp_path / "run" / "best")
     images = model.encode_images(list(np.load(data / "train_ims.npy")))
     captions = model.encode_texts((data / "train_caps.txt").read_text().splitlines())
-    found = slot_pairing(images, captions, torch.arange(48).repeat_interleave(2), "maxmatch")
-    assert found.partner == [0, 1, 2, 3]
-    assert found.stability == pytest.approx(result["stability"], abs=0.03)  # a tie may go either way
+    # The reference tries all 24 orders. Where two of them are as good to rounding, either may have been counted.
+    cosines = images[torch.arange(48).repeat_interleave(2)] @ captions.transpose(1, 2)
+    orders = torch.tensor(list(itertools.permutations(range(4))))
+    scores = torch.stack([cosines[:, range(4), order].sum(1) for order in orders], 1)
+    best, second = scores.topk(2).values.unbind(1)
+    ties = int((best - second < 1e-4).sum())
+    assert ties < 10
+    matched = orders[scores.argmax(1)]
+    met = torch.stack([(matched == order).sum() for order in orders])  # orders[0] is 0, 1, 2, 3
+    assert met[0] >= met.max() - 8 * ties
+    assert result["stability"] == pytest.approx((matched == orders[0]).all(1).double().mean().item(), abs=ties / 96 + 1e-9)

@@ -4,8 +4,6 @@ import base64
 import hashlib
 import io
 import json
-import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -19,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
 from maxmatch import __version__
-from maxmatch.core.files import sync, write_whole
+from maxmatch.core.files import whole, write_whole
 from maxmatch.evaluation.analysis import Analysis
 from maxmatch.evaluation.encoding import GetItem
 from maxmatch.evaluation.slots import METHODS, Attention, Projection
@@ -86,29 +84,22 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _write_figures(folder: Path, figures: Iterable[tuple[str, "Figure"]]) -> dict[str, bytes]:
-    """Write all figures into a temporary folder, then put it in place; the PNG files by name."""
+    """Write every figure as PNG and PDF, and remove those of an earlier report; the PNG files by name."""
     from maxmatch.evaluation.report.figures import render
 
-    draft = folder / f".{FIGURES}.part"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    pictures = {}
     try:
-        pictures = {}
         for name, figure in figures:
             pictures[name] = render(figure, "png")
-            (draft / f"{name}.png").write_bytes(pictures[name])
-            (draft / f"{name}.pdf").write_bytes(render(figure, "pdf"))
-        for file in draft.iterdir():
-            sync(file)
-        shutil.rmtree(folder / FIGURES, ignore_errors=True)
-        os.replace(draft, folder / FIGURES)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError):
-            text = f"{folder / FIGURES}: could not be written ({error}). Free some space or permit it."
-            raise OSError(error.errno, text) from error
-        raise
-    sync(folder)
+            for kind, content in (("png", pictures[name]), ("pdf", render(figure, "pdf"))):
+                with whole(folder / FIGURES / f"{name}.{kind}") as file:
+                    file.write(content)
+        for old in (folder / FIGURES).iterdir():
+            if old.stem not in pictures:
+                old.unlink()
+    except OSError as error:
+        text = f"{folder / FIGURES}: could not be written ({error}). Free some space or permit it."
+        raise OSError(error.errno, text) from error
     return pictures
 
 
