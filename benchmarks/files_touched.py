@@ -66,7 +66,7 @@ SMALL = ["width=16", "set_size=4", "word_width=16", "feature_width=32", "heads=2
 RECIPE = ["f30k_region_bigru", "data.path=data", "data.min_count=1", "train.epochs=1", "train.batch_size=16"]
 WALKS = {
     "a training": Walk(
-        ["train", *RECIPE, *[f"model.options.{one}" for one in SMALL], "--out", "run"], "_train_epoch train_epoch", 45
+        ["train", *RECIPE, *[f"model.options.{one}" for one in SMALL], "--out", "run"], "train_epoch", 45
     ),
     "a first search": Walk(["search", "a dog", "photos"], "", 20),
     "a second search": Walk(["search", "a dog", "photos"], "", 20),

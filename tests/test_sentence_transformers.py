@@ -107,6 +107,7 @@ def test_own_documents_and_own_pairs_are_parts_of_all_pairs() -> None:
     torch.testing.assert_close(own, torch.stack([everything[i, i] for i in range(3)]))
     pairs = maxmatch_scores_pairwise(queries, documents[:, 1], queries_mask, documents_mask[:, 1])
     torch.testing.assert_close(pairs, own[:, 1])
+    assert maxmatch_scores(queries[:0], documents, queries_mask[:0], documents_mask).shape == (0, 6)
     ragged = [text[mask] for text, mask in zip(documents[:, 1], documents_mask[:, 1], strict=True)]
     torch.testing.assert_close(
         maxmatch_scores_pairwise(list(queries), ragged),

@@ -165,4 +165,4 @@ def _clustered(
     real = (embeddings != 0).any(-1) if mask is None else mask.bool()
     vectors, kept = cluster_tokens(embeddings.flatten(0, -3), size, real.flatten(0, -2))
     batch = embeddings.shape[:-2]
-    return vectors.reshape(*batch, *vectors.shape[1:]), kept.reshape(*batch, -1)
+    return vectors.reshape(*batch, *vectors.shape[1:]), kept.reshape(*batch, kept.shape[-1])

@@ -47,6 +47,9 @@ def test_the_demo_compares_three_methods_and_does_nothing_twice(tmp_path, capsys
     assert len(trained) == 3
     assert printed.out == table(results) + "\n"
     assert shown == [(tmp_path / "scenes-0", tmp_path / "gallery" / "images", tmp_path)]
+    code, printed = demo(capsys, tmp_path, "train.epochs=2")
+    assert code == 1
+    assert "another recipe" in printed.err
 
 
 def test_models_are_trained_side_by_side_and_one_that_fails_is_reported(tmp_path, capsys):

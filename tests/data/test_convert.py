@@ -118,6 +118,15 @@ def test_an_interrupted_write_is_not_recognised_and_resumes_with_what_is_complet
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "straight"]
 
 
+def test_a_write_is_not_resumed_over_a_damaged_tar(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        webdataset.write(sample_splits(), tmp_path / "data", interrupting(6))
+    tar = next(path for path in (tmp_path / ".data.partial").rglob("*.tar") if not path.name.startswith("."))
+    os.truncate(tar, tar.stat().st_size // 2)
+    with pytest.raises(DataError, match="ends early"):
+        webdataset.write(sample_splits(), tmp_path / "data")
+
+
 @ONE_OF_EACH
 def test_what_an_interrupted_write_of_other_data_left_is_not_mixed_in(name, tmp_path):
     with pytest.raises(KeyboardInterrupt):

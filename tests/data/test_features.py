@@ -49,6 +49,9 @@ def test_a_store_holds_what_was_written(tmp_path, counts, dtype):
     assert again[1:][0].tolist() == store.values[1].tolist()
 
 
+NO_DTYPE = '{"format": "maxmatch.FeatureStore", "schema_version": 1, "source": "x", "width": 4, "count": 1}'
+
+
 def damage(folder, name):
     file = folder / name
     if name == "store.json":
@@ -80,7 +83,7 @@ def test_a_damaged_store_is_refused(tmp_path, name, message):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "maxmatch.FeatureStore", "schema_version": 1, "width": 3}']
+    "text", ["", "[]", "{}", '{"format": "maxmatch.FeatureStore", "schema_version": 1, "width": 3}', NO_DTYPE]
 )
 def test_a_description_that_is_not_ours_is_refused(tmp_path, text):
     stored(tmp_path, ragged([1]))

@@ -44,7 +44,7 @@ def test_an_analysis_has_the_figures_of_an_evaluation():
 
 
 def test_the_slots_used_by_top_k_are_those_of_its_option_k():
-    for k, used in ((1, 2 / 5), (6, 1)):  # of two image slots and three text slots
+    for k, used in ((1, 2 / 5), (6, 1), (100, 1)):  # of two image slots and three text slots
         assert analyse(one_pair(), PAIR, "top_k", options={"k": k}).pairing.used == pytest.approx(used)
 
 

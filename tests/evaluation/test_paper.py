@@ -151,3 +151,5 @@ def test_a_table_can_be_asked_for_or_left_out():
     assert len(paper_rows("table_abl", [], 7)[1]) <= len(tables()["table_abl"].rows)
     with pytest.raises(ValueError, match=r"table:flickr30k.*'table:9'"):
         check_label("table:9")
+    with pytest.raises(ValueError, match="'table:9'"):
+        paper_rows("table:9", [], 7)

@@ -193,6 +193,7 @@ def test_a_second_report_replaces_the_first_one_or_fails_and_leaves_it(found, tm
     write_report(found, tmp_path, title="the old one", records=[{"kind": "val", "step": 1, "rsum": 2.0}])
     assert {"figures/training.png", "figures/within-sets.pdf"} <= set(names(tmp_path))
     (tmp_path / "mine.txt").write_text("stays")
+    (tmp_path / "figures" / ".ipynb_checkpoints").mkdir()
     write_report(found, tmp_path, title="second")
     assert not (tmp_path / "figures" / "training.png").exists()
     assert "the old one" not in (tmp_path / "report.html").read_text()
@@ -200,8 +201,13 @@ def test_a_second_report_replaces_the_first_one_or_fails_and_leaves_it(found, tm
     assert not [name for name in names(tmp_path) if "part" in name]
     before = contents(tmp_path)
 
+    drawn = []
+
     def fail(figure, kind):
-        raise KeyboardInterrupt
+        drawn.append(kind)
+        if len(drawn) == 4:  # the first figure is ready, the second is not
+            raise KeyboardInterrupt
+        return b"a figure"
 
     monkeypatch.setattr("maxmatch.evaluation.report.figures.render", fail)
     with pytest.raises(KeyboardInterrupt):

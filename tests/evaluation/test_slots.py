@@ -174,6 +174,9 @@ def test_a_models_attention_is_what_it_explains():
     expected = attention_summary([pair.image_attention for pair in found.pairs])
     assert found.sides["image"].entropy == expected.entropy
     assert len(found.sides["text"].entropy) == model.set_sizes["text"]
+    for some in ([], words[:1]):
+        with pytest.raises(ValueError, match="a text for each image"):
+            attention(model, pictures[: 2 * len(some)], some)
 
 
 def test_points_come_with_their_slot_modality_item_and_pair():
@@ -206,6 +209,8 @@ def test_vectors_that_are_near_stay_near():
 def test_too_few_vectors_and_missing_packages_are_reported(monkeypatch):
     with pytest.raises(ValueError, match="at least 4 vectors, got 2"):
         project(pairs_of(one_pair(slots=(1, 1))))
+    with pytest.raises(ValueError, match="expected one of tsne, umap, got 'pca'"):
+        project(pairs_of(random_split()), method="pca")
     monkeypatch.setattr(slots, "find_spec", lambda name: None)
     for method, extra in (("tsne", "plots"), ("umap", "umap")):
         with pytest.raises(ImportError, match=rf"pip install 'maxmatch\[{extra}\]'"):

@@ -56,8 +56,13 @@ def test_many_texts_and_pictures_are_for_the_whole_model(folder):
     fast = numpy_text_encoder(folder, lambda: asked.append(1) or SetEncoder.from_pretrained(folder))
     many = texts(100)
     few = np.concatenate([fast.encode_texts(many[:50]), fast.encode_texts(many[50:])])
+    np.testing.assert_array_equal(fast.encode_texts(iter(many[:3])), few[:3])
     assert asked == []
     np.testing.assert_allclose(fast.encode_texts(many), few, atol=1e-5)
+    with pytest.raises(ValueError, match="got one str"):
+        fast.encode_texts("a dog")
+    with pytest.raises(ValueError, match="batch_size"):
+        fast.encode_texts(["a dog"], batch_size=0)
     assert fast.encode_images([np.zeros((40, 60, 3), np.uint8)], show_progress=False).shape == (1, 4, fast.dim)
     assert asked == [1]
 

@@ -1,5 +1,6 @@
 """Shards of sets: what they hold is what the model makes of each item, whatever happens meanwhile."""
 
+import errno
 import json
 import shutil
 import signal
@@ -18,7 +19,16 @@ from tiny_models import images_for, texts, tiny_model
 from maxmatch.data.formats import precomp
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search import encode_files
-from maxmatch.search.encode_files import Task, Worker, describe, encode_on_ray, encode_source, started
+from maxmatch.search.encode_files import (
+    Task,
+    Worker,
+    describe,
+    encode_for,
+    encode_on_ray,
+    encode_source,
+    started,
+    waiting_shards,
+)
 from maxmatch.search.shards import ShardError, alone, finish, read_manifest, read_shard, shard_file
 from maxmatch.search.sources import list_source
 
@@ -279,3 +289,28 @@ def test_without_ray_the_error_tells_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'maxmatch\[ray\]'"):
         encode_on_ray(Task("m", "s", "f", "folder"), [0], print)
+
+
+def test_shards_beside_an_index_are_removed_only_if_they_are_of_another_source_or_model(model, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("\n".join(texts(4)))
+    index, listing = tmp_path / "index", list_source(tmp_path / "a.txt")
+    place = waiting_shards(index)
+    place.mkdir()
+    (place / "mine.txt").write_text("stays")
+    with pytest.raises(FileExistsError):
+        encode_for(index, model, listing)
+    assert files(place) == {"mine.txt": b"stays"}
+    (place / "mine.txt").unlink()
+    encode_for(index, model, listing)
+    before = files(place)
+
+    def busy(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("maxmatch.search.shards.safe_open", busy)
+        with pytest.raises(ShardError):
+            encode_for(index, model, listing)
+    assert files(place) == before
+    assert encode_for(index, model, listing, "float32").dtype == "float32"
+    assert read_manifest(place).dtype == "float32"

@@ -145,6 +145,7 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
         (lambda: index.add(["c", "d"], items, [{}, {"x": float("nan")}]), "metadata of 'd': cannot be written as JSON"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": object()}]), "metadata of 'd': .*object is not JSON"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": 2**63}]), "metadata of 'd': .*'x': a number of more than 64"),
+        (lambda: index.add(["c", "d"], items, [{}, {"x": np.uint64(2**63)}]), "'x': a number of more than 64 bits"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": -(10**400)}]), "metadata of 'd': .*write it as a text"),
         (lambda: index.add(["c", "d"], items, [{}, {"x": np.longdouble(1)}]), ".*longdouble is not JSON"),
         (lambda: index.search(items, where={"x": 10**400}), "where: expected a finite number of 64 bits for 'x'"),

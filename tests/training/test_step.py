@@ -1,5 +1,7 @@
 """Gradients of a batch taken in chunks are those of the whole batch; which steps a GPU records."""
 
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 from small_runs import recipe_for
@@ -7,12 +9,12 @@ from tiny_models import images_for, texts, tiny_model, with_audio
 from torch import nn
 
 from maxmatch.core.types import Batch, Inputs
-from maxmatch.losses.objective import objective
+from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.build import build_model
 from maxmatch.model.encoders.vision import MaskedBatchNorm
-from maxmatch.training.step import Criterion, can_record, gradients, padded, split
+from maxmatch.training.step import Criterion, RecordedSteps, can_record, gradients, padded, split
 
 EVERY_TERM = {"gd_weight": 0.1, "isd_weight": 0.2, "mmd_weight": 0.3, "div_weight": 0.4, "con_weight": 0.5}
 OWNERS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6, 6]
@@ -210,3 +212,62 @@ def test_texts_are_padded_to_a_multiple_of_eight_and_nothing_else_is_touched():
 )
 def test_steps_are_recorded_on_a_gpu_if_the_host_reads_no_values(options, negatives, device, can):
     assert can_record(recipe_for("nowhere", **options).train, negatives, torch.device(device)) is can
+
+
+class Graph:
+    """A recording in the sense of CUDA: what ran is run again, on the tensors it was given then."""
+
+    now = None
+
+    def __init__(self):
+        self.replay = None
+
+    def pool(self):
+        return "pool"
+
+
+class Stream:
+    def wait_stream(self, other):
+        pass
+
+
+@contextmanager
+def recording(graph, pool, stream):
+    Graph.now = graph
+    yield
+    Graph.now = None
+
+
+def test_a_recorded_step_reads_each_new_batch_and_seed(monkeypatch):
+    for name, value in {"CUDAGraph": Graph, "Stream": Stream, "graph": recording, "current_stream": Stream}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    taken = []
+
+    def step(batch, seed):
+        """Its loss depends on every tensor of the batch, and on the seed."""
+        total, record = torch.zeros(()), Graph.now
+        taken.append("run" if record is None else "recorded")
+
+        def run():
+            total.copy_(sum(place * one.sum() for place, one in enumerate(batch.tensors(), 1)) + torch.rand(()))
+
+        if record is None:
+            torch.manual_seed(seed)
+            run()
+        else:
+            record.replay = run
+        return LossTerms(total=total, triplet=total)
+
+    recorded, generator = RecordedSteps(step), torch.Generator().manual_seed(0)
+    for seed in range(60):
+        count, length = (2, 5) if seed < 6 else (3 + seed % 11, 5 + seed % 3)  # many shapes after the first
+        ids = torch.randint(1, 50, (count, length), generator=generator)
+        texts, pictures = Inputs(ids, ids > 9), Inputs(torch.rand(count, 4, 3, generator=generator), None)
+        batch = Batch({"image": pictures, "text": texts}, {"image": torch.arange(count), "text": ids[:, 0]})
+        found = recorded(batch, seed).total.clone()
+        torch.testing.assert_close(found, step(padded(batch), seed).total)
+        del taken[-1]
+        if seed == 5:  # three runs, one recording, and it is replayed from there on
+            assert taken == ["run"] * 3 + ["recorded"]
+    assert taken.count("recorded") == 8  # each takes memory

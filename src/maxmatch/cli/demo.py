@@ -118,13 +118,15 @@ def demo(
             return
     from maxmatch.data.load import load_data
     from maxmatch.recipe.yaml_files import load_recipe
-    from maxmatch.training.run import DONE, result_of
+    from maxmatch.training.run import DONE, check_folder, result_of
 
     overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
     recipes = {method: load_recipe(name, overrides) for method, name in methods.items()}
     load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # generated here, or all three would
     runs = {method: out / f"{name}-{seed}" for method, name in methods.items()}
+    for method, recipe in recipes.items():
+        check_folder(runs[method], recipe, resume=True)
     commands = {
         method: _command("train", name, *overrides, "--resume", "--out", str(runs[method]))
         for method, name in methods.items()

@@ -12,6 +12,7 @@ import typer
 from maxmatch.cli.common import resumable
 
 if TYPE_CHECKING:
+    from maxmatch.search.encode_files import Dtype
     from maxmatch.search.ingest import IngestSource
     from maxmatch.search.set_index import SetIndex
     from maxmatch.search.verify import Verification
@@ -76,7 +77,8 @@ def build(
         raise typer.BadParameter("--engine milvus and --uri go together")
     if source is not None and model is None:
         model = default_model()
-    folder, precision = index.expanduser(), {"fp16": "float16", "fp32": "float32"}.get(dtype or "")
+    folder = index.expanduser()
+    precision: Dtype | None = {"fp16": "float16", "fp32": "float32", None: None}[dtype]
     refuse_index(folder)  # before hours of encoding
     encoder = load_model(model, device) if model is not None else None
     given = _Given(shards, sets, ids, metadata, source, modality)
@@ -170,7 +172,7 @@ class _Given(NamedTuple):
 
 
 def _incoming(
-    folder: Path, given: _Given, encoder: Any, name: str | None, dtype: str, keep: "SetIndex | None" = None
+    folder: Path, given: _Given, encoder: Any, name: str | None, dtype: "Dtype", keep: "SetIndex | None" = None
 ) -> "IngestSource":
     """What is added; a source is encoded beside the index first. keep: an index whose items are not encoded again."""
     from maxmatch.search.ingest import from_arrays, from_shards
@@ -207,10 +209,10 @@ def _incoming(
     if keep is not None:
         listing = without(listing, present(keep.engine, list(listing.ids)))
     say(f"{source}: {len(listing):,} items ({listing.modality}, {listing.format})")
-    options = {"dtype": dtype, "name": name_to_record(name), "report": first_reasons(folder / SKIPPED)}
+    options = {"name": name_to_record(name), "report": first_reasons(folder / SKIPPED)}
     options |= {"batch_size": 16 if encoder.device.type == "cpu" else 64, "workers": cores()}
     with resumable(source), bar(listing.modality, len(listing)) as advance:
-        manifest = encode_for(folder, encoder, listing, advance=advance, **options)
+        manifest = encode_for(folder, encoder, listing, dtype, advance=advance, **options)
     if not manifest.encoded and keep is None:
         raise ValueError(f"{source}: nothing could be encoded. See {place / SKIPPED} for the reasons.")
     return from_shards([place])

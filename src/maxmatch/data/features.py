@@ -80,6 +80,8 @@ class StoreInfo:
             raise ValueError(f"its format is not {FORMAT!r}")
         if data.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"schema version {data.get('schema_version')!r}; this MaxMatch reads {SCHEMA_VERSION}")
+        if missing := {"dtype", "grid", "boxes"} - data.keys():
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
         try:
             return TypeAdapter(StoreInfo).validate_python(data)
         except ValidationError as error:

@@ -443,10 +443,9 @@ class _FeedOfBatches:
         if made.fault:
             raise RuntimeError(made.fault)
         if made.batch is None:
-            raise ValueError(
-                f"no group of a batch could be read. The first reason: {next(iter(self.skipped.values()))} "
-                "Check the data with `maxmatch data check`."
-            )
+            reasons = made.skipped or list(self.skipped.values())
+            first = f" The first reason: {reasons[0]}" if reasons else ""
+            raise ValueError(f"no group of a batch could be read.{first} Check the data with `maxmatch data check`.")
         return made.batch if self._augment is None else self._augment(made.batch, made.seed)
 
 
@@ -554,4 +553,5 @@ class ResidentFeed(_FeedOfBatches):
 
     def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """The batches, on the device, in the order of their plans."""
-        return map(self._finished, map(self._maker.make, plans))
+        for plan in plans:
+            yield self._finished(self._maker.make(plan))

@@ -143,7 +143,7 @@ def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) 
     if similarity == "mil":
         return one_hot(flat.argmax(1), flat.shape[1]).view(cosines.shape)
     if similarity == "top_k":
-        best = flat.topk(k or min(cosines.shape[1:]), dim=1).indices
+        best = flat.topk(min(k or min(cosines.shape[1:]), flat.shape[1]), dim=1).indices
         return one_hot(best, flat.shape[1]).sum(1).view(cosines.shape)
     if similarity == "maxmatch":
         return _pairs(matched, cosines.shape[2])

@@ -165,6 +165,7 @@ def paper_rows(
     (f30k_region_bigru, …/coco), the number of images and the split, which must be the test split. Where a name tells
     the backbones, the rows with these are taken; else MaxMatch and Set Div with any.
     """
+    check_label(label)
     text = " ".join(names).lower().replace("f30k", "flickr30k")
     known = (data for data, size in _SIZES.items() if data in text and images == size)
     if label is None and (split is None or split.startswith("test")) and (data := next(known, None)):

@@ -256,6 +256,8 @@ class Attention:
 
 def attention(model: SetEncoder, images: Sequence[Any], texts: Sequence[str]) -> Attention:
     """What the slots look at in images and texts, images[i] with texts[i]: raw items, as `SetEncoder.explain` takes."""
+    if len(images) != len(texts) or not len(images):
+        raise ValueError(f"attention: expected a text for each image, got {len(images)} images, {len(texts)} texts.")
     pairs = [model.explain(image, text) for image, text in zip(images, texts, strict=True)]
     maps = {"image": [pair.image_attention for pair in pairs], "text": [pair.text_attention for pair in pairs]}
     return Attention(pairs, {name: attention_summary(some) for name, some in maps.items()})
@@ -337,6 +339,8 @@ def _reduced(vectors: Float[np.ndarray, "n D"], method: str, seed: int) -> Float
 
 def check_installed(method: str) -> None:
     """ImportError, with the cure, if the package of a method is missing."""
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}.")
     package, extra = {"tsne": ("sklearn", "plots"), "umap": ("umap", "umap")}[method]
     if find_spec(package) is None:
         raise ImportError(f"{METHODS[method]} needs a package that is not installed: pip install 'maxmatch[{extra}]'")

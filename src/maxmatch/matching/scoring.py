@@ -173,8 +173,9 @@ class PairwiseJob:
         self.a_mask, self.b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
         check_mask("a_mask", self.a_mask, (a.shape[0], a.shape[1]))
         check_mask("b_mask", self.b_mask, (b.shape[0], b.shape[1]))
-        where = device or next((x.device for x in (a, b) if isinstance(x, Tensor)), "cpu")
-        self.device = torch.device(where)
+        if device is None:
+            device = next((x.device for x in (a, b) if isinstance(x, Tensor)), "cpu")
+        self.device = torch.device(device)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
         self.dtype = torch.float64 if double else torch.float32
         self.max_memory = _usual_memory(self.device) if max_memory is None else max_memory

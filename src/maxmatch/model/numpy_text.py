@@ -183,9 +183,10 @@ class NumpyTextEncoder:
         """The sets (n, K, D) of texts, as `SetEncoder.encode_texts` gives them, to 1e-5. All but a short list of texts
         is given to the whole model.
         """
-        if not isinstance(texts, list) or len(texts) > _FEW:
-            return self.whole.encode_texts(texts, batch_size, show_progress).numpy()
-        sets = [self._tower(encode_arrays(self._tokenizer, [as_text(text)]).ids[0]) for text in texts]
+        items = texts if isinstance(texts, str | bytes) else list(texts)
+        if isinstance(items, str | bytes) or batch_size < 1 or len(items) > _FEW:  # the model refuses the first two
+            return self.whole.encode_texts(items, batch_size, show_progress).numpy()
+        sets = [self._tower(encode_arrays(self._tokenizer, [as_text(text)]).ids[0]) for text in items]
         return np.array(sets, np.float32).reshape(len(sets), self.set_sizes[_TEXT], self.dim)
 
     def encode_images(self, items: Iterable[Any], **options: Any) -> Any:

@@ -18,6 +18,7 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, ReadBatch, Reader, TextReader, read_ahead
 from maxmatch.model.names import model_identity, slot_stability
 from maxmatch.search.shards import (
+    MANIFEST,
     EncodedItems,
     ShardError,
     ShardManifest,
@@ -270,13 +271,23 @@ def waiting_shards(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.encoding")
 
 
-def encode_for(folder: Path, model: SetEncoder, listing: Listing, **options: Any) -> ShardManifest:
+def encode_for(
+    folder: Path, model: SetEncoder, listing: Listing, dtype: Dtype = "float16", **options: Any
+) -> ShardManifest:
     """Encode a source to shards beside an index, as `encode_source` does. What a killed process has encoded is kept,
-    unless it is damaged, or of another source or model.
+    unless it is of another source or model.
     """
     place = waiting_shards(folder)
-    try:
-        return encode_source(model, listing, place, **options)
-    except (FileExistsError, ShardError):
+    if (place / MANIFEST).exists() and not _continues(place, describe(model, listing, dtype)):
         shutil.rmtree(place)
-        return encode_source(model, listing, place, **options)
+    return encode_source(model, listing, place, dtype, **options)
+
+
+def _continues(place: Path, asked: ShardManifest) -> bool:
+    """Whether the shards in a folder are those of the same source and model."""
+    try:
+        there = read_manifest(place)
+    except ShardError:
+        return False
+    same = ("identity", "source", "source_digest", "modality", "dtype")
+    return all(getattr(there, field) == getattr(asked, field) for field in same)

@@ -218,6 +218,8 @@ def open_engine(name: str, place: Location) -> Engine:
     """
     from maxmatch.search.engines.cached_table import CachedEngine, read_cache
 
+    check_engine(name)
+
     def opened() -> Engine:
         engine: Engine = engine_function(name, "open_engine")(place)
         return engine
@@ -231,10 +233,15 @@ def check_files(name: str, place: Location) -> None:
     engine_function(name, "check_files")(place)
 
 
-def engine_function(name: str, what: str) -> Callable[..., Any]:
-    """A function of an engine's module, with the options of the table."""
+def check_engine(name: str) -> None:
+    """ValueError if there is no such engine."""
     if name not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {name!r}.")
+
+
+def engine_function(name: str, what: str) -> Callable[..., Any]:
+    """A function of an engine's module, with the options of the table."""
+    check_engine(name)
     entry = ENGINES[name]
     try:
         module = import_module(f"maxmatch.search.engines.{entry.module}")

@@ -258,7 +258,7 @@ def _json_texts(names: Sequence[str], metadata: Sequence[Mapping[str, Any] | Non
         try:
             text = json.dumps(dict(values), ensure_ascii=False, allow_nan=False, default=_plain)
             text.encode()
-            for key, value in values.items():
+            for key, value in json.loads(text).items():  # NumPy's integers too
                 if isinstance(value, int) and not -(2**63) <= value < 2**63:
                     raise ValueError(f"{key!r}: a number of more than 64 bits; write it as a text")
         except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,9 @@ def schedule_factor(train: Train, step: int, steps_per_epoch: int) -> float:
         return risen * float(schedule.factor ** (step // steps_per_epoch // schedule.every))
     if schedule.name == "cosine":
         return risen * 0.5 * (1 + math.cos(math.pi * step / (train.epochs * steps_per_epoch)))
-    return risen
+    if schedule.name == "constant":
+        return risen
+    assert_never(schedule)
 
 
 def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:

@@ -149,11 +149,13 @@ def _leaves(parts: Sequence[Sets]) -> Sets:
 
 @contextmanager
 def _buffers_unchanged(model: SetEncoder) -> Iterator[None]:
-    """BatchNorm learns its statistics when a chunk is encoded with gradient, not twice."""
+    """Restore the buffers afterwards: BatchNorm learns from a chunk when it is encoded with gradient, not twice."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    yield
-    for buffer, value in before:
-        buffer.copy_(value)
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 def make_step(

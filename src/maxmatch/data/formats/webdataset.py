@@ -230,7 +230,10 @@ def _write_split(split: Split, folder: Path, advance: Advance, workers: int) -> 
     values = split[IMAGE].values
     shard = done = 0
     while (folder / _shard_name(shard)).exists():
-        done += len(members(folder / _shard_name(shard))[0]) // 2  # a picture and a .json per sample
+        found, wrong = members(folder / _shard_name(shard))
+        if wrong is not None:
+            raise DataError(wrong)
+        done += len(found) // 2  # a picture and a .json per sample
         shard += 1
     if done:
         advance(done)

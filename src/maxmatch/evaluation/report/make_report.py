@@ -87,20 +87,19 @@ def _write_figures(folder: Path, figures: Iterable[tuple[str, "Figure"]]) -> dic
     """Write every figure as PNG and PDF, and remove those of an earlier report; the PNG files by name."""
     from maxmatch.evaluation.report.figures import render
 
-    pictures = {}
+    # Drawn first, written then: a figure that cannot be drawn leaves an earlier report as it was.
+    files = {f"{name}.{kind}": render(figure, kind) for name, figure in figures for kind in ("png", "pdf")}
     try:
-        for name, figure in figures:
-            pictures[name] = render(figure, "png")
-            for kind, content in (("png", pictures[name]), ("pdf", render(figure, "pdf"))):
-                with whole(folder / FIGURES / f"{name}.{kind}") as file:
-                    file.write(content)
-        for old in (folder / FIGURES).iterdir():
-            if old.stem not in pictures:
+        for name, content in files.items():
+            with whole(folder / FIGURES / name) as file:
+                file.write(content)
+        for old in (folder / FIGURES).glob("*.p[dn][fg]"):
+            if old.name not in files:
                 old.unlink()
     except OSError as error:
         text = f"{folder / FIGURES}: could not be written ({error}). Free some space or permit it."
         raise OSError(error.errno, text) from error
-    return pictures
+    return {name.removesuffix(".png"): content for name, content in files.items() if name.endswith(".png")}
 
 
 # The page: `report.html`, a template that escapes whatever it is given.

