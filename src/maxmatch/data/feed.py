@@ -326,7 +326,7 @@ def _one_by_one(
 # Feeds: batches of all modalities.
 
 
-class _MadeBatch(NamedTuple):
+class _BatchResult(NamedTuple):
     """What is made of a plan."""
 
     batch: Batch | None
@@ -336,7 +336,7 @@ class _MadeBatch(NamedTuple):
     """The traceback of an error that is not the data's."""
 
 
-class _BatchMaker(Dataset[_MadeBatch]):
+class _BatchMaker(Dataset[_BatchResult]):
     """Makes batches of plans; a copy of it lives in each worker. captions: at most so many texts of each group."""
 
     def __init__(self, split: Split, readers: Mapping[str, Reader], captions: int | None, device: torch.device) -> None:
@@ -355,14 +355,14 @@ class _BatchMaker(Dataset[_MadeBatch]):
         self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}
         self._device = device
 
-    def __getitem__(self, plan: BatchPlan) -> _MadeBatch:
+    def __getitem__(self, plan: BatchPlan) -> _BatchResult:
         """The batch of a plan. A fault is returned as text: ending workers after a raised one takes seconds each."""
         try:
             return self.make(plan)
         except Exception:
-            return _MadeBatch(None, plan.seed, [], f"a batch could not be made.\n{format_exc()}")
+            return _BatchResult(None, plan.seed, [], f"a batch could not be made.\n{format_exc()}")
 
-    def make(self, plan: BatchPlan) -> _MadeBatch:
+    def make(self, plan: BatchPlan) -> _BatchResult:
         """The batch of a plan, without the groups of which an item cannot be read."""
         inputs, groups, skipped, lost = {}, {}, [], []
         for number, (modality, items) in enumerate(self.items.items()):
@@ -378,9 +378,9 @@ class _BatchMaker(Dataset[_MadeBatch]):
             inputs = {modality: _rows(inputs[modality], keep) for modality, keep in kept.items()}
             groups = {modality: of[kept[modality]] for modality, of in groups.items()}
         if not all(len(of) for of in groups.values()):
-            return _MadeBatch(None, plan.seed, skipped)
+            return _BatchResult(None, plan.seed, skipped)
         batch = Batch(inputs, {modality: on_device(of, self._device) for modality, of in groups.items()})
-        return _MadeBatch(batch, plan.seed, skipped)
+        return _BatchResult(batch, plan.seed, skipped)
 
 
 def _unreadable(modality: str, items: Items, failed: Mapping[int, str]) -> list[Skipped]:
@@ -415,7 +415,7 @@ def _rows(inputs: Inputs, keep: np.ndarray) -> Inputs:
     return Inputs(values[chosen, :longest], mask[:, :longest])
 
 
-class _FeedOfBatches:
+class _BaseFeed:
     """What both feeds do with the batches that are made: report what could not be read, leave out regions and words."""
 
     def __init__(
@@ -437,7 +437,7 @@ class _FeedOfBatches:
                 self.skipped[item.id] = item
                 self._report(item)
 
-    def _finished(self, made: _MadeBatch) -> Batch:
+    def _finished(self, made: _BatchResult) -> Batch:
         """The batch that was made, augmented. ValueError where nothing of it could be read."""
         self._note(made.skipped)
         if made.fault:
@@ -449,7 +449,7 @@ class _FeedOfBatches:
         return made.batch if self._augment is None else self._augment(made.batch, made.seed)
 
 
-class MappedFeed(_FeedOfBatches):
+class MappedFeed(_BaseFeed):
     """Pictures decoded, features read and texts looked up by `workers` processes (0: by this one, not ahead).
 
     readers: those of the model's towers, by modality. captions: at most so many texts per group, at random. drop:
@@ -486,7 +486,7 @@ class MappedFeed(_FeedOfBatches):
             prefetch_factor=_AHEAD if workers else None,
             persistent_workers=workers > 0,
             pin_memory=self.device.type == "cuda",
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             generator=torch.Generator(),  # workers get a seed from it, which would else come from the global generator
         )
 
@@ -510,11 +510,11 @@ class _Plans:
         return iter(self.current)
 
 
-def _as_it_is(made: Any) -> Any:
+def _identity(made: Any) -> Any:
     return made
 
 
-class ResidentFeed(_FeedOfBatches):
+class ResidentFeed(_BaseFeed):
     """All features and captions on the device, copied there piece by piece; no work per item and no waiting afterwards.
 
     readers, captions, drop, crops, report, skipped: as for `MappedFeed`, and the batches are the same, but for the

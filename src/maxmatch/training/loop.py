@@ -246,15 +246,13 @@ class Trainer:
         return good, diagnostics.of_validation(self.recipe, found, self.state.model.set_sizes)
 
     def _measures(self) -> dict[str, float]:
-        """The measures on the validation split; empty without one, and in all processes but the first."""
-        model, val, feed, similarity = (
-            self.state.model,
-            self.parts.val,
-            self.parts.val_feed,
-            self.recipe.similarities[0],
-        )
+        """The measures on the validation split; empty without one, and in all processes but the first, which have no
+        feed for it.
+        """
+        model, val, feed = self.state.model, self.parts.val, self.parts.val_feed
         if val is None or feed is None:
             return {}
+        similarity = self.recipe.similarities[0]
         try:
             with with_average(self.state.average, model):
                 encoded = encode_split(model, feed, val.size, self.recipe.train.batch_size, self.precision)
