@@ -153,7 +153,9 @@ def sorted_hits(matrix: Tensor, k: int) -> list[list[int]]:
 
 
 def listing(img_embs: Tensor, txt_embs: Tensor) -> Tensor:
-    """The listing with SPEC §9's rows 1 to 3: a permutation's cosines are summed before the argmax; mean over pairs."""
+    """The listing, corrected to agree with the paper's text: a permutation's cosines are summed before the argmax, and
+    the score is the mean over pairs.
+    """
     (images, size, _), texts = img_embs.shape, len(txt_embs)
     dist = normalize(img_embs, dim=-1).flatten(0, 1) @ normalize(txt_embs, dim=-1).flatten(0, 1).T
     permutations = torch.tensor(list(itertools.permutations(range(size))), dtype=torch.long)

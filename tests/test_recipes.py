@@ -1,4 +1,6 @@
-"""The recipes that ship, against SPEC §6, the paper's ablation table and what the comparisons say they change."""
+"""The recipes that ship, against the paper's implementation details, its ablation table and what the comparisons say
+they change.
+"""
 
 import pytest
 from paper_values import ABLATION, PER_DATA_SET, TABLE, differences
@@ -8,7 +10,7 @@ from maxmatch.recipe.yaml_files import load_recipe
 
 
 def given(recipe):
-    """A recipe in the terms of SPEC §6."""
+    """A recipe in the terms of the paper's implementation details."""
     train, loss, model = recipe.train, recipe.objective, recipe.model.resolved()
     image, text = model.towers["image"], model.towers["text"]
     assert (loss.gd_weight, loss.gd_margin, loss.mmd_weight) == (loss.isd_weight, loss.isd_margin, loss.div_weight)

@@ -60,6 +60,12 @@ def test_every_example_is_a_command_that_is_understood(line):
         assert context.command is command
 
 
+@pytest.mark.parametrize("path", TREE, ids=" ".join)
+def test_every_example_is_shown_on_one_line_that_can_be_pasted(path):
+    indent, margin = 4, 2
+    assert [line for line in examples(TREE[path].help) if len(line) > 80 - indent - margin] == []
+
+
 @pytest.mark.parametrize("path", [path for path in TREE if path not in VERBS], ids=" ".join)
 def test_a_list_of_verbs_has_each_in_one_line_that_is_not_cut(path):
     listed = shown(path).split("Commands:")[1].splitlines()[1:]

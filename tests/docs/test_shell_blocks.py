@@ -70,7 +70,7 @@ def _python(words: list[str]) -> None:
 
 def _torchrun(words: list[str]) -> None:
     place = words.index("-m")
-    assert words[place + 1] == "maxmatch.cli.main"
+    assert words[place + 1] == "maxmatch"
     _maxmatch(words[place + 2 :])
 
 

@@ -1,4 +1,4 @@
-"""The losses of SPEC.md section 5 as loops over Python floats, the paper's two listings, and inputs to try them on.
+"""The paper's losses as loops over Python floats, the paper's two listings, and inputs to try them on.
 
 Nothing here comes from the package under test.
 """

@@ -1,5 +1,5 @@
-"""The layers written once more, from SPEC §2 and §3, with plain loops over numbers. Items come one at a time,
-without padding: what padding does to them must be nothing.
+"""The layers written once more, from the paper's sections 3.1 and 3.2, with plain loops over numbers. Items come one
+at a time, without padding: what padding does to them must be nothing.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What --dry-run prints, against SPEC §6."""
+"""What --dry-run prints, against the paper's implementation details."""
 
 import math
 import re
@@ -13,7 +13,7 @@ COCO, F30K = 113_287, 29_000
 # rate, weight decay, schedule, the factor of each group, and for how many epochs the CNN is frozen and negatives are
 # averaged.
 RESNEXT = {"image.backbone": 0.1, "image.set_module": 1, "text.backbone": 1, "text.encoder": 1, "text.set_module": 1}
-SPEC = {
+PAPER = {
     "f30k_resnet152_bigru": (
         F30K, 120, 200, 2e-3, 0.0, "step",
         {"image.backbone": 1, "image.set_module": 0.01, "text.encoder": 1, "text.set_module": 0.01}, 50, 0,
@@ -30,7 +30,7 @@ SPEC = {
         COCO, 50, 128, 1e-4, 0.0, "step", RESNEXT, 1, 1,
     ),
 }  # fmt: skip
-# From the widths in SPEC §2 and §3, by hand: LN_b is 2·1024, the MLP of regions is 2048→1024→512→1024 with BatchNorm.
+# From the widths of the layers, by hand: LN_b is 2·1024, the MLP of regions is 2048→1024→512→1024 with BatchNorm.
 REGIONS = (2048 + 1) * 1024 + (1024 + 1) * 512 + 2 * 512 + (512 + 1) * 1024
 SIZES = {
     "coco_region_bigru": {"image.set_module": 16_795_648 + 2048 + REGIONS, "text.set_module": 13_828_696 + 2048},
@@ -50,9 +50,9 @@ def epochs_in(text):
     return {int(epoch): (float(rate), notes) for epoch, rate, notes in pattern.findall(text.split("epoch  ")[1])}
 
 
-@pytest.mark.parametrize("name", SPEC)
+@pytest.mark.parametrize("name", PAPER)
 def test_groups_and_learning_rates_over_time_are_those_of_the_paper(name):
-    images, epochs, batch, lr, decay, schedule, factors, frozen, mean = SPEC[name]
+    images, epochs, batch, lr, decay, schedule, factors, frozen, mean = PAPER[name]
     text = describe(load_recipe(name))
     assert f"{epochs} epochs of {math.ceil(images / batch):,} steps, batches of {batch} images" in text
     groups = groups_in(text)

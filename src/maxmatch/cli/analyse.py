@@ -34,9 +34,9 @@ def analyse(
     seed: Annotated[int, typer.Option(min=0, help="For the examples drawn, and for t-SNE.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
-    """Look into a model: what the vectors of its sets have learned.
+    """Show what each vector of a model's sets has learned.
 
-    Do the vectors of a set differ, which slots meet, what does each of them find and look at?
+    Do the vectors of a set differ, which slots are matched, what does each of them find and look at?
 
     The folder gets report.html, which opens in any browser and needs nothing else, the figures as PDF and PNG, and
     analysis.json with all numbers. An earlier report is replaced.
@@ -45,7 +45,7 @@ def analyse(
 
       maxmatch analyse runs/demo/scenes-0
 
-      maxmatch analyse runs/f30k/best f30k_precomp --split test --out f30k-analysis
+      maxmatch analyse runs/f30k/best f30k_precomp --split test --out report
 
       maxmatch analyse runs/demo/scenes-0 --split val --examples 10
     """

@@ -91,8 +91,8 @@ Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
     Runtime,
     typer.Option(
-        help="What runs the model. auto: onnx where its folder has graphs (maxmatch export --onnx), but torch to read "
-        "a folder of photos for the first time where it sees a GPU. Without graphs: torch, words by NumPy if possible."
+        help="What runs the model. auto: ONNX if the model's folder has graphs (maxmatch export --onnx), except that a "
+        "first indexing uses torch on a GPU; otherwise torch, with NumPy for text where possible."
     ),
 ]
 

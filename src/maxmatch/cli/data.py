@@ -174,7 +174,7 @@ def convert(
 
       maxmatch data convert trainval_36 regions --to features --dtype float16
 
-      maxmatch data convert dataset_coco.json coco_precomp --to precomp --features regions --captions 5
+      maxmatch data convert coco.json precomp --to precomp --features regions
     """
     from maxmatch.cli.common import cores, say
     from maxmatch.core.progress import bar
@@ -223,7 +223,7 @@ def features(
 
       maxmatch data features flickr8k f8k_grid --model efficientnet_lite0_bigru
 
-      maxmatch data features flickr8k f8k_dino --model hf:facebook/dinov2-base --dtype float32
+      maxmatch data features flickr8k f8k_dino --model hf:facebook/dinov2-base
 
       maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
     """

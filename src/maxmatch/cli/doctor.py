@@ -329,7 +329,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check installation and machine: what is wrong, and the cure.
+    """Check the installation: find problems and show how to fix them.
 
     Packages and their versions, a torchvision that does not fit, devices, memory and disk, caches, engines of an index,
     the model that ships. Nothing is changed and, except for --uri, no network is used. Exit 1 if something is broken;

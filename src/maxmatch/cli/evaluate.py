@@ -65,7 +65,7 @@ def evaluate(
 
       maxmatch evaluate runs/first
 
-      maxmatch evaluate runs/first/best flickr8k --similarity maxmatch --similarity max
+      maxmatch evaluate runs/a flickr8k --similarity maxmatch --similarity mil
 
       maxmatch evaluate runs/a runs/b f30k_precomp --ensemble --latex
 

@@ -57,13 +57,13 @@ def build(
 
     Examples:
 
-      maxmatch index build photos --from sets
+      maxmatch index build photos.index --from sets
 
-      maxmatch index build photos --source ~/Pictures
+      maxmatch index build photos.index --source ~/Pictures
 
-      maxmatch index build mine --sets sets.npy --ids ids.txt --metadata meta.parquet --model runs/coco/best
+      maxmatch index build mine --sets s.npy --ids ids.txt --metadata meta.csv
 
-      maxmatch index build photos --from sets --engine milvus --uri http://localhost:19530
+      maxmatch index build big --from sets --engine milvus --uri http://db:19530
     """
     from maxmatch.cli.common import default_model, load_model
     from maxmatch.core.progress import bar
@@ -129,9 +129,9 @@ def add(
 
     Examples:
 
-      maxmatch index add photos --from more_sets
+      maxmatch index add photos.index --from more_sets
 
-      maxmatch index add photos --source ~/Pictures --existing skip
+      maxmatch index add photos.index --source ~/Pictures --existing skip
 
       maxmatch index add mine --sets more.npy --ids more.txt --existing replace
     """
@@ -254,25 +254,25 @@ def _finish(opened: "SetIndex", index: Path, incoming: "IngestSource", source: P
 
 _HELP = """Build, check and maintain an index of sets.
 
-From sets that were encoded before, or from a folder at once.
+From sets already encoded, or directly from a folder:
 
-  maxmatch encode runs/coco/best ~/Pictures --out sets
+  maxmatch encode ~/Pictures --out sets
 
-  maxmatch index build photos --from sets
+  maxmatch index build photos.index --from sets
 
-  maxmatch index add photos --source ~/Downloads
+  maxmatch index add photos.index --source ~/Downloads
 
-From another program's arrays.
+From another program's arrays:
 
-  maxmatch index build mine --sets sets.npy --ids ids.txt --metadata meta.parquet
+  maxmatch index build mine --sets s.npy --ids ids.txt --metadata meta.csv
 
-Then look, measure, and search.
+Then inspect, measure and search:
 
-  maxmatch index info photos
+  maxmatch index info photos.index
 
-  maxmatch index verify photos --queries captions.txt
+  maxmatch index verify photos.index --queries captions.txt
 
-  maxmatch search "a dog on a beach" photos
+  maxmatch search "a dog on a beach" photos.index
 """
 
 app = typer.Typer(help=_HELP, short_help="Build, check and maintain an index of sets.", no_args_is_help=True)
@@ -297,9 +297,9 @@ def remove(
 
     Examples:
 
-      maxmatch index remove photos 2019/dog.jpg 2019/cat.jpg
+      maxmatch index remove photos.index 2019/dog.jpg 2019/cat.jpg
 
-      maxmatch index remove photos --ids-file gone.txt --missing ignore
+      maxmatch index remove photos.index --ids-file gone.txt --missing ignore
     """
     from maxmatch.search.engine import present
     from maxmatch.search.ingest import read_ids
@@ -338,9 +338,9 @@ def verify(
 
     Examples:
 
-      maxmatch index verify photos
+      maxmatch index verify photos.index
 
-      maxmatch index verify photos -k 100 --queries captions.txt --sample 500
+      maxmatch index verify photos.index -k 100 --queries captions.txt
     """
     from maxmatch.search.set_index import SetIndex
 
@@ -370,9 +370,9 @@ def info(index: _Folder, as_json: _Json = False) -> None:
 
     Examples:
 
-      maxmatch index info photos
+      maxmatch index info photos.index
 
-      maxmatch index info photos --json
+      maxmatch index info photos.index --json
     """
     from maxmatch.search.index_folder import read_origin
     from maxmatch.search.set_index import SetIndex
@@ -391,7 +391,7 @@ def compact(index: _Folder, as_json: _Json = False) -> None:
 
     Examples:
 
-      maxmatch index compact photos
+      maxmatch index compact photos.index
     """
     from maxmatch.search.set_index import SetIndex
 

@@ -37,9 +37,7 @@ _CURES = {
     errno.EMFILE: "Allow more open files: ulimit -n 4096",
 }
 
-_HELP = """Sets of K vectors for images and texts, compared by their best one-to-one matching.
-
-Find photos by words; train, evaluate and analyse models; index millions of items.
+_HELP = """Search photos by text, and train and evaluate models that encode images and texts as sets of vectors.
 
   maxmatch search "two dogs in the snow" ~/Pictures
 
@@ -58,6 +56,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(search)
+app.command()(serve)
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
@@ -65,8 +65,6 @@ app.command()(analyse)
 app.command()(reproduce)
 app.command()(encode)
 app.command()(export)
-app.command()(search)
-app.command()(serve)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(index.app, name="index")

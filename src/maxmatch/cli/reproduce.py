@@ -63,11 +63,11 @@ def reproduce(
 
       maxmatch reproduce ablation --data coco_precomp --seeds 3
 
-      maxmatch reproduce flickr30k --data region=f30k_precomp --data resnet=dataset_flickr30k.json --seeds 2
+      maxmatch reproduce flickr30k --data region=f30k --data resnet=f30k.json
 
-      maxmatch reproduce elements --data dataset_flickr8k.json --base flickr8k_maxmatch
+      maxmatch reproduce elements --data f8k.json --base flickr8k_maxmatch
 
-      maxmatch reproduce ablation pvse sizes --data dataset_flickr8k.json --base flickr8k_maxmatch --seeds 3
+      maxmatch reproduce ablation pvse --data f8k.json --base flickr8k_maxmatch
     """
     from maxmatch.reproduce import targets as known
     from maxmatch.reproduce.targets import target_called

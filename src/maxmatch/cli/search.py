@@ -109,6 +109,12 @@ def _required(query: str | None) -> str:
     return query
 
 
+_WHERE = (
+    "Only items whose metadata match, e.g. \"taken >= '2024'\". Photo folders have name, folder, taken, width, height, "
+    "orientation, bytes, modified."
+)
+
+
 def search(
     query: Annotated[
         str | None,
@@ -117,8 +123,8 @@ def search(
     index: Annotated[Path | None, typer.Argument(help="A folder of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
-    where: Annotated[str | None, typer.Option(help='Only items whose metadata match: "year >= 2020"')] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Score every item: slower, and misses nothing.")] = False,
+    where: Annotated[str | None, typer.Option(help=_WHERE)] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Score every item: slower, but misses nothing.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
     ] = False,
@@ -129,7 +135,8 @@ def search(
         bool | None,
         typer.Option(
             "--preview/--no-preview",
-            help="Show the pictures, if need be in coarse blocks. Default: in kitty, Ghostty, iTerm2 and WezTerm.",
+            help="Show the pictures, as coloured blocks if the terminal cannot show images. Default: in kitty, "
+            "Ghostty, iTerm2 and WezTerm.",
             show_default=False,
         ),
     ] = None,
@@ -139,7 +146,7 @@ def search(
     """Find photos or indexed items by words or a picture.
 
     A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. Words
-    can be weighted: '"beach" + 2 "dog" - "people"'. Where the output is not a terminal, only paths are printed; a
+    can be weighted: '"beach" + 2 "dog" - "people"'. If the output is not a terminal, only paths are printed; a
     terminal that can show pictures shows them.
 
     Examples:
@@ -148,7 +155,7 @@ def search(
 
       maxmatch search "a dog on a beach" photos.index
 
-      maxmatch search "a dog" photos.index -k 50 --where "size > 100000" --explain
+      maxmatch search "a dog" ~/Pictures -k 50 --where "width > 2000" --explain
 
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
     """

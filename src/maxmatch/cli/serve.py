@@ -23,12 +23,12 @@ def serve(
         Path | None,
         typer.Option(help="The folder that item ids are relative to. Default: the folder that was encoded."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on. Any but this machine's own needs a token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any address other than localhost requires --token.")
+    ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8765,
     token: Annotated[
-        str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="What clients must show; at least 16 characters.")
+        str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="Secret that clients must send; at least 16 characters.")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
@@ -37,9 +37,9 @@ def serve(
 
     A folder of photos is indexed first, in the user's cache; photos indexed before are not read again.
 
-    The address is printed once the server is ready. Only indexed pictures are served, and only to this machine; for
-    others, give --host and a token, which becomes part of the address. The API is under /api/v1 (described at
-    /api/v1/openapi.json), metrics for Prometheus are at /metrics. Ctrl-C stops it.
+    The address is printed once the server is ready. Only indexed pictures are served, and only to this machine. To
+    serve other machines, give --host and --token; the token becomes part of the address. The API is under /api/v1
+    (described at /api/v1/openapi.json), metrics for Prometheus are at /metrics. Ctrl-C stops it.
 
     Examples:
 
@@ -47,7 +47,7 @@ def serve(
 
       maxmatch serve photos.index --open
 
-      maxmatch serve photos.index --pictures ~/Pictures --host 0.0.0.0 --token "$(openssl rand -hex 16)"
+      maxmatch serve photos --host 0.0.0.0 --token "$(openssl rand -hex 16)"
     """
     check_installed()
     import uvicorn

@@ -15,14 +15,18 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<name of the recipe>.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the run in the folder, exactly where it stopped.")
+        bool,
+        typer.Option("--resume", help="Resume the run exactly where it stopped; starts a new run if there is none."),
     ] = False,
     auto_recover: Annotated[
-        bool, typer.Option("--auto-recover", help="When training fails in a known way, apply the cure and continue.")
+        bool,
+        typer.Option(
+            "--auto-recover", help="If training is stuck, NaN or collapsed, apply the suggested fix and continue."
+        ),
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained, how fast each part learns, and stop.")
+        bool, typer.Option("--dry-run", help="Print what would be trained and its learning rates, and stop.")
     ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -30,7 +34,7 @@ def train(
     """Train a model from a recipe.
 
     The run's folder gets the resolved recipe, metrics.jsonl, and the checkpoints best/ and last/. --resume continues an
-    interrupted run exactly where it stopped. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch.cli.main train …
+    interrupted run exactly where it stopped. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch train …
 
     Examples:
 
@@ -38,7 +42,7 @@ def train(
 
       maxmatch train scenes data.path=scenes
 
-      maxmatch train f30k_region_bigru data.path=f30k_precomp data.word_vectors=glove.840B.300d.txt --out runs/first
+      maxmatch train f30k_region_bert data.path=f30k_precomp --out runs/first
     """
     from maxmatch.recipe.yaml_files import list_recipes, load_recipe
 

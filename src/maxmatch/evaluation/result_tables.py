@@ -212,7 +212,7 @@ def extended_table(lines: Sequence[ResultLine]) -> Table | None:
 
 
 def _figures(line: ResultLine, prefix: str) -> dict[str, Cell]:
-    """A result as a row: its figures of one protocol, and those that no protocol has a part in."""
+    """A result as a row: its metrics of one protocol, and those that belong to no protocol."""
     one = line.result
     about = {"model": one.name, "kind": one.kind, "similarity": one.similarity, **_gallery(prefix)}
     return {**about, **one.figures, **_without(prefix, one.figures)}

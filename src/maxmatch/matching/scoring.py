@@ -37,7 +37,7 @@ class Scorer:
     pack_columns: Callable[[Tensor], Any]
     score: Callable[[Any, Any, Tensor, slice, slice], Tensor | None]
     """(packed rows, packed columns, where to write the scores, which rows, which columns) -> a sum that is not finite
-    if anything that went into the tile is not; None where that was checked."""
+    if any input of the tile is not finite; None if the inputs were already checked."""
     bytes_per_pair: int
     best_tile: tuple[int, int]
     """Rows and columns of a tile where memory allows: small on the CPU, to stay in its caches."""

@@ -207,7 +207,7 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
                 # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
                 _forget(index, [one.id for one in more if one.id in known])
                 failed += more
-                # What only could not be reached is tried again the next time.
+                # A file that is missing or may not be read now is tried again the next time.
                 bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
                 _write_notes(index, bad)
                 advance(len(names))

@@ -138,7 +138,7 @@ def list_table(path: Path, modality: str | None = None) -> Listing:
     """The pictures of a table, or its captions. Paths of pictures count from the table's folder."""
     left_out: list[Skipped] = []
     suffix = path.suffix.lower()
-    untyped = suffix in (".csv", ".tsv")  # they know only texts: metadata are taken for what they say
+    untyped = suffix in (".csv", ".tsv")  # all cells are text: metadata are parsed as JSON where possible
     rows = [
         _Row(str(line), path, line, {name: _typed(name, cell) if untyped else cell for name, cell in cells.items()})
         for line, cells in TABLES[suffix](path, noting(left_out))

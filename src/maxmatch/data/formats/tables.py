@@ -139,7 +139,7 @@ def cell_of(value: Any) -> str:
 
 
 def value_of(cell: str) -> Any:
-    """The metadata in a cell of a CSV file: nothing if it is empty, and what is written exactly as JSON is taken so."""
+    """The metadata in a cell of a CSV file: None if empty, parsed if it is written exactly as JSON, else its text."""
     if not cell:
         return None
     if cell[0] not in _JSON_BEGINS:
@@ -402,5 +402,5 @@ def _read_files(
 
 
 def _typed(columns: Columns, cells: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The cells of a file that knows only texts, metadata taken for what they say."""
+    """The cells of a file that stores only text; metadata are parsed as JSON where possible."""
     return {name: cell if name in columns.known else value_of(cell) for name, cell in cells.items()}

@@ -51,7 +51,7 @@ FILE = "milvus.json"
 
 
 class Server(ConfigPart):
-    """A server and its options: the settings of an index."""
+    """The settings of an index on a Milvus server: its address and options."""
 
     uri: Annotated[str, Field(validate_default=True)] = ""
     timeout: Annotated[float, Field(gt=0, strict=True)] = 60.0
