@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maxmatch.recipe.schema import Recipe
     from maxmatch.search.set_index import SetIndex
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 moved.install()
 

@@ -74,7 +74,14 @@ def _torchrun(words: list[str]) -> None:
     _maxmatch(words[place + 2 :])
 
 
-PROGRAMS = {"make": _make, "maxmatch": _maxmatch, "pip": _pip, "python": _python, "torchrun": _torchrun}
+def _uv(words: list[str]) -> None:
+    """uv's pip, which knows one option more."""
+    assert words[0] == "pip"
+    cut = words.index("--torch-backend")
+    _pip([*words[1:cut], *words[cut + 2 :]])
+
+
+PROGRAMS = {"make": _make, "maxmatch": _maxmatch, "pip": _pip, "python": _python, "torchrun": _torchrun, "uv": _uv}
 
 
 @pytest.fixture(scope="module")
