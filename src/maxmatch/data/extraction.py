@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import torch
 
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
-from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images
+from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images, read_info
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
 from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, TowerConfig
@@ -19,6 +20,7 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
 from maxmatch.model.inputs import PixelReader, read_ahead
 from maxmatch.model.presets import PRESETS
+from maxmatch.recipe.schema import Data
 
 _HUGGING_FACE = "hf:"
 
@@ -58,19 +60,59 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
 
 
 def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
-    """The info of a store of the backbone's features: the network, its weights, the preprocessing of pictures."""
-    transform = backbone.reader.transform
-    weights = hashlib.sha256()
+    """The info of a store of the backbone's features."""
+    size = backbone.reader.transform.size
+    with torch.inference_mode():
+        device = next(backbone.encoder.parameters()).device
+        cells, grid = backbone.encoder.cells(torch.zeros(1, 3, size, size, device=device))
+    return StoreInfo(_source(backbone), cells.shape[2], dtype, grid)
+
+
+def _source(backbone: FrozenBackbone) -> str:
+    """The network, its weights, and the preprocessing of pictures."""
+    weights, transform = hashlib.sha256(), backbone.reader.transform
     for name, value in sorted(backbone.encoder.backbone.state_dict().items()):
         weights.update(name.encode())
         weights.update(value.detach().cpu().contiguous().numpy().tobytes())
-    with torch.inference_mode():
-        device = next(backbone.encoder.parameters()).device
-        cells, grid = backbone.encoder.cells(torch.zeros(1, 3, transform.size, transform.size, device=device))
     mean, std = (", ".join(f"{value:.4g}" for value in part) for part in (transform.mean, transform.std))
     pictures = f"{transform.resize} {transform.size} px, mean {mean}, std {std}"
-    source = f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"
-    return StoreInfo(source, cells.shape[2], dtype, grid)
+    return f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"
+
+
+def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
+    """Refuse a store of features that the model's backbone did not make, unless it is trusted, and one of another width
+    than the model reads. Features that lie in no store do not say where they come from.
+    """
+    folder = data.features or (dataset.path if dataset.format == "features" else None)
+    if folder is None or model.config is None or IMAGE not in model.towers:
+        return
+    folder, tower = Path(folder).expanduser(), model.tower(IMAGE)
+    info, encoder, reader = read_info(folder), tower.encoder, tower.reader
+    conv = isinstance(encoder, ConvEncoder) and isinstance(reader, PixelReader)
+    width = encoder.local_projection.in_features if conv else getattr(encoder, "feature_width", info.width)
+    if info.width != width:
+        raise ValueError(
+            f"{folder}: features of width {info.width} ({info.source}), but the model reads features of width {width}. "
+            "Extract them with this model's backbone (maxmatch data features), or build the model for theirs."
+        )
+    if not conv or data.trust_features:
+        return
+    mine = _source(FrozenBackbone(encoder, reader, _described(model.config.towers[IMAGE].encoder)))
+    if info.source != mine and not (_rounded(encoder) and _unweighted(info.source) == _unweighted(mine)):
+        raise ValueError(
+            f"{folder}: the features come from {info.source}, but the model's backbone is {mine}. Extract them with it "
+            "(maxmatch data features), or use them as they are with data.trust_features=true (--trust-features)."
+        )
+
+
+def _unweighted(source: str) -> str:
+    return re.sub(r", weights [0-9a-f]{16};", ";", source)
+
+
+def _rounded(encoder: ConvEncoder) -> bool:
+    """Whether the weights were rounded to half precision, so that they cannot be told from those before."""
+    weights = (value for value in encoder.backbone.state_dict().values() if value.is_floating_point())
+    return all(torch.equal(value, value.half().to(value.dtype)) for value in weights)
 
 
 def extract(

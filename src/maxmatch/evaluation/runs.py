@@ -13,6 +13,7 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import read_metrics
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import IMAGE, TEXT, Split
+from maxmatch.data.extraction import check_features
 from maxmatch.data.load import checked_words, load_data, words_met
 from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
 from maxmatch.evaluation.encoding import (
@@ -327,6 +328,7 @@ def analyse_run(
         visible = pictures.split(loaded.split)
     say(f"{source.path} on {loaded.part.size:,} images of {loaded.dataset.path}, split {loaded.split!r}")
     encoder = SetEncoder.from_pretrained(source.path, where)
+    check_features(encoder, loaded.described, loaded.dataset)
     pair = choose_pair(encoder.towers)
     with bar("encoding", loaded.part.size) as advance:
         encoded = encode_items(encoder, loaded.part, batch_size=batch_size, report=left_out(say), advance=advance)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror
 from maxmatch.data.dataset import Split
+from maxmatch.data.extraction import check_features
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import Say, hold_out, load_data
 from maxmatch.data.scenes import split_sizes
@@ -56,6 +57,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     if val is None:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training without validation")
     model = new_model(recipe, train, say).to(processes.device)
+    check_features(model, recipe.data, dataset)
     readers = readers_for(model, train)
     options = recipe.train
     crops = {
