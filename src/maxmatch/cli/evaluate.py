@@ -21,7 +21,10 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Default: test, or val where there is none.")] = None,
     similarity: Annotated[
         list[str] | None,
-        typer.Option(help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training."),
+        typer.Option(
+            help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training, then the others of a "
+            "run's recipe."
+        ),
     ] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Also all models together, by their mean score.")

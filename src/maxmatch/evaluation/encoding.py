@@ -374,5 +374,9 @@ def encode_model(
             )
     except ValueError as error:
         raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error
-    similarity = {"similarity": model.similarity_name, "similarity_options": model.similarity_options}
+    similarity: dict[str, Any] = {
+        "similarity": model.similarity_name,
+        "similarity_options": model.similarity_options,
+        "similarities": [] if source.recipe is None else list(source.recipe.similarities),
+    }
     return replace(found, notes={**found.notes, **about, "model": source.name, **similarity})

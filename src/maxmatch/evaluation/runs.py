@@ -122,7 +122,8 @@ def evaluate_runs(
         models: Runs (their best epoch is taken), checkpoints, names of models, or files written with `save_sets`.
         data: Data in any format. None: the data that the runs were trained on.
         split: None: the split that the run's recipe names, else "test", else "val".
-        similarity: Names of similarities, or "all". None given: the one each model was trained with.
+        similarity: Names of similarities, or "all". None given: the one each model was trained with, then the others
+            that the recipe of a run lists.
         ensemble: Also measure all models together, by the mean of their scores.
         protocol: "plain", "coco" (1K in five folds, and 5K), or "auto": "coco" if there are 5,000 images.
         draws: Bootstrap samples of the images for intervals and paired tests; 0 for none.
@@ -173,6 +174,7 @@ def evaluate_runs(
     teams = [members(sources, encoded, name) for name in names] or [members(sources, encoded)]
     pair = choose_pair(encoded[0].sets)
     singles = [[member] for team in teams for member in team]
+    singles += [] if names else _further(sources, encoded)
     lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws)
     about |= {name: len(encoded[0].groups[side]) for name, side in zip(("images", "captions"), pair, strict=True)}
     theirs, paper_notes = _paper(paper, sources, about, lines)
@@ -202,6 +204,16 @@ def members(
         options = sets.notes.get("similarity_options", {}) if similarity in (None, trained) else {}
         found.append(EvaluatedModel(source.name, sets, with_options(similarity or trained, options)))
     return found
+
+
+def _further(sources: Sequence[ModelSource], encoded: Sequence[EncodedSplit]) -> list[list[EvaluatedModel]]:
+    """Each model with the similarities that its recipe lists beside the one of its training."""
+    return [
+        members([source], [sets], name)
+        for source, sets in zip(sources, encoded, strict=True)
+        for name in sets.notes.get("similarities", ())
+        if name != sets.notes["similarity"]
+    ]
 
 
 def _stored(

@@ -113,9 +113,12 @@ def training_notes(recipe: Recipe, train: Split, epochs: int) -> str:
 
 
 def figure_notes(
-    encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, float], split: str
-) -> str:
-    """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown."""
+    encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, float], split: str,
+    others: Mapping[str, float],
+) -> str:  # fmt: skip
+    """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown. others: RSUM
+    by further similarities.
+    """
     member = EvaluatedModel("model", encoded, with_options(similarity, dict(options)))
     (line,), _ = measure([[member]], pair, "plain")
     figures, sure = line.result.figures, line.intervals[""]
@@ -124,13 +127,14 @@ def figure_notes(
         f"| {one} to {other} | " + " | ".join(_figure(figures, sure, f"{way}_r{n}") for n in (1, 5, 10)) + " |"
         for way, one, other in (("i2t", *pair), ("t2i", *pair[::-1]))
     ]
+    further = [f"`{name}` {rsum:.1f}" for name, rsum in others.items()]
     head = "| per cent (95 % interval) | R@1 | R@5 | R@10 |\n|---|---|---|---|\n"
     return "\n\n".join(
         [
             "## How well it retrieves",
             f"On the split `{split}`: {counts}, one model, compared by `{similarity}`.",
             head + "\n".join(rows),
-            f"RSUM {_figure(figures, sure, 'rsum')}.",
+            f"RSUM {', by '.join([_figure(figures, sure, 'rsum'), *further])}.",
         ]
     )
 
@@ -215,7 +219,13 @@ def finish(
     if parts.val is not None and parts.val_feed is not None:
         val = encoded(model, parts.val_feed, parts.val.size)
         found |= measures(val, pair, similarity, options)
-        model.notes = f"{figure_notes(val, pair, similarity, options, recipe.data.val_split)}\n\n{model.notes}"
+        others = {}
+        for other in recipe.similarities[1:]:
+            by_other = measures(val, pair, other, recipe.similarity_options(other))
+            others[other] = by_other["rsum"]
+            found |= {f"{other}_{name}": value for name, value in by_other.items() if f"chance_{name}" in by_other}
+        notes = figure_notes(val, pair, similarity, options, recipe.data.val_split, others)
+        model.notes = f"{notes}\n\n{model.notes}"
     model.save_pretrained(run / BEST)
     write_whole(run / DONE, json.dumps(found, indent=2) + "\n")
     return found
