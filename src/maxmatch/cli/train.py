@@ -54,9 +54,10 @@ def train(
         raise typer.BadParameter("name one of these recipes, or a YAML file: maxmatch train scenes data.path=scenes")
     resolved = load_recipe(recipe, changes or [])
     if dry_run:
+        from maxmatch.cli.common import say
         from maxmatch.training.prepare import describe
 
-        print(describe(resolved))
+        print(describe(resolved, say=say))
         return
     from maxmatch.training.loop import train as run
 

@@ -7,7 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def chosen_device(name: str | torch.device | None = None) -> torch.device:

@@ -88,14 +88,16 @@ def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
         return
     folder, tower = Path(folder).expanduser(), model.tower(IMAGE)
     info, encoder, reader = read_info(folder), tower.encoder, tower.reader
-    conv = isinstance(encoder, ConvEncoder) and isinstance(reader, PixelReader)
-    width = encoder.local_projection.in_features if conv else getattr(encoder, "feature_width", info.width)
+    if isinstance(encoder, ConvEncoder):
+        width = encoder.local_projection.in_features
+    else:
+        width = getattr(encoder, "feature_width", info.width)
     if info.width != width:
         raise ValueError(
             f"{folder}: features of width {info.width} ({info.source}), but the model reads features of width {width}. "
             "Extract them with this model's backbone (maxmatch data features), or build the model for theirs."
         )
-    if not conv or data.trust_features:
+    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader) or data.trust_features:
         return
     mine = _source(FrozenBackbone(encoder, reader, _described(model.config.towers[IMAGE].encoder)))
     if info.source != mine and not (_rounded(encoder) and _unweighted(info.source) == _unweighted(mine)):
