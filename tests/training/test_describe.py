@@ -103,12 +103,13 @@ def test_by_its_name_alone_a_recipe_says_whose_images_it_counts(tmp_path):
         assert epochs_in(text)[41][0] == pytest.approx(recipe.train.lr / 2)
 
 
-def test_without_known_steps_a_warm_up_of_so_many_steps_is_left_out_with_a_word(tmp_path):
-    (tmp_path / "mine.yaml").write_text("extends: f30k_region_bigru\ntrain: {warmup_steps: 500}\n")
+@pytest.mark.parametrize("warmup", ["warmup_steps: 500", "warmup_epochs: 2"])
+def test_without_known_steps_the_warm_up_is_left_out_with_a_word(tmp_path, warmup):
+    (tmp_path / "mine.yaml").write_text(f"extends: f30k_region_bigru\ntrain: {{{warmup}}}\n")
     recipe = load_recipe(tmp_path / "mine.yaml")
     text = describe(recipe)
     assert epochs_in(text)[1][0] == pytest.approx(recipe.train.lr)
-    assert "500 steps" in text
+    assert "warm-up" in text
 
 
 def test_a_backbone_frozen_for_good_has_no_learning_rate():

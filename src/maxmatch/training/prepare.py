@@ -160,9 +160,7 @@ def _fetched_tokenizer(name: str | None) -> Path:
 
 # Training images of the data sets that recipes which ship are made for, by how their names begin.
 _SIZES = {"coco": 113_287, "ablation/": 113_287, "f30k": 29_000, "flickr8k": 6_000}
-_ANY_STEPS = (
-    1000  # in an epoch, where they are not known: learning rates at the start of an epoch do not depend on them
-)
+_ANY_STEPS = 1000  # in an epoch, where they are not known: after a warm-up, rates by epoch do not depend on them
 
 
 def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lambda line: None) -> str:
@@ -171,9 +169,9 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
     """
     known, how = (steps_per_epoch, "") if steps_per_epoch else _steps(recipe, say)
     steps, train = known or _ANY_STEPS, recipe.train
-    if known is None and train.warmup_steps:
-        how += f". The warm-up of {train.warmup_steps} steps is left out below"
-        train = train.model_copy(update={"warmup_steps": 0})
+    if known is None and train.warmup(steps):
+        how += ". The warm-up is left out below"
+        train = train.model_copy(update={"warmup_steps": 0, "warmup_epochs": 0})
     towers = recipe.model.resolved().towers
     backbones = [name for name, tower in towers.items() if hasattr(tower.encoder, "backbone")]
     lines = [
