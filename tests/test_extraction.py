@@ -14,7 +14,7 @@ from transformers import ResNetConfig, ResNetModel
 
 from maxmatch.data.convert import convert
 from maxmatch.data.dataset import IMAGE, TEXT, Dataset, Items, Split
-from maxmatch.data.extraction import _pixels, describe_store, extract, load_backbone
+from maxmatch.data.extraction import describe_store, extract, load_backbone
 from maxmatch.data.features import FeatureStore, FeatureWriter
 from maxmatch.data.feed import MappedFeed
 from maxmatch.data.formats import folder, karpathy, precomp
@@ -194,22 +194,6 @@ def test_any_vision_model_of_hugging_face_can_be_run(data, tmp_path):
     store = extracted(f"hf:{tmp_path / 'resnet'}", data, tmp_path / "store")
     assert "crop 32 px, mean 0.5, 0.5, 0.5, std 0.229" in store.info.source
     assert (store.info.grid, store.info.width) == ((4, 4), 24)
-
-
-def test_pictures_are_prepared_as_the_model_says(tmp_path):
-    assert (_pixels(str(tmp_path)).size, _pixels(str(tmp_path)).resize) == (224, "crop")
-    square = {"height": 64, "width": 64}
-    for said, pixels in (
-        ({}, (224, "crop")),
-        ({"size": 288}, (288, "crop")),
-        ({"size": {"shortest_edge": 240}}, (240, "crop")),
-        ({"size": square}, (64, "squash")),
-        ({"do_center_crop": False, "crop_size": 224, "size": square}, (64, "squash")),
-        ({"do_center_crop": True, "crop_size": square, "size": {"shortest_edge": 100}}, (64, "crop")),
-    ):
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-        found = _pixels(str(tmp_path))
-        assert (found.size, found.resize) == pixels, said
 
 
 def test_a_model_without_a_backbone_and_data_without_pictures_are_refused(data, checkpoint, tmp_path):

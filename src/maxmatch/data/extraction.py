@@ -15,7 +15,7 @@ from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, re
 from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images, read_info
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
-from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, TowerConfig
+from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
 from maxmatch.model.inputs import PixelReader, read_ahead
@@ -40,7 +40,7 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
     """
     if model.startswith(_HUGGING_FACE):
         name = model.removeprefix(_HUGGING_FACE)
-        loaded = _built(Conv(backbone=HuggingFaceBackbone(pretrained=name), pixels=_pixels(name)))
+        loaded = _built(Conv(backbone=HuggingFaceBackbone(pretrained=name)))
     elif model in PRESETS and not Path(model).is_dir():
         loaded = _built(PRESETS[model]().towers[IMAGE].encoder)
     else:
@@ -177,28 +177,3 @@ def _described(encoder: Any) -> str:
         return f"Hugging Face {(backbone.config or {}).get('model_type')}"
     options = backbone.model_dump(exclude={"source", "pretrained"})
     return f"{backbone.source} {json.dumps(options)}" if options else str(backbone.source)
-
-
-def _pixels(name: str) -> Pixels:
-    """What a model of Hugging Face wants done to pictures, by its preprocessor_config.json; the usual, without one."""
-    try:
-        if Path(name).is_dir():
-            file = Path(name) / "preprocessor_config.json"
-        else:
-            from huggingface_hub import hf_hub_download
-
-            file = Path(hf_hub_download(name, "preprocessor_config.json"))
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # as the hub's own error is, where there is no such file
-        return Pixels()
-    crop = config.get("crop_size") if config.get("do_center_crop", True) else None
-    size = crop or config.get("size") or Pixels().size
-    side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height")
-    squash = crop is None and isinstance(size, dict) and "height" in size
-    usual = Pixels()
-    return Pixels(
-        size=side,
-        resize="squash" if squash else "crop",
-        mean=config.get("image_mean") or usual.mean,
-        std=config.get("image_std") or usual.std,
-    )
