@@ -99,6 +99,15 @@ def test_of_a_run_all_similarities_of_its_recipe_are_measured_that_of_training_f
     assert asked["similarity"] == "mil"
 
 
+def test_beside_the_papers_rows_it_is_noted_what_a_recipe_of_the_paper_lacks(capsys, place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "run")
+    recipe = load_recipe(place / "run" / "recipe.yaml").model_copy(update={"name": "f30k_region_bigru"})
+    (tmp_path / "run" / "recipe.yaml").write_text(dump_recipe(recipe))
+    for paper, count in (("table:flickr30k", 1), ("none", 0)):
+        notes = results(capsys, tmp_path / "run", "--paper", paper, "--bootstrap", 0)["notes"]
+        assert len([note for note in notes if note.startswith("run: ") and "data.word_vectors" in note]) == count
+
+
 def test_a_split_can_be_chosen_and_captions_be_fewer(capsys, place):
     data = results(capsys, place / "one", place / "data", "--split", "train", "--captions-per-image", 1)
     assert (data["split"], data["images"], data["captions"]) == ("train", 8, 8)

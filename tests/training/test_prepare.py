@@ -16,7 +16,7 @@ from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
 from maxmatch.training.optim import parameter_groups
-from maxmatch.training.prepare import prepare, tokenizer_for
+from maxmatch.training.prepare import describe, prepare, tokenizer_for
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -49,6 +49,14 @@ def test_the_words_are_those_of_the_training_captions_that_are_frequent_enough(d
     often = prepared(changed(recipe, min_count=13))[0].model.tower("text").reader.tokenizer.get_vocab()
     captions = (data / "train_caps.txt").read_text().split()
     assert {word for word in often if word.startswith("thing")} == {w for w in captions if captions.count(w) >= 13}
+
+
+def test_a_recipe_of_the_paper_without_its_word_vectors_is_trained_with_a_warning(data):
+    of_the_paper = recipe_for(data).model_copy(update={"name": "f30k_region_bigru"})
+    _, printed = prepared(of_the_paper)
+    assert [line for line in printed if "data.word_vectors" in line and "GloVe" in line]
+    assert "data.word_vectors" in describe(of_the_paper)
+    assert "data.word_vectors" not in describe(recipe_for(data))
 
 
 def test_a_missing_split_is_reported_and_only_the_first_process_validates(data):

@@ -34,7 +34,7 @@ from maxmatch.evaluation.encoding import (
     save_encoded,
 )
 from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair
-from maxmatch.evaluation.paper import ReportedRow, check_label, paper_rows
+from maxmatch.evaluation.paper import ReportedRow, check_label, departures, paper_rows
 from maxmatch.evaluation.result_tables import (
     Style,
     Table,
@@ -264,7 +264,13 @@ def _paper(
     if not rows:
         return [], [f"paper: {label} has no figures of this protocol"]
     elsewhere = "" if split is None or split.startswith("test") else f"; on the test split, ours on {split}"
-    return rows, [f"paper: {label}, its RSUM the sum of its cells{elsewhere}"]
+    lacking = [
+        f"{source.name}: {line}"
+        for source in sources
+        if source.recipe is not None
+        for line in departures(source.recipe)
+    ]
+    return rows, [f"paper: {label}, its RSUM the sum of its cells{elsewhere}", *lacking]
 
 
 class AnalysedRun(NamedTuple):

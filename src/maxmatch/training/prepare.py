@@ -16,6 +16,7 @@ from maxmatch.data.load import Say, hold_out, load_data
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import readers_for
+from maxmatch.evaluation.paper import departures
 from maxmatch.losses.objective import TERMS
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
@@ -50,6 +51,8 @@ class TrainingParts:
 
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     """Read the data, build the model on the device, and choose how it is fed."""
+    for line in departures(recipe):
+        say(f"! {line}")
     with first_alone(processes):
         dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
     train = _training_split(recipe.data, dataset, say)
@@ -178,6 +181,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
         f"{recipe.name}: {recipe.description}",
         f"{train.epochs} epochs{f' of {known:,} steps' if known else ''}, batches of {train.batch_size} images{how}",
         f"similarity {recipe.model.similarity}; " + _objective(recipe),
+        *(f"! {line}" for line in departures(recipe)),
         "",
         f"{'group':<20}{'parameters':>14}{'factor':>8}{'learning rate':>15}{'weight decay':>14}",
     ]
