@@ -2,9 +2,11 @@ import itertools
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from tiny_models import D, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ResNetConfig, ResNetModel
@@ -148,6 +150,19 @@ def test_pictures_are_prepared_as_any_preprocessor_file_says(tmp_path):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
         found = preprocessing(str(tmp_path))
         assert (found.size, found.resize) == pixels, said
+
+
+@pytest.mark.parametrize("error", [EntryNotFoundError, LocalEntryNotFoundError])
+def test_a_preprocessor_file_that_the_hub_lacks_is_no_error_and_one_out_of_reach_a_warning(monkeypatch, error):
+    def fetch(*arguments):
+        raise error("no such file")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    unreachable = (
+        pytest.warns(UserWarning, match="someone/vision") if error is LocalEntryNotFoundError else nullcontext()
+    )
+    with unreachable:
+        assert preprocessing("someone/vision") == Pixels()
 
 
 def test_what_neither_the_config_nor_a_file_says_is_as_usual(tmp_path):
