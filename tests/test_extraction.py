@@ -12,14 +12,17 @@ from sample_splits import split_of
 from tiny_models import images_for, saved_model, tiny_model, with_statistics
 from transformers import ResNetConfig, ResNetModel
 
+from maxmatch.data.convert import convert
 from maxmatch.data.dataset import IMAGE, TEXT, Dataset, Items, Split
-from maxmatch.data.extraction import _pixels, describe_store, extract, load_backbone
-from maxmatch.data.features import FeatureWriter
+from maxmatch.data.extraction import describe_store, extract, load_backbone
+from maxmatch.data.features import FeatureStore, FeatureWriter
 from maxmatch.data.feed import MappedFeed
 from maxmatch.data.formats import folder, karpathy, precomp
 from maxmatch.data.load import load_data, read_dataset
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.encoding import readers_for
+from maxmatch.evaluation.runs import evaluate_runs
+from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.recipe.schema import Data
 
@@ -193,22 +196,6 @@ def test_any_vision_model_of_hugging_face_can_be_run(data, tmp_path):
     assert (store.info.grid, store.info.width) == ((4, 4), 24)
 
 
-def test_pictures_are_prepared_as_the_model_says(tmp_path):
-    assert (_pixels(str(tmp_path)).size, _pixels(str(tmp_path)).resize) == (224, "crop")
-    square = {"height": 64, "width": 64}
-    for said, pixels in (
-        ({}, (224, "crop")),
-        ({"size": 288}, (288, "crop")),
-        ({"size": {"shortest_edge": 240}}, (240, "crop")),
-        ({"size": square}, (64, "squash")),
-        ({"do_center_crop": False, "crop_size": 224, "size": square}, (64, "squash")),
-        ({"do_center_crop": True, "crop_size": square, "size": {"shortest_edge": 100}}, (64, "crop")),
-    ):
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-        found = _pixels(str(tmp_path))
-        assert (found.size, found.resize) == pixels, said
-
-
 def test_a_model_without_a_backbone_and_data_without_pictures_are_refused(data, checkpoint, tmp_path):
     with pytest.raises(ValueError, match="region_bigru reads features, and has no backbone"):
         load_backbone("region_bigru")
@@ -217,3 +204,57 @@ def test_a_model_without_a_backbone_and_data_without_pictures_are_refused(data, 
     precomp.write({"train": split(features(2), 1)}, tmp_path / "regions")
     with pytest.raises(ValueError, match="holds features already"):
         extracted(checkpoint, tmp_path / "regions", tmp_path / "store")
+
+
+def with_source(store, source):
+    """The same store, said to come from elsewhere."""
+    file = store.folder / "store.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"source": source}))
+
+
+def measured(model, data, store, **more):
+    options = {"features": str(store.folder), **more}
+    return evaluate_runs(model, data, split="val", draws=0, options=options, device="cpu", say=print).results[0].figures
+
+
+def test_features_of_the_models_own_backbone_are_evaluated_and_of_another_refused(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store")
+    found = measured(checkpoint, data, store)
+    other = saved_model(tmp_path / "other", seed=2)
+    with pytest.raises(ValueError, match="weights") as refused:
+        measured(other, data, store)
+    assert store.info.source in str(refused.value)
+    assert describe_store(load_backbone(str(other)), "float32").source in str(refused.value)
+    assert "trust_features" in str(refused.value)
+    measured(other, data, store, trust_features=True)
+    with_source(store, "random numbers")
+    with pytest.raises(ValueError, match="random numbers"):
+        measured(checkpoint, data, store)
+    assert measured(checkpoint, data, store, trust_features=True) == found
+
+
+def test_features_of_another_width_are_refused_also_where_they_are_trusted(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store")
+    narrow = saved_model(
+        tmp_path / "narrow", backbone={"depths": [1, 1], "hidden_sizes": [16, 20], "embedding_size": 8}
+    )
+    for trust in (False, True):
+        with pytest.raises(ValueError, match=r"24.*20"):
+            measured(narrow, data, store, trust_features=trust)
+
+
+def test_a_half_precision_copy_of_a_model_takes_the_features_of_the_whole_one(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store")
+    half = SetEncoder.from_pretrained(checkpoint).save_pretrained(tmp_path / "half", dtype="float16")
+    measured(half, data, store)
+
+
+def test_a_converted_store_still_says_which_backbone_made_it(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store")
+    convert(data, tmp_path / "with_captions", "features", features=store.folder)
+    convert(tmp_path / "with_captions", tmp_path / "again", "features")
+    assert FeatureStore.open(tmp_path / "again").info.source == store.info.source
+    evaluate_runs(checkpoint, tmp_path / "again", split="val", draws=0, device="cpu", say=print)
+    with_source(FeatureStore.open(tmp_path / "again"), "random numbers")
+    with pytest.raises(ValueError, match="random numbers"):
+        evaluate_runs(checkpoint, tmp_path / "again", split="val", draws=0, device="cpu", say=print)

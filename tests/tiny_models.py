@@ -89,7 +89,7 @@ def with_statistics(model):
     return model
 
 
-def saved_model(folder):
+def saved_model(folder, seed=1, **more):
     """A model that reads pictures and texts, as after some training, in a folder."""
-    with_statistics(tiny_model("resnet152_bigru", seed=1)).save_pretrained(folder)
+    with_statistics(tiny_model("resnet152_bigru", seed, **more)).save_pretrained(folder)
     return folder

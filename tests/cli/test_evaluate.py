@@ -13,7 +13,7 @@ from maxmatch import SetEncoder
 from maxmatch.data.load import read_dataset
 from maxmatch.evaluation.metrics import retrieval
 from maxmatch.model.build import build_model
-from maxmatch.recipe.yaml_files import dump_recipe
+from maxmatch.recipe.yaml_files import dump_recipe, load_recipe
 
 
 def save_model(folder, preset="region_bigru", seed=0, changed=None, **options):
@@ -79,6 +79,33 @@ def test_of_a_run_the_best_epoch_is_taken_with_the_data_of_its_recipe(capsys, pl
     assert "'val'" in err  # for there is no test split
     (result,) = json.loads(out)["results"]
     assert_same(result, expected(place / "run" / "best", place / "data"))
+
+
+def test_of_a_run_all_similarities_of_its_recipe_are_measured_that_of_training_first(capsys, place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "run")
+    recipe = load_recipe(place / "run" / "recipe.yaml", ["evaluate.similarities=[top_k, maxmatch, mil]"])
+    (tmp_path / "run" / "recipe.yaml").write_text(dump_recipe(recipe))
+    found = results(capsys, tmp_path / "run", place / "one", place / "data", "--ensemble", "--bootstrap", 0)["results"]
+    assert [(one["model"], one["similarity"]) for one in found] == [
+        ("run", "maxmatch"), ("one", "maxmatch"), ("run", "top_k"), ("run", "mil"),
+        ("run + one", "maxmatch"),
+    ]  # fmt: skip
+    for one in (found[0], *found[2:4]):
+        assert_same(one, expected(place / "run" / "best", place / "data", similarity=one["similarity"]))
+    kept = tmp_path / "kept.safetensors"
+    run(capsys, "evaluate", tmp_path / "run", "--save-sets", kept, "--bootstrap", 0)
+    assert [one["similarity"] for one in results(capsys, kept)["results"]] == ["maxmatch", "top_k", "mil"]
+    (asked,) = results(capsys, tmp_path / "run", "--similarity", "mil", "--bootstrap", 0)["results"]
+    assert asked["similarity"] == "mil"
+
+
+def test_beside_the_papers_rows_it_is_noted_what_a_recipe_of_the_paper_lacks(capsys, place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "run")
+    recipe = load_recipe(place / "run" / "recipe.yaml").model_copy(update={"name": "f30k_region_bigru"})
+    (tmp_path / "run" / "recipe.yaml").write_text(dump_recipe(recipe))
+    for paper, count in (("table:flickr30k", 1), ("none", 0)):
+        notes = results(capsys, tmp_path / "run", "--paper", paper, "--bootstrap", 0)["notes"]
+        assert len([note for note in notes if note.startswith("run: ") and "data.word_vectors" in note]) == count
 
 
 def test_a_split_can_be_chosen_and_captions_be_fewer(capsys, place):

@@ -83,6 +83,21 @@ def test_a_run_is_written_to_its_folder_and_its_result_to_stdout(capsys, small, 
     assert json.loads(out) == json.loads((tmp_path / "runs" / "tiny" / "done.json").read_text())
 
 
+def test_the_result_has_the_rsum_of_every_similarity_of_the_recipe(capsys, small, tmp_path):
+    file, data = small
+    similarities = "evaluate.similarities=[maxmatch, top_k]"
+    code, out, _ = run(capsys, "train", file, f"data.path={data}", similarities, "--out", tmp_path / "run")
+    assert code == 0
+    done = json.loads((tmp_path / "run" / "done.json").read_text())
+    _, measured, _ = run(capsys, "evaluate", tmp_path / "run", "--split", "val", "--bootstrap", 0, "--json")
+    first, other = json.loads(measured)["results"]
+    names = [f"{way}_r{level}" for way in ("i2t", "t2i") for level in (1, 5, 10)] + ["rsum"]
+    assert {name: done[f"top_k_{name}"] for name in names} == pytest.approx({name: other[name] for name in names})
+    assert done["rsum"] == pytest.approx(first["rsum"])
+    assert f"top_k RSUM {other['rsum']:.1f}" in out
+    assert f"`top_k` {other['rsum']:.1f}" in (tmp_path / "run" / "best" / "README.md").read_text()
+
+
 def test_without_validation_the_result_has_no_rsum(capsys, small, tmp_path):
     file, _ = small
     data = write_data(tmp_path / "data", val=0)

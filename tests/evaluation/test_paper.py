@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from maxmatch.evaluation.paper import LOSSES, RECALLS, check_label, disagreements, paper_rows, tables
+from maxmatch.evaluation.paper import LOSSES, RECALLS, check_label, departures, disagreements, paper_rows, tables
+from maxmatch.recipe.yaml_files import load_recipe
 
 BERT, BIGRU, RESNET = "Faster R-CNN + BERT", "Faster R-CNN + Bi-GRU", "Resnet152 + Bi-GRU"
 
@@ -153,3 +154,25 @@ def test_a_table_can_be_asked_for_or_left_out():
         check_label("table:9")
     with pytest.raises(ValueError, match="'table:9'"):
         paper_rows("table:9", [], 7)
+
+
+VECTORS = "data.word_vectors=glove.840B.300d.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("f30k_region_bigru", [], ["data.word_vectors"]),
+        ("coco_resnet152_bigru_setdiv", [], ["data.word_vectors"]),
+        ("f30k_region_bigru", [VECTORS], []),
+        ("coco_region_bert", [], []),
+        ("ablation/07", ["model.options.pretrained=false"], ["model.options.pretrained"]),
+        ("f30k_resnet152_bigru", ["model.options.pretrained=false"], ["model.options.pretrained", "data.word_vectors"]),
+        ("f30k_vsepp", [], []),  # whose words are learned from the captions alone
+        ("flickr8k_maxmatch", ["model.options.pretrained=false"], []),  # not the paper's
+    ],
+)
+def test_what_a_recipe_of_the_paper_lacks_is_named(name, changes, named):
+    lines = departures(load_recipe(name, changes))
+    assert len(lines) == len(named)
+    assert all(key in line for key, line in zip(named, lines, strict=True))

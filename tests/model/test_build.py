@@ -1,14 +1,17 @@
 import itertools
+import json
 import shutil
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from tiny_models import D, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ResNetConfig, ResNetModel
 
-from maxmatch.model.build import build_model
+from maxmatch.model.build import build_model, preprocessing
 from maxmatch.model.config import (
     GRU,
     PIE,
@@ -24,6 +27,8 @@ from maxmatch.model.config import (
 )
 from maxmatch.model.encoders import ResNeXt
 from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
+from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import dump_recipe, load_recipe
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 HEAD = SetPrediction(heads=2, head_width=8)
@@ -100,6 +105,85 @@ def test_of_clip_each_tower_takes_its_half(tmp_path):
     model.save_pretrained(tmp_path / "ours")
     again = type(model).from_pretrained(tmp_path / "ours")
     assert torch.equal(again.encode_texts(["a dog"]), model.encode_texts(["a dog"]))
+
+
+def with_preprocessor(folder):
+    """A small ResNet that says what is to be done to pictures."""
+    ResNetModel(ResNetConfig(depths=[1], hidden_sizes=[16], embedding_size=8)).save_pretrained(folder)
+    said = {"size": {"height": 48, "width": 48}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+    return HuggingFaceBackbone(pretrained=str(folder))
+
+
+def prepared(model):
+    transform = model.tower("image").reader.transform
+    return transform.size, transform.resize, transform.mean[0], transform.std[0]
+
+
+def test_pictures_for_a_hugging_face_backbone_are_prepared_as_its_preprocessor_file_says(tmp_path):
+    backbone = with_preprocessor(tmp_path / "theirs")
+    model = build_model(one_tower(Conv(backbone=backbone)))
+    assert prepared(model) == (48, "squash", 0.5, 0.25)
+    assert prepared(build_model(one_tower(Conv(backbone=backbone, pixels=Pixels(size=32))))) == (
+        32, "squash", 0.5, 0.25,
+    )  # fmt: skip
+    model.save_pretrained(tmp_path / "ours")
+    shutil.rmtree(tmp_path / "theirs")
+    again = type(model).from_pretrained(tmp_path / "ours")
+    assert prepared(again) == prepared(model)
+    assert again.config.towers["image"].encoder.pixels == Pixels(
+        size=48, resize="squash", mean=(0.5,) * 3, std=(0.25,) * 3
+    )
+
+
+def test_pictures_are_prepared_as_any_preprocessor_file_says(tmp_path):
+    assert (preprocessing(str(tmp_path)).size, preprocessing(str(tmp_path)).resize) == (None, None)
+    square = {"height": 64, "width": 64}
+    for said, pixels in (
+        ({}, (None, "crop")),
+        ({"size": 288}, (288, "crop")),
+        ({"size": {"shortest_edge": 240}}, (240, "crop")),
+        ({"size": square}, (64, "squash")),
+        ({"do_center_crop": False, "crop_size": 224, "size": square}, (64, "squash")),
+        ({"do_center_crop": True, "crop_size": square, "size": {"shortest_edge": 100}}, (64, "crop")),
+    ):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+        found = preprocessing(str(tmp_path))
+        assert (found.size, found.resize) == pixels, said
+
+
+@pytest.mark.parametrize("error", [EntryNotFoundError, LocalEntryNotFoundError])
+def test_a_preprocessor_file_that_the_hub_lacks_is_no_error_and_one_out_of_reach_a_warning(monkeypatch, error):
+    def fetch(*arguments):
+        raise error("no such file")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    unreachable = (
+        pytest.warns(UserWarning, match="someone/vision") if error is LocalEntryNotFoundError else nullcontext()
+    )
+    with unreachable:
+        assert preprocessing("someone/vision") == Pixels()
+
+
+def test_what_neither_the_config_nor_a_file_says_is_as_usual(tmp_path):
+    backbone = with_preprocessor(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert prepared(build_model(one_tower(Conv(backbone=backbone)))) == (224, "crop", 0.485, 0.229)
+    random = HuggingFaceBackbone(config={"model_type": "resnet", "depths": [1], "hidden_sizes": [16]})
+    assert prepared(build_model(one_tower(Conv(backbone=random)))) == (224, "crop", 0.485, 0.229)
+
+
+def test_a_recipe_leaves_the_preprocessing_to_the_file_also_after_it_was_written(tmp_path):
+    config = one_tower(Conv(backbone=with_preprocessor(tmp_path))).model_dump(mode="json")
+    config["towers"]["text"] = {"encoder": {"name": "gru"}}
+    recipe = Recipe.model_validate(
+        {"name": "mine", "model": {"config": config}, "train": {"epochs": 1, "batch_size": 2, "lr": 1e-3}}
+    )
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    again = load_recipe(tmp_path / "recipe.yaml")
+    assert again == recipe
+    tokenizers = {"text": word_tokenizer(["a dog"], 1)}
+    assert prepared(build_model(again.model.resolved(), tokenizers)) == (48, "squash", 0.5, 0.25)
 
 
 def test_resnext_has_the_parameters_of_the_published_network_and_takes_them_from_a_file(tmp_path):

@@ -82,6 +82,36 @@ def test_the_ablation_is_on_coco_and_scenes_have_their_own_number_of_steps():
     assert "smooth_chamfer; loss 1·triplet + 0.01·MMD + 0.01·Div" in describe(load_recipe("coco_region_bigru_setdiv"))
 
 
+def test_the_steps_are_those_of_the_data_where_it_is_at_hand(data):
+    changes = [f"data.path={data}", "train.batch_size=10", "model.options={feature_width: 12}"]
+    text = describe(load_recipe("f30k_region_bigru", changes))
+    assert "80 epochs of 5 steps, batches of 10 images" in text  # 48 images
+    text = describe(load_recipe("f30k_region_bigru", [*changes, "train.batch_size=47"]))
+    assert "80 epochs of 1 steps, batches of 47 images" in text  # one image alone has no negatives
+    held_out = describe(load_recipe("f30k_region_bigru", [*changes, "data.hold_out_words=[thing1]"]))
+    assert re.search(r"80 epochs of [345] steps", held_out)
+
+
+def test_by_its_name_alone_a_recipe_says_whose_images_it_counts(tmp_path):
+    assert "29,000" in describe(load_recipe("f30k_region_bigru"))
+    (tmp_path / "coconut.yaml").write_text("extends: f30k_region_bigru\n")
+    for recipe in (load_recipe(tmp_path / "coconut.yaml"), load_recipe("f30k_region_bigru", ["data.path=nowhere"])):
+        text = describe(recipe)
+        assert "steps, batches" not in text
+        assert "not known" in text
+        assert ("nowhere" in text) == (recipe.data.path is not None)
+        assert epochs_in(text)[41][0] == pytest.approx(recipe.train.lr / 2)
+
+
+@pytest.mark.parametrize("warmup", ["warmup_steps: 500", "warmup_epochs: 2"])
+def test_without_known_steps_the_warm_up_is_left_out_with_a_word(tmp_path, warmup):
+    (tmp_path / "mine.yaml").write_text(f"extends: f30k_region_bigru\ntrain: {{{warmup}}}\n")
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    text = describe(recipe)
+    assert epochs_in(text)[1][0] == pytest.approx(recipe.train.lr)
+    assert "warm-up" in text
+
+
 def test_a_backbone_frozen_for_good_has_no_learning_rate():
     text = describe(load_recipe("scenes", ["train.freeze={backbone: always}"]))
     assert "image.backbone" not in text

@@ -7,6 +7,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_runs import recipe_for, write_pictures
 
+from maxmatch.data.extraction import FrozenBackbone, describe_store
 from maxmatch.data.features import FeatureWriter, StoreInfo
 from maxmatch.data.load import read_dataset
 from maxmatch.data.sampler import BatchPlan
@@ -15,7 +16,7 @@ from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import train
 from maxmatch.training.optim import parameter_groups
-from maxmatch.training.prepare import prepare, tokenizer_for
+from maxmatch.training.prepare import describe, prepare, tokenizer_for
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -48,6 +49,14 @@ def test_the_words_are_those_of_the_training_captions_that_are_frequent_enough(d
     often = prepared(changed(recipe, min_count=13))[0].model.tower("text").reader.tokenizer.get_vocab()
     captions = (data / "train_caps.txt").read_text().split()
     assert {word for word in often if word.startswith("thing")} == {w for w in captions if captions.count(w) >= 13}
+
+
+def test_a_recipe_of_the_paper_without_its_word_vectors_is_trained_with_a_warning(data):
+    of_the_paper = recipe_for(data).model_copy(update={"name": "f30k_region_bigru"})
+    _, printed = prepared(of_the_paper)
+    assert [line for line in printed if "data.word_vectors" in line and "GloVe" in line]
+    assert "data.word_vectors" in describe(of_the_paper)
+    assert "data.word_vectors" not in describe(recipe_for(data))
 
 
 def test_a_missing_split_is_reported_and_only_the_first_process_validates(data):
@@ -143,7 +152,8 @@ def test_stored_features_of_a_frozen_backbone_train_the_model_that_pictures_woul
     parts, _ = prepared(recipe)
     encoder, reader = parts.model.tower("image").encoder.eval(), parts.model.tower("image").reader
     channels = encoder.local_projection.in_features
-    with FeatureWriter(tmp_path / "store", StoreInfo("the backbone", channels)) as writer, torch.no_grad():
+    source = describe_store(FrozenBackbone(encoder, reader, "Hugging Face resnet"), "float32").source
+    with FeatureWriter(tmp_path / "store", StoreInfo(source, channels)) as writer, torch.no_grad():
         for split in read_dataset(pictures).splits.values():
             for name, picture in zip(split["image"].ids, split["image"].values, strict=True):
                 pixels, _ = reader.collate([reader.read(picture)])
@@ -158,3 +168,26 @@ def test_stored_features_of_a_frozen_backbone_train_the_model_that_pictures_woul
             continue
         torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-4, msg=name)
     assert results[0]["rsum"] == pytest.approx(results[1]["rsum"])
+
+
+def test_features_that_the_backbone_did_not_make_are_refused_before_training(pictures, tmp_path):
+    recipe = recipe_for(pictures, "resnet152_bigru", freeze={"image.backbone": "always"}, workers=0)
+    with FeatureWriter(tmp_path / "store", StoreInfo("random numbers", 24)) as writer:
+        for split in read_dataset(pictures).splits.values():
+            writer.append(split["image"].ids, list(np.random.default_rng(0).normal(size=(split.size, 4, 24))))
+        writer.finish()
+    stored = changed(recipe, features=str(tmp_path / "store"))
+    with pytest.raises(ValueError, match=r"random numbers.*Hugging Face resnet.*data\.trust_features=true"):
+        train(stored, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert prepared(changed(stored, trust_features=True))[0].train.size == 12
+
+
+def test_features_of_another_width_than_a_region_encoders_are_refused_before_training(data, tmp_path):
+    recipe = recipe_for(data)
+    with FeatureWriter(tmp_path / "store", StoreInfo("a detector", 24)) as writer:
+        for split in read_dataset(data).splits.values():
+            writer.append(split["image"].ids, list(np.zeros((split.size, 4, 24))))
+        writer.finish()
+    with pytest.raises(ValueError, match=r"24.*12"):
+        prepared(changed(recipe, features=str(tmp_path / "store")))

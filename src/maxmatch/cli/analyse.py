@@ -29,6 +29,9 @@ def analyse(
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
     images: Annotated[str | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
     features: Annotated[str | None, typer.Option(help="Features made by `maxmatch data features`.")] = None,
+    trust_features: Annotated[
+        bool, typer.Option("--trust-features", help="Use that store also if another backbone made it.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images, with their captions, encoded at once.")] = 64,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="For the examples drawn, and for t-SNE.")] = 0,
@@ -53,7 +56,7 @@ def analyse(
     from maxmatch.core.progress import bar
     from maxmatch.evaluation.runs import analyse_run
 
-    options = {"format": format, "images": images, "features": features}
+    options = {"format": format, "images": images, "features": features, "trust_features": trust_features or None}
     found, page = analyse_run(
         model,
         data,

@@ -21,7 +21,10 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Default: test, or val where there is none.")] = None,
     similarity: Annotated[
         list[str] | None,
-        typer.Option(help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training."),
+        typer.Option(
+            help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training, then the others "
+            "of a run's recipe."
+        ),
     ] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Also all models together, by their mean score.")
@@ -37,6 +40,9 @@ def evaluate(
         str | None, typer.Option(help="A table of the paper to compare with: table:mscoco, tab:PVSE, …; or none.")
     ] = None,
     features: Annotated[Path | None, typer.Option(help="A store of features to use in place of pictures.")] = None,
+    trust_features: Annotated[
+        bool, typer.Option("--trust-features", help="Use that store also if another backbone made it.")
+    ] = False,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
     captions_per_image: Annotated[int | None, typer.Option(min=1, help="Use only this many per image.")] = None,
@@ -83,7 +89,13 @@ def evaluate(
 
     *models, last = paths
     data = last if models and find_model(last) is None else None
-    options = {"features": features, "format": format, "images": images, "captions_per_image": captions_per_image}
+    options = {
+        "features": features,
+        "trust_features": trust_features or None,
+        "format": format,
+        "images": images,
+        "captions_per_image": captions_per_image,
+    }
     with usage_errors():
         found = evaluate_runs(
             models if data is not None else paths,

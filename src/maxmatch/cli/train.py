@@ -54,9 +54,10 @@ def train(
         raise typer.BadParameter("name one of these recipes, or a YAML file: maxmatch train scenes data.path=scenes")
     resolved = load_recipe(recipe, changes or [])
     if dry_run:
+        from maxmatch.cli.common import say
         from maxmatch.training.prepare import describe
 
-        print(describe(resolved))
+        print(describe(resolved, say=say))
         return
     from maxmatch.training.loop import train as run
 
@@ -69,9 +70,14 @@ def train(
         return
     print(f"{folder / 'best'}: epoch {result['best_epoch'] + 1:.0f}", end="")
     if "rsum" in result:
+        others = "".join(
+            f" {name} RSUM {result[f'{name}_rsum']:.1f},"
+            for name in resolved.similarities[1:]
+            if f"{name}_rsum" in result  # a run that finished before all of them were reported has the first only
+        )
         print(
             f", RSUM {result['rsum']:.1f}"
-            f" (image to text R@1 {result['i2t_r1']:.1f}, text to image R@1 {result['t2i_r1']:.1f}),"
+            f" (image to text R@1 {result['i2t_r1']:.1f}, text to image R@1 {result['t2i_r1']:.1f}),{others}"
             f" pairing stable in {result['stability']:.1%} of true pairs",
             end="",
         )

@@ -106,13 +106,34 @@ def warn_unless_unit(name: str, low: float, high: float, cure: str, stacklevel: 
         )
 
 
-def check_positive(scores: Tensor, positive: Tensor) -> None:
-    """Refuse scores that are no matrix and a `positive` that does not go with them."""
-    if scores.ndim != 2 or positive.dtype != torch.bool or positive.shape != scores.shape:
+def check_positive(scores: Tensor, positive: Tensor | None) -> Tensor:
+    """`positive`, by default the diagonal. Refuse scores that are no matrix and a `positive` that does not go with
+    them.
+    """
+    check_axes("scores", scores, ("images", "captions"))
+    if positive is None:
+        if scores.shape[0] != scores.shape[1]:
+            raise ValueError(
+                f"positive: by default the diagonal, but the scores are {shape_of(scores)}, not square. "
+                "Say which are true pairs."
+            )
+        return torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    if not isinstance(positive, Tensor) or positive.dtype != torch.bool or positive.shape != scores.shape:
         raise ValueError(
-            f"expected scores (images, captions) and a boolean `positive` of the same shape, got {shape_of(scores)} "
-            f"and {positive.dtype} {shape_of(positive)}."
+            f"positive: expected a boolean tensor of the scores' shape {shape_of(scores)}, got {_seen(positive)}."
         )
+    return positive
+
+
+def check_axes(name: str, values: Tensor, axes: tuple[str, ...]) -> None:
+    """Refuse what is not a floating-point tensor with these axes and something in each."""
+    fits = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == len(axes)
+    if not fits or 0 in values.shape:
+        raise ValueError(f"{name}: expected a floating-point tensor ({', '.join(axes)}), got {_seen(values)}.")
+
+
+def _seen(value: object) -> str:
+    return f"{value.dtype} {shape_of(value)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_width(name: str, features: Tensor, axes: tuple[str, ...], width: int) -> None:

@@ -1,6 +1,14 @@
-"""Devices: the one a user names or the best available, and a workaround for a race in MKL."""
+"""Devices: the one a user names or the best available, float32 under autocast, and a workaround for a race in MKL."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def chosen_device(name: str | torch.device | None = None) -> torch.device:
@@ -20,6 +28,26 @@ def chosen_device(name: str | torch.device | None = None) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device {name}: torch sees no Apple GPU here. Leave --device out, or use cpu.")
     return device
+
+
+def in_float32(function: Callable[P, T]) -> Callable[P, T]:
+    """The function on its floating-point tensors in float32 (or float64, where they are), also under autocast. In
+    bfloat16 the differences between close vectors would be lost.
+    """
+
+    @wraps(function)
+    def precise(*arguments: P.args, **options: P.kwargs) -> T:
+        first = next((value for value in arguments if isinstance(value, Tensor)), None)
+        with torch.autocast("cpu" if first is None else first.device.type, enabled=False):
+            named = {name: _at_least_float(value) for name, value in options.items()}
+            return function(*map(_at_least_float, arguments), **named)
+
+    return precise
+
+
+def _at_least_float(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(torch.promote_types(value.dtype, torch.float32)) if floating else value
 
 
 MKL_FUNCTIONS = (

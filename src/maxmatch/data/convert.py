@@ -19,7 +19,7 @@ from maxmatch.data.dataset import (
     refuse,
     without_groups,
 )
-from maxmatch.data.features import FeatureStore, with_features
+from maxmatch.data.features import FeatureStore, read_info, with_features
 from maxmatch.data.formats import butd
 from maxmatch.data.formats.tables import WRITERS
 from maxmatch.data.load import FORMATS, read_all
@@ -91,7 +91,9 @@ def convert(
     name = "table" if to in WRITERS else to
     options: dict[str, Any] = {"kind": to} if to in WRITERS else {}
     if to == "features":
-        options = {"dtype": dtype, "source": f"{dataset.format}: {dataset.path.resolve().name}"}
+        store = features or (source if dataset.format == "features" else None)
+        known = None if store is None else read_info(store.expanduser()).source
+        options = {"dtype": dtype, "source": known or f"{dataset.format}: {dataset.path.resolve().name}"}
     elif dtype is not None:
         raise ValueError(f"dtype: only a store of features has one, not the format {to!r}. Leave it out.")
     with bar("images", sum(len(split[IMAGE]) for split in dataset.splits.values())) as advance:

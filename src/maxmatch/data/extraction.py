@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,14 +12,15 @@ import torch
 
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
-from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images
+from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images, read_info
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
-from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, Pixels, TowerConfig
+from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
 from maxmatch.model.inputs import PixelReader, read_ahead
 from maxmatch.model.presets import PRESETS
+from maxmatch.recipe.schema import Data
 
 _HUGGING_FACE = "hf:"
 
@@ -38,7 +40,7 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
     """
     if model.startswith(_HUGGING_FACE):
         name = model.removeprefix(_HUGGING_FACE)
-        loaded = _built(Conv(backbone=HuggingFaceBackbone(pretrained=name), pixels=_pixels(name)))
+        loaded = _built(Conv(backbone=HuggingFaceBackbone(pretrained=name)))
     elif model in PRESETS and not Path(model).is_dir():
         loaded = _built(PRESETS[model]().towers[IMAGE].encoder)
     else:
@@ -58,19 +60,61 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
 
 
 def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
-    """The info of a store of the backbone's features: the network, its weights, the preprocessing of pictures."""
-    transform = backbone.reader.transform
-    weights = hashlib.sha256()
+    """The info of a store of the backbone's features."""
+    size = backbone.reader.transform.size
+    with torch.inference_mode():
+        device = next(backbone.encoder.parameters()).device
+        cells, grid = backbone.encoder.cells(torch.zeros(1, 3, size, size, device=device))
+    return StoreInfo(_source(backbone), cells.shape[2], dtype, grid)
+
+
+def _source(backbone: FrozenBackbone) -> str:
+    """The network, its weights, and the preprocessing of pictures."""
+    weights, transform = hashlib.sha256(), backbone.reader.transform
     for name, value in sorted(backbone.encoder.backbone.state_dict().items()):
         weights.update(name.encode())
         weights.update(value.detach().cpu().contiguous().numpy().tobytes())
-    with torch.inference_mode():
-        device = next(backbone.encoder.parameters()).device
-        cells, grid = backbone.encoder.cells(torch.zeros(1, 3, transform.size, transform.size, device=device))
     mean, std = (", ".join(f"{value:.4g}" for value in part) for part in (transform.mean, transform.std))
     pictures = f"{transform.resize} {transform.size} px, mean {mean}, std {std}"
-    source = f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"
-    return StoreInfo(source, cells.shape[2], dtype, grid)
+    return f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"
+
+
+def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
+    """Refuse a store of features that the model's backbone did not make, unless it is trusted, and one of another width
+    than the model reads. Features that lie in no store do not say where they come from.
+    """
+    folder = data.features or (dataset.path if dataset.format == "features" else None)
+    if folder is None or model.config is None or IMAGE not in model.towers:
+        return
+    folder, tower = Path(folder).expanduser(), model.tower(IMAGE)
+    info, encoder, reader = read_info(folder), tower.encoder, tower.reader
+    if isinstance(encoder, ConvEncoder):
+        width = encoder.local_projection.in_features
+    else:
+        width = getattr(encoder, "feature_width", info.width)
+    if info.width != width:
+        raise ValueError(
+            f"{folder}: features of width {info.width} ({info.source}), but the model reads features of width {width}. "
+            "Extract them with this model's backbone (maxmatch data features), or build the model for theirs."
+        )
+    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader) or data.trust_features:
+        return
+    mine = _source(FrozenBackbone(encoder, reader, _described(model.config.towers[IMAGE].encoder)))
+    if info.source != mine and not (_rounded(encoder) and _unweighted(info.source) == _unweighted(mine)):
+        raise ValueError(
+            f"{folder}: the features come from {info.source}, but the model's backbone is {mine}. Extract them with it "
+            "(maxmatch data features), or use them as they are with data.trust_features=true (--trust-features)."
+        )
+
+
+def _unweighted(source: str) -> str:
+    return re.sub(r", weights [0-9a-f]{16};", ";", source)
+
+
+def _rounded(encoder: ConvEncoder) -> bool:
+    """Whether the weights were rounded to half precision, so that they cannot be told from those before."""
+    weights = (value for value in encoder.backbone.state_dict().values() if value.is_floating_point())
+    return all(torch.equal(value, value.half().to(value.dtype)) for value in weights)
 
 
 def extract(
@@ -133,28 +177,3 @@ def _described(encoder: Any) -> str:
         return f"Hugging Face {(backbone.config or {}).get('model_type')}"
     options = backbone.model_dump(exclude={"source", "pretrained"})
     return f"{backbone.source} {json.dumps(options)}" if options else str(backbone.source)
-
-
-def _pixels(name: str) -> Pixels:
-    """What a model of Hugging Face wants done to pictures, by its preprocessor_config.json; the usual, without one."""
-    try:
-        if Path(name).is_dir():
-            file = Path(name) / "preprocessor_config.json"
-        else:
-            from huggingface_hub import hf_hub_download
-
-            file = Path(hf_hub_download(name, "preprocessor_config.json"))
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # as the hub's own error is, where there is no such file
-        return Pixels()
-    crop = config.get("crop_size") if config.get("do_center_crop", True) else None
-    size = crop or config.get("size") or Pixels().size
-    side = size if isinstance(size, int) else size.get("shortest_edge") or size.get("height")
-    squash = crop is None and isinstance(size, dict) and "height" in size
-    usual = Pixels()
-    return Pixels(
-        size=side,
-        resize="squash" if squash else "crop",
-        mean=config.get("image_mean") or usual.mean,
-        std=config.get("image_std") or usual.std,
-    )

@@ -21,6 +21,7 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import Dataset, Items, Split
+from maxmatch.data.extraction import check_features
 from maxmatch.data.feed import Feed, choose_feed, log_skipped
 from maxmatch.data.load import load_data
 from maxmatch.data.sampler import BatchPlan
@@ -361,6 +362,7 @@ def encode_model(
         raise ValueError(f"{source.name}: has the tower {', '.join(model.towers)} alone; retrieval is between two.")
     about = {"data": str(loaded.dataset.path), "split": loaded.split}
     try:
+        check_features(model, loaded.described, loaded.dataset)
         with bar(f"{source.name}: images", loaded.part.size) as advance:
             found = encode_items(
                 model,
@@ -372,5 +374,9 @@ def encode_model(
             )
     except ValueError as error:
         raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error
-    similarity = {"similarity": model.similarity_name, "similarity_options": model.similarity_options}
+    similarity: dict[str, Any] = {
+        "similarity": model.similarity_name,
+        "similarity_options": model.similarity_options,
+        "similarities": [] if source.recipe is None else list(source.recipe.similarities),
+    }
     return replace(found, notes={**found.notes, **about, "model": source.name, **similarity})

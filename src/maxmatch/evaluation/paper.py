@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from maxmatch.core.array_checks import UsageError
+from maxmatch.recipe.schema import Recipe
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
 LOSSES = ("Div", "MMD", "GD", "ISD")
@@ -138,7 +139,30 @@ def _recalls(rsum: str) -> list[str]:
     return [rsum.replace("rsum", name) for name in RECALLS]
 
 
-# Which of the paper's rows are printed below a result.
+# What a recipe of the paper leaves out, and which of the paper's rows are printed below a result.
+
+_RECIPES = ("coco_", "f30k_", "ablation/")  # how the names of the paper's recipes begin
+
+
+def departures(recipe: Recipe) -> list[str]:
+    """What a recipe of the paper lacks that the paper used: pretrained weights, and the word vectors of a Bi-GRU (of
+    which VSE++ has none). Nothing for any other recipe.
+    """
+    if not recipe.name.startswith(_RECIPES):
+        return []
+    encoders = {name: tower.encoder for name, tower in recipe.model.resolved().towers.items()}
+    lines = [
+        f"not as in the paper: the {name} backbone starts with random weights (model.options.pretrained=true)"
+        for name, encoder in encoders.items()
+        if not getattr(getattr(encoder, "backbone", None), "pretrained", True)
+    ]
+    words = any(encoder.name == "gru" for encoder in encoders.values()) and "vsepp" not in recipe.name
+    if words and recipe.data.word_vectors is None:
+        lines.append(
+            "not as in the paper: words start at random instead of GloVe (data.word_vectors=glove.840B.300d.txt)"
+        )
+    return lines
+
 
 _BACKBONES = {  # by a part of a recipe's name
     "region_bigru": "Faster R-CNN + Bi-GRU",

@@ -13,6 +13,7 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import read_metrics
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import IMAGE, TEXT, Split
+from maxmatch.data.extraction import check_features
 from maxmatch.data.load import checked_words, load_data, words_met
 from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
 from maxmatch.evaluation.encoding import (
@@ -33,7 +34,7 @@ from maxmatch.evaluation.encoding import (
     save_encoded,
 )
 from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair
-from maxmatch.evaluation.paper import ReportedRow, check_label, paper_rows
+from maxmatch.evaluation.paper import ReportedRow, check_label, departures, paper_rows
 from maxmatch.evaluation.result_tables import (
     Style,
     Table,
@@ -121,7 +122,8 @@ def evaluate_runs(
         models: Runs (their best epoch is taken), checkpoints, names of models, or files written with `save_sets`.
         data: Data in any format. None: the data that the runs were trained on.
         split: None: the split that the run's recipe names, else "test", else "val".
-        similarity: Names of similarities, or "all". None given: the one each model was trained with.
+        similarity: Names of similarities, or "all". None given: the one each model was trained with, then the others
+            that the recipe of a run lists.
         ensemble: Also measure all models together, by the mean of their scores.
         protocol: "plain", "coco" (1K in five folds, and 5K), or "auto": "coco" if there are 5,000 images.
         draws: Bootstrap samples of the images for intervals and paired tests; 0 for none.
@@ -172,6 +174,7 @@ def evaluate_runs(
     teams = [members(sources, encoded, name) for name in names] or [members(sources, encoded)]
     pair = choose_pair(encoded[0].sets)
     singles = [[member] for team in teams for member in team]
+    singles += [] if names else _further(sources, encoded)
     lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws)
     about |= {name: len(encoded[0].groups[side]) for name, side in zip(("images", "captions"), pair, strict=True)}
     theirs, paper_notes = _paper(paper, sources, about, lines)
@@ -201,6 +204,16 @@ def members(
         options = sets.notes.get("similarity_options", {}) if similarity in (None, trained) else {}
         found.append(EvaluatedModel(source.name, sets, with_options(similarity or trained, options)))
     return found
+
+
+def _further(sources: Sequence[ModelSource], encoded: Sequence[EncodedSplit]) -> list[list[EvaluatedModel]]:
+    """Each model with the similarities that its recipe lists beside the one of its training."""
+    return [
+        members([source], [sets], name)
+        for source, sets in zip(sources, encoded, strict=True)
+        for name in sets.notes.get("similarities", ())
+        if name != sets.notes["similarity"]
+    ]
 
 
 def _stored(
@@ -251,7 +264,13 @@ def _paper(
     if not rows:
         return [], [f"paper: {label} has no figures of this protocol"]
     elsewhere = "" if split is None or split.startswith("test") else f"; on the test split, ours on {split}"
-    return rows, [f"paper: {label}, its RSUM the sum of its cells{elsewhere}"]
+    lacking = [
+        f"{source.name}: {line}"
+        for source in sources
+        if source.recipe is not None
+        for line in departures(source.recipe)
+    ]
+    return rows, [f"paper: {label}, its RSUM the sum of its cells{elsewhere}", *lacking]
 
 
 class AnalysedRun(NamedTuple):
@@ -327,6 +346,7 @@ def analyse_run(
         visible = pictures.split(loaded.split)
     say(f"{source.path} on {loaded.part.size:,} images of {loaded.dataset.path}, split {loaded.split!r}")
     encoder = SetEncoder.from_pretrained(source.path, where)
+    check_features(encoder, loaded.described, loaded.dataset)
     pair = choose_pair(encoder.towers)
     with bar("encoding", loaded.part.size) as advance:
         encoded = encode_items(encoder, loaded.part, batch_size=batch_size, report=left_out(say), advance=advance)

@@ -5,10 +5,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from maxmatch.core.checks import check_positive
+from maxmatch.core.devices import in_float32
 
 
+@in_float32
 def contrastive(
-    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"], temperature: float = 0.01
+    scores: Float[Tensor, "B C"], positive: Bool[Tensor, "B C"] | None = None, temperature: float = 0.01
 ) -> Float[Tensor, ""]:
     """Each true pair against all negatives of its anchor; the anchor's other positives are left out.
 
@@ -18,7 +20,7 @@ def contrastive(
 
     Args:
         scores: of every image with every caption.
-        positive: which of them are true pairs.
+        positive: which of them are true pairs; None: the diagonal.
         temperature: τ; the smaller, the more the hardest negatives count.
 
     Returns:
@@ -27,12 +29,11 @@ def contrastive(
     Examples:
         >>> import torch
         >>> from maxmatch.losses import contrastive
-        >>> positive = torch.eye(2, dtype=torch.bool)
         >>> right, wrong = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[0.1, 0.9], [0.8, 0.2]])
-        >>> bool(contrastive(right, positive) < contrastive(wrong, positive))
+        >>> bool(contrastive(right) < contrastive(wrong))
         True
     """
-    check_positive(scores, positive)
+    positive = check_positive(scores, positive)
     if not temperature > 0:
         raise ValueError(f"temperature: expected a positive number, got {temperature}.")
     logits = scores / temperature

@@ -5,7 +5,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from maxmatch.core.array_checks import shape_of
+from maxmatch.core.checks import check_axes
+from maxmatch.core.devices import in_float32
 
+_SETS = ("items", "vectors", "width")
+
+
+@in_float32
 def global_discriminative(
     sets: Float[Tensor, "B K D"], pooled: Float[Tensor, "B D"], margin: float = 0.6, scale: float = 0.5
 ) -> Float[Tensor, ""]:
@@ -32,10 +39,18 @@ def global_discriminative(
         >>> bool(global_discriminative(far, pooled) < global_discriminative(near, pooled))
         True
     """
+    check_axes("sets", sets, _SETS)
+    check_axes("pooled", pooled, ("items", "width"))
+    if pooled.shape != (len(sets), sets.shape[2]):
+        raise ValueError(
+            f"pooled: expected one feature of the sets' width per item, {len(sets)}×{sets.shape[2]}, got "
+            f"{shape_of(pooled)}."
+        )
     cosines = (normalize(sets, dim=-1) @ normalize(pooled, dim=-1)[..., None])[..., 0]
     return (scale * (cosines - margin)).exp().mean()
 
 
+@in_float32
 def intra_set_divergence(sets: Float[Tensor, "B K D"], margin: float = 0.6, scale: float = 0.5) -> Float[Tensor, ""]:
     """ISD (eqn:intra-set-divergence-loss): the vectors of a set away from each other.
 
@@ -58,9 +73,11 @@ def intra_set_divergence(sets: Float[Tensor, "B K D"], margin: float = 0.6, scal
         >>> bool(intra_set_divergence(apart) < intra_set_divergence(equal))
         True
     """
+    check_axes("sets", sets, _SETS)
     return _mean_over_pairs((scale * (_pair_cosines(sets) - margin)).exp())
 
 
+@in_float32
 def uniformity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
     """Div, as SetDiv computes it: mean over items and pairs of exp(−2‖x − y‖²), on normalised residuals.
 
@@ -76,9 +93,11 @@ def uniformity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
         >>> f"{uniformity(torch.ones(1, 2, 3)):.2f} {uniformity(torch.eye(3)[None, :2]):.2f}"
         '1.00 0.02'
     """
+    check_axes("residual", residual, _SETS)
     return _mean_over_pairs((4 * _pair_cosines(residual) - 4).exp())
 
 
+@in_float32
 def pvse_diversity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
     """Div, as PVSE computes it: the Frobenius norm of the off-diagonal Gram matrix over K², on normalised residuals.
 
@@ -94,6 +113,7 @@ def pvse_diversity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
         >>> f"{pvse_diversity(torch.ones(1, 2, 3)):.2f} {pvse_diversity(torch.eye(3)[None, :2]):.2f}"
         '0.35 0.00'
     """
+    check_axes("residual", residual, _SETS)
     size = residual.shape[1]
     if size == 1:
         return residual.sum() * 0.0

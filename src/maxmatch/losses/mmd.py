@@ -4,7 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from maxmatch.core.checks import check_axes
+from maxmatch.core.devices import in_float32
 
+
+@in_float32
 def mmd(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, ""]:
     """How far apart two clouds of vectors lie, all vectors of all sets together.
 
@@ -24,6 +28,10 @@ def mmd(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "
         >>> bool(mmd(sets, sets) < 1e-6), bool(mmd(sets, sets + 1) > 0.1)
         (True, True)
     """
+    for name, sets in (("a", a), ("b", b)):
+        check_axes(name, sets, ("items", "vectors", "width"))
+    if a.shape[2] != b.shape[2]:
+        raise ValueError(f"b: expected vectors of width {a.shape[2]}, as a has, got {b.shape[2]}.")
     x, y = a.flatten(0, 1), b.flatten(0, 1)
     centre = x.detach().mean(0)  # distances stay, and the vectors of a collapsed cloud keep their digits
     x, y = x - centre, y - centre

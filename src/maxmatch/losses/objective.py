@@ -5,10 +5,12 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from maxmatch.core.array_checks import shape_of
+from maxmatch.core.checks import check_positive
+from maxmatch.core.devices import in_float32
 from maxmatch.core.types import Sets
 from maxmatch.losses.contrastive import contrastive
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
@@ -60,9 +62,10 @@ TERMS: dict[str, Term] = {
 _DIVERSITY = {"uniformity": uniformity, "pvse": pvse_diversity}
 
 
+@in_float32
 def objective(
     scores: Float[Tensor, "B C"],
-    positive: Bool[Tensor, "B C"],
+    positive: Bool[Tensor, "B C"] | None,
     images: Sets,
     texts: Sets,
     *,
@@ -87,7 +90,7 @@ def objective(
 
     Args:
         scores: of every image with every caption, by any similarity.
-        positive: which of them are true pairs.
+        positive: which of them are true pairs; None: the diagonal.
         images: the images' sets.
         texts: the captions' sets.
         margin: of the triplet loss.
@@ -126,6 +129,12 @@ def objective(
         raise ValueError(f"gd_on: expected sets or residual, got {gd_on!r}.")
     if diversity not in _DIVERSITY:
         raise ValueError(f"diversity: expected one of {', '.join(_DIVERSITY)}, got {diversity!r}.")
+    positive = check_positive(scores, positive)
+    for name, side, count in (("images", images, len(scores)), ("texts", texts, scores.shape[1])):
+        if len(side.vectors) != count:
+            raise ValueError(
+                f"{name}: expected {count} sets, as the scores {shape_of(scores)}, got {len(side.vectors)}."
+            )
     apart = _DIVERSITY[diversity]
     gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale)
     isd = partial(intra_set_divergence, margin=isd_margin, scale=scale)
@@ -137,13 +146,7 @@ def objective(
         "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
     }
-    # Mixed precision ends here: the differences between close vectors would be lost in bfloat16.
-    with torch.autocast(scores.device.type, enabled=False):
-        scores = _at_least_float(scores)
-        images, texts = (
-            Sets(*map(_at_least_float, (side.vectors, side.residual, side.pooled))) for side in (images, texts)
-        )
-        terms = {name: term() for name, (weight, term) in weighted.items() if weight}
+    terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
     for name, term in terms.items():
         total = total + weighted[name][0] * term
@@ -152,7 +155,3 @@ def objective(
 
 def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> Tensor:
     return global_discriminative(side.vectors if on == "sets" else side.residual, side.pooled, margin, scale)
-
-
-def _at_least_float(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

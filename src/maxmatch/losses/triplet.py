@@ -7,13 +7,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from maxmatch.core.checks import check_positive
+from maxmatch.core.devices import in_float32
 
 Negatives = Literal["hardest", "mean", "semi_hard"]
 
 
+@in_float32
 def triplet(
     scores: Float[Tensor, "B C"],
-    positive: Bool[Tensor, "B C"],
+    positive: Bool[Tensor, "B C"] | None = None,
     margin: float = 0.2,
     negatives: Negatives = "hardest",
 ) -> Float[Tensor, ""]:
@@ -23,7 +25,7 @@ def triplet(
 
     Args:
         scores: of every image with every caption.
-        positive: which of them are true pairs.
+        positive: which of them are true pairs; None: the diagonal.
         margin: δ₁, in units of the score, not of the cosine.
         negatives: "hardest" of each true pair; "mean" over all pairs of a true pair and a negative of it; "semi_hard":
             over those below the positive but within the margin (violations are cut at the margin; mean of those that
@@ -36,11 +38,10 @@ def triplet(
         >>> import torch
         >>> from maxmatch.losses import triplet
         >>> scores = torch.tensor([[0.9, 0.8], [0.1, 0.7]])
-        >>> positive = torch.eye(2, dtype=torch.bool)
-        >>> f"{triplet(scores, positive, margin=0.2):.2f}"  # image 0 beats caption 1 by only 0.1, caption 1 loses
+        >>> f"{triplet(scores, margin=0.2):.2f}"  # image 0 beats caption 1 by only 0.1, caption 1 loses
         '0.20'
     """
-    check_positive(scores, positive)
+    positive = check_positive(scores, positive)
     one_way = _ONE_WAY.get(negatives)
     if one_way is None:
         raise ValueError(f"negatives: expected one of {', '.join(_ONE_WAY)}, got {negatives!r}.")

@@ -1,5 +1,7 @@
 """From a ModelConfig to a SetEncoder. The tables here are the only place that maps names to classes."""
 
+import json
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -80,8 +82,39 @@ def _options(part: Any) -> dict[str, Any]:
 
 def _conv(config: parts.Conv, given: _Materials) -> tuple[Encoder, Reader]:
     backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "vision_config")
-    reader = PixelReader(ImageTransform(**config.pixels.model_dump()))
+    named = config.backbone.pretrained if isinstance(config.backbone, parts.HuggingFaceBackbone) else None
+    asked = given.pretrained and named is not None and None in config.pixels.model_dump().values()
+    file = preprocessing(str(named)) if asked else None
+    reader = PixelReader(ImageTransform(**config.pixels.values(file)))
     return ConvEncoder(backbone, given.width, **_options(config)), reader
+
+
+def preprocessing(name: str) -> parts.Pixels:
+    """What the preprocessor_config.json of a Hugging Face model, by its name or folder, says is to be done to pictures;
+    nothing without one.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    place, file = weights_place(name), "preprocessor_config.json"
+    try:
+        path = Path(place) / file if Path(place).is_dir() else Path(hf_hub_download(place, file))
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except LocalEntryNotFoundError:
+        text = f"{name}: its {file} could not be fetched, so pictures are prepared as usual (model.config: pixels)."
+        warnings.warn(text, UserWarning, stacklevel=2)
+        return parts.Pixels()
+    except (FileNotFoundError, EntryNotFoundError):
+        return parts.Pixels()
+    crop = said.get("crop_size") if said.get("do_center_crop", True) else None
+    size = crop or said.get("size")
+    squash = crop is None and isinstance(size, dict) and "height" in size
+    return parts.Pixels(
+        size=size.get("shortest_edge") or size.get("height") if isinstance(size, dict) else size,
+        resize="squash" if squash else "crop",
+        mean=said.get("image_mean"),
+        std=said.get("image_std"),
+    )
 
 
 def _region(config: parts.Region, given: _Materials) -> tuple[Encoder, Reader]:
@@ -173,7 +206,9 @@ def _timm(config: parts.TimmBackbone, pretrained: bool, _: str) -> nn.Module:
 
 
 def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pretrained: bool) -> parts.ModelConfig:
-    """The config with its backbones' configurations from the hub written out, so that a checkpoint needs no hub."""
+    """The config with what its backbones say on the hub, configuration and preprocessing, written out: a checkpoint
+    needs no hub.
+    """
     known = config.model_dump(mode="json")
     for name, tower in config.towers.items():
         backbone: Any = getattr(tower.encoder, "backbone", None)
@@ -183,6 +218,10 @@ def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pret
             found = built.backbone.config
             options = {**found.to_diff_dict(), "model_type": found.model_type}
             known["towers"][name]["encoder"]["backbone"]["config"] = options
+            reader = towers[name].reader
+            if isinstance(reader, PixelReader):
+                values = {key: getattr(reader.transform, key) for key in parts.Pixels.model_fields}
+                known["towers"][name]["encoder"]["pixels"] = values
     return parts.ModelConfig.model_validate(known)
 
 

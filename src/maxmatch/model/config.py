@@ -64,12 +64,21 @@ def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
 
 
 class Pixels(ConfigPart):
-    """How a picture becomes an array: see `maxmatch.model.images.ImageTransform`."""
+    """How a picture becomes an array: see `maxmatch.model.images.ImageTransform`. What is not given is taken from the
+    preprocessor file of a pretrained Hugging Face backbone; without one, pictures are cropped to 224 pixels and
+    normalised as for ImageNet.
+    """
 
-    size: Count = 224
-    resize: Literal["crop", "squash"] = "crop"
-    mean: Channels = IMAGENET_MEAN
-    std: Channels = IMAGENET_STD
+    size: Count | None = None
+    resize: Literal["crop", "squash"] | None = None
+    mean: Channels | None = None
+    std: Channels | None = None
+
+    def values(self, file: "Pixels | None" = None) -> dict[str, Any]:
+        """All four values. file: what the backbone's preprocessor file says."""
+        usual = {"size": 224, "resize": "crop", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        theirs = {} if file is None else file.model_dump(exclude_none=True)
+        return {**usual, **theirs, **self.model_dump(exclude_none=True)}
 
 
 class HuggingFaceBackbone(ConfigPart):

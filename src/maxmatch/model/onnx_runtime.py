@@ -152,7 +152,7 @@ class OnnxEncoder:
                 tokenizer = load_tokenizer(as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256))
                 reader = _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
             elif isinstance(encoder, Conv):
-                transform = ImageTransform(**encoder.pixels.model_dump())
+                transform = ImageTransform(**encoder.pixels.values())
                 reader = _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
             else:
                 raise OnnxError(f"{self.folder}: the tower {modality!r} reads neither pictures nor texts.")

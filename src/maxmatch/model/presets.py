@@ -68,7 +68,7 @@ def resnet152_bigru(
     resnet = HuggingFaceBackbone(
         config={**RESNET152, **(backbone or {})}, pretrained=RESNET152_WEIGHTS if pretrained else None
     )
-    image = Conv(backbone=resnet, pixels=Pixels(size=image_size))
+    image = Conv(backbone=resnet, pixels=Pixels(size=image_size, resize="crop"))
     text = GRU(word_width=word_width, directions="concatenate")
     return _model(image, text, 4, 256, width, set_size, head)
 
@@ -113,8 +113,8 @@ def resnext101_bert(
 
 def _efficientnet_lite(variant: int, image_size: int | None, pooling: Literal["mean", "max"], pretrained: bool) -> Conv:
     backbone = EfficientNetLiteBackbone.model_validate({"variant": variant, "pretrained": pretrained})
-    size = image_size or _LITE_SIZES[variant]
-    return Conv(backbone=backbone, pooling=pooling, pixels=Pixels(size=size, mean=_LITE_MEAN, std=_LITE_STD))
+    pixels = Pixels(size=image_size or _LITE_SIZES[variant], resize="crop", mean=_LITE_MEAN, std=_LITE_STD)
+    return Conv(backbone=backbone, pooling=pooling, pixels=pixels)
 
 
 def efficientnet_lite0_bigru(

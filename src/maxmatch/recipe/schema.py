@@ -246,6 +246,8 @@ class Data(Section):
     """The folder of the pictures, if the format does not name it."""
     features: str | None = None
     """A store of features to use in place of the pictures."""
+    trust_features: bool = False
+    """Use the store also if it does not come from the model's backbone."""
     train_split: str = "train"
     val_split: str = "val"
     captions_per_image: Count | None = None

@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +22,7 @@ from maxmatch.training.distributed import Processes, any_process, processes, sam
 from maxmatch.training.log import LossWindow, RunLog, epoch_line
 from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
 from maxmatch.training.prepare import TrainingParts, prepare
-from maxmatch.training.run import DONE, RECIPE, check_folder, finish, result_of
+from maxmatch.training.run import DONE, RECIPE, begun, check_folder, finish, result_of
 from maxmatch.training.state import Progress, States, TrainingState, new_state
 from maxmatch.training.step import RecordedSteps, TrainStep, can_record, compile_layers, criterion_for, make_step
 
@@ -62,15 +62,23 @@ def train(
         show_progress: a progress bar; None shows it in a terminal.
     """
     folder = Path(folder)
-    with processes(device) as here, stopping() as stop:
-        if here.first:
-            check_folder(folder, recipe, resume)
+    with processes(device) as here, stopping() as stop, ExitStack() as lock:
         states = States(folder, recipe.train.keep_checkpoints, writes=here.first)
+        new = not states.folder.exists() and not begun(folder)
+        if here.first:
+            if not new and not (folder / DONE).exists():
+                lock.enter_context(states.locked())
+            check_folder(folder, recipe, resume)
         if (folder / DONE).exists():
             states.clear()  # in case it was killed between the two
             return result_of(folder)
         log = RunLog(folder, recipe, here.first, show_progress)
+        if here.first and not begun(folder):
+            states.clear()  # a run that failed before its first step
         parts = prepare(recipe, here, log.print)
+        if here.first and new:  # nothing is written before the data is read
+            lock.enter_context(states.locked())
+            check_folder(folder, recipe, resume=False)  # another process may have been faster
         state = new_state(parts.model, recipe.train)
         if recipe.train.compile and here.device.type == "cuda":
             compile_layers(parts.model)

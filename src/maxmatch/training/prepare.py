@@ -9,11 +9,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror
-from maxmatch.data.dataset import Split
+from maxmatch.data.dataset import Dataset, Split
+from maxmatch.data.extraction import check_features
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import Say, hold_out, load_data
+from maxmatch.data.sampler import GroupSampler
 from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import readers_for
+from maxmatch.evaluation.paper import departures
 from maxmatch.losses.objective import TERMS
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
@@ -28,6 +31,7 @@ from maxmatch.model.text import (
     word_tokenizer,
 )
 from maxmatch.recipe.schema import Data, Recipe, Train
+from maxmatch.recipe.yaml_files import list_recipes
 from maxmatch.training.distributed import Processes, first_alone
 from maxmatch.training.optim import Group, parameter_groups, schedule_factor
 
@@ -47,15 +51,16 @@ class TrainingParts:
 
 def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     """Read the data, build the model on the device, and choose how it is fed."""
+    for line in departures(recipe):
+        say(f"! {line}")
     with first_alone(processes):
         dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
-    train = dataset.split(recipe.data.train_split)
-    if recipe.data.hold_out_words:
-        train = hold_out(train, recipe.data.hold_out_words, say)
+    train = _training_split(recipe.data, dataset, say)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training without validation")
     model = new_model(recipe, train, say).to(processes.device)
+    check_features(model, recipe.data, dataset)
     readers = readers_for(model, train)
     options = recipe.train
     crops = {
@@ -79,6 +84,11 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         for name, reader in readers.items()
     )
     return TrainingParts(model, train, val, feed, val_feed, backbones)
+
+
+def _training_split(data: Data, dataset: Dataset, say: Say) -> Split:
+    train = dataset.split(data.train_split)
+    return hold_out(train, data.hold_out_words, say) if data.hold_out_words else train
 
 
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
@@ -151,19 +161,27 @@ def _fetched_tokenizer(name: str | None) -> Path:
     return Path(hf_hub_download(place, "tokenizer.json"))
 
 
-# Training images of known data sets, by the names of their recipes.
+# Training images of the data sets that recipes which ship are made for, by how their names begin.
 _SIZES = {"coco": 113_287, "ablation/": 113_287, "f30k": 29_000, "flickr8k": 6_000}
+_ANY_STEPS = 1000  # in an epoch, where they are not known: after a warm-up, rates by epoch do not depend on them
 
 
-def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
-    """A table of parameter groups, and of their learning rates over the epochs."""
-    steps = steps_per_epoch or _steps(recipe)
+def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lambda line: None) -> str:
+    """A table of parameter groups, and of their learning rates over the epochs. The data is read, if it is there, for
+    the number of steps.
+    """
+    known, how = (steps_per_epoch, "") if steps_per_epoch else _steps(recipe, say)
+    steps, train = known or _ANY_STEPS, recipe.train
+    if known is None and train.warmup(steps):
+        how += ". The warm-up is left out below"
+        train = train.model_copy(update={"warmup_steps": 0, "warmup_epochs": 0})
     towers = recipe.model.resolved().towers
     backbones = [name for name, tower in towers.items() if hasattr(tower.encoder, "backbone")]
     lines = [
         f"{recipe.name}: {recipe.description}",
-        f"{recipe.train.epochs} epochs of {steps:,} steps, batches of {recipe.train.batch_size} images",
+        f"{train.epochs} epochs{f' of {known:,} steps' if known else ''}, batches of {train.batch_size} images{how}",
         f"similarity {recipe.model.similarity}; " + _objective(recipe),
+        *(f"! {line}" for line in departures(recipe)),
         "",
         f"{'group':<20}{'parameters':>14}{'factor':>8}{'learning rate':>15}{'weight decay':>14}",
     ]
@@ -175,7 +193,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None) -> str:
         lines.append("The words of a Bi-GRU come with the data and are not counted.")
     lines += ["", f"{'epoch':<8}{'learning rate':>15}  of factor 1, at its first step"]
     for epoch in _milestones(recipe):
-        rate = recipe.train.lr * schedule_factor(recipe.train, epoch * steps, steps)
+        rate = train.lr * schedule_factor(train, epoch * steps, steps)
         notes = [f"{name} frozen" for name in backbones if recipe.train.frozen(name, epoch)]
         if recipe.objective.keywords(epoch)["negatives"] != recipe.objective.negatives:
             notes.append("mean negatives")
@@ -197,12 +215,25 @@ def _parameter_groups(recipe: Recipe) -> list[Group]:
     return parameter_groups(model, recipe.train)
 
 
-def _steps(recipe: Recipe) -> int:
-    """Steps in an epoch, by the size of a data set that is known by its name; else as on Flickr30k."""
-    size = next((size for name, size in _SIZES.items() if recipe.name.startswith(name)), _SIZES["f30k"])
-    if recipe.data.scenes is not None:
-        size = split_sizes(recipe.data.scenes.images)[recipe.data.train_split]
-    return -(-size // recipe.train.batch_size)
+def _steps(recipe: Recipe, say: Say) -> tuple[int | None, str]:
+    """Steps in an epoch and how they are known: by the data, by the scenes that would be generated, or by the data set
+    that a recipe which ships is made for. None where nothing tells.
+    """
+    data, how = recipe.data, ""
+    there = data.path is not None and Path(data.path, "metadata.jsonl" if data.scenes else "").expanduser().exists()
+    if there:
+        size = _training_split(data, load_data(data, say, recipe.model.resolved().towers), say).size
+    elif data.scenes is not None:
+        size = split_sizes(data.scenes.images)[data.train_split]
+    elif data.path is not None:
+        return None, f"; the number of steps is not known: {data.path}: no such file or folder"
+    else:
+        shipped = recipe.name in dict(list_recipes())
+        size = next((size for name, size in _SIZES.items() if shipped and recipe.name.startswith(name)), 0)
+        if not size:
+            return None, "; the number of steps is not known without data.path=FOLDER"
+        how = f", if the data has {size:,} training images (no data.path is given)"
+    return len(GroupSampler(size, recipe.train.batch_size, recipe.seed)), how
 
 
 def _objective(recipe: Recipe) -> str:

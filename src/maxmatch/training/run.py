@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from maxmatch.core.files import METRICS, write_whole
+from maxmatch.core.files import read_metrics, write_whole
 from maxmatch.data.dataset import Split
 from maxmatch.data.feed import Feed
 from maxmatch.evaluation.encoding import EncodedSplit, encode_split
@@ -34,21 +34,32 @@ from maxmatch.training.state import BEST, TrainingState
 RECIPE, DONE, LAST = "recipe.yaml", "done.json", "last"
 
 
+def begun(run: Path) -> bool:
+    """Whether a folder holds anything of a run that could be resumed or used: more than the state before its first
+    step.
+    """
+    states = [path for path in run.glob("states/state-*") if not path.stem.endswith("-00000000")]
+    return bool(states or read_metrics(run)) or any((run / name).exists() for name in (DONE, BEST, LAST))
+
+
 def check_folder(run: Path, recipe: Recipe, resume: bool) -> None:
     """Refuse a folder that already holds a run; with `resume`, one of another recipe."""
+    if not begun(run):
+        return
     known = run / RECIPE
-    if known.exists():
-        if not resume:
-            raise FileExistsError(
-                f"{run}: already holds a run. Continue it with --resume, or choose another folder with --out."
-            )
-        if load_recipe(known) != recipe:
-            raise ValueError(
-                f"{known}: this run was started with another recipe. Resume it with its own "
-                f"(maxmatch train {known} --resume --out {run}), or choose another folder."
-            )
-    elif run.exists() and (any(run.glob("state*")) or (run / METRICS).exists()):
+    if not known.exists():
         raise FileExistsError(f"{run}: holds files of a run, but no {RECIPE}. Choose another folder.")
+    if not resume:
+        raise FileExistsError(
+            f"{run}: already holds a run. Continue it with --resume, or choose another folder with --out."
+        )
+    differing = list(_changes(load_recipe(known).model_dump(mode="json"), recipe.model_dump(mode="json")))
+    if differing:
+        keys = ", ".join(f"{key} ({_short(there)} there, {_short(here)} here)" for key, there, here in differing)
+        raise ValueError(
+            f"{known}: this run was started with another recipe, which differs in {keys}. Resume it with its own "
+            f"(maxmatch train {known} --resume --out {run}), or choose another folder."
+        )
 
 
 def result_of(run: Path) -> dict[str, float]:
@@ -102,9 +113,12 @@ def training_notes(recipe: Recipe, train: Split, epochs: int) -> str:
 
 
 def figure_notes(
-    encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, float], split: str
-) -> str:
-    """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown."""
+    encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, float], split: str,
+    others: Mapping[str, float],
+) -> str:  # fmt: skip
+    """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown. others: RSUM
+    by further similarities.
+    """
     member = EvaluatedModel("model", encoded, with_options(similarity, dict(options)))
     (line,), _ = measure([[member]], pair, "plain")
     figures, sure = line.result.figures, line.intervals[""]
@@ -113,13 +127,14 @@ def figure_notes(
         f"| {one} to {other} | " + " | ".join(_figure(figures, sure, f"{way}_r{n}") for n in (1, 5, 10)) + " |"
         for way, one, other in (("i2t", *pair), ("t2i", *pair[::-1]))
     ]
+    further = [f"`{name}` {rsum:.1f}" for name, rsum in others.items()]
     head = "| per cent (95 % interval) | R@1 | R@5 | R@10 |\n|---|---|---|---|\n"
     return "\n\n".join(
         [
             "## How well it retrieves",
             f"On the split `{split}`: {counts}, one model, compared by `{similarity}`.",
             head + "\n".join(rows),
-            f"RSUM {_figure(figures, sure, 'rsum')}.",
+            f"RSUM {', by '.join([_figure(figures, sure, 'rsum'), *further])}.",
         ]
     )
 
@@ -131,7 +146,7 @@ def command(recipe: Recipe) -> str:
     name = recipe.name
     try:
         shipped = load_recipe(name).model_dump(mode="json")
-        changes = list(_changes(recipe.model_dump(mode="json"), shipped))
+        changes = [(key, value) for key, value, _ in _changes(recipe.model_dump(mode="json"), shipped)]
         same = load_recipe(name, [f"{key}={_inline(value)}" for key, value in changes]) == recipe
     except RecipeError:  # no recipe of this name, or overrides do not lead to it
         same = False
@@ -141,19 +156,24 @@ def command(recipe: Recipe) -> str:
     return "maxmatch train recipe.yaml  # of the run's folder"
 
 
-def _changes(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys in which two recipes differ, dotted, with the first one's values."""
+def _changes(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys in which two recipes differ, dotted, with the values of both."""
     for key in [*mine, *(key for key in theirs if key not in mine)]:
         one, other, path = mine.get(key), theirs.get(key), f"{prefix}{key}"
         if isinstance(one, dict) and isinstance(other, dict) and path not in ("train.schedule", "model.config"):
             yield from _changes(one, other, f"{path}.")
         elif one != other:
-            yield path, one
+            yield path, one, other
 
 
 def _inline(value: Any) -> str:
     """A value in YAML on one line."""
     return dump({"value": value}, one_line=True).removeprefix("{value: ").rstrip().removesuffix("}")
+
+
+def _short(value: Any) -> str:
+    text = _inline(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _without_folder(key: str, value: Any) -> Any:
@@ -199,7 +219,13 @@ def finish(
     if parts.val is not None and parts.val_feed is not None:
         val = encoded(model, parts.val_feed, parts.val.size)
         found |= measures(val, pair, similarity, options)
-        model.notes = f"{figure_notes(val, pair, similarity, options, recipe.data.val_split)}\n\n{model.notes}"
+        others = {}
+        for other in recipe.similarities[1:]:
+            by_other = measures(val, pair, other, recipe.similarity_options(other))
+            others[other] = by_other["rsum"]
+            found |= {f"{other}_{name}": value for name, value in by_other.items() if f"chance_{name}" in by_other}
+        notes = figure_notes(val, pair, similarity, options, recipe.data.val_split, others)
+        model.notes = f"{notes}\n\n{model.notes}"
     model.save_pretrained(run / BEST)
     write_whole(run / DONE, json.dumps(found, indent=2) + "\n")
     return found

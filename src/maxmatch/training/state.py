@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from maxmatch.core.files import sync
+from maxmatch.core.files import locked, sync
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Train
 from maxmatch.training.optim import Average, Group, optimiser, parameter_groups, with_average, with_weights
 
 BEST = "best"
 """The folder of a run's best checkpoint."""
+_PATIENCE = 10  # seconds; workers of a killed run hold its lock until they notice
 _MODEL, _ADAM, _AVERAGE = "model/", "adam/", "average/"
 
 
@@ -94,6 +96,11 @@ class States:
     def all(self) -> list[Path]:
         """The states on the disk, oldest first; a run is resumed from the last."""
         return sorted(self.folder.glob("state-*.safetensors"))
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Be the only process that trains into the run's folder. ValueError while another one does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return locked(self.folder, _PATIENCE)
 
     @property
     def seconds_since(self) -> float:
