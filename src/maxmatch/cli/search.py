@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.common import RuntimeOption, plain, say
+from maxmatch.cli.common import RuntimeOption, plain, say, usage_errors
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from maxmatch.model.names import AnyModel
     from maxmatch.search.engine import Hit
+    from maxmatch.search.query import TextPart
     from maxmatch.search.set_index import SetIndex
 
 
@@ -145,9 +146,9 @@ def search(
 ) -> None:
     """Find photos or indexed items by words or a picture.
 
-    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. Words
-    can be weighted: '"beach" + 2 "dog" - "people"'. If the output is not a terminal, only paths are printed; a
-    terminal that can show pictures shows them.
+    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. A
+    minus leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. If
+    the output is not a terminal, only paths are printed; a terminal that can show pictures shows them.
 
     Examples:
 
@@ -173,6 +174,12 @@ def search(
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("the query is empty: write some words")
+    from maxmatch.search.query import parse_query
+
+    with usage_errors():
+        parts = parse_query(words)
+    if exact and len(parts) > 1:
+        raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
     way = _way(preview, as_json or paths)
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
@@ -182,7 +189,7 @@ def search(
         opened = SetIndex.open(folder)
         encoder = model_of(opened, folder, model, device, load)
     with opened:
-        hits = _found(opened, encoder, words, image, k, where, exact)
+        hits = _found(opened, encoder, parts, image, k, where, exact)
         unknown = _unknown_keys(opened, where) if where and not hits else []
     if photos:
         root = folder.expanduser()
@@ -216,20 +223,23 @@ def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
 
 
 def _found(
-    index: "SetIndex", model: "AnyModel", query: str, image: Path | None, k: int, where: str | None, exact: bool
+    index: "SetIndex",
+    model: "AnyModel",
+    parts: "Sequence[TextPart]",
+    image: Path | None,
+    k: int,
+    where: str | None,
+    exact: bool,
 ) -> "list[Hit]":
     from maxmatch.model.images import load_image
-    from maxmatch.search.query import parse_query, search_parts
+    from maxmatch.search.query import search_parts
 
     if image is not None:
         picture = load_image(image.expanduser())  # here: a message then names the file alone
         return index.search(model.encode_images([picture]), k, where, exact)[0]
-    parts = parse_query(query)
     sets = model.encode_texts([part.text for part in parts])
     if len(parts) == 1:
         return index.search(sets, k, where, exact)[0]
-    if exact:
-        raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
     return search_parts(index, list(sets), [part.weight for part in parts], k, where)
 
 

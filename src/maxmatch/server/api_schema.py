@@ -42,7 +42,9 @@ class Paging(_Strict):
 class Asked(_Strict):
     """What to search for: a text, an item, or an uploaded picture; nothing means everything."""
 
-    q: Annotated[Text | None, Field(description='A text; or weighted parts: "beach" + "dog" - 2 "people".')] = None
+    q: Annotated[Text | None, Field(description='A text; or parts: beach -people, "beach" + "dog" - 2 "people".')] = (
+        None
+    )
     like: Annotated[ItemKey | None, Field(description="The key of an item: find similar ones.")] = None
     upload: Annotated[ItemKey | None, Field(description="The key of a picture uploaded to /search/image.")] = None
     slot: Slot | None = None
