@@ -15,6 +15,7 @@ from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.data.dataset import DataError
+from maxmatch.model import images
 from maxmatch.search import photos
 from maxmatch.search.filters import passes
 from maxmatch.search.photos import facts_condition, open_photos, orientation_of, photo_facts, place_of, sync
@@ -167,6 +168,27 @@ def test_a_photo_that_could_not_be_reached_is_tried_again(synced, index, folder,
     monkeypatch.undo()
     assert synced().added == 1
     assert ids_of(index) == ["a.png", "b.png"]
+
+
+def test_a_photo_that_may_not_be_read_is_reported_once_and_tried_when_it_may(synced, index, folder, monkeypatch):
+    photo(folder / "a.png", 0)
+    photo(folder / "b.png", 1)
+    closed, real = folder / "b.png", os.access
+
+    def denied(path, *mode):
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, *mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(images, "open", denied, raising=False)
+        patched.setattr(os, "access", lambda path, mode: Path(path) != closed and real(path, mode))
+        (one,) = synced().unreadable
+        assert (one.id, ids_of(index)) == ("b.png", ["a.png"])
+        assert f"{closed}: cannot be read (Permission denied)" in one.reason
+        assert "fetch" not in one.reason
+        assert synced(bar=interrupted) == (0, 0, 0, []), "it is not tried again"
+    assert synced().added == 1
 
 
 def deny(monkeypatch, closed, function):

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import tarfile
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -49,6 +51,22 @@ def test_a_folder_is_listed_in_the_order_of_names_without_what_is_hidden_or_junk
     found = left_out(listing)
     assert found.keys() == {"notes.txt", "film.mov"}
     assert found["film.mov"] == "not a picture: its name ends in .mov."
+
+
+def test_a_folder_below_that_cannot_be_read_is_left_out_by_name(tmp_path, monkeypatch):
+    pictures(tmp_path, "a.png", "closed/b.png")
+
+    def denied(real, place):
+        if Path(place) == tmp_path / "closed":
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, partial(denied, getattr(os, name)))
+    listing = list_source(tmp_path)
+    assert (listing.format, list(listing.ids)) == ("folder", ["a.png"])
+    (reason,) = [reason for name, reason in left_out(listing).items() if "closed" in name]
+    assert "Permission denied" in reason
 
 
 def test_links_are_followed_once_and_loops_do_no_harm(tmp_path):

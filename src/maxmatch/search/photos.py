@@ -142,6 +142,7 @@ _SCAN = 4_096
 FileState = tuple[int, int]
 """Size and time of change of a file."""
 _CLOSED: FileState = (-1, -1)
+"""Of a folder or photo that may not be read; a photo's own state need not change when it may be again."""
 
 
 class Synced(NamedTuple):
@@ -177,8 +178,8 @@ def open_photos(place: Path, model: AnyModel) -> SetIndex:
 def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -> Synced:
     """Bring an index up to date with a folder. bar: shows how many photos are read.
 
-    A photo that cannot be read is not tried again before its file changes; those of a folder that cannot be listed stay
-    as they are. Both are reported once. Ids are the photos' paths in the folder.
+    A photo that cannot be read is not tried again before its file changes or may be read; those of a folder that cannot
+    be listed stay as they are. Both are reported once. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
     known, noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
@@ -193,11 +194,16 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         raise DataError(Problem(folder, what, cure, fatal=True))
     _forget(index, gone)
     present = {**hidden, **present}
-    bad = {name: state for name, state in noted.items() if present.get(name) == state}
+    bad = {
+        name: state
+        for name, state in noted.items()
+        if present.get(name) == state
+        or (state == _CLOSED and name in present and not os.access(folder / name, os.R_OK))
+    }
     bad |= dict.fromkeys(closed, _CLOSED)
     if bad != noted:
         _write_notes(index, bad)
-    todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
+    todo = [name for name, state in present.items() if state != known.get(name) and name not in bad]
     failed: list[Skipped] = []
     if todo:
         with bar("photos", len(todo)) as advance:
@@ -207,8 +213,9 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
                 # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
                 _forget(index, [one.id for one in more if one.id in known])
                 failed += more
-                # A file that is missing or may not be read now is tried again the next time.
-                bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
+                for one in more:  # a file that is missing now is tried again the next time
+                    if os.path.isfile(folder / one.id):
+                        bad[one.id] = present[one.id] if os.access(folder / one.id, os.R_OK) else _CLOSED
                 _write_notes(index, bad)
                 advance(len(names))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
@@ -228,11 +235,6 @@ def _forget(index: SetIndex, names: Sequence[str]) -> None:
     there = present(index.engine, names)
     if there:
         index.remove([name for name in names if name in there])
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a file is there and may be read, whatever is in it."""
-    return os.access(path, os.R_OK) and path.is_file()
 
 
 def _encode(
