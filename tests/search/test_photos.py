@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import contextmanager
 from datetime import date, datetime
 from functools import partial
@@ -16,9 +17,17 @@ from tiny_models import tiny_model
 
 from maxmatch.data.dataset import DataError
 from maxmatch.model import images
-from maxmatch.search import photos
+from maxmatch.search import index_folder, photos
 from maxmatch.search.filters import passes
-from maxmatch.search.photos import facts_condition, open_photos, orientation_of, photo_facts, place_of, sync
+from maxmatch.search.photos import (
+    facts_condition,
+    open_photos,
+    open_synced,
+    orientation_of,
+    photo_facts,
+    place_of,
+    sync,
+)
 
 
 @pytest.fixture
@@ -189,6 +198,79 @@ def test_a_photo_that_may_not_be_read_is_reported_once_and_tried_when_it_may(syn
         assert "fetch" not in one.reason
         assert synced(bar=interrupted) == (0, 0, 0, []), "it is not tried again"
     assert synced().added == 1
+
+
+def lose_table(index):
+    shutil.rmtree(index / "items.lance")
+
+
+def break_manifest(index):
+    (index / "index.json").write_text("{")
+
+
+def cut_data(index):
+    for file in (index / "items.lance" / "data").iterdir():
+        os.truncate(file, 100)
+
+
+@pytest.mark.parametrize("new", [0, 1])  # photos: without any, a good copy in one file may answer
+@pytest.mark.parametrize("damage", [lose_table, break_manifest, cut_data])
+def test_a_damaged_cache_is_built_anew_and_says_so(damage, new, model, folder, tmp_path):
+    place, said = tmp_path / "place", []
+    photo(folder / "a.png", 0)
+    open_synced(place, model, folder)[0].close()
+    damage(place / "index")
+    for number in range(new):
+        photo(folder / f"new{number}.png", number + 1)
+    index, done = open_synced(place, model, folder, say=said.append)
+    with index:
+        assert len(ids_of(index)) == 1 + new
+        torch.testing.assert_close(index.fetch(["a.png"])["a.png"], model.encode_images([folder / "a.png"])[0])
+    assert [str(place) in line for line in said] == [True] * (1 if new or damage is not cut_data else 0)
+    assert done.added == (1 + new if said else 0)
+    index, done = open_synced(place, model, folder, say=said.append)
+    index.close()
+    assert done == (0, 0, 0, [])
+
+
+def test_a_damaged_copy_in_one_file_is_written_again(synced, index, model, folder):
+    photo(folder / "a.png", 0)
+    synced()
+    copy = index.folder / "items.copy.npz"
+    good = copy.read_bytes()
+    copy.write_bytes(good[:-2000] + bytes(1000) + good[-1000:])
+    with open_photos(index.folder.parent, model) as again:
+        sync(again, model, folder)
+    assert copy.read_bytes() == good
+
+
+def test_a_cache_that_cannot_be_written_is_searched_as_it_is(synced, index, folder, monkeypatch):
+    for name in "abc":
+        photo(folder / f"{name}.png", ord(name))
+    synced()
+    (folder / "a.png").unlink()
+    photo(folder / "b.png", 7)
+    photo(folder / "d.png", 8)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_folder, "locked", full)
+        done = synced()
+        assert done[:3] == (0, 0, 0)
+        (problem,) = done.unreadable
+        for fact in ("No space left on device", "2 new or changed", "1 deleted", "XDG_CACHE_HOME"):
+            assert fact in problem.reason
+        assert ids_of(index) == ["a.png", "b.png", "c.png"]
+    assert synced()[:3] == (1, 1, 1)
+
+
+def test_where_no_cache_can_be_made_the_error_names_another_place(model, folder, tmp_path):
+    photo(folder / "a.png", 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="XDG_CACHE_HOME"):
+        open_synced(tmp_path / "file" / "place", model, folder)
 
 
 def deny(monkeypatch, closed, function):

@@ -164,6 +164,7 @@ def search(
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import is_folder_of_photos, load_for_search, model_of, open_folder
+    from maxmatch.search.index_folder import IndexFolderError
     from maxmatch.search.set_index import SetIndex
 
     if image is not None and index is not None:
@@ -183,14 +184,23 @@ def search(
     way = _way(preview, as_json or paths)
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
-    if photos:
-        opened, encoder = open_folder(folder, model, device, load, partial(load, many=True))
-    else:
-        opened = SetIndex.open(folder)
-        encoder = model_of(opened, folder, model, device, load)
-    with opened:
-        hits = _found(opened, encoder, parts, image, k, where, exact)
-        unknown = _unknown_keys(opened, where) if where and not hits else []
+
+    def found(anew: bool = False) -> "tuple[list[Hit], list[str]]":
+        if photos:
+            opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
+        else:
+            opened = SetIndex.open(folder)
+            encoder = model_of(opened, folder, model, device, load)
+        with opened:
+            hits = _found(opened, encoder, parts, image, k, where, exact)
+            return hits, _unknown_keys(opened, where) if where and not hits else []
+
+    try:
+        hits, unknown = found()
+    except IndexFolderError:
+        if not photos:
+            raise
+        hits, unknown = found(anew=True)  # of a table with an index over its vectors, some files are read only now
     if photos:
         root = folder.expanduser()
         hits = [replace(hit, metadata={"path": str(root / hit.id), **hit.metadata}) for hit in hits]

@@ -1,9 +1,11 @@
 """A folder of photos and its index: new and changed photos are encoded, deleted ones removed."""
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -21,7 +23,7 @@ from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
-from maxmatch.search.index_folder import FILE, LONGEST_ID, is_text, writing
+from maxmatch.search.index_folder import FILE, LONGEST_ID, IndexFolderError, is_text, writing
 from maxmatch.search.set_index import SetIndex
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
@@ -136,6 +138,7 @@ def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
 UNREADABLE = "unreadable.json"
 _BATCH = 64  # photos, after which the index has them for good
 _AT_ONCE = 8  # through the network, while the next are read
+_ANOTHER_PLACE = "Allow writing or free some space there, or set XDG_CACHE_HOME to another folder."
 _MAY_ALL_GO = 10  # photos; where more are gone at once, a disk that is not mounted is likelier
 _SCAN = 4_096
 
@@ -170,9 +173,52 @@ def is_indexed(place: Path) -> bool:
 def open_photos(place: Path, model: AnyModel) -> SetIndex:
     """The index at a place, made where there is none."""
     if not is_indexed(place):
-        with suppress(FileExistsError):  # another process was faster
+        try:
             return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
-    return SetIndex.open(place / "index")
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError as error:
+            raise _not_written(place, error) from error
+    try:
+        return SetIndex.open(place / "index")
+    except FileNotFoundError as error:
+        raise IndexFolderError(str(error)) from error
+
+
+def open_synced(
+    place: Path,
+    model: AnyModel,
+    folder: Path,
+    *,
+    anew: bool = False,
+    bar: Bar = no_bar,
+    say: Callable[[str], object] = lambda line: None,
+) -> tuple[SetIndex, Synced]:
+    """The index of a folder, brought up to date as `sync` does. It is a cache: a damaged one is removed and built anew,
+    which `say` is told. anew: it was found to be damaged.
+    """
+    if not anew:
+        try:
+            index = open_photos(place, model)
+            return index, sync(index, model, folder, bar=bar)
+        except IndexFolderError:
+            pass
+    say(f"{place}: the cache of this folder is damaged; it is built anew")
+    try:
+        shutil.rmtree(place)
+    except OSError as error:
+        raise _not_written(place, error) from error
+    index = open_photos(place, model)
+    return index, sync(index, model, folder, bar=bar)
+
+
+def _not_written(place: Path, error: OSError) -> OSError:
+    """The error where the cache of a folder cannot be written."""
+    return OSError(error.errno or errno.EIO, f"{place}: the cache cannot be written ({_why(error)}). {_ANOTHER_PLACE}")
+
+
+def _why(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -> Synced:
@@ -192,7 +238,6 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         what = f"no pictures, but the index has {len(gone):,}; nothing was removed"
         cure = f"Is the disk mounted? If they were deleted, delete {index.folder.parent}."
         raise DataError(Problem(folder, what, cure, fatal=True))
-    _forget(index, gone)
     present = {**hidden, **present}
     bad = {
         name: state
@@ -201,12 +246,16 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         or (state == _CLOSED and name in present and not os.access(folder / name, os.R_OK))
     }
     bad |= dict.fromkeys(closed, _CLOSED)
-    if bad != noted:
-        _write_notes(index, bad)
     todo = [name for name, state in present.items() if state != known.get(name) and name not in bad]
     failed: list[Skipped] = []
-    if todo:
-        with bar("photos", len(todo)) as advance:
+    done: list[str] = []
+    removed = 0
+    try:
+        _forget(index, gone)
+        removed = len(gone)
+        if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
+            _write_notes(index, bad)
+        with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
             for start in range(0, len(todo), _BATCH):
                 names = todo[start : start + _BATCH]
                 more = _encode(index, model, folder, names, present)
@@ -216,18 +265,25 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
                 for one in more:  # a file that is missing now is tried again the next time
                     if os.path.isfile(folder / one.id):
                         bad[one.id] = present[one.id] if os.access(folder / one.id, os.R_OK) else _CLOSED
+                lost = {one.id for one in more}
+                done += [name for name in names if name not in lost]
                 _write_notes(index, bad)
                 advance(len(names))
+    except OSError as error:
+        if not len(index):
+            raise _not_written(index.folder.parent, error) from error
+        missing = f"{len(todo) - len(done) - len(failed):,} new or changed photos are not in it"
+        late = f"{len(gone) - removed:,} deleted ones still are"
+        why = f"the cache cannot be written ({_why(error)}): {missing}, {late}. {_ANOTHER_PLACE}"
+        failed.append(Skipped(str(index.folder), f"{index.folder.parent}: {why}"))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         write_cache(index.engine, index.folder)
-    lost = {one.id for one in failed}
-    done = [name for name in todo if name not in lost]
     changed = sum(name in known for name in done)
     cure = "its photos stay in the index as they were. Allow reading it."
     for place, why in closed.items():
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
-    return Synced(len(done) - changed, changed, len(gone), failed)
+    return Synced(len(done) - changed, changed, removed, failed)
 
 
 def _forget(index: SetIndex, names: Sequence[str]) -> None:
