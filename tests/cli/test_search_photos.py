@@ -42,6 +42,15 @@ def test_photos_of_a_folder_are_found_by_words_a_picture_and_weighted_words(give
     assert len(json.loads(weighted.out)["hits"]) == 4
 
 
+def test_names_with_line_breaks_are_told_apart_by_null(given, capsys):
+    folder, model = given
+    (folder / "0.png").rename(folder / "a\nb.png")
+    for option in ("-0", "--null"):
+        names = run(capsys, "search", "two dogs", folder, option, *model).out.split("\0")
+        assert sorted(names) == ["", *sorted(str(folder / name) for name in ("a\nb.png", "1.png", "2.png", "3.png"))]
+    assert run(capsys, "search", "two dogs", folder, "-0", "--json", *model).code == 2
+
+
 def test_what_is_no_folder_and_a_damaged_index_are_named_with_what_was_expected(given, tmp_path, capsys):
     folder, model = given
     for verb in (("search", "two dogs"), ("serve",)):

@@ -130,6 +130,9 @@ def search(
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
     ] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print only paths, for another program.")] = False,
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="End each path with NUL, not a line break, as for xargs -0.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     preview: Annotated[
@@ -181,6 +184,9 @@ def search(
         parts = parse_query(words)
     if exact and len(parts) > 1:
         raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
+    if null and as_json:
+        raise typer.BadParameter("--null: not with --json")
+    paths = paths or null
     way = _way(preview, as_json or paths)
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
@@ -209,7 +215,8 @@ def search(
         print(json.dumps({"query": words if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
     elif paths:
         for hit in hits:
-            print(plain(_name(hit)) if sys.stdout.isatty() else _name(hit))
+            escaped = sys.stdout.isatty() and not null
+            print(plain(_name(hit)) if escaped else _name(hit), end="\0" if null else "\n")
     else:
         for rank, hit in enumerate(hits, start=1):
             print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}")
