@@ -335,14 +335,20 @@ def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
     path.parent.mkdir(parents=True)
     Image.new("RGB", (60, 40)).save(path, exif=notes)
     assert photo_facts(path, tmp_path) == {
+        "path": str(path),
+        "relative_path": "a/b/x.jpg",
         "name": "x.jpg",
         "folder": "a/b",
         "taken": "2024-05-31T18:02:11",
+        "date": "2024-05-31T18:02:11",
+        "date_from": "exif",
         "width": 40,
         "height": 60,
         "orientation": "portrait",
         "bytes": path.stat().st_size,
+        "size": path.stat().st_size,
         "modified": path.stat().st_mtime_ns,
+        "mtime": path.stat().st_mtime,
     }
     sizes = ((100, 96), (100, 95), (95, 100))  # sides that differ by little are square
     assert [orientation_of(*size) for size in sizes] == ["square", "landscape", "portrait"]
@@ -355,8 +361,34 @@ def test_without_a_sensible_note_the_date_is_the_files(tmp_path, written):
     path = tmp_path / "x.jpg"
     Image.new("RGB", (60, 40)).save(path, exif=notes)
     facts = photo_facts(path, tmp_path)
-    assert facts["taken"] == datetime.fromtimestamp(path.stat().st_mtime).isoformat(timespec="seconds")
+    assert facts["taken"] is None
+    assert facts["date"] == datetime.fromtimestamp(path.stat().st_mtime).isoformat(timespec="seconds")
+    assert facts["date_from"] == "file"
     assert facts["folder"] == ""
+
+
+def test_an_index_of_before_gets_the_facts_of_today_and_keeps_its_sets(synced, index, model, folder, monkeypatch):
+    photo(folder / "rome" / "a.png", 0)
+    old = ("name", "folder", "taken", "width", "height", "orientation", "bytes", "modified")
+    with monkeypatch.context() as patched:
+        real = photos._facts
+        patched.setattr(photos, "_facts", lambda *of: {key: value for key, value in real(*of).items() if key in old})
+        synced()
+    before = index.fetch(["rome/a.png"])["rome/a.png"]
+    assert synced(bar=interrupted) == (0, 0, 0, []), "nothing is encoded"
+    (hit,) = index.search(before[None], where="relative_path LIKE 'rome/%' AND date_from = 'file' AND size > 0")[0]
+    assert hit.metadata == {**photo_facts(folder / "rome" / "a.png", folder), "mtime": hit.metadata["mtime"]}
+    torch.testing.assert_close(index.fetch([hit.id])[hit.id], before, rtol=0, atol=0)
+
+
+def test_a_photo_without_exif_has_no_taken_and_a_filter_on_it_is_no_error(synced, index, folder, model):
+    photo(folder / "a.png", 0)
+    synced()
+    queries = model.encode_texts(["a dog"])
+    assert index.search(queries, where="taken >= '2024'") == [[]]
+    with pytest.raises(ValueError, match=r"taken.*text"):
+        index.search(queries, where="taken >= 2024")
+    assert len(index.search(queries, where="date >= '2024'")[0]) == 1
 
 
 def test_a_condition_is_the_conjunction_of_what_is_asked():
@@ -377,3 +409,5 @@ def test_a_condition_is_the_conjunction_of_what_is_asked():
     ]:
         condition = facts_condition(**wanted)
         assert (condition is None or passes(condition, facts)) == passing
+        dated = {**facts, "taken": None, "date": facts["taken"], "date_from": "file"}
+        assert (condition is None or passes(condition, dated)) == passing

@@ -111,8 +111,8 @@ def _required(query: str | None) -> str:
 
 
 _WHERE = (
-    "Only items whose metadata match, e.g. \"taken >= '2024'\". Photo folders have name, folder, taken, width, height, "
-    "orientation, bytes, modified."
+    "Only items whose metadata match, e.g. \"taken >= '2024'\". Photos have path, relative_path, name, folder, taken "
+    "(by EXIF), date (or else the file's), width, height, orientation, size, mtime."
 )
 
 
@@ -178,10 +178,13 @@ def search(
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("the query is empty: write some words")
+    from maxmatch.search.filters import parse_where
     from maxmatch.search.query import parse_query
 
     with usage_errors():
         parts = parse_query(words)
+        if where is not None:
+            parse_where(where)
     if exact and len(parts) > 1:
         raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
     if null and as_json:
@@ -191,25 +194,28 @@ def search(
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
 
-    def found(anew: bool = False) -> "tuple[list[Hit], list[str]]":
+    def found(anew: bool = False) -> "list[Hit]":
         if photos:
             opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
         else:
             opened = SetIndex.open(folder)
             encoder = model_of(opened, folder, model, device, load)
-        with opened:
-            hits = _found(opened, encoder, parts, image, k, where, exact)
-            return hits, _unknown_keys(opened, where) if where and not hits else []
+        with opened, usage_errors():
+            return _found(opened, encoder, parts, image, k, where, exact)
 
     try:
-        hits, unknown = found()
+        hits = found()
     except IndexFolderError:
         if not photos:
             raise
-        hits, unknown = found(anew=True)  # of a table with an index over its vectors, some files are read only now
+        hits = found(anew=True)  # of a table with an index over its vectors, some files are read only now
     if photos:
         root = folder.expanduser()
-        hits = [replace(hit, metadata={"path": str(root / hit.id), **hit.metadata}) for hit in hits]
+        shown = {hit.id: {"path": str(root / hit.id)} for hit in hits}  # as the folder was given
+        hits = [  # in JSON, what --where knows
+            replace(hit, metadata={**shown[hit.id], **hit.metadata} if as_json else {**hit.metadata, **shown[hit.id]})
+            for hit in hits
+        ]
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
         print(json.dumps({"query": words if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
@@ -227,16 +233,6 @@ def search(
                 print("\n".join(_reasons(hit)))
     if not hits and not as_json:
         say(f"nothing in {folder}" + (" that passes --where" if where else ""))
-        for key in unknown:
-            hint = "" if photos else " `maxmatch search … --json` shows what items have."
-            say(f"--where: no item has {key!r}.{hint}")
-
-
-def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
-    """The keys of a filter that no item has."""
-    from maxmatch.search.filters import Missing, Not, keys_of, parse_where
-
-    return [key for key in keys_of(parse_where(where)) if not index.engine.count(Not(Missing(key)))]
 
 
 def _found(

@@ -22,7 +22,7 @@ from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
 from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
-from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
+from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
 from maxmatch.search.index_folder import FILE, LONGEST_ID, IndexFolderError, is_text, writing
 from maxmatch.search.set_index import SetIndex
 
@@ -30,18 +30,23 @@ from maxmatch.search.set_index import SetIndex
 
 Orientation = Literal["landscape", "portrait", "square"]
 
-NAME, FOLDER, TAKEN = "name", "folder", "taken"
+PATH, RELATIVE, NAME, FOLDER = "path", "relative_path", "name", "folder"
+TAKEN, DATE, DATE_FROM = "taken", "date", "date_from"
 WIDTH, HEIGHT, ORIENTATION = "width", "height", "orientation"
-BYTES, MODIFIED = "bytes", "modified"
+BYTES, MODIFIED, SIZE, MTIME = "bytes", "modified", "size", "mtime"
+_KEYS = {PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, BYTES, SIZE, MODIFIED, MTIME}
 _SQUARE = 1.05  # sides that differ by less look equal
 _EXIF, _TAKEN_AT, _WRITTEN_AT, _TURN = 0x8769, 0x9003, 0x0132, 0x0112
 
 
 def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
-    """The facts of a photo in or under `root`; only the head of the file is read.
+    """The facts of a photo in or under `root`, the same in the index of a folder and in one of `maxmatch encode`; only
+    the head of the file is read.
 
-    name; folder: within `root`, "" for `root` itself; taken: local time as 2024-05-31T18:02:11, by EXIF, else when the
-    file was changed; width, height: as the picture is seen upright; orientation; bytes; modified: in nanoseconds.
+    path: the whole one; relative_path: from `root`; name; folder: within `root`, "" for `root` itself; taken: local
+    time as 2024-05-31T18:02:11 by EXIF, None where that has none; date: the same, else when the file was changed;
+    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; bytes, size: of the file;
+    modified: in nanoseconds, mtime: in seconds.
     """
     state = path.stat()
     with Image.open(path) as image:
@@ -50,16 +55,23 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
         taken = _taken(notes)
         if notes.get(_TURN, 1) in (5, 6, 7, 8):
             width, height = height, width
-    folder = path.parent.relative_to(root).as_posix()
+    relative = path.relative_to(root)
+    folder = relative.parent.as_posix()
     return {
+        PATH: str(path),
+        RELATIVE: relative.as_posix(),
         NAME: path.name,
         FOLDER: "" if folder == "." else folder,
-        TAKEN: (taken or datetime.fromtimestamp(state.st_mtime)).isoformat(timespec="seconds"),
+        TAKEN: None if taken is None else taken.isoformat(timespec="seconds"),
+        DATE: (taken or datetime.fromtimestamp(state.st_mtime)).isoformat(timespec="seconds"),
+        DATE_FROM: "file" if taken is None else "exif",
         WIDTH: width,
         HEIGHT: height,
         ORIENTATION: orientation_of(width, height),
         BYTES: state.st_size,
+        SIZE: state.st_size,
         MODIFIED: state.st_mtime_ns,
+        MTIME: state.st_mtime,
     }
 
 
@@ -73,14 +85,21 @@ def orientation_of(width: int, height: int) -> Orientation:
 def facts_condition(
     folder: str | None = None, start: date | None = None, end: date | None = None, orientation: str | None = None
 ) -> Condition | None:
-    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation."""
+    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation. Of one
+    without `taken`, the time of its file counts.
+    """
     parts: list[Condition] = []
+
+    def dated(sign: Literal[">=", "<"], day: date) -> Condition:
+        by_file = Every((Missing(TAKEN), Comparison(DATE, sign, day.isoformat())))
+        return Some((Comparison(TAKEN, sign, day.isoformat()), by_file))
+
     if folder:
         parts.append(Some((Comparison(FOLDER, "=", folder), Begins(FOLDER, f"{folder}/"))))
     if start is not None:
-        parts.append(Comparison(TAKEN, ">=", start.isoformat()))
+        parts.append(dated(">=", start))
     if end is not None and end < date.max:
-        parts.append(Comparison(TAKEN, "<", (end + timedelta(days=1)).isoformat()))
+        parts.append(dated("<", end + timedelta(days=1)))
     if orientation is not None:
         parts.append(Comparison(ORIENTATION, "=", orientation))
     return None if not parts else parts[0] if len(parts) == 1 else Every(tuple(parts))
@@ -228,7 +247,7 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
     be listed stay as they are. Both are reported once. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
-    known, noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
+    (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
     present, closed = _present(folder)
     if not present and not known:
         raise no_pictures(folder, closed)
@@ -253,6 +272,7 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
     try:
         _forget(index, gone)
         removed = len(gone)
+        _refresh(index, folder, [name for name in outdated if present.get(name) == known[name]], known)
         if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
             _write_notes(index, bad)
         with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
@@ -304,14 +324,12 @@ def _encode(
     failed = [Skipped(names[one.index], one.reason) for one in encoded.skipped]
     kept, facts = [], []
     for place, of in enumerate(encoded.kept):
-        try:
-            known = photo_facts(folder / names[of], folder)
-        except (OSError, ValueError, SyntaxError) as error:  # it was readable a moment ago
-            failed.append(Skipped(names[of], str(error)))
+        known = _facts(folder, names[of], states[names[of]])
+        if isinstance(known, str):  # it was readable a moment ago
+            failed.append(Skipped(names[of], known))
             continue
-        size, time = states[names[of]]
         kept.append(place)
-        facts.append({**known, BYTES: size, MODIFIED: time})
+        facts.append(known)
     if kept:
         index.upsert([names[encoded.kept[place]] for place in kept], encoded.sets[kept], facts, model=model)
     return failed
@@ -343,14 +361,38 @@ def _is_below(name: str, places: Container[str]) -> bool:
     return any(place.as_posix() in places for place in (path, *path.parents))
 
 
-def _known(index: SetIndex) -> dict[str, FileState]:
-    """The photos in the index, as their files were."""
+def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mapping[str, FileState]) -> None:
+    """Note again the facts of photos whose files have not changed; their sets stay."""
+    for start in range(0, len(names), _SCAN):
+        found = index.engine.fetch(names[start : start + _SCAN])
+        read = {name: _facts(folder, name, states[name]) for name in found.ids}
+        facts = {name: known for name, known in read.items() if not isinstance(known, str)}
+        kept = [place for place, name in enumerate(found.ids) if name in facts]
+        if kept:
+            sets = found.vectors[kept].reshape(len(kept), index.manifest.set_size, index.manifest.dim)
+            index.upsert([found.ids[place] for place in kept], sets, [facts[found.ids[place]] for place in kept])
+
+
+def _facts(folder: Path, name: str, state: FileState) -> dict[str, JsonValue] | str:
+    """The facts of a photo whose file was in a state before it was read; or why it has none."""
+    try:
+        known = photo_facts(folder / name, folder)
+    except (OSError, ValueError, SyntaxError) as error:
+        return str(error)
+    return {**known, BYTES: state[0], SIZE: state[0], MODIFIED: state[1], MTIME: state[1] / 1e9}
+
+
+def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
+    """The photos in the index, as their files were; and those whose facts an earlier version noted."""
     known: dict[str, FileState] = {}
+    outdated = []
     for found in index.engine.scan(_SCAN, vectors=False, metadata=True):
         for name, text in zip(found.ids, found.metadata or [], strict=True):
             facts = json.loads(text)
             known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
-    return known
+            if not facts.keys() >= _KEYS:
+                outdated.append(name)
+    return known, outdated
 
 
 def _write_notes(index: SetIndex, bad: Mapping[str, FileState]) -> None:

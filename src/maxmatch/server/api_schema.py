@@ -90,12 +90,14 @@ class ItemFacts:
     id: str
     name: str
     folder: str
-    taken: Annotated[str | None, Field(description="Local time, as 2024-05-31T18:02:11.")]
+    taken: Annotated[str | None, Field(description="Local time by the camera, as 2024-05-31T18:02:11.")]
     width: int | None
     height: int | None
     orientation: str | None
     bytes: int | None
     version: Annotated[str, Field(description="Changes when the file changes.")]
+    date: Annotated[str | None, Field(description="`taken`, or else when the file was changed.")] = None
+    date_from: Annotated[str | None, Field(description="What `date` is from: exif or file.")] = None
 
 
 class PairOut(BaseModel):
