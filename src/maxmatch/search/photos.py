@@ -377,7 +377,7 @@ def _facts(folder: Path, name: str, state: FileState) -> dict[str, JsonValue] | 
     """The facts of a photo whose file was in a state before it was read; or why it has none."""
     try:
         known = photo_facts(folder / name, folder)
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # what a damaged file makes Pillow raise has no common class
         return str(error)
     return {**known, BYTES: state[0], SIZE: state[0], MODIFIED: state[1], MTIME: state[1] / 1e9}
 

@@ -107,7 +107,7 @@ class _PhotoFacts(Sequence[Mapping[str, Any]]):
     def __getitem__(self, place: Any) -> Any:
         try:
             return {**photo_facts(self._paths[place], self._folder), **self._files[place]}
-        except (OSError, ValueError, SyntaxError):
+        except Exception:  # what a damaged file makes Pillow raise has no common class
             return self._files[place]
 
 
