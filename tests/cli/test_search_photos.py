@@ -42,6 +42,27 @@ def test_photos_of_a_folder_are_found_by_words_a_picture_and_weighted_words(give
     assert len(json.loads(weighted.out)["hits"]) == 4
 
 
+def test_where_knows_what_json_shows(given, capsys):
+    folder, model = given
+    facts = json.loads(run(capsys, "search", "--image", folder / "2.png", folder, "--json", *model).out)["hits"][0]
+    for key, value in facts["metadata"].items():
+        if value is not None:
+            where = f"{key} = {value!r}"
+            hits = json.loads(run(capsys, "search", "a dog", folder, "--json", "--where", where, *model).out)["hits"]
+            assert facts["id"] in {hit["id"] for hit in hits}
+    for where in ("yaer >= 2010", "taken >= 2024"):
+        assert run(capsys, "search", "a dog", folder, "--where", where, *model).code == 2
+
+
+def test_names_with_line_breaks_are_told_apart_by_null(given, capsys):
+    folder, model = given
+    (folder / "0.png").rename(folder / "a\nb.png")
+    for option in ("-0", "--null"):
+        names = run(capsys, "search", "two dogs", folder, option, *model).out.split("\0")
+        assert sorted(names) == ["", *sorted(str(folder / name) for name in ("a\nb.png", "1.png", "2.png", "3.png"))]
+    assert run(capsys, "search", "two dogs", folder, "-0", "--json", *model).code == 2
+
+
 def test_what_is_no_folder_and_a_damaged_index_are_named_with_what_was_expected(given, tmp_path, capsys):
     folder, model = given
     for verb in (("search", "two dogs"), ("serve",)):
@@ -64,6 +85,10 @@ def test_what_is_no_folder_and_a_damaged_index_are_named_with_what_was_expected(
         (["--image", "0.png"], "maxmatch search --image dog.jpg ~/Pictures"),
         (["two dogs", ".", "--image", "0.png"], "words or --image, not both"),
         (["  ", "."], "write some words"),
+        (['"two dogs', "."], "quotes"),
+        (['"dog" + 1000 "cat"', "."], "1000"),
+        (["dog -cat", ".", "--exact"], "--exact"),
+        (["dog", ".", "--where", "year >="], "where"),
     ],
 )
 def test_a_search_without_its_query_or_its_folder_is_wrong_use(arguments, words, capsys):

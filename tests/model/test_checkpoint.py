@@ -98,6 +98,16 @@ def test_the_folder_holds_what_it_should_and_nothing_else(saved):
     assert "| image | region | set | 4 |" in card
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_every_file_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        folder = tiny_model("region_bigru").save_pretrained(tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(CHECKPOINT, 0o640)
+
+
 def test_pairing_is_kept(tmp_path):
     model = tiny_model("region_bigru")
     model.record_pairing([1, 0, 3, 2], 0.875)

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 from jaxtyping import config
+from made_sets import unit_sets
 from PIL import Image
 from second_search import arguments, second_search, write_photos
 from tiny_models import SIZES, images_for, texts, tiny_model, with_statistics
@@ -157,3 +158,21 @@ def test_a_search_in_an_indexed_folder_loads_no_more_than_it_needs(runtime, spar
     found, loaded = second_search(*asked, "--runtime", runtime)
     assert len(found) == 3
     assert spared & loaded == set()
+
+
+@pytest.fixture(scope="module")
+def many(folder, tmp_path_factory):
+    """An index of more sets than NumPy scores at once."""
+    place = tmp_path_factory.mktemp("many") / "index"
+    model, settings = OnnxEncoder.from_folder(folder), {"train_from": 20_000, "index": "ivf_flat"}
+    with SetIndex.create(place, dim=16, set_size=4, model=model, settings=settings) as index:
+        facts = [{"number": number} for number in range(20_000)]
+        index.add([str(number) for number in range(20_000)], unit_sets(20_000, size=4, width=16), facts)
+    return place
+
+
+@pytest.mark.parametrize("more", [(), ("--exact",), ("-k", "20000"), ("--where", "number < 3")])
+def test_a_search_in_an_index_never_loads_torch(more, many, folder):
+    found, loaded = second_search("search", "a dog", many, "--model", folder, "--json", "--runtime", "onnx", *more)
+    assert found
+    assert "torch" not in loaded

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from made_sets import ENGINES, unit_sets
 
 from maxmatch import SetIndex
+from maxmatch.core.array_checks import UsageError
 from maxmatch.search.engines.lance_files import column_of, literal
 from maxmatch.search.filters import Among, Begins, Comparison, Every, Missing, Not, Some, parse_where, passes
 
@@ -135,6 +136,31 @@ def test_every_engine_finds_what_a_filter_means(engine, tmp_path):
         index.remove(names)
 
     check()
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "milvus"])
+def test_a_key_that_no_item_has_and_a_value_of_another_type_are_errors(engine, tmp_path):
+    facts = [{"year": 2009 + n, "taken": str(2009 + n), "good": n > 1, "mixed": [n, str(n)][n % 2]} for n in range(4)]
+    with SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine=engine) as index:
+        sets = unit_sets(4)
+        assert index.search(sets[:1], where="yaer >= 2010") == [[]], "an empty index has no keys"
+        index.add(list("abcd"), sets, facts)
+        for where, names in (
+            ("yaer >= 2010", ["yaer", "year"]),
+            ("NOT yaer = 2010", ["yaer"]),
+            ("year >= 2010 OR yaer IN (1, 2)", ["yaer"]),
+            ({"yaer": 2010}, ["yaer"]),
+            ("year >= '2010'", ["year", "number"]),
+            ("taken >= 2010", ["taken", "text"]),
+            ("good = 1", ["good", "boolean"]),
+            ("year LIKE '20%'", ["year", "number"]),
+        ):
+            with pytest.raises(UsageError) as caught:
+                index.search(sets[:1], where=where)
+            assert all(name in str(caught.value) for name in names)
+        for where, count in (("year >= 2010", 3), ("mixed = 2", 1), ("mixed = '1'", 1), ("yaer IS NULL", 4)):
+            assert len(index.search(sets[:1], where=where)[0]) == count
+        assert index.search(sets[:1], where=parse_where("yaer >= 2010")) == [[]], "a program's own tree is not checked"
 
 
 def test_a_column_is_named_so_that_no_key_can_be_mistaken_for_another():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import contextmanager
 from datetime import date, datetime
 from functools import partial
@@ -15,9 +16,18 @@ from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.data.dataset import DataError
-from maxmatch.search import photos
+from maxmatch.model import images
+from maxmatch.search import index_folder, photos
 from maxmatch.search.filters import passes
-from maxmatch.search.photos import facts_condition, open_photos, orientation_of, photo_facts, place_of, sync
+from maxmatch.search.photos import (
+    facts_condition,
+    open_photos,
+    open_synced,
+    orientation_of,
+    photo_facts,
+    place_of,
+    sync,
+)
 
 
 @pytest.fixture
@@ -169,6 +179,100 @@ def test_a_photo_that_could_not_be_reached_is_tried_again(synced, index, folder,
     assert ids_of(index) == ["a.png", "b.png"]
 
 
+def test_a_photo_that_may_not_be_read_is_reported_once_and_tried_when_it_may(synced, index, folder, monkeypatch):
+    photo(folder / "a.png", 0)
+    photo(folder / "b.png", 1)
+    closed, real = folder / "b.png", os.access
+
+    def denied(path, *mode):
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, *mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(images, "open", denied, raising=False)
+        patched.setattr(os, "access", lambda path, mode: Path(path) != closed and real(path, mode))
+        (one,) = synced().unreadable
+        assert (one.id, ids_of(index)) == ("b.png", ["a.png"])
+        assert f"{closed}: cannot be read (Permission denied)" in one.reason
+        assert "fetch" not in one.reason
+        assert synced(bar=interrupted) == (0, 0, 0, []), "it is not tried again"
+    assert synced().added == 1
+
+
+def lose_table(index):
+    shutil.rmtree(index / "items.lance")
+
+
+def break_manifest(index):
+    (index / "index.json").write_text("{")
+
+
+def cut_data(index):
+    for file in (index / "items.lance" / "data").iterdir():
+        os.truncate(file, 100)
+
+
+@pytest.mark.parametrize("new", [0, 1])  # photos: without any, a good copy in one file may answer
+@pytest.mark.parametrize("damage", [lose_table, break_manifest, cut_data])
+def test_a_damaged_cache_is_built_anew_and_says_so(damage, new, model, folder, tmp_path):
+    place, said = tmp_path / "place", []
+    photo(folder / "a.png", 0)
+    open_synced(place, model, folder)[0].close()
+    damage(place / "index")
+    for number in range(new):
+        photo(folder / f"new{number}.png", number + 1)
+    index, done = open_synced(place, model, folder, say=said.append)
+    with index:
+        assert len(ids_of(index)) == 1 + new
+        torch.testing.assert_close(index.fetch(["a.png"])["a.png"], model.encode_images([folder / "a.png"])[0])
+    assert [str(place) in line for line in said] == [True] * (1 if new or damage is not cut_data else 0)
+    assert done.added == (1 + new if said else 0)
+    index, done = open_synced(place, model, folder, say=said.append)
+    index.close()
+    assert done == (0, 0, 0, [])
+
+
+def test_a_damaged_copy_in_one_file_is_written_again(synced, index, model, folder):
+    photo(folder / "a.png", 0)
+    synced()
+    copy = index.folder / "items.copy.npz"
+    good = copy.read_bytes()
+    copy.write_bytes(good[:-2000] + bytes(1000) + good[-1000:])
+    with open_photos(index.folder.parent, model) as again:
+        sync(again, model, folder)
+    assert copy.read_bytes() == good
+
+
+def test_a_cache_that_cannot_be_written_is_searched_as_it_is(synced, index, folder, monkeypatch):
+    for name in "abc":
+        photo(folder / f"{name}.png", ord(name))
+    synced()
+    (folder / "a.png").unlink()
+    photo(folder / "b.png", 7)
+    photo(folder / "d.png", 8)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_folder, "locked", full)
+        done = synced()
+        assert done[:3] == (0, 0, 0)
+        (problem,) = done.unreadable
+        for fact in ("No space left on device", "2 new or changed", "1 deleted", "XDG_CACHE_HOME"):
+            assert fact in problem.reason
+        assert ids_of(index) == ["a.png", "b.png", "c.png"]
+    assert synced()[:3] == (1, 1, 1)
+
+
+def test_where_no_cache_can_be_made_the_error_names_another_place(model, folder, tmp_path):
+    photo(folder / "a.png", 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="XDG_CACHE_HOME"):
+        open_synced(tmp_path / "file" / "place", model, folder)
+
+
 def deny(monkeypatch, closed, function):
     """As for a user who may not read a folder; whoever runs the tests may be one who may read everything."""
     real = getattr(os, function)
@@ -231,14 +335,20 @@ def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
     path.parent.mkdir(parents=True)
     Image.new("RGB", (60, 40)).save(path, exif=notes)
     assert photo_facts(path, tmp_path) == {
+        "path": str(path),
+        "relative_path": "a/b/x.jpg",
         "name": "x.jpg",
         "folder": "a/b",
         "taken": "2024-05-31T18:02:11",
+        "date": "2024-05-31T18:02:11",
+        "date_from": "exif",
         "width": 40,
         "height": 60,
         "orientation": "portrait",
         "bytes": path.stat().st_size,
+        "size": path.stat().st_size,
         "modified": path.stat().st_mtime_ns,
+        "mtime": path.stat().st_mtime,
     }
     sizes = ((100, 96), (100, 95), (95, 100))  # sides that differ by little are square
     assert [orientation_of(*size) for size in sizes] == ["square", "landscape", "portrait"]
@@ -251,8 +361,34 @@ def test_without_a_sensible_note_the_date_is_the_files(tmp_path, written):
     path = tmp_path / "x.jpg"
     Image.new("RGB", (60, 40)).save(path, exif=notes)
     facts = photo_facts(path, tmp_path)
-    assert facts["taken"] == datetime.fromtimestamp(path.stat().st_mtime).isoformat(timespec="seconds")
+    assert facts["taken"] is None
+    assert facts["date"] == datetime.fromtimestamp(path.stat().st_mtime).isoformat(timespec="seconds")
+    assert facts["date_from"] == "file"
     assert facts["folder"] == ""
+
+
+def test_an_index_of_before_gets_the_facts_of_today_and_keeps_its_sets(synced, index, model, folder, monkeypatch):
+    photo(folder / "rome" / "a.png", 0)
+    old = ("name", "folder", "taken", "width", "height", "orientation", "bytes", "modified")
+    with monkeypatch.context() as patched:
+        real = photos._facts
+        patched.setattr(photos, "_facts", lambda *of: {key: value for key, value in real(*of).items() if key in old})
+        synced()
+    before = index.fetch(["rome/a.png"])["rome/a.png"]
+    assert synced(bar=interrupted) == (0, 0, 0, []), "nothing is encoded"
+    (hit,) = index.search(before[None], where="relative_path LIKE 'rome/%' AND date_from = 'file' AND size > 0")[0]
+    assert hit.metadata == {**photo_facts(folder / "rome" / "a.png", folder), "mtime": hit.metadata["mtime"]}
+    torch.testing.assert_close(index.fetch([hit.id])[hit.id], before, rtol=0, atol=0)
+
+
+def test_a_photo_without_exif_has_no_taken_and_a_filter_on_it_is_no_error(synced, index, folder, model):
+    photo(folder / "a.png", 0)
+    synced()
+    queries = model.encode_texts(["a dog"])
+    assert index.search(queries, where="taken >= '2024'") == [[]]
+    with pytest.raises(ValueError, match=r"taken.*text"):
+        index.search(queries, where="taken >= 2024")
+    assert len(index.search(queries, where="date >= '2024'")[0]) == 1
 
 
 def test_a_condition_is_the_conjunction_of_what_is_asked():
@@ -273,3 +409,5 @@ def test_a_condition_is_the_conjunction_of_what_is_asked():
     ]:
         condition = facts_condition(**wanted)
         assert (condition is None or passes(condition, facts)) == passing
+        dated = {**facts, "taken": None, "date": facts["taken"], "date_from": "file"}
+        assert (condition is None or passes(condition, dated)) == passing

@@ -4,6 +4,7 @@ import pytest
 from made_sets import unit_sets
 
 from maxmatch import SetIndex
+from maxmatch.core.array_checks import UsageError
 from maxmatch.search.query import parse_query, search_parts
 
 
@@ -40,22 +41,48 @@ def test_parts_are_looked_for_among_what_passes(index):
         ("“beach” − “people”", [("beach", 1), ("people", -1)]),
         ('2 "beach" - 0.5 * "a red bus"', [("beach", 2), ("a red bus", -0.5)]),
         ('"beach" + ""', [("beach", 1)]),
-        ('500 "beach"', [("beach", 10)]),
-        # What is not made of quoted parts alone is a text as it stands.
-        ('a "dog" on a beach', [('a "dog" on a beach', 1)]),
+        ('"beach"-"people"', [("beach", 1), ("people", -1)]),
+        ('10 "beach" + 0 "dog"', [("beach", 10)]),
+        # A minus after a space and before a word: without it.
+        ("beach -people", [("beach", 1), ("people", -1)]),
+        ("-people beach at night -dogs", [("beach at night", 1), ("people", -1), ("dogs", -1)]),
+        ('"beach" -people', [("beach", 1), ("people", -1)]),
+        ('a beach -"two people" + 2 "dog"', [("a beach", 1), ("two people", -1), ("dog", 2)]),
+        ("strand -häuser, bei nacht", [("strand bei nacht", 1), ("häuser", -1)]),
+        # Anything else is a text as it stands.
+        ("a t-shirt", [("a t-shirt", 1)]),
+        ("a photo at -5 degrees", [("a photo at -5 degrees", 1)]),
+        ("black + white -- a cat", [("black + white -- a cat", 1)]),
+        ('a "dog"-friendly  beach', [('a "dog"-friendly  beach', 1)]),
         ('"beach" "dog"', [('"beach" "dog"', 1)]),
-        ('"beach" + dog', [('"beach" + dog', 1)]),
-        ('"beach', [('"beach', 1)]),
         ("7 - 3", [("7 - 3", 1)]),
         ("", [("", 1)]),
     ],
 )
-def test_quoted_parts_have_weights_and_anything_else_is_one_text(text, parts):
+def test_quoted_parts_and_words_after_a_minus_count_and_the_rest_is_one_text(text, parts):
     assert parse_query(text) == parts
 
 
-def test_parts_that_only_count_against_and_too_many_are_refused():
-    with pytest.raises(ValueError, match="at least one part that is looked for"):
-        parse_query('- "people"')
-    with pytest.raises(ValueError, match="at most 8 parts, got 9"):
-        parse_query(" + ".join(['"a"'] * 9))
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ('- "people"', "at least one part that is looked for"),
+        ("-people", "at least one part that is looked for"),
+        (" + ".join(['"a"'] * 9), "at most 8 parts, got 9"),
+        ('"beach', "quotes"),
+        ('"beach" - "people', "quotes"),
+        ("“beach", "quotes"),
+        ('500 "beach"', "500"),
+        ('"beach" + 1000 "dog"', "1000"),
+        ('"beach" + 1e999 "dog"', "1e999"),
+        ('"beach" + 2,5 "dog"', "2,5"),
+        ('"beach" + 2.5.1 "dog"', "2.5.1"),
+        ('"beach" + -2 "dog"', "[+]"),
+        ('"beach" * 2', "[*]"),
+        ('"beach" - people', "-"),
+        ('"beach" + dog', "[+]"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_and_never_plain_text(text, fact):
+    with pytest.raises(UsageError, match=fact):
+        parse_query(text)

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import tarfile
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -14,6 +16,7 @@ from sample_splits import picture, split_of
 
 from maxmatch.data.dataset import DataError
 from maxmatch.data.formats import karpathy, precomp
+from maxmatch.search.photos import photo_facts
 from maxmatch.search.sources import list_source
 
 
@@ -49,6 +52,30 @@ def test_a_folder_is_listed_in_the_order_of_names_without_what_is_hidden_or_junk
     found = left_out(listing)
     assert found.keys() == {"notes.txt", "film.mov"}
     assert found["film.mov"] == "not a picture: its name ends in .mov."
+
+
+def test_pictures_of_a_folder_have_the_facts_that_a_folder_of_photos_has(tmp_path):
+    pictures(tmp_path, "rome/a.png")
+    (tmp_path / "rome" / "broken.png").write_bytes(b"x")
+    fine, broken = list_source(tmp_path).metadata
+    assert fine == photo_facts(tmp_path / "rome" / "a.png", tmp_path)
+    assert broken.keys() == {"path", "size", "mtime"}
+
+
+def test_a_folder_below_that_cannot_be_read_is_left_out_by_name(tmp_path, monkeypatch):
+    pictures(tmp_path, "a.png", "closed/b.png")
+
+    def denied(real, place):
+        if Path(place) == tmp_path / "closed":
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, partial(denied, getattr(os, name)))
+    listing = list_source(tmp_path)
+    assert (listing.format, list(listing.ids)) == ("folder", ["a.png"])
+    (reason,) = [reason for name, reason in left_out(listing).items() if "closed" in name]
+    assert "Permission denied" in reason
 
 
 def test_links_are_followed_once_and_loops_do_no_harm(tmp_path):

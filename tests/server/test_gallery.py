@@ -1,5 +1,6 @@
 """What the server shows of an index: its items as they are now, near-duplicates as one."""
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.filters import Comparison
+from maxmatch.search.photos import facts_condition
 from maxmatch.server import gallery as module
 from maxmatch.server.gallery import Gallery, Sketcher, group_near_duplicates, item_of, key_of
 
@@ -36,6 +38,23 @@ def test_changes_to_the_index_are_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(Gallery, "_read", lambda self: pytest.fail("an unchanged index was read again"))
     gallery.refresh()
     assert len(gallery.passing(None)) == 2
+
+
+def test_without_a_date_by_exif_the_files_counts_and_is_marked(tmp_path):
+    index = SetIndex.create(tmp_path / "index", dim=8, set_size=2)
+    facts = [
+        {"taken": "2020-01-01T00:00:00", "date": "2020-01-01T00:00:00", "date_from": "exif"},
+        {"taken": None, "date": "2021-06-01T00:00:00", "date_from": "file"},
+        {"taken": "2022-01-01T00:00:00"},  # noted by an earlier version
+    ]
+    index.add(["a", "b", "c"], unit_sets(3), facts)
+    with index:
+        gallery = Gallery(index, Path)
+        assert [item.id for item in gallery.state.newest] == ["c", "b", "a"]
+        assert [(item.taken, item.date_from) for item in gallery.state.newest][1] == (None, "file")
+        condition = facts_condition(start=date(2021, 1, 1))
+        assert [item.id for item in gallery.passing(condition)] == ["c", "b"]
+        assert {hit.id for hit in index.search(unit_sets(1), where=condition)[0]} == {"b", "c"}
 
 
 def test_an_index_without_facts_is_shown(tmp_path):

@@ -202,8 +202,15 @@ def test_guessed_keys_find_nothing(client):
         refused(client.get(SEARCH, params={name: "0" * 32}), 404)
 
 
+def test_a_word_after_a_minus_counts_against_and_an_open_quote_is_refused(client):
+    against = client.get(SEARCH, params={"q": '"dog" - "people"'})
+    assert found(client.get(SEARCH, params={"q": "dog -people"})) == found(against)
+    for text in ('"dog', '"dog" + 1000 "cat"'):
+        refused(client.get(SEARCH, params={"q": text}))
+
+
 def test_odd_characters_are_searched_like_any_text(client):
-    for text in ("\x00", "🐕" * 10, "'; DROP TABLE items; --", '"', "%", "a" * 1000):
+    for text in ("\x00", "🐕" * 10, "'; DROP TABLE items; --", "%", "a" * 1000):
         assert len(found(client.get(SEARCH, params={"q": text}))) == 23
 
 

@@ -1,5 +1,7 @@
 """A restored state is the run as it was."""
 
+import os
+
 import pytest
 import torch
 from small_runs import recipe_for
@@ -60,6 +62,16 @@ def test_a_restored_state_is_equal_and_so_are_the_next_steps(tmp_path):
     for each in (state, other):
         step(each, torch.Generator().manual_seed(5))
     assert equal(state, other)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_state_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = saved(trained(0, steps=0), tmp_path, good=True)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_what_was_in_the_optimiser_before_is_forgotten(tmp_path):

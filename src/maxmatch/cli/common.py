@@ -225,23 +225,23 @@ def open_folder(
     device: str | None,
     load: "Callable[[str, str | None], Loaded]",
     load_many: "Callable[[str, str | None], Loaded] | None" = None,
+    anew: bool = False,
 ) -> "tuple[SetIndex, Loaded]":
     """The index of a folder of photos, brought up to date first, and its model. load: `load_model` or
-    `load_for_search`. load_many: used instead if no photo has been read yet.
+    `load_for_search`. load_many: used instead if no photo has been read yet. anew: the index was found to be damaged.
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
-    from maxmatch.search.photos import UNREADABLE, is_indexed, open_photos, place_of, sync
+    from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of
 
     named = model or default_model()
     encoder = load(named, device)
     check_modality(named, encoder.set_sizes, IMAGE)
     place = place_of(folder, encoder)
-    if load_many is not None and not is_indexed(place):
+    if load_many is not None and (anew or not is_indexed(place)):
         encoder = load_many(named, device)
-    index = open_photos(place, encoder)
     with resumable(folder):
-        done = sync(index, encoder, folder, bar=bar)
+        index, done = open_synced(place, encoder, folder, anew=anew, bar=bar, say=say)
     for one in done.unreadable[:_SHOWN]:
         say(f"left out: {plain(one.reason)}")  # which names the file
     if len(done.unreadable) > _SHOWN:

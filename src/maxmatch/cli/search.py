@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.common import RuntimeOption, plain, say
+from maxmatch.cli.common import RuntimeOption, plain, say, usage_errors
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from maxmatch.model.names import AnyModel
     from maxmatch.search.engine import Hit
+    from maxmatch.search.query import TextPart
     from maxmatch.search.set_index import SetIndex
 
 
@@ -110,8 +111,8 @@ def _required(query: str | None) -> str:
 
 
 _WHERE = (
-    "Only items whose metadata match, e.g. \"taken >= '2024'\". Photo folders have name, folder, taken, width, height, "
-    "orientation, bytes, modified."
+    "Only items whose metadata match, e.g. \"taken >= '2024'\". Photos have path, relative_path, name, folder, taken "
+    "(by EXIF), date (or else the file's), width, height, orientation, size, mtime."
 )
 
 
@@ -129,6 +130,9 @@ def search(
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
     ] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print only paths, for another program.")] = False,
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="End each path with NUL, not a line break, as for xargs -0.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     preview: Annotated[
@@ -145,9 +149,9 @@ def search(
 ) -> None:
     """Find photos or indexed items by words or a picture.
 
-    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. Words
-    can be weighted: '"beach" + 2 "dog" - "people"'. If the output is not a terminal, only paths are printed; a
-    terminal that can show pictures shows them.
+    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. A
+    minus leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. If
+    the output is not a terminal, only paths are printed; a terminal that can show pictures shows them.
 
     Examples:
 
@@ -163,6 +167,7 @@ def search(
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import is_folder_of_photos, load_for_search, model_of, open_folder
+    from maxmatch.search.index_folder import IndexFolderError
     from maxmatch.search.set_index import SetIndex
 
     if image is not None and index is not None:
@@ -173,26 +178,51 @@ def search(
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("the query is empty: write some words")
+    from maxmatch.search.filters import parse_where
+    from maxmatch.search.query import parse_query
+
+    with usage_errors():
+        parts = parse_query(words)
+        if where is not None:
+            parse_where(where)
+    if exact and len(parts) > 1:
+        raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
+    if null and as_json:
+        raise typer.BadParameter("--null: not with --json")
+    paths = paths or null
     way = _way(preview, as_json or paths)
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
-    if photos:
-        opened, encoder = open_folder(folder, model, device, load, partial(load, many=True))
-    else:
-        opened = SetIndex.open(folder)
-        encoder = model_of(opened, folder, model, device, load)
-    with opened:
-        hits = _found(opened, encoder, words, image, k, where, exact)
-        unknown = _unknown_keys(opened, where) if where and not hits else []
+
+    def found(anew: bool = False) -> "list[Hit]":
+        if photos:
+            opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
+        else:
+            opened = SetIndex.open(folder)
+            encoder = model_of(opened, folder, model, device, load)
+        with opened, usage_errors():
+            return _found(opened, encoder, parts, image, k, where, exact)
+
+    try:
+        hits = found()
+    except IndexFolderError:
+        if not photos:
+            raise
+        hits = found(anew=True)  # of a table with an index over its vectors, some files are read only now
     if photos:
         root = folder.expanduser()
-        hits = [replace(hit, metadata={"path": str(root / hit.id), **hit.metadata}) for hit in hits]
+        shown = {hit.id: {"path": str(root / hit.id)} for hit in hits}  # as the folder was given
+        hits = [  # in JSON, what --where knows
+            replace(hit, metadata={**shown[hit.id], **hit.metadata} if as_json else {**hit.metadata, **shown[hit.id]})
+            for hit in hits
+        ]
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
         print(json.dumps({"query": words if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
     elif paths:
         for hit in hits:
-            print(plain(_name(hit)) if sys.stdout.isatty() else _name(hit))
+            escaped = sys.stdout.isatty() and not null
+            print(plain(_name(hit)) if escaped else _name(hit), end="\0" if null else "\n")
     else:
         for rank, hit in enumerate(hits, start=1):
             print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}")
@@ -203,33 +233,26 @@ def search(
                 print("\n".join(_reasons(hit)))
     if not hits and not as_json:
         say(f"nothing in {folder}" + (" that passes --where" if where else ""))
-        for key in unknown:
-            hint = "" if photos else " `maxmatch search … --json` shows what items have."
-            say(f"--where: no item has {key!r}.{hint}")
-
-
-def _unknown_keys(index: "SetIndex", where: str) -> list[str]:
-    """The keys of a filter that no item has."""
-    from maxmatch.search.filters import Missing, Not, keys_of, parse_where
-
-    return [key for key in keys_of(parse_where(where)) if not index.engine.count(Not(Missing(key)))]
 
 
 def _found(
-    index: "SetIndex", model: "AnyModel", query: str, image: Path | None, k: int, where: str | None, exact: bool
+    index: "SetIndex",
+    model: "AnyModel",
+    parts: "Sequence[TextPart]",
+    image: Path | None,
+    k: int,
+    where: str | None,
+    exact: bool,
 ) -> "list[Hit]":
     from maxmatch.model.images import load_image
-    from maxmatch.search.query import parse_query, search_parts
+    from maxmatch.search.query import search_parts
 
     if image is not None:
         picture = load_image(image.expanduser())  # here: a message then names the file alone
         return index.search(model.encode_images([picture]), k, where, exact)[0]
-    parts = parse_query(query)
     sets = model.encode_texts([part.text for part in parts])
     if len(parts) == 1:
         return index.search(sets, k, where, exact)[0]
-    if exact:
-        raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
     return search_parts(index, list(sets), [part.weight for part in parts], k, where)
 
 

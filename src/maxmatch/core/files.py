@@ -98,6 +98,15 @@ def _keeping(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
+@contextmanager
+def usual_permissions(path: Path) -> Iterator[None]:
+    """A new file that a library writes gets the permissions of any other (the umask); safetensors makes it private."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(mode)
+
+
 def lock(file: IO[bytes], path: Path) -> None:
     """Lock a path for this process as long as the file is open. ValueError where another process holds it."""
     if _locked(file) is False:

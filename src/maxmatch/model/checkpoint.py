@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from maxmatch import __version__
-from maxmatch.core.files import sync
+from maxmatch.core.files import sync, usual_permissions
 from maxmatch.core.manifest import manifest_text
 from maxmatch.model.build import build_model
 from maxmatch.model.config import ModelConfig
@@ -203,7 +203,8 @@ def _write(model: SetEncoder, draft: Path, dtype: str, notes: str) -> None:
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     if dtype == "float16":
         weights = {name: _halved(value) for name, value in weights.items()}
-    save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
+    with usual_permissions(draft / WEIGHTS):
+        save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
     for path in draft.iterdir():
         sync(path)
     sync(draft)

@@ -108,9 +108,9 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
     before it is decoded.
     """
     name = describe(source)
-    if isinstance(source, str | Path) and not Path(source).is_file():
-        raise FileNotFoundError(f"{name}: no such file.")
     try:
+        if isinstance(source, str | Path) and not Path(source).is_file():
+            raise FileNotFoundError(f"{name}: no such file.")
         with _open(source, name) as image:
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
@@ -118,10 +118,12 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
                 image.draft(None, (at_least * DRAFT, at_least * DRAFT))
             turn = _UPRIGHT.get(_orientation(image))
             upright = _rgb(image)
-    except (ImageError, MemoryError):
+    except (ImageError, MemoryError, FileNotFoundError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error).split("(")[-1].split(" pixels")[0], max_pixels) from error
+    except PermissionError as error:
+        raise ImageError(f"{name}: cannot be read ({error.strerror}). Allow reading it.") from error
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
         raise ImageError(f"{name}: not a readable picture ({reason(error)}). {_cure(source)}") from error
     return upright if turn is None else upright.transpose(turn)

@@ -8,7 +8,8 @@
 Keys are plain words, or anything in double quotes; texts are in single quotes, with '' for a quote inside. A comparison
 holds only for an item that has the key, with a value of the same kind (text, number, boolean): for an item without a
 year neither `year = 2020` nor `year != 2020` holds, and `NOT year = 2020` does. Texts are ordered by code point,
-numbers are compared as float64.
+numbers are compared as float64. In a text (not in a tree that a program makes), a key that no item has, or has with
+values of another kind only, is an error: see `check_kinds`.
 """
 
 import math
@@ -19,9 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from maxmatch.core.array_checks import UsageError
+
 Value = str | int | float | bool
 ValueKind = Literal["text", "number", "boolean"]
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
+_KINDS: tuple[ValueKind, ...] = ("text", "number", "boolean")
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,49 @@ def kind_of(value: object) -> ValueKind | None:
     return "text" if isinstance(value, str) else None
 
 
-def keys_of(condition: Condition) -> list[str]:
-    """The keys that a condition asks about, each once."""
+def check_kinds(condition: Condition, has_any: Callable[[Condition], bool], known: Callable[[], list[str]]) -> None:
+    """UsageError where no item has a key with a value of the kind that it is compared with.
+
+    has_any: whether any item passes. known: keys that items have, for the message.
+    """
+    for key, kind in dict.fromkeys(_asked(condition)):
+        if has_any(_is_of(key, kind)):
+            continue
+        there = [one for one in _KINDS if one != kind and has_any(_is_of(key, one))]
+        if key == "taken" and has_any(_is_of("date_from", "text")):  # photos, of which none has a date by EXIF
+            there = ["text"]
+        if there == [kind]:
+            continue
+        if there:
+            cure = "Write a text in single quotes, a number without any, a boolean as true or false."
+            raise UsageError(f"where: {key!r} is a {' or '.join(there)}, and is compared with a {kind}. {cure}")
+        raise UsageError(f"where: no item has {key!r}. Items have {', '.join(sorted(known())[:40]) or 'no metadata'}.")
+
+
+def _asked(condition: Condition) -> list[tuple[str, ValueKind]]:
+    """The keys that are compared with values, and the kinds of these."""
     match condition:
         case Not(inner):
-            return keys_of(inner)
+            return _asked(inner)
         case Every(parts) | Some(parts):
-            return list(dict.fromkeys(key for part in parts for key in keys_of(part)))
-        case _:
-            return [condition.key]
+            return [one for part in parts for one in _asked(part)]
+        case Missing():
+            return []
+        case Begins(key):
+            return [(key, "text")]
+        case Among(key, values):
+            return [(key, kind) for kind in [kind_of(values[0])] if kind is not None]
+        case Comparison(key, _, value):
+            return [(key, kind) for kind in [kind_of(value)] if kind is not None]
+
+
+def _is_of(key: str, kind: ValueKind) -> Condition:
+    """Whether there is a value of a kind under a key."""
+    if kind == "text":
+        return Begins(key, "")
+    if kind == "number":
+        return Some((Comparison(key, "<", 0.0), Comparison(key, ">=", 0.0)))
+    return Some((Comparison(key, "=", True), Comparison(key, "=", False)))
 
 
 def passes(condition: Condition, metadata: Mapping[str, Any]) -> bool:
@@ -160,7 +198,7 @@ def condition_of(where: str | Mapping[str, Value] | Condition | None) -> Conditi
     if isinstance(where, str):
         return parse_where(where)
     if not isinstance(where, Mapping) or not where:
-        raise ValueError(
+        raise UsageError(
             f'where: a text such as "year >= 2020", or values by key, got {where!r:.40} ({type(where).__name__}).'
         )
     for key, value in where.items():
@@ -294,4 +332,4 @@ class _Reader:
         self._refuse(f"expected {expected}, got {'the end' if kind == 'end' else repr(word)}.", place)
 
     def _refuse(self, problem: str, place: int) -> NoReturn:
-        raise ValueError(f"where: {problem}\n  {self.text}\n  {' ' * place}^")
+        raise UsageError(f"where: {problem}\n  {self.text}\n  {' ' * place}^")

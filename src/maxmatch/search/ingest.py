@@ -13,7 +13,7 @@ from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import DataError, Problem, refuse
 from maxmatch.data.formats.shared import read_lines
-from maxmatch.data.formats.tables import TABLES
+from maxmatch.data.formats.tables import TABLES, value_of
 from maxmatch.search.engine import present
 from maxmatch.search.index_folder import FILE as INDEX_FILE
 from maxmatch.search.index_folder import UNIT_TOLERANCE, checked_ids
@@ -153,6 +153,8 @@ def _metadata(path: Path, count: int, sets: Path) -> list[dict[str, Any]]:
         raise _refusal(path, "no such file", "Check the path.")
     # A row that cannot be read is refused: leaving it out would shift all others.
     rows = [plain(cells) for _, cells in TABLES[suffix](path, refuse)]
+    if suffix in (".csv", ".tsv"):  # all cells are text: parsed as JSON where possible, as those of a table of pictures
+        rows = [{name: value_of(cell) for name, cell in cells.items()} for cells in rows]
     if len(rows) != count:
         what = f"{len(rows):,} rows, and {count:,} sets in {sets}"
         raise _refusal(path, what, "Give one row for each set, in the same order.")

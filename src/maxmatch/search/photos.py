@@ -1,9 +1,11 @@
 """A folder of photos and its index: new and changed photos are encoded, deleted ones removed."""
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -20,26 +22,31 @@ from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
 from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
-from maxmatch.search.filters import Begins, Comparison, Condition, Every, Some
-from maxmatch.search.index_folder import FILE, LONGEST_ID, is_text, writing
+from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
+from maxmatch.search.index_folder import FILE, LONGEST_ID, IndexFolderError, is_text, writing
 from maxmatch.search.set_index import SetIndex
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
 
 Orientation = Literal["landscape", "portrait", "square"]
 
-NAME, FOLDER, TAKEN = "name", "folder", "taken"
+PATH, RELATIVE, NAME, FOLDER = "path", "relative_path", "name", "folder"
+TAKEN, DATE, DATE_FROM = "taken", "date", "date_from"
 WIDTH, HEIGHT, ORIENTATION = "width", "height", "orientation"
-BYTES, MODIFIED = "bytes", "modified"
+BYTES, MODIFIED, SIZE, MTIME = "bytes", "modified", "size", "mtime"
+_KEYS = {PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, BYTES, SIZE, MODIFIED, MTIME}
 _SQUARE = 1.05  # sides that differ by less look equal
 _EXIF, _TAKEN_AT, _WRITTEN_AT, _TURN = 0x8769, 0x9003, 0x0132, 0x0112
 
 
 def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
-    """The facts of a photo in or under `root`; only the head of the file is read.
+    """The facts of a photo in or under `root`, the same in the index of a folder and in one of `maxmatch encode`; only
+    the head of the file is read.
 
-    name; folder: within `root`, "" for `root` itself; taken: local time as 2024-05-31T18:02:11, by EXIF, else when the
-    file was changed; width, height: as the picture is seen upright; orientation; bytes; modified: in nanoseconds.
+    path: the whole one; relative_path: from `root`; name; folder: within `root`, "" for `root` itself; taken: local
+    time as 2024-05-31T18:02:11 by EXIF, None where that has none; date: the same, else when the file was changed;
+    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; bytes, size: of the file;
+    modified: in nanoseconds, mtime: in seconds.
     """
     state = path.stat()
     with Image.open(path) as image:
@@ -48,16 +55,23 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
         taken = _taken(notes)
         if notes.get(_TURN, 1) in (5, 6, 7, 8):
             width, height = height, width
-    folder = path.parent.relative_to(root).as_posix()
+    relative = path.relative_to(root)
+    folder = relative.parent.as_posix()
     return {
+        PATH: str(path),
+        RELATIVE: relative.as_posix(),
         NAME: path.name,
         FOLDER: "" if folder == "." else folder,
-        TAKEN: (taken or datetime.fromtimestamp(state.st_mtime)).isoformat(timespec="seconds"),
+        TAKEN: None if taken is None else taken.isoformat(timespec="seconds"),
+        DATE: (taken or datetime.fromtimestamp(state.st_mtime)).isoformat(timespec="seconds"),
+        DATE_FROM: "file" if taken is None else "exif",
         WIDTH: width,
         HEIGHT: height,
         ORIENTATION: orientation_of(width, height),
         BYTES: state.st_size,
+        SIZE: state.st_size,
         MODIFIED: state.st_mtime_ns,
+        MTIME: state.st_mtime,
     }
 
 
@@ -71,14 +85,21 @@ def orientation_of(width: int, height: int) -> Orientation:
 def facts_condition(
     folder: str | None = None, start: date | None = None, end: date | None = None, orientation: str | None = None
 ) -> Condition | None:
-    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation."""
+    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation. Of one
+    without `taken`, the time of its file counts.
+    """
     parts: list[Condition] = []
+
+    def dated(sign: Literal[">=", "<"], day: date) -> Condition:
+        by_file = Every((Missing(TAKEN), Comparison(DATE, sign, day.isoformat())))
+        return Some((Comparison(TAKEN, sign, day.isoformat()), by_file))
+
     if folder:
         parts.append(Some((Comparison(FOLDER, "=", folder), Begins(FOLDER, f"{folder}/"))))
     if start is not None:
-        parts.append(Comparison(TAKEN, ">=", start.isoformat()))
+        parts.append(dated(">=", start))
     if end is not None and end < date.max:
-        parts.append(Comparison(TAKEN, "<", (end + timedelta(days=1)).isoformat()))
+        parts.append(dated("<", end + timedelta(days=1)))
     if orientation is not None:
         parts.append(Comparison(ORIENTATION, "=", orientation))
     return None if not parts else parts[0] if len(parts) == 1 else Every(tuple(parts))
@@ -136,12 +157,14 @@ def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
 UNREADABLE = "unreadable.json"
 _BATCH = 64  # photos, after which the index has them for good
 _AT_ONCE = 8  # through the network, while the next are read
+_ANOTHER_PLACE = "Allow writing or free some space there, or set XDG_CACHE_HOME to another folder."
 _MAY_ALL_GO = 10  # photos; where more are gone at once, a disk that is not mounted is likelier
 _SCAN = 4_096
 
 FileState = tuple[int, int]
 """Size and time of change of a file."""
 _CLOSED: FileState = (-1, -1)
+"""Of a folder or photo that may not be read; a photo's own state need not change when it may be again."""
 
 
 class Synced(NamedTuple):
@@ -169,19 +192,62 @@ def is_indexed(place: Path) -> bool:
 def open_photos(place: Path, model: AnyModel) -> SetIndex:
     """The index at a place, made where there is none."""
     if not is_indexed(place):
-        with suppress(FileExistsError):  # another process was faster
+        try:
             return SetIndex.create(place / "index", dim=model.dim, set_size=model.set_sizes[IMAGE], model=model)
-    return SetIndex.open(place / "index")
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError as error:
+            raise _not_written(place, error) from error
+    try:
+        return SetIndex.open(place / "index")
+    except FileNotFoundError as error:
+        raise IndexFolderError(str(error)) from error
+
+
+def open_synced(
+    place: Path,
+    model: AnyModel,
+    folder: Path,
+    *,
+    anew: bool = False,
+    bar: Bar = no_bar,
+    say: Callable[[str], object] = lambda line: None,
+) -> tuple[SetIndex, Synced]:
+    """The index of a folder, brought up to date as `sync` does. It is a cache: a damaged one is removed and built anew,
+    which `say` is told. anew: it was found to be damaged.
+    """
+    if not anew:
+        try:
+            index = open_photos(place, model)
+            return index, sync(index, model, folder, bar=bar)
+        except IndexFolderError:
+            pass
+    say(f"{place}: the cache of this folder is damaged; it is built anew")
+    try:
+        shutil.rmtree(place)
+    except OSError as error:
+        raise _not_written(place, error) from error
+    index = open_photos(place, model)
+    return index, sync(index, model, folder, bar=bar)
+
+
+def _not_written(place: Path, error: OSError) -> OSError:
+    """The error where the cache of a folder cannot be written."""
+    return OSError(error.errno or errno.EIO, f"{place}: the cache cannot be written ({_why(error)}). {_ANOTHER_PLACE}")
+
+
+def _why(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -> Synced:
     """Bring an index up to date with a folder. bar: shows how many photos are read.
 
-    A photo that cannot be read is not tried again before its file changes; those of a folder that cannot be listed stay
-    as they are. Both are reported once. Ids are the photos' paths in the folder.
+    A photo that cannot be read is not tried again before its file changes or may be read; those of a folder that cannot
+    be listed stay as they are. Both are reported once. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
-    known, noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
+    (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
     present, closed = _present(folder)
     if not present and not known:
         raise no_pictures(folder, closed)
@@ -191,36 +257,53 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         what = f"no pictures, but the index has {len(gone):,}; nothing was removed"
         cure = f"Is the disk mounted? If they were deleted, delete {index.folder.parent}."
         raise DataError(Problem(folder, what, cure, fatal=True))
-    _forget(index, gone)
     present = {**hidden, **present}
-    bad = {name: state for name, state in noted.items() if present.get(name) == state}
+    bad = {
+        name: state
+        for name, state in noted.items()
+        if present.get(name) == state
+        or (state == _CLOSED and name in present and not os.access(folder / name, os.R_OK))
+    }
     bad |= dict.fromkeys(closed, _CLOSED)
-    if bad != noted:
-        _write_notes(index, bad)
-    todo = [name for name, state in present.items() if state not in (known.get(name), bad.get(name))]
+    todo = [name for name, state in present.items() if state != known.get(name) and name not in bad]
     failed: list[Skipped] = []
-    if todo:
-        with bar("photos", len(todo)) as advance:
+    done: list[str] = []
+    removed = 0
+    try:
+        _forget(index, gone)
+        removed = len(gone)
+        _refresh(index, folder, [name for name in outdated if present.get(name) == known[name]], known)
+        if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
+            _write_notes(index, bad)
+        with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
             for start in range(0, len(todo), _BATCH):
                 names = todo[start : start + _BATCH]
                 more = _encode(index, model, folder, names, present)
                 # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
                 _forget(index, [one.id for one in more if one.id in known])
                 failed += more
-                # A file that is missing or may not be read now is tried again the next time.
-                bad |= {one.id: present[one.id] for one in more if _is_file(folder / one.id)}
+                for one in more:  # a file that is missing now is tried again the next time
+                    if os.path.isfile(folder / one.id):
+                        bad[one.id] = present[one.id] if os.access(folder / one.id, os.R_OK) else _CLOSED
+                lost = {one.id for one in more}
+                done += [name for name in names if name not in lost]
                 _write_notes(index, bad)
                 advance(len(names))
+    except OSError as error:
+        if not len(index):
+            raise _not_written(index.folder.parent, error) from error
+        missing = f"{len(todo) - len(done) - len(failed):,} new or changed photos are not in it"
+        late = f"{len(gone) - removed:,} deleted ones still are"
+        why = f"the cache cannot be written ({_why(error)}): {missing}, {late}. {_ANOTHER_PLACE}"
+        failed.append(Skipped(str(index.folder), f"{index.folder.parent}: {why}"))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         write_cache(index.engine, index.folder)
-    lost = {one.id for one in failed}
-    done = [name for name in todo if name not in lost]
     changed = sum(name in known for name in done)
     cure = "its photos stay in the index as they were. Allow reading it."
     for place, why in closed.items():
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
-    return Synced(len(done) - changed, changed, len(gone), failed)
+    return Synced(len(done) - changed, changed, removed, failed)
 
 
 def _forget(index: SetIndex, names: Sequence[str]) -> None:
@@ -228,11 +311,6 @@ def _forget(index: SetIndex, names: Sequence[str]) -> None:
     there = present(index.engine, names)
     if there:
         index.remove([name for name in names if name in there])
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a file is there and may be read, whatever is in it."""
-    return os.access(path, os.R_OK) and path.is_file()
 
 
 def _encode(
@@ -246,14 +324,12 @@ def _encode(
     failed = [Skipped(names[one.index], one.reason) for one in encoded.skipped]
     kept, facts = [], []
     for place, of in enumerate(encoded.kept):
-        try:
-            known = photo_facts(folder / names[of], folder)
-        except (OSError, ValueError, SyntaxError) as error:  # it was readable a moment ago
-            failed.append(Skipped(names[of], str(error)))
+        known = _facts(folder, names[of], states[names[of]])
+        if isinstance(known, str):  # it was readable a moment ago
+            failed.append(Skipped(names[of], known))
             continue
-        size, time = states[names[of]]
         kept.append(place)
-        facts.append({**known, BYTES: size, MODIFIED: time})
+        facts.append(known)
     if kept:
         index.upsert([names[encoded.kept[place]] for place in kept], encoded.sets[kept], facts, model=model)
     return failed
@@ -285,14 +361,38 @@ def _is_below(name: str, places: Container[str]) -> bool:
     return any(place.as_posix() in places for place in (path, *path.parents))
 
 
-def _known(index: SetIndex) -> dict[str, FileState]:
-    """The photos in the index, as their files were."""
+def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mapping[str, FileState]) -> None:
+    """Note again the facts of photos whose files have not changed; their sets stay."""
+    for start in range(0, len(names), _SCAN):
+        found = index.engine.fetch(names[start : start + _SCAN])
+        read = {name: _facts(folder, name, states[name]) for name in found.ids}
+        facts = {name: known for name, known in read.items() if not isinstance(known, str)}
+        kept = [place for place, name in enumerate(found.ids) if name in facts]
+        if kept:
+            sets = found.vectors[kept].reshape(len(kept), index.manifest.set_size, index.manifest.dim)
+            index.upsert([found.ids[place] for place in kept], sets, [facts[found.ids[place]] for place in kept])
+
+
+def _facts(folder: Path, name: str, state: FileState) -> dict[str, JsonValue] | str:
+    """The facts of a photo whose file was in a state before it was read; or why it has none."""
+    try:
+        known = photo_facts(folder / name, folder)
+    except Exception as error:  # what a damaged file makes Pillow raise has no common class
+        return str(error)
+    return {**known, BYTES: state[0], SIZE: state[0], MODIFIED: state[1], MTIME: state[1] / 1e9}
+
+
+def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
+    """The photos in the index, as their files were; and those whose facts an earlier version noted."""
     known: dict[str, FileState] = {}
+    outdated = []
     for found in index.engine.scan(_SCAN, vectors=False, metadata=True):
         for name, text in zip(found.ids, found.metadata or [], strict=True):
             facts = json.loads(text)
             known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
-    return known
+            if not facts.keys() >= _KEYS:
+                outdated.append(name)
+    return known, outdated
 
 
 def _write_notes(index: SetIndex, bad: Mapping[str, FileState]) -> None:

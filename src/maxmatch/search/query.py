@@ -1,4 +1,4 @@
-"""Queries of several parts: `"beach" + "dog" - "people"`. A part may have a weight: `+ 2 "dog"`."""
+"""Queries of several parts: `beach -people`, `"beach" + "dog" - "two people"`, with weights: `+ 2 "dog"`."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maxmatch.core.array_checks import Array
+from maxmatch.core.array_checks import Array, UsageError
 from maxmatch.search.engine import Hit
 from maxmatch.search.filters import Condition
 from maxmatch.search.rerank import scores_of
@@ -16,9 +16,16 @@ MOST_PARTS = 8
 LARGEST_WEIGHT = 10.0
 _POOL = 10  # for each hit that is wanted so many of each part's best are weighed
 _LEAST_POOL = 200
-_PART = re.compile(
-    r"""\s*(?P<sign>[+\-−–]?)\s*(?P<weight>\d{1,3}(?:\.\d{1,3})?)?\s*[*×]?\s*["“”](?P<text>[^"“”]*)["“”]\s*"""
+_FOR = (None, "+")
+_TOKEN = re.compile(
+    r"""(?:(?<![^\s"“”])(?P<sign>[+\-−–]) | ^)  # + 2 "dog"; the first needs no sign
+        \s*(?P<weight>[\d.][^\s"“”*×]*)?\s*[*×]?\s* ["“”](?P<text>[^"“”]*)["“”] (?(sign) | (?=\s*(?:[+\-−–*×]|$)))
+    | (?<!\S)[\-−–](?P<against>[^\W\d_][^\s"“”]*)  # -people
+    | ["“”][^"“”]*["“”]  # quotes within a text
+    """,
+    re.VERBOSE,
 )
+_STRAY = re.compile(r"(?<!\S)[+\-−–*×]\S*")
 
 
 class TextPart(NamedTuple):
@@ -29,24 +36,49 @@ class TextPart(NamedTuple):
 
 
 def parse_query(text: str) -> list[TextPart]:
-    """The parts of a query; a text that is not made of quoted parts is one part as it stands.
+    """The parts of a query: words, then quoted parts with a sign or a weight, and words after a minus (`-people`).
 
-    ValueError where no part counts for anything, or there are too many.
+    UsageError where quotes do not pair up, a weight is impossible, no part is looked for, or there are too many.
     """
-    parts, place = [], 0
-    while place < len(text):
-        found = _PART.match(text, place)
-        if found is None or (place and not found["sign"]):
-            return [TextPart(text, 1.0)]
-        weight = min(float(found["weight"] or 1), LARGEST_WEIGHT) * (-1 if found["sign"] in tuple("-−–") else 1)
-        if found["text"].strip() and weight:
-            parts.append(TextPart(found["text"].strip(), weight))
-        place = found.end()
+    text = text.strip()
+    if len(re.findall('["“”]', text)) % 2:
+        raise UsageError(f"query: {text!r:.60} has an odd number of quotes. Close the last one, or leave it out.")
+    parts, words, place, quoted = [], "", 0, False
+    for found in _TOKEN.finditer(text):
+        if found["against"] is not None:
+            parts.append(TextPart(found["against"].rstrip(".,;:!?)"), -1.0))
+        elif found["text"] is not None:
+            parts.append(
+                TextPart(found["text"].strip(), _weight(found["weight"]) * (1 if found["sign"] in _FOR else -1))
+            )
+            quoted = True
+        else:
+            continue
+        words, place = words + text[place : found.start()], found.end()
+    words += text[place:]
+    stray = _STRAY.search(words) if quoted else None
+    if stray is not None:
+        raise UsageError(f'query: expected a text in quotes after {stray[0]!r:.20}, as in + "dog" or + 2 "dog".')
+    if parts:
+        words = " ".join(words.split())
+    parts = [part for part in (TextPart(words, 1.0), *parts) if part.text and part.weight]
     if len(parts) > MOST_PARTS:
-        raise ValueError(f"query: expected at most {MOST_PARTS} parts, got {len(parts)}.")
-    if text.strip() and not any(part.weight > 0 for part in parts):
-        raise ValueError('query: expected at least one part that is looked for, as in "beach" - "people".')
+        raise UsageError(f"query: expected at most {MOST_PARTS} parts, got {len(parts)}.")
+    if text and not any(part.weight > 0 for part in parts):
+        raise UsageError("query: expected at least one part that is looked for, as in beach -people.")
     return parts or [TextPart(text, 1.0)]
+
+
+def _weight(text: str | None) -> float:
+    try:
+        weight = float(text or 1)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight <= LARGEST_WEIGHT:
+        raise UsageError(
+            f'query: weight {text!r:.20}: expected a number from 0 to {LARGEST_WEIGHT:g}, as in + 2.5 "dog".'
+        )
+    return weight
 
 
 def search_parts(

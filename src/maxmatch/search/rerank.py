@@ -80,9 +80,12 @@ def _scored(queries: np.ndarray, found: Found, k: int, similarity: SetSimilarity
 
 
 def _assigned(planes: np.ndarray) -> np.ndarray:
-    """The matching of each pair, (L, pairs): of few by NumPy, which gives the same and has far less to set up."""
-    if planes.shape[2] <= _FEW and max(planes.shape[:2]) <= LARGEST:
-        return assign(planes)
+    """The matching of each pair, (L, pairs): by NumPy, which gives the same as torch and needs not load it, where sets
+    are small enough for it.
+    """
+    if max(planes.shape[:2]) <= LARGEST:
+        starts = range(0, max(1, planes.shape[2]), _FEW)
+        return np.concatenate([assign(planes[:, :, start : start + _FEW]) for start in starts], 1)
     import torch
 
     from maxmatch.matching.assignment import assign_planes
@@ -218,7 +221,8 @@ def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, m
         np.empty((count, 0, slots), np.int64),
         np.empty((count, 0, slots), np.float32),
     )
-    for block in engine.scan(max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim)), where):
+    size = min(_FEW, max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim)))
+    for block in engine.scan(size, where):
         if block.ids:
             best = _merged(best, _scored(queries, block, k, manifest.scoring), k)
     rows = zip(best.ids, best.scores, best.partners, best.cosines, strict=True)

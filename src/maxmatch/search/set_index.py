@@ -1,5 +1,6 @@
 """SetIndex: sets with ids and metadata, kept in a folder, found by their similarity."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from maxmatch.search.engine import (
     proposes,
     sample,
 )
-from maxmatch.search.filters import Condition, Value, condition_of
+from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
 from maxmatch.search.index_folder import (
     Manifest,
     Tuning,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SCAN_BELOW = 10_000
+_SHOWN = 64  # items whose keys an error names
 _TUNED_WITH = 100  # items
 _TARGET = 0.995  # surely, of items of the index, which are easier to find than real queries
 _log = logging.getLogger("maxmatch")
@@ -78,6 +80,8 @@ class SetIndex:
         self.engine = engine
         self._last_added = 0
         self._warned: set[str] = set()
+        self._seen: set[Condition] = set()
+        """What any item passed, of `check_kinds`."""
 
     @classmethod
     def create(
@@ -300,7 +304,8 @@ class SetIndex:
             sets: the queries' sets (n, K, D), unit vectors: a tensor or an array.
             k: how many items per query.
             where: only items that pass this filter over their metadata: an expression such as "year >= 2024", a
-                mapping of names to values, or a condition of `maxmatch.search.filters`.
+                mapping of names to values, or a condition of `maxmatch.search.filters`. ValueError where no item has
+                a key, or has it with values of another type only; a condition is taken as it is.
             exact: score every item, as `maxmatch.top_hits` does.
             candidates: how many items the engine proposes per query; None: as last measured by `verify`.
             effort: how thoroughly the engine looks for them; None: as last measured.
@@ -323,7 +328,7 @@ class SetIndex:
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model)
         queries = np.array(checked_sets(self.manifest, sets), dtype=np.float32)
-        condition = None if where is None else condition_of(where)
+        condition = self._condition(where)
         tuning = self.manifest.tuning
         in_memory = condition is None and self.engine.in_memory
         if in_memory and tuning is not None and not tuning.real_queries:
@@ -507,6 +512,24 @@ class SetIndex:
     def _sets(self, vectors: np.ndarray) -> np.ndarray:
         """Stored vectors (n, K·D) as sets (n, K, D) in float32."""
         return np.array(vectors, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
+
+    def _condition(self, where: str | Mapping[str, Value] | Condition | None) -> Condition | None:
+        """A filter as given; one that a person wrote is checked against what the items have."""
+        condition = condition_of(where)
+        if condition is None or isinstance(where, Condition) or not len(self):
+            return condition
+
+        def has_any(of_kind: Condition) -> bool:
+            if of_kind not in self._seen and self.engine.count(of_kind):
+                self._seen.add(of_kind)
+            return of_kind in self._seen
+
+        def known() -> list[str]:
+            first = next(self.engine.scan(_SHOWN, vectors=False, metadata=True))
+            return list({key for text in first.metadata or [] for key in json.loads(text)})
+
+        check_kinds(condition, has_any, known)
+        return condition
 
     def _must_scan(self, set_size: int, condition: Condition | None) -> bool:
         """Whether all items are scored; the reason is logged once, unless it is only that there are few."""

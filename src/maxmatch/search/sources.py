@@ -17,7 +17,7 @@ from maxmatch.data.formats.shared import SUFFIXES, BadCell, path_inside, read_li
 from maxmatch.data.formats.tables import TABLES, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarMember, samples, tar_items, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
-from maxmatch.search.photos import no_pictures, walk
+from maxmatch.search.photos import no_pictures, photo_facts, walk
 
 LINES = "lines"
 
@@ -82,9 +82,7 @@ def plain(value: Any) -> Any:
 
 
 def list_pictures(folder: Path) -> Listing:
-    """The pictures by their paths from the folder, in the order of these. Metadata: `path`, `size` and `mtime` (seconds
-    since 1970).
-    """
+    """The pictures by their paths from the folder, in the order of these. Metadata: those of `photo_facts`."""
     names, left_out, closed = walk(folder)
     for place, why in closed.items():
         left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Allow reading it."))
@@ -92,7 +90,25 @@ def list_pictures(folder: Path) -> Listing:
         raise no_pictures(folder, {str(place): why for place, why in closed.items()})
     paths = [folder / name for name in names]
     left_out.sort(key=lambda one: one.id)
-    return Listing(folder, "folder", IMAGE, paths, names, [_file_facts(path) for path in paths], left_out)
+    return Listing(folder, "folder", IMAGE, paths, names, _PhotoFacts(folder, paths), left_out)
+
+
+class _PhotoFacts(Sequence[Mapping[str, Any]]):
+    """The facts of pictures; what is in a file is read when it is asked for, its size and time before that."""
+
+    def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
+        self._folder = folder
+        self._paths = paths
+        self._files = [_file_facts(path) for path in paths]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, place: Any) -> Any:
+        try:
+            return {**photo_facts(self._paths[place], self._folder), **self._files[place]}
+        except Exception:  # what a damaged file makes Pillow raise has no common class
+            return self._files[place]
 
 
 def _file_facts(path: Path) -> dict[str, Any]:

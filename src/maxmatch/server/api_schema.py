@@ -42,7 +42,9 @@ class Paging(_Strict):
 class Asked(_Strict):
     """What to search for: a text, an item, or an uploaded picture; nothing means everything."""
 
-    q: Annotated[Text | None, Field(description='A text; or weighted parts: "beach" + "dog" - 2 "people".')] = None
+    q: Annotated[Text | None, Field(description='A text; or parts: beach -people, "beach" + "dog" - 2 "people".')] = (
+        None
+    )
     like: Annotated[ItemKey | None, Field(description="The key of an item: find similar ones.")] = None
     upload: Annotated[ItemKey | None, Field(description="The key of a picture uploaded to /search/image.")] = None
     slot: Slot | None = None
@@ -88,12 +90,14 @@ class ItemFacts:
     id: str
     name: str
     folder: str
-    taken: Annotated[str | None, Field(description="Local time, as 2024-05-31T18:02:11.")]
+    taken: Annotated[str | None, Field(description="Local time by the camera, as 2024-05-31T18:02:11.")]
     width: int | None
     height: int | None
     orientation: str | None
     bytes: int | None
     version: Annotated[str, Field(description="Changes when the file changes.")]
+    date: Annotated[str | None, Field(description="`taken`, or else when the file was changed.")] = None
+    date_from: Annotated[str | None, Field(description="What `date` is from: exif or file.")] = None
 
 
 class PairOut(BaseModel):

@@ -148,7 +148,7 @@ class Gallery:
             texts = found.metadata or []
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
-        items.sort(key=lambda item: (item.taken or "", item.id), reverse=True)
+        items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
         return GalleryState({item.key: item for item in items}, items, sketches, time.monotonic(), version)
 
 
@@ -171,6 +171,8 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         orientation=_text(known(photos.ORIENTATION)),
         bytes=_number(known(photos.BYTES)),
         version=f"{_number(known(photos.MODIFIED)) or 0:x}",
+        date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
+        date_from=_text(known(photos.DATE_FROM)),
     )
 
 
@@ -184,4 +186,9 @@ def _number(value: Any) -> int | None:
 
 
 def _facts(item: ItemFacts) -> dict[str, Any]:
-    return {photos.FOLDER: item.folder, photos.TAKEN: item.taken, photos.ORIENTATION: item.orientation}
+    return {
+        photos.FOLDER: item.folder,
+        photos.TAKEN: item.taken,
+        photos.DATE: item.date,
+        photos.ORIENTATION: item.orientation,
+    }

@@ -241,7 +241,7 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/gallery")
     async def gallery() -> GalleryOut:
         """What there is to search: the number of items, folders and dates."""
-        dates = [item.taken for item in service.gallery.state.items.values() if item.taken]
+        dates = [item.date for item in service.gallery.state.items.values() if item.date]
         return GalleryOut(
             name=service.gallery.name,
             total=len(service.gallery.state.items),

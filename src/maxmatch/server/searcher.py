@@ -197,7 +197,7 @@ class Searcher:
         shown = groups if by_date else groups[paging.offset : end]
         results = [_result([found[place] for place in group]) for group in shown]
         if by_date:
-            results.sort(key=lambda result: result.item.taken or "", reverse=True)
+            results.sort(key=lambda result: result.item.date or "", reverse=True)
             results = results[paging.offset : end]
         return Page(results, len(groups) > end and end < DEEPEST)
 

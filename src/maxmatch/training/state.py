@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from maxmatch.core.files import locked, sync
+from maxmatch.core.files import locked, sync, usual_permissions
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Train
 from maxmatch.training.optim import Average, Group, optimiser, parameter_groups, with_average, with_weights
@@ -131,7 +131,8 @@ class States:
         self.folder.mkdir(parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)  # left by a killed run; it may be a link to the good one
         try:
-            save_file(_tensors(state), draft, metadata={"progress": json.dumps(asdict(progress))})
+            with usual_permissions(draft):
+                save_file(_tensors(state), draft, metadata={"progress": json.dumps(asdict(progress))})
             sync(draft)
             if good:  # before it becomes the newest, which may already refer to it
                 link = self.good.with_suffix(".writing")

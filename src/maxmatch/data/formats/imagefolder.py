@@ -21,7 +21,7 @@ LOOKS_LIKE, KEEPS_METADATA = "[train/]metadata.jsonl", True
 
 def recognises(path: Path) -> bool:
     """Whether there is a table `metadata` in the folder or in one of its folders."""
-    return path.is_dir() and bool(_metadata(path))
+    return path.is_dir() and bool(_metadata(path, skip_closed=True))
 
 
 def read(path: Path, report: Report = refuse, modalities: Mapping[str, str] | None = None) -> dict[str, Split]:
@@ -50,15 +50,20 @@ def write(splits: Mapping[str, Split], path: Path, advance: Advance = quiet, wor
     write_folder(path, "imagefolder", splits, fill, advance)
 
 
-def _metadata(path: Path) -> dict[str, list[Path]]:
-    """The tables by split: those at the top, or else those in the folders below."""
+def _metadata(path: Path, skip_closed: bool = False) -> dict[str, list[Path]]:
+    """The tables by split: those at the top, or else those in the folders below (skip_closed: that can be read)."""
     top = [file for file in tables_in(path) if file.stem == "metadata"]
     if top:
         return {"train": top}
     found: dict[str, list[Path]] = {}
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
-            tables = [file for file in tables_in(folder) if file.stem == "metadata"]
+            try:
+                tables = [file for file in tables_in(folder) if file.stem == "metadata"]
+            except PermissionError:
+                if not skip_closed:
+                    raise
+                continue
             if tables:
                 found.setdefault(split_name(folder.name), []).extend(tables)
     return found

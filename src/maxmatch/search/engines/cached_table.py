@@ -19,6 +19,7 @@ from maxmatch.search.filters import Condition, passes
 from maxmatch.search.index_folder import TABLE
 
 FILE = "items.copy.npz"
+_PARTS = ("state", "ids", "metadata", "added", "vectors")
 _MOST = 10_000  # items: beyond that the engine's own index is what makes a search fast
 _VERSIONS = Path(TABLE) / "_versions"
 
@@ -35,8 +36,10 @@ def write_cache(engine: Engine, folder: Path) -> bool:
     state = state_of(folder)
     if state is None or not 0 < engine.count() <= _MOST:
         return False
-    noted = _read(folder, "state")
-    if noted is not None and noted[0].tobytes().decode() == state:
+    if isinstance(engine, CachedEngine) and engine.is_current():
+        return True
+    parts = _read(folder, *_PARTS)  # all of them: one may be damaged
+    if parts is not None and parts[0].tobytes().decode() == state:
         return True
     found = list(engine.scan(_MOST, metadata=True))
     if not found or state_of(folder) != state:  # another process has written to it meanwhile
@@ -53,7 +56,7 @@ def write_cache(engine: Engine, folder: Path) -> bool:
 
 def read_cache(folder: Path, width: int) -> TableCache | None:
     """The cache of a table, if it is of its present state and whole (each part has its checksum)."""
-    parts = _read(folder, "state", "ids", "metadata", "added", "vectors")
+    parts = _read(folder, *_PARTS)
     if parts is None:
         return None
     state, ids, texts = parts[0].tobytes().decode(), *(json.loads(part.tobytes()) for part in parts[1:3])
@@ -123,7 +126,7 @@ class CachedEngine:
     def _place_of(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self._cache.items.ids)}
 
-    def _current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the cache still answers."""
         return not self.opened and state_of(self.folder) == self._cache.state
 
@@ -138,7 +141,7 @@ class CachedEngine:
 
     def version(self) -> Hashable:
         """The state of the cache; then the engine's."""
-        return self._cache.state if self._current() else self.inner.version()
+        return self._cache.state if self.is_current() else self.inner.version()
 
     def facts(self) -> dict[str, JsonValue]:
         """The engine's."""
@@ -160,7 +163,7 @@ class CachedEngine:
         self, block: int, where: Condition | None = None, vectors: bool = True, metadata: bool = False
     ) -> Iterator[Found]:
         """Every item that passes, in blocks."""
-        if not self._current():
+        if not self.is_current():
             yield from self.inner.scan(block, where, vectors, metadata)
             return
         places = self._passing(where)
@@ -171,17 +174,17 @@ class CachedEngine:
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
     ) -> list[Found] | None:
         """None while the cache answers: it is small."""
-        return None if self._current() else self.inner.candidates(queries, count, where, effort, choose)
+        return None if self.is_current() else self.inner.candidates(queries, count, where, effort, choose)
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""
-        if not self._current():
+        if not self.is_current():
             return self.inner.fetch(ids, vectors, metadata)
         return self._cache.items.at([self._place_of[name] for name in ids if name in self._place_of])
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""
-        return len(self._passing(where)) if self._current() else self.inner.count(where)
+        return len(self._passing(where)) if self.is_current() else self.inner.count(where)
 
     def flush(self, thorough: bool = False) -> bool:
         """By the engine."""

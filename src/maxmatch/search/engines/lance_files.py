@@ -25,7 +25,7 @@ from maxmatch.search.filters import (
     ValueKind,
     kind_of,
 )
-from maxmatch.search.index_folder import IndexFolderError
+from maxmatch.search.index_folder import TABLE, IndexFolderError
 
 # The files of a Lance table on the disk: synced when written, and a list of their checksums.
 #
@@ -120,6 +120,7 @@ def _checksum(path: Path) -> int:
 # LanceDB raises RuntimeError, OSError and ValueError alike, with the cause in the text.
 _RAISED = (RuntimeError, OSError, ValueError)
 _SYSTEM = re.compile(r"os error (\d+)")
+_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the files
 
 
 @contextmanager
@@ -129,6 +130,8 @@ def storing(folder: Path) -> Iterator[None]:
         yield
     except _RAISED as error:
         found = _SYSTEM.search(str(error))
+        if found is None and damaged(folder / TABLE):
+            raise _damage(folder / TABLE, error) from error
         if found is None and not isinstance(error, OSError):
             raise
         code = int(found[1]) if found else error.errno or errno.EIO  # type: ignore[union-attr]
@@ -146,12 +149,15 @@ def reading(table: Path) -> Iterator[None]:
     except IndexFolderError:
         raise
     except _RAISED as error:
-        raise IndexFolderError(f"{_culprit(table)}: damaged ({_short(error)}). Restore it from a copy.") from error
+        found = _SYSTEM.search(str(error))
+        if found is not None and int(found[1]) in _NO_DAMAGE:
+            raise OSError(int(found[1]), f"{table}: cannot be read ({_short(error)}).") from error
+        raise _damage(table, error) from error
 
 
-def _culprit(table: Path) -> str:
-    wrong = damaged(table, thorough=False) or damaged(table)
-    return ", ".join(map(str, wrong)) if wrong else str(table)
+def _damage(table: Path, error: Exception) -> IndexFolderError:
+    wrong = damaged(table, thorough=False) or damaged(table) or [table]
+    return IndexFolderError(f"{', '.join(map(str, wrong))}: damaged ({_short(error)}). Restore it from a copy.")
 
 
 def _short(error: Exception) -> str:

@@ -47,7 +47,7 @@ export class Grid {
     image.addEventListener("error", () => (image.dataset.failed = "1"));
     const more = hit.duplicates.length;
     const label = [
-      item.name, item.folder, words.date(item.taken),
+      item.name, item.folder, words.date(item.date),
       hit.score === null ? "" : `score ${words.score(hit.score)}`,
       more ? `and ${words.pictures(more)} almost the same` : "",
     ].filter(Boolean).join(", ");

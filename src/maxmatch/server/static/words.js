@@ -20,5 +20,6 @@ export const score = (value) => (value === null || value === undefined ? "" : va
 /** What is known of a picture, in one line. */
 export function facts(item) {
   const size = item.width && item.height ? `${item.width} × ${item.height}` : "";
-  return [item.folder, date(item.taken), size, bytes(item.bytes)].filter(Boolean).join(" · ");
+  const when = date(item.date) + (item.date_from === "file" ? " (file)" : "");
+  return [item.folder, when, size, bytes(item.bytes)].filter(Boolean).join(" · ");
 }
