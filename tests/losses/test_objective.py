@@ -207,6 +207,16 @@ def test_unknown_diversity_is_refused_with_the_choices() -> None:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("name", ["scores", "images", "texts"])
+def test_what_is_no_tensor_or_no_sets_is_refused_by_name(name: str) -> None:
+    given = dict(zip(("scores", "positive", "images", "texts"), some_batch(), strict=True))
+    wrong = [given[name].numpy(), given[name].tolist()] if isinstance(given[name], Tensor) else [given[name].vectors]
+    for one in [*wrong, None]:
+        with pytest.raises(ValueError, match=f"{name}: expected .*got .*{type(one).__name__}"):
+            objective(**{**given, name: one})
+
+
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("spoil", [lambda p: p[:, :-1], lambda p: p.T, lambda p: p.long(), lambda p: p.double()])
 @pytest.mark.parametrize("weights", [{}, {"triplet_weight": 0.0, "con_weight": 0.001}])
 def test_positive_that_does_not_go_with_the_scores_is_refused(spoil, weights: dict[str, float]) -> None:

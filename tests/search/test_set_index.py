@@ -1,5 +1,7 @@
 """What a person is promised who keeps sets in an index, on every engine."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,15 @@ def test_what_is_added_is_there_when_the_folder_is_opened_again(make):
     assert [[hit.metadata["n"] for hit in hits] for hits in found] == expected.indices.tolist()
     assert np.array([[hit.score for hit in hits] for hits in found]) == pytest.approx(expected.scores.numpy(), abs=1e-6)
     again.close()
+
+
+def test_an_index_travels_to_another_process_by_its_folder(make):
+    index, sets = make(), unit_sets(6)
+    index.add(_ids(6), sets)
+    with pickle.loads(pickle.dumps(index)) as same:
+        assert same.folder == index.folder
+        assert same.search(sets[:2], k=3, exact=True) == index.search(sets[:2], k=3, exact=True)
+    assert len(index) == 6  # it is still open
 
 
 def test_the_version_changes_with_every_write_of_any_process_and_else_stays(make):

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -21,13 +22,32 @@ class NotUnitLength(UserWarning):
     """Vectors whose norm is not 1 were given where cosines are meant."""
 
 
-def as_tensor(array: Array) -> Tensor:
-    """The array as a tensor, to be read and not written to: a memory map is not copied."""
+def as_array(name: str, given: object) -> Array:
+    """A tensor or an array as it is; a list of numbers, arrays or tensors as one array or tensor."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        if isinstance(given, Sequence) and given and all(isinstance(one, Tensor) for one in given):
+            return torch.stack(list(given))
+        array = given if isinstance(given, np.ndarray) else np.asarray(given)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}: a list whose parts have different lengths. Pad them to one shape, and say by a mask what is real."
+        ) from error
+    if array.dtype.kind not in "biuf" or array.itemsize > 8:
+        raise ValueError(f"{name}: expected a tensor, an array or a list of numbers, got {given!r:.60}.")
+    return array
+
+
+def as_tensor(given: object, name: str = "array") -> Tensor:
+    """The same as a tensor, to be read and not written to: a memory map is not copied."""
+    array = as_array(name, given)
     if isinstance(array, Tensor):
         return array
     if not array.flags.writeable:
         _silence_read_only_warning()
-    return torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return torch.from_numpy(array.copy() if min(array.strides, default=0) < 0 else array)
 
 
 @cache

@@ -33,7 +33,8 @@ def maximal_assignment(
     gradient: gather the cosines with them.
 
     Args:
-        cosines: any number of problems, each a block of K rows and L columns: a tensor or an array.
+        cosines: any number of problems, each a block of K rows and L columns, at most 16 of each: a tensor, an array or
+            a list.
         row_mask: which rows are real (True) and which are padding; None: all are real.
         col_mask: the same for the columns.
 
@@ -48,8 +49,9 @@ def maximal_assignment(
         >>> maximal_assignment(torch.tensor([[0.9], [0.8]]))  # two rows, one column: the second row has none
         tensor([ 0, -1])
     """
-    cosines = as_tensor(cosines)
-    row_mask, col_mask = (None if mask is None else as_tensor(mask) for mask in (row_mask, col_mask))
+    cosines = as_tensor(cosines, "cosines")
+    row_mask = None if row_mask is None else as_tensor(row_mask, "row_mask")
+    col_mask = None if col_mask is None else as_tensor(col_mask, "col_mask")
     check_cosine_shape(cosines)
     check_mask("row_mask", row_mask, tuple(cosines.shape[:-1]))
     check_mask("col_mask", col_mask, (*cosines.shape[:-2], cosines.shape[-1]))

@@ -2,7 +2,7 @@
 
 Every similarity is a function of the *cosine planes* (K, L, B, C): plane (k, l) holds the cosines of vector k of each
 image with vector l of each caption. What is chosen (a matching, a maximum) is chosen without gradient; the gradient
-flows through the chosen cosines. Half-precision input gives float32 scores; NumPy arrays are taken as tensors.
+flows through the chosen cosines. Half-precision input gives float32 scores; arrays and lists are taken as tensors.
 """
 
 import warnings
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from maxmatch.core.array_checks import NotFiniteError, refuse_not_finite
+from maxmatch.core.array_checks import NotFiniteError, check_set_size, refuse_not_finite
 from maxmatch.core.checks import Array, as_tensor, check_mask, check_pair, range_of_norms, warn_unless_unit
 from maxmatch.matching import SIMILARITIES as SIMILARITIES
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
@@ -131,11 +131,15 @@ def _mean(values: Tensor, real: Tensor | None) -> Tensor:
     return values.mean(0) if real is None else torch.where(real, values, 0.0).sum(0) / real.sum(0)
 
 
-def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Planes:
-    """Check the input at the border and multiply."""
+def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, matched: bool = False) -> Planes:
+    """Check the input at the border and multiply. matched: one to one, which sets of at most 16 vectors can be."""
+    a, b = as_tensor(a, "a"), as_tensor(b, "b")
     check_pair(a, b)
-    a, b = as_tensor(a), as_tensor(b)
-    a_mask, b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
+    if matched:
+        check_set_size("a", a.shape[1])
+        check_set_size("b", b.shape[1])
+    a_mask = None if a_mask is None else as_tensor(a_mask, "a_mask")
+    b_mask = None if b_mask is None else as_tensor(b_mask, "b_mask")
     check_mask("a_mask", a_mask, tuple(a.shape[:2]))
     check_mask("b_mask", b_mask, tuple(b.shape[:2]))
     # The values of padding must not matter, even NaN.
@@ -172,8 +176,8 @@ def maxmatch(
     completely.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
+        a: B sets of K unit vectors of width D, K at most 16: a tensor, an array or a list.
+        b: C sets of L unit vectors, L at most 16.
         a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
         b_mask: the same for `b`.
 
@@ -189,7 +193,7 @@ def maxmatch(
         >>> similarity.maxmatch(image, captions)
         tensor([[1.7183, 0.8591]])
     """
-    planes = _compare(a, b, a_mask, b_mask)
+    planes = _compare(a, b, a_mask, b_mask, matched=True)
     cosines = planes.cosines
     if planes.a_real is not None or planes.b_real is not None:
         return _maxmatch_masked(planes)

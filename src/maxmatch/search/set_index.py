@@ -1,7 +1,7 @@
 """SetIndex: sets with ids and metadata, kept in a folder, found by their similarity."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class SetIndex:
 
     `SetIndex.create` makes one and `SetIndex.open` opens one. Several processes may read while one writes; two that
     write wait for each other. Equal scores come in the order in which the items were added; an item that was replaced
-    counts as added anew.
+    counts as added anew. It may be pickled: the other process opens the same folder.
 
     Args:
         folder: where it is.
@@ -168,6 +168,10 @@ class SetIndex:
         folder = Path(folder).expanduser().resolve()
         manifest = read_manifest(folder)
         return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)))
+
+    def __reduce__(self) -> tuple[Callable[[Path], "SetIndex"], tuple[Path]]:
+        """Pickled as its folder, which the other process opens for itself."""
+        return type(self).open, (self.folder,)
 
     def __len__(self) -> int:
         return self.engine.count()
