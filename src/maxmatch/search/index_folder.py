@@ -170,7 +170,7 @@ def rows_of(
     if vectors.shape[1] != manifest.set_size:
         raise ValueError(
             f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. "
-            f"Make another index with set_size={vectors.shape[1]}."
+            f"Queries may have another size; items of another need an index of their own, set_size={vectors.shape[1]}."
         )
     if len(vectors) != len(names):
         raise ValueError(f"ids and sets: {len(names)} ids for {len(vectors)} sets; give one id for each set.")

@@ -401,7 +401,8 @@ class SetIndex:
         check_files(self.manifest.engine, _place(self.folder, self.manifest))
         queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
         if queries.shape[1] != self.manifest.set_size:
-            raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {queries.shape[1]}.")
+            reason = reason_to_scan(self.manifest, queries.shape[1])
+            raise ValueError(f"sets: {reason} A scan misses nothing: there is nothing to measure.")
         if not len(queries):
             raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
         result = measure(self.engine, queries, k, self.manifest, target, real_queries=sets is not None)

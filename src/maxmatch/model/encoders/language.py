@@ -75,18 +75,18 @@ def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray],
 
 
 def _from_package(wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
-    folder = package_folder(_PACKAGE, "data", PACKAGED)
+    folder = package_folder(_PACKAGE, "data", f"the word vectors {PACKAGED}")
     vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
     places = {word.encode(): place for place, word in enumerate(_packaged_words())}
     return {word: np.array(vectors[places[word]]) for word in wanted if word in places}, vectors.shape[1]
 
 
 def _packaged_words() -> list[str]:
-    file = package_folder(_PACKAGE, "data", PACKAGED) / "glove_6B_index.parquet"
+    file = package_folder(_PACKAGE, "data", f"the word vectors {PACKAGED}") / "glove_6B_index.parquet"
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ImportError(f"{PACKAGED}: needs pyarrow: pip install pyarrow, or name a file of vectors.") from error
+        raise ImportError(f"{PACKAGED}: needs pyarrow: pip install 'maxmatch[glove]', or name a file.") from error
 
     return [str(word) for word in parquet.read_table(file)["index"].to_pylist()]
 
