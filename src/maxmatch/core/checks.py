@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 import maxmatch.core.devices  # noqa: F401 (before anything is computed)
 from maxmatch.core.array_checks import NotFiniteError, check_set_size, check_sets, shape_of
@@ -57,6 +58,15 @@ def _silence_read_only_warning() -> None:
     nothing.flags.writeable = False
     with warnings.catch_warnings(action="ignore"):
         torch.from_numpy(nothing)
+
+
+def refuse_vmap(tensor: Tensor, instead: str) -> None:
+    """Refuse a tensor whose values `torch.func.vmap` hides: they decide what is computed."""
+    inner = tensor
+    while is_functorch_wrapped_tensor(inner):
+        if is_batchedtensor(inner):
+            raise ValueError(f"torch.func.vmap cannot be used here; {instead}")
+        inner = get_unwrapped(inner)
 
 
 def check_pair(a: Array, b: Array) -> None:
