@@ -1,6 +1,5 @@
 """The training loss is the weighted sum of its named terms (eqn:combined-loss)."""
 
-import dataclasses
 import inspect
 import math
 
@@ -143,9 +142,9 @@ def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> 
 def test_a_term_of_weight_zero_is_not_computed() -> None:
     """What only that term reads may be anything."""
     scores, positive, images, texts = some_batch()
-    without_residual = [dataclasses.replace(side, residual=side.residual * math.nan) for side in (images, texts)]
+    without_residual = [side._replace(residual=side.residual * math.nan) for side in (images, texts)]
     assert objective(scores, positive, *without_residual, div_weight=0.0).total.isfinite()
-    without_pooled = [dataclasses.replace(side, pooled=side.pooled * math.nan) for side in (images, texts)]
+    without_pooled = [side._replace(pooled=side.pooled * math.nan) for side in (images, texts)]
     assert objective(scores, positive, *without_pooled, gd_weight=0.0).total.isfinite()
     assert objective(scores * math.nan, positive, images, texts, triplet_weight=0.0).total.isfinite()
 
