@@ -95,6 +95,7 @@ def test_null_is_none_where_that_is_a_value_and_the_default_elsewhere():
     ("parts", "message"),
     [
         ({"trian": {}}, "trian: unknown key 'trian'. Did you mean 'train'?"),
+        ({"train": {**TRAIN, "learning_rate": 1}}, "unknown key 'learning_rate'. Did you mean 'lr'?"),
         ({"objective": {"margn": 1}}, "objective.margn: unknown key 'margn'. Did you mean 'margin'?"),
         (
             {"train": {**TRAIN, "lr_factors": {"backbon": 1}}},

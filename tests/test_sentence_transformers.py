@@ -219,6 +219,33 @@ def test_the_gradient_reaches_every_token_and_no_padding() -> None:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
+def test_texts_may_be_arrays_or_lists_of_them() -> None:
+    a, b = [random_tokens(1, 12)[0], random_tokens(1, 5)[0]], random_tokens(3, 7)
+    expected = maxmatch_similarity(a, b)
+    for x, y in (([one.numpy() for one in a], b.numpy()), ([one.tolist() for one in a], b.tolist())):
+        torch.testing.assert_close(maxmatch_similarity(x, y), expected, check_dtype=False)
+    torch.testing.assert_close(maxmatch_similarity(b[0].numpy(), b), maxmatch_similarity(b[0], b))
+    torch.testing.assert_close(maxmatch_kd_scores(b.numpy(), b[:, None].numpy()), maxmatch_kd_scores(b, b[:, None]))
+    torch.testing.assert_close(cluster_tokens(b.numpy(), 3), cluster_tokens(b, 3))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "a: expected .*got none"),
+        (["a dog"], r"a\[0\]: expected .*numbers"),
+        (torch.ones(4), r"a: expected .*\(tokens, width\).*got 4"),
+        ([torch.ones(3, 4), torch.ones(4)], r"a\[1\]: expected .*\(tokens, width\).*got 4"),
+        ([torch.ones(3, 4), torch.ones(3, 5)], r"a\[1\]: .*width 5.*4"),
+    ],
+)
+def test_what_is_no_encoded_text_is_refused_by_its_place(texts: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        maxmatch_similarity(texts, random_tokens(3, 7))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
 def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(ValueError, match="size: expected at least 1, got 0"):
         cluster_tokens(random_tokens(1, 3), 0)

@@ -13,12 +13,13 @@ Nothing here imports sentence-transformers or PyLate: these are functions of ten
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from maxmatch.core.array_checks import check_set_size
-from maxmatch.core.checks import check_mask
+from maxmatch.core.array_checks import check_set_size, shape_of
+from maxmatch.core.checks import Array, as_tensor, check_mask
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.scoring import score_matrix
 from maxmatch.matching.similarity import maxmatch
@@ -26,7 +27,7 @@ from maxmatch.model.layers import unit_vectors
 
 
 def cluster_tokens(
-    tokens: Float[Tensor, "B N D"], size: int, mask: Bool[Tensor, "B N"] | None = None, rounds: int = 4
+    tokens: Float[Array, "B N D"], size: int, mask: Bool[Array, "B N"] | None = None, rounds: int = 4
 ) -> tuple[Float[Tensor, "B K D"], Bool[Tensor, "B K"]]:
     """At most `size` unit vectors of each item, and which of them are real.
 
@@ -40,6 +41,8 @@ def cluster_tokens(
     if size < 1:
         raise ValueError(f"size: expected at least 1, got {size}.")
     check_set_size("size", size)
+    tokens = as_tensor(tokens, "tokens")
+    mask = None if mask is None else as_tensor(mask, "mask")
     check_mask("mask", mask, tuple(tokens.shape[:2]))
     real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
     order = (~real).int().argsort(dim=1, stable=True)  # the real ones first
@@ -117,7 +120,8 @@ def maxmatch_scores_pairwise(
     """Query i against document i alone. For MultiVectorMarginMSELoss; and MultiVectorDistillationEvaluator, which has
     lists of matrices (tokens, width).
     """
-    queries, documents = _padded(queries_embeddings), _padded(documents_embeddings)[:, None]
+    queries = _padded("queries_embeddings", queries_embeddings)
+    documents = _padded("documents_embeddings", documents_embeddings)[:, None]
     documents_mask = None if documents_mask is None else documents_mask[:, None]
     return maxmatch_kd_scores(queries, documents, queries_mask, documents_mask, size=size)[:, 0]
 
@@ -141,28 +145,43 @@ def maxmatch_kd_scores(
 
 
 def maxmatch_similarity(
-    a: Sequence[Tensor] | Tensor, b: Sequence[Tensor] | Tensor, *, size: int = SIZE
+    a: Sequence[Array] | Array, b: Sequence[Array] | Array, *, size: int = SIZE
 ) -> Float[Tensor, "n m"]:
-    """All pairs of two lists of encoded texts, as `model.encode` gives them: a matrix (tokens, width) each.
+    """All pairs of two lists of encoded texts, as `model.encode` gives them: a matrix (tokens, width) each, tensors or
+    arrays.
 
     A single matrix is a list of one. For scoring after training, and for MultiVectorRerankingEvaluator.
     """
-    (x, x_mask), (y, y_mask) = _clustered(_padded(a), size), _clustered(_padded(b), size)
+    (x, x_mask), (y, y_mask) = _clustered(_padded("a", a), size), _clustered(_padded("b", b), size)
     return score_matrix(x, y, a_mask=x_mask, b_mask=y_mask)
 
 
-def _padded(texts: Sequence[Tensor] | Tensor) -> Float[Tensor, "B t D"]:
+def _padded(name: str, texts: Sequence[Array] | Array) -> Float[Tensor, "B t D"]:
     """One tensor of all texts, shorter ones padded with zeros."""
-    if isinstance(texts, Tensor):
-        return texts[None] if texts.ndim == 2 else texts
-    return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+    if isinstance(texts, Tensor | np.ndarray):
+        whole = as_tensor(texts)
+        if whole.ndim == 3:
+            return whole
+        names, found = [name], [whole]
+    else:
+        names = [f"{name}[{place}]" for place in range(len(texts))]
+        found = [as_tensor(text, one) for text, one in zip(texts, names, strict=True)]
+    if not found:
+        raise ValueError(f"{name}: expected a list of encoded texts, got none.")
+    for one, text in zip(names, found, strict=True):
+        if text.ndim != 2:
+            raise ValueError(f"{one}: expected the vectors of a text (tokens, width), got {shape_of(text)}.")
+        if text.shape[1] != found[0].shape[1]:
+            raise ValueError(f"{one}: vectors of width {text.shape[1]}, but those before it of {found[0].shape[1]}.")
+    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
 
 
 def _clustered(
-    embeddings: Float[Tensor, "*B t D"], size: int, mask: Tensor | None = None
+    embeddings: Float[Array, "*B t D"], size: int, mask: Array | None = None
 ) -> tuple[Float[Tensor, "*B K D"], Bool[Tensor, "*B K"]]:
     """`cluster_tokens` of any batch, with a mask of any type; without one, vectors of zeros are padding."""
-    real = (embeddings != 0).any(-1) if mask is None else mask.bool()
+    embeddings = as_tensor(embeddings, "embeddings")
+    real = (embeddings != 0).any(-1) if mask is None else as_tensor(mask, "mask").bool()
     vectors, kept = cluster_tokens(embeddings.flatten(0, -3), size, real.flatten(0, -2))
     batch = embeddings.shape[:-2]
     return vectors.reshape(*batch, *vectors.shape[1:]), kept.reshape(*batch, kept.shape[-1])

@@ -284,3 +284,11 @@ def test_a_model_of_one_tower_is_refused(capsys, place, tmp_path):
     alone = config.model_copy(update={"towers": {"image": config.towers["image"]}})
     build_model(alone, {}, seed=0).save_pretrained(tmp_path / "alone")
     assert "alone: has the tower image alone" in refused(capsys, tmp_path / "alone", place / "data")
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "analyse"])
+def test_a_run_that_is_not_there_is_named_rather_than_data_asked_for(verb, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    code, _, error = run(capsys, verb, "runs/nope")
+    assert code == 1
+    assert "runs/nope: no such folder" in error

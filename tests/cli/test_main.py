@@ -2,6 +2,7 @@ import errno
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ def test_an_error_becomes_one_line(monkeypatch, capsys, error, code, line):
     assert printed.out == ""
     assert line is None or (printed.err == line if line.endswith("\n") else line in printed.err)
     assert printed.err.count("\n") <= 1
+
+
+def test_a_warning_is_one_line_without_its_source(monkeypatch, capsys):
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def verb() -> None:
+        print(warnings.formatwarning(UserWarning("a text is too long."), UserWarning, "text.py", 3, "x = 1"), end="")
+
+    monkeypatch.setattr(command, "app", app)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # so that it is put back
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert capsys.readouterr().out == "maxmatch: a text is too long.\n"
 
 
 def test_where_it_came_from_is_shown_when_asked_for(monkeypatch, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from made_splits import encoded, split_of, unit
+from reference import random_sets
 from reference_ranking import slow_figures
 
 from maxmatch.evaluation.metrics import (
@@ -116,6 +117,15 @@ def test_collapsed_sets_find_nothing_and_every_query_ties():
 def test_the_name_of_a_similarity_tells_its_options():
     for name, options, shown in (("smooth_chamfer", {"alpha": 8}, "smooth_chamfer(alpha=8)"), ("mil", {}, "mil")):
         assert similarity_name(EvaluatedModel("", split_of(2), with_options(name, options))) == shown
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_retrieval_takes_arrays_and_lists():
+    images, texts = random_sets(5, 3, 4, 8), random_sets(6, 6, 4, 8)
+    groups = torch.arange(3), torch.arange(6) // 2
+    expected = retrieval(images, texts, *groups)
+    assert retrieval(images.numpy(), texts.numpy(), *(one.numpy() for one in groups)) == expected
+    assert retrieval(images.tolist(), texts.tolist(), *(one.tolist() for one in groups)) == expected
 
 
 def test_retrieval_of_single_vectors_is_that_of_their_cosines():

@@ -5,6 +5,7 @@ import math
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from cost import Cost
@@ -71,6 +72,33 @@ def test_more_wrong_answers_than_a_byte_holds_are_all_counted(rows, columns):
     there, back = ranks_both_ways(torch.zeros(rows, columns), groups, torch.arange(columns))
     assert set(there.ranks.tolist()) == {columns}
     assert back.ties.tolist() == (rows - torch.bincount(groups)).tolist()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_scores_and_groups_may_be_arrays_or_lists():
+    scores = torch.tensor([[0.9, 0.5, 0.9, 0.1], [0.3, 0.8, 0.9, 0.2]])
+    groups = torch.tensor([7, 3]), torch.tensor([7, 7, 3, 3])
+    expected = str(ranks_both_ways(scores, *groups))
+    assert str(ranks_both_ways(scores.numpy(), *(one.numpy() for one in groups))) == expected
+    assert str(ranks_both_ways(scores.tolist(), *(one.tolist() for one in groups))) == expected
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("scores", "groups", "message"),
+    [
+        (torch.zeros(3), [0, 1, 2], "scores: expected .*got torch.float32 of shape 3"),
+        (torch.zeros(3, 3, dtype=torch.long), [0, 1, 2], "scores: expected .*int64"),
+        (torch.zeros(3, 3), ["a", "b", "c"], "row_groups: expected .*numbers"),
+        (torch.zeros(3, 3), np.array(["a", "b", "c"]), "row_groups: expected .*numbers"),
+        (torch.zeros(3, 3), [[0, 1, 2]], "row_groups: expected .*3.*got .*1×3"),
+        (torch.zeros(3, 3), [0, 1], "row_groups: expected .*3.*got .*2"),
+        (torch.zeros(3, 3), [0.0, 1.0, 2.0], "row_groups: expected .*integer.*float64"),
+    ],
+)
+def test_what_is_no_matrix_of_scores_or_no_group_for_each_is_refused(scores, groups, message):
+    with pytest.raises(ValueError, match=message):
+        ranks_both_ways(scores, groups, torch.arange(3))
 
 
 def test_minus_infinity_is_a_score_like_any_other():

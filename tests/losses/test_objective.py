@@ -1,6 +1,5 @@
 """The training loss is the weighted sum of its named terms (eqn:combined-loss)."""
 
-import dataclasses
 import inspect
 import math
 
@@ -143,9 +142,9 @@ def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> 
 def test_a_term_of_weight_zero_is_not_computed() -> None:
     """What only that term reads may be anything."""
     scores, positive, images, texts = some_batch()
-    without_residual = [dataclasses.replace(side, residual=side.residual * math.nan) for side in (images, texts)]
+    without_residual = [side._replace(residual=side.residual * math.nan) for side in (images, texts)]
     assert objective(scores, positive, *without_residual, div_weight=0.0).total.isfinite()
-    without_pooled = [dataclasses.replace(side, pooled=side.pooled * math.nan) for side in (images, texts)]
+    without_pooled = [side._replace(pooled=side.pooled * math.nan) for side in (images, texts)]
     assert objective(scores, positive, *without_pooled, gd_weight=0.0).total.isfinite()
     assert objective(scores * math.nan, positive, images, texts, triplet_weight=0.0).total.isfinite()
 
@@ -204,6 +203,16 @@ def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], si
 def test_unknown_diversity_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match=r"uniformity.*pvse.*'entropy'"):
         objective(*some_batch(), diversity="entropy")
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("name", ["scores", "images", "texts"])
+def test_what_is_no_tensor_or_no_sets_is_refused_by_name(name: str) -> None:
+    given = dict(zip(("scores", "positive", "images", "texts"), some_batch(), strict=True))
+    wrong = [given[name].numpy(), given[name].tolist()] if isinstance(given[name], Tensor) else [given[name].vectors]
+    for one in [*wrong, None]:
+        with pytest.raises(ValueError, match=f"{name}: expected .*got .*{type(one).__name__}"):
+            objective(**{**given, name: one})
 
 
 @pytest.mark.usefixtures("without_shape_checks")

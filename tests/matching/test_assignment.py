@@ -141,6 +141,16 @@ def test_arrays_are_taken_as_tensors_in_any_layout() -> None:
     assert torch.equal(maximal_assignment(blocks.numpy(), row_mask.numpy()), maximal_assignment(blocks, row_mask))
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_lists_are_taken_as_arrays() -> None:
+    blocks = random_blocks(19, 5, 4, 3)
+    masks = masks_for(20, blocks)
+    expected = maximal_assignment(blocks, *masks)
+    assert torch.equal(maximal_assignment(blocks.tolist(), *(mask.tolist() for mask in masks)), expected)
+    assert torch.equal(maximal_assignment(list(blocks), *map(list, masks)), expected)
+    assert maximal_assignment([[0.9, 0.8], [0.8, 0.1]]).tolist() == [1, 0]
+
+
 @pytest.mark.usefixtures("solver")
 def test_the_choice_has_no_gradient_and_leaves_its_input_alone() -> None:
     blocks = random_blocks(12, 20, 4, 3).requires_grad_()
@@ -192,6 +202,8 @@ EMPTY_ROW[1, 4] = False
         ([torch.zeros(2, 3, 3, dtype=torch.long)], "cosines: expected .*int64 of shape 2×3×3"),
         ([torch.zeros(0, 3)], "0×3 matrix has nothing to match"),
         ([torch.zeros(5, 3, 0)], "3×0 matrix has nothing to match"),
+        ([[[0.9, 0.8], [0.8]]], "cosines: .*different lengths"),
+        ([[["a", "b"]]], "cosines: expected .*numbers"),
         ([torch.zeros(2, 17, 3)], "sets of 17 vectors.*at most 16"),
         ([torch.zeros(3, 17)], "sets of 17 vectors.*at most 16"),
         *(([not_finite_at(value)], r"not finite at \[3, 1, 2\]") for value in (torch.nan, torch.inf, -torch.inf)),

@@ -207,6 +207,17 @@ def test_masks_go_with_arrays() -> None:
     assert_hits(back, expected.T, 5)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_lists_and_arrays_in_any_layout_score_as_tensors() -> None:
+    a, b = A.numpy(), B.numpy()
+    expected = similarity.maxmatch(A, B, **MASKS)
+    masks = {name: mask.tolist() for name, mask in MASKS.items()}
+    for x, y in ((a.tolist(), b.tolist()), (list(A), list(b)), (a.astype(">f4"), B), (a[::-1].copy()[::-1], B)):
+        close(score_matrix(x, y, max_memory=TINY, **masks).float(), expected)
+        close(top_hits(x, y, 3, **masks).scores.float(), expected.topk(3).values)
+        close(top_hits_both(x, y, 3, **masks)[1].scores.float(), expected.T.topk(3).values)
+
+
 # --- normalising ----------------------------------------------------------------------------------------------------
 
 

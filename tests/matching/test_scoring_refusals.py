@@ -29,6 +29,9 @@ EMPTY_ITEM[12] = False
         ({"b": torch.ones(3, 4, 16, dtype=torch.uint8)}, r"b: expected floating-point vectors, got torch\.uint8"),
         ({"b": B[:, :0]}, "b: sets of 0 vectors of width 16 are empty"),
         ({"b": random_sets(23, 2, 17, 16)}, "b: sets of 17 vectors.*at most 16"),
+        ({"a": [[[1.0, 0.0], [0.0]]]}, "a: .*different lengths"),
+        ({"b": "sets.npy"}, "b: expected .*numbers"),
+        ({"device": "gpu"}, "device: expected cpu, cuda.*got 'gpu'"),
         ({"similarity": "cosine"}, "similarity: expected one of maxmatch, top_k, .*got 'cosine'"),
         ({"a_mask": B_MASK}, r"a_mask: .*boolean mask of shape \(11, 4\).*got torch\.bool 13×4"),
         ({"b_mask": B_MASK.float()}, r"b_mask: .*boolean mask of shape \(13, 4\).*got torch\.float32 13×4"),
@@ -93,6 +96,13 @@ def test_vectors_not_of_unit_length_cause_one_warning_with_the_cure(function: Ca
         with pytest.warns(NotUnitLength, match="^b: .*normalise=True"):
             function(a=b, b=a, max_memory=TINY, similarity="mil")
         function(a=a, b=b, max_memory=TINY, normalise=True)
+
+
+@every_function
+def test_a_gpu_that_is_not_there_is_refused(function: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device cuda: torch sees no GPU"):
+        function(a=A, b=B, device="cuda")
 
 
 @pytest.mark.parametrize("function", [top_hits, top_hits_both])

@@ -14,6 +14,7 @@ from reference import random_mask, random_sets
 from torch import Tensor
 from torch.testing import assert_close
 
+from maxmatch import score_matrix
 from maxmatch.matching import SIMILARITIES, similarity
 from maxmatch.matching.assignment import maximal_assignment
 
@@ -113,6 +114,29 @@ def test_arrays_are_taken_as_tensors_and_empty_batches_have_no_scores(name: str)
     assert torch.equal(masked, SIMILARITIES[name](a, b, a_mask, b_mask))
     assert SIMILARITIES[name](a[:0], b).shape == (0, 6)
     assert SIMILARITIES[name](a, b[:0]).shape == (5, 0)
+
+
+@every_similarity
+@pytest.mark.usefixtures("without_shape_checks")
+def test_lists_are_taken_as_arrays(name: str) -> None:
+    a, b = random_sets(62, 5, 4, 8), random_sets(63, 6, 3, 8)
+    a_mask, b_mask = random_mask(64, 5, 4), random_mask(65, 6, 3)
+    expected = SIMILARITIES[name](a, b, a_mask, b_mask)
+    for x, y in ((a.tolist(), b.tolist()), (list(a), tuple(b)), (list(a.numpy()), b)):
+        assert_close(SIMILARITIES[name](x, y, a_mask.tolist(), list(b_mask)), expected, check_dtype=False)
+    leaf = a.clone().requires_grad_()
+    SIMILARITIES[name](list(leaf), b).sum().backward()
+    assert leaf.grad is not None
+
+
+@pytest.mark.parametrize("name", sorted(set(reference.NAMES) - {"maxmatch"}))
+@pytest.mark.parametrize("masked", [False, True])
+def test_similarities_without_matching_take_sets_of_any_size(name: str, masked: bool) -> None:
+    a, b = random_sets(66, 3, 40, 8), random_sets(67, 4, 17, 8)
+    masks = {"a_mask": random_mask(68, 3, 40), "b_mask": random_mask(69, 4, 17)} if masked else {}
+    expected = reference.scores(name, a, b, **masks).float()
+    assert_close(SIMILARITIES[name](a, b, **masks), expected)
+    assert_close(score_matrix(a, b, name, **masks), expected)
 
 
 @every_similarity

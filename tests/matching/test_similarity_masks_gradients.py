@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from maxmatch.matching import SIMILARITIES, similarity
+from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import Similarity
 
 
@@ -120,3 +121,27 @@ def test_half_precision_vectors_get_their_gradient(dtype: torch.dtype) -> None:
 def test_smooth_chamfer_does_not_overflow_in_half_precision() -> None:
     sets = random_sets(46, 2, 4, 32).half()
     assert torch.isfinite(similarity.smooth_chamfer(sets, sets, alpha=100.0)).all()
+
+
+@every_similarity
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, where it loads forward mode
+@pytest.mark.parametrize("rows", [1, 9], ids=["few", "many"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_forward_mode_gives_the_derivative_of_backward_mode(name: str, rows: int, masked: bool) -> None:
+    a, b, along = random_sets(70, rows, 4, 16), random_sets(71, 12, 4, 16), random_sets(72, rows, 4, 16)
+    masks = (random_mask(73, rows, 4), random_mask(74, 12, 4)) if masked else ()
+    scores, derivative = torch.func.jvp(lambda a: SIMILARITIES[name](a, b, *masks), (a,), (along,))
+    jacobian = torch.autograd.functional.jacobian(lambda a: SIMILARITIES[name](a, b, *masks), a)
+    assert_close(scores, SIMILARITIES[name](a, b, *masks))
+    assert_close(derivative, (jacobian * along).sum((2, 3, 4)), atol=1e-5, rtol=1e-4)
+
+
+@every_similarity
+def test_vmap_is_refused_with_what_to_do(name: str) -> None:
+    sets = random_sets(75, 2, 3, 4, 16)
+    with pytest.raises(ValueError, match=r"vmap.*all pairs"):
+        torch.func.vmap(SIMILARITIES[name])(sets, sets)
+    with pytest.raises(ValueError, match=r"vmap.*all pairs"):
+        torch.func.vmap(torch.func.grad(lambda a: SIMILARITIES[name](a, sets[0]).sum()))(sets)
+    with pytest.raises(ValueError, match=r"vmap.*any number"):
+        torch.func.vmap(maximal_assignment)(torch.eye(3).expand(2, 3, 3))

@@ -30,8 +30,10 @@ NO_SETS = r"expected sets of shape \(items, vectors, width\), got "
         ({"b": torch.zeros(5, 4, 8, dtype=torch.long)}, r"b: expected floating-point vectors, got torch\.int64"),
         ({"a": SETS[:, :0]}, "a: sets of 0 vectors of width 8 are empty"),
         ({"a": SETS[..., :0], "b": SETS[..., :0]}, "a: sets of 4 vectors of width 0 are empty"),
-        ({"a": SEVENTEEN}, "a: sets of 17 vectors.*at most 16"),
-        ({"b": SEVENTEEN}, "b: sets of 17 vectors.*at most 16"),
+        ({"a": [[[1.0, 0.0], [0.0]]]}, "a: .*different lengths"),
+        ({"b": [["one", "two"]]}, "b: expected .*numbers"),
+        ({"a": None}, "a: expected .*got None"),
+        ({"b_mask": [[True], [True, False]]}, "b_mask: .*different lengths"),
         ({"b": SETS.to("meta")}, r"a is on cpu and b on meta: move one with \.to\(\)"),
         ({"a_mask": REAL[:, :3]}, r"a_mask: .*boolean mask of shape \(5, 4\).*got torch\.bool 5×3"),
         ({"b_mask": REAL.long()}, r"b_mask: .*boolean mask of shape \(5, 4\).*got torch\.int64 5×4"),
@@ -43,6 +45,15 @@ def test_wrong_input_is_refused_by_every_similarity(wrong: dict[str, Any], messa
     for compare in SIMILARITIES.values():
         with pytest.raises(ValueError, match=message):
             compare(**{"a": SETS, "b": SETS, **wrong})
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_more_vectors_than_can_be_matched_are_refused_by_name(masked: bool) -> None:
+    masks = {"a_mask": torch.ones(2, 17, dtype=torch.bool)} if masked else {}
+    with pytest.raises(ValueError, match=r"a: sets of 17 vectors.*at most 16"):
+        similarity.maxmatch(SEVENTEEN, SETS, **masks)
+    with pytest.raises(ValueError, match=r"b: sets of 17 vectors.*at most 16"):
+        similarity.maxmatch(SETS, SEVENTEEN)
 
 
 @every_similarity

@@ -143,6 +143,12 @@ def test_two_towers_of_text_have_a_tokenizer_each(tmp_path):
     assert torch.equal(load(folder).encode("german", ["a dog"]), model.encode("german", ["a dog"]))
 
 
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device cuda: torch sees no GPU"):
+        load(tmp_path / "never looked at", device="cuda")
+
+
 def test_loading_takes_a_device_and_leaves_the_random_state_alone(saved):
     before = torch.random.get_rng_state()
     assert load(saved, device="meta").device == torch.device("meta")

@@ -73,9 +73,16 @@ def test_every_named_model_comes_back_from_json_and_can_have_the_head_of_pvse(na
         ({"towers": {"image": REGION}, "width": -3}, "greater than or equal to 1, got -3"),
         ({"towers": {"image": REGION}, "schema_version": 2}, "Input should be 1, got 2"),
         ({"towers": {"image": REGION}, "pairing": [0, 1, 2, 3]}, "one tower has nothing to pair"),
-        ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2]}, "expected 4 distinct slots"),
+        (
+            {"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2]},
+            "image.set_size: 4, but the model was trai",
+        ),
+        (
+            {"towers": {"image": REGION, "text": {**REGION, "set_size": 2}}, "pairing": [0, 1, 2, 3]},
+            "text.set_size: 2, but the model was trained with at least 4",
+        ),
         ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2, 2]}, "expected 4 distinct slots"),
-        ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2, 4]}, "slots 0 to 3"),
+        ({"towers": {"image": REGION, "text": REGION}, "pairing": [0, 1, 2, 4]}, "text.set_size: 4, but"),
         ({"towers": {"image": REGION, "text": REGION}, "pairing_stability": 0.5}, "no pairing"),
     ],
 )

@@ -190,6 +190,16 @@ def test_files_that_are_missing_empty_or_no_pictures_are_named(tmp_path):
             load_image(tmp_path / "a.jpg")
 
 
+@pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1", b"msf1"])
+def test_a_heic_picture_is_called_that_and_not_incomplete(brand, tmp_path):
+    data = b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1heic" + bytes(100)
+    (tmp_path / "phone.jpg").write_bytes(data)
+    for source in (tmp_path / "phone.jpg", data):
+        with pytest.raises(ImageError, match=r"HEIC.*JPEG") as refused:
+            load_image(source)
+        assert "incomplete" not in str(refused.value)
+
+
 @pytest.mark.parametrize("side", [15_000, 30_000, 60_000])
 def test_a_giant_picture_is_refused_before_it_is_decoded(side, tmp_path):
     path = tmp_path / "giant.png"

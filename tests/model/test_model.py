@@ -7,7 +7,9 @@ from PIL import Image
 from test_images import encoded, noise, png_header
 from tiny_models import FEATURES, SIZES, D, images_for, texts, tiny_config, tiny_model, tokenizer_for, with_audio
 from tiny_models import with_statistics as trained
+from torch.nn.parallel import scatter_gather
 
+from maxmatch.core.types import Sets
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
 from maxmatch.model.encoder import SetEncoder
@@ -68,6 +70,37 @@ def test_encode_is_what_forward_gives(regions):
         sets = regions("image", inputs, mask)
     torch.testing.assert_close(regions.encode_images(items), sets.vectors, rtol=0, atol=1e-6)
     assert sets.residual.shape == (5, 4, D)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")  # torch's own
+@pytest.mark.parametrize("name", ["efficientnet_lite0_bigru", "region_bert"])
+def test_an_exported_tower_takes_any_number_of_items_and_gives_its_sets(name, tmp_path):
+    model = trained(tiny_model(name)).eval()
+    for modality, items in (("image", images_for(model, 5)), ("text", texts(5))):
+        tower = model.tower(modality)
+        values, mask = tower.reader.collate([tower.reader.read(item) for item in items])
+        inputs = (values,) if mask is None else (values, mask)
+        any_number = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
+        exported = torch.export.export(tower, tuple(one[:3] for one in inputs), dynamic_shapes=any_number)
+        torch.export.save(exported, tmp_path / "tower.pt2")
+        found, expected = torch.export.load(tmp_path / "tower.pt2").module()(*inputs), tower(*inputs)
+        assert isinstance(found, Sets)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_data_parallel_puts_the_sets_of_several_devices_together(monkeypatch):
+    def joined(device, dim, *parts):
+        return torch.cat(parts, dim)
+
+    monkeypatch.setattr(scatter_gather.Gather, "apply", joined)  # torch's own takes tensors on GPUs alone
+    model = tiny_model("region_bigru").eval()
+    values, mask = model.tower("text").reader.collate(texts(4))
+    parts = [model("text", values[part], mask[part]) for part in (slice(0, 2), slice(2, 4))]
+    together = scatter_gather.gather(parts, "cpu")
+    assert isinstance(together, Sets)
+    torch.testing.assert_close(together.vectors, model("text", values, mask).vectors)
 
 
 def test_a_third_modality_needs_no_other_code(tmp_path):

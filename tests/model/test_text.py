@@ -34,7 +34,13 @@ def test_special_words_come_first_and_frequent_words_next():
 
 @pytest.mark.parametrize(("count", "kept"), [(3, False), (4, True)])
 def test_a_word_is_kept_from_four_occurrences_on(count, kept):
-    assert ("dog" in word_tokenizer(["Dog"] * count).get_vocab()) is kept
+    assert ("dog" in word_tokenizer(["a"] * 4 + ["Dog"] * count).get_vocab()) is kept
+
+
+@pytest.mark.parametrize(("captions", "most"), [(["a dog", "a cat"], "'a', 2 times"), (["", " "], "no words")])
+def test_captions_without_a_word_that_is_frequent_enough_are_refused(captions, most):
+    with pytest.raises(ValueError, match=f"min_count: .*5000.*{most}"):
+        word_tokenizer(captions, min_count=5000)
 
 
 def test_words_are_lower_cased_and_divided_as_in_the_penn_treebank():
@@ -124,7 +130,7 @@ def test_a_vocabulary_without_special_tokens_and_a_maximum_without_room_are_refu
     with pytest.raises(ValueError, match="special tokens"):
         wordpiece_tokenizer(["a", "[UNK]"])
     with pytest.raises(ValueError, match="leaves no room"):
-        word_tokenizer(CAPTIONS, max_length=2)
+        word_tokenizer(CAPTIONS, min_count=1, max_length=2)
 
 
 def test_a_broken_file_is_named(tmp_path):

@@ -1,5 +1,8 @@
 """What a person is promised who keeps sets in an index, on every engine."""
 
+import pickle
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +90,15 @@ def test_what_is_added_is_there_when_the_folder_is_opened_again(make):
     again.close()
 
 
+def test_an_index_travels_to_another_process_by_its_folder(make):
+    index, sets = make(), unit_sets(6)
+    index.add(_ids(6), sets)
+    with pickle.loads(pickle.dumps(index)) as same:
+        assert same.folder == index.folder
+        assert same.search(sets[:2], k=3, exact=True) == index.search(sets[:2], k=3, exact=True)
+    assert len(index) == 6  # it is still open
+
+
 def test_the_version_changes_with_every_write_of_any_process_and_else_stays(make):
     index = make()
     seen = [index.engine.version()]
@@ -120,6 +132,19 @@ def test_an_empty_index_and_no_queries_find_nothing(make):
     index.add([], unit_sets(0))
     index.remove([])
     assert len(index) == 0
+
+
+def test_queries_of_another_size_are_told_the_same_by_search_info_and_verify(make, caplog):
+    index, queries = make(stability=1.0), unit_sets(2)[:, [0, 1, 0]]
+    index.add(_ids(6), unit_sets(6))
+    index.search(queries)
+    scanned = "queries of 3 vectors .*sets of 2.*scan"
+    if proposes(index.engine):
+        assert re.search(scanned, caplog.text)
+    with pytest.raises(ValueError, match=f"sets: {scanned}"):
+        index.verify(queries)
+    with pytest.raises(ValueError, match=r"sets: .*sets of 2 vectors, got 3.*Queries may"):
+        index.add(_ids(2), queries)
 
 
 def test_what_is_refused_is_named_and_changes_nothing(make):

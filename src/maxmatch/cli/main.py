@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -90,8 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Threads that wait by spinning make training ten times slower on a busy machine. Torch's libraries read this when
     # they are loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not os.environ.get("MAXMATCH_DEBUG"):
+        warnings.formatwarning = _warning_line
     with interrupt_watch() as was_interrupted:
         _run(arguments, was_interrupted)
+
+
+def _warning_line(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning in one line, without the line of source that gave it."""
+    return f"maxmatch: {message}\n"
 
 
 def _run(arguments: Sequence[str] | None, was_interrupted: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ def shape_of(array: Array) -> str:
 
 
 def check_sets(name: str, sets: Array) -> None:
-    """Refuse what is not a batch of sets: (items, vectors, width), floating point, 1 to 16 vectors per set."""
+    """Refuse what is not a batch of sets: (items, vectors, width), floating point, at least one vector per set."""
     if sets.ndim != 3:
         raise ValueError(
             f"{name}: expected sets of shape (items, vectors, width), got {shape_of(sets)}. "
@@ -33,11 +33,10 @@ def check_sets(name: str, sets: Array) -> None:
         )
     floating = np.issubdtype(sets.dtype, np.floating) if isinstance(sets, np.ndarray) else sets.is_floating_point()
     if not floating:
-        raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert with .float().")
+        raise ValueError(f"{name}: expected floating-point vectors, got {sets.dtype}. Convert them to float32.")
     size, width = sets.shape[1:]
     if size == 0 or width == 0:
         raise ValueError(f"{name}: sets of {size} vectors of width {width} are empty; give at least one of each.")
-    check_set_size(name, size)
 
 
 def check_set_size(name: str, size: int) -> None:
@@ -45,7 +44,7 @@ def check_set_size(name: str, size: int) -> None:
     if size > MAX_SET_SIZE:
         raise ValueError(
             f"{name}: sets of {size} vectors; matching is made for at most {MAX_SET_SIZE}. "
-            "Use fewer vectors per item, or the similarity 'maxsim' from a multi-vector library for token-level sets."
+            "Use fewer vectors per item, or a similarity without matching, such as 'maxsim' or 'chamfer'."
         )
 
 

@@ -2,11 +2,13 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 import maxmatch.core.devices  # noqa: F401 (before anything is computed)
 from maxmatch.core.array_checks import NotFiniteError, check_set_size, check_sets, shape_of
@@ -21,13 +23,32 @@ class NotUnitLength(UserWarning):
     """Vectors whose norm is not 1 were given where cosines are meant."""
 
 
-def as_tensor(array: Array) -> Tensor:
-    """The array as a tensor, to be read and not written to: a memory map is not copied."""
+def as_array(name: str, given: object) -> Array:
+    """A tensor or an array as it is; a list of numbers, arrays or tensors as one array or tensor."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        if isinstance(given, Sequence) and given and all(isinstance(one, Tensor) for one in given):
+            return torch.stack(list(given))
+        array = given if isinstance(given, np.ndarray) else np.asarray(given)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}: a list whose parts have different lengths. Pad them to one shape, and say by a mask what is real."
+        ) from error
+    if array.dtype.kind not in "biuf" or array.itemsize > 8:
+        raise ValueError(f"{name}: expected a tensor, an array or a list of numbers, got {given!r:.60}.")
+    return array
+
+
+def as_tensor(given: object, name: str = "array") -> Tensor:
+    """The same as a tensor, to be read and not written to: a memory map is not copied."""
+    array = as_array(name, given)
     if isinstance(array, Tensor):
         return array
     if not array.flags.writeable:
         _silence_read_only_warning()
-    return torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return torch.from_numpy(array.copy() if min(array.strides, default=0) < 0 else array)
 
 
 @cache
@@ -37,6 +58,15 @@ def _silence_read_only_warning() -> None:
     nothing.flags.writeable = False
     with warnings.catch_warnings(action="ignore"):
         torch.from_numpy(nothing)
+
+
+def refuse_vmap(tensor: Tensor, instead: str) -> None:
+    """Refuse a tensor whose values `torch.func.vmap` hides: they decide what is computed."""
+    inner = tensor
+    while is_functorch_wrapped_tensor(inner):
+        if is_batchedtensor(inner):
+            raise ValueError(f"torch.func.vmap cannot be used here; {instead}")
+        inner = get_unwrapped(inner)
 
 
 def check_pair(a: Array, b: Array) -> None:

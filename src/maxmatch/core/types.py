@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 import maxmatch.core.devices  # noqa: F401 (before anything is computed)
 
@@ -76,9 +77,8 @@ class Features:
     """Rows and columns, when the N local features are the cells of a grid, row by row."""
 
 
-@dataclass(frozen=True)
-class Sets:
-    """What a set head makes of B items."""
+class Sets(NamedTuple):
+    """What a set head makes of B items. A tuple, so that `torch.export` and DataParallel can take it apart."""
 
     vectors: Float[Tensor, "B K D"]
     """The sets: unit vectors."""
@@ -88,6 +88,9 @@ class Sets:
     """The global feature φ."""
     attention: Float[Tensor, "B K N"] | None = None
     """How much each slot took from each of the N local features."""
+
+
+_register_namedtuple(Sets, serialized_type_name="maxmatch.core.types.Sets")  # so that `torch.export.save` can name it
 
 
 class TopHits(NamedTuple):

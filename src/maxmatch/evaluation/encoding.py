@@ -294,6 +294,12 @@ def data_for(sources: Sequence[ModelSource], data: str | Path | Data | None, opt
         return Data(path=str(data)).model_copy(update=dict(options))
     known = [(one.name, one.recipe.data) for one in sources if one.recipe is not None and one.recipe.data.path]
     if not known:
+        for one in sources:
+            if not Path(one.path).exists():  # then it has the form of a name on the hub
+                raise FileNotFoundError(
+                    f"{one.path}: no such folder. Give that of a run or a checkpoint; for a model on the hub, name the "
+                    "data after it."
+                )
         raise ValueError("DATA: which data to measure on? Give its folder after the models; only a run knows its own.")
     name, first = known[0]
     for other, its in known[1:]:

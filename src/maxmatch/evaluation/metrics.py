@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from maxmatch.core.array_checks import NotFiniteError
+from maxmatch.core.checks import Array
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
@@ -28,10 +29,10 @@ LEVELS = (1, 5, 10)
 
 
 def retrieval(
-    images: Float[Tensor, "B K D"],
-    texts: Float[Tensor, "C L D"],
-    image_groups: Int[Tensor, " B"],
-    text_groups: Int[Tensor, " C"],
+    images: Float[Array, "B K D"],
+    texts: Float[Array, "C L D"],
+    image_groups: Int[Array, " B"],
+    text_groups: Int[Array, " C"],
     similarity: str | Similarity = "maxmatch",
 ) -> dict[str, float]:
     """The figures of retrieval between two collections of sets; items of one group are true answers to each other.

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from maxmatch.core.array_checks import NotFiniteError
+from maxmatch.core.array_checks import NotFiniteError, shape_of
+from maxmatch.core.checks import Array, as_tensor
 from maxmatch.core.types import Ranks
 from maxmatch.matching.similarity import kernels_for
 
@@ -21,20 +22,32 @@ class Fold(NamedTuple):
 
 
 def ranks_both_ways(
-    scores: Float[Tensor, "B C"], row_groups: Int[Tensor, " B"], column_groups: Int[Tensor, " C"]
+    scores: Float[Array, "B C"], row_groups: Int[Array, " B"], column_groups: Int[Array, " C"]
 ) -> tuple[Ranks, Ranks]:
     """For each row and each column the rank of its best true partner: those of the same group are true.
 
     rank = 1 + number of wrong answers that score as much or more: ties count against the model, and are counted.
     """
-    if scores.shape != (len(row_groups), len(column_groups)):
+    matrix = as_tensor(scores, "scores")
+    if matrix.ndim != 2 or not matrix.is_floating_point():
         raise ValueError(
-            f"scores of {len(scores)} rows and {scores.shape[1]} columns need a group for each of them, "
-            f"got {len(row_groups)} and {len(column_groups)} groups."
+            f"scores: expected a floating-point matrix (rows, columns), got {matrix.dtype} of shape {shape_of(matrix)}."
         )
-    whole = Fold(slice(0, len(row_groups)), slice(0, len(column_groups)))
-    (found,) = ranks_of_parts(lambda rows: scores[rows], len(scores), row_groups, column_groups, [whole])
+    rows, columns = matrix.shape
+    row_groups = _checked_groups("row_groups", row_groups, rows).to(matrix.device)
+    column_groups = _checked_groups("column_groups", column_groups, columns).to(matrix.device)
+    whole = Fold(slice(0, rows), slice(0, columns))
+    (found,) = ranks_of_parts(lambda part: matrix[part], rows, row_groups, column_groups, [whole])
     return found
+
+
+def _checked_groups(name: str, given: Array, count: int) -> Int[Tensor, " n"]:
+    groups = as_tensor(given, name)
+    if groups.shape != (count,) or groups.is_floating_point():
+        raise ValueError(
+            f"{name}: expected one integer for each of the {count}, got {groups.dtype} of shape {shape_of(groups)}."
+        )
+    return groups
 
 
 def ranks_of_parts(

@@ -125,6 +125,14 @@ def objective(
         >>> terms.total.shape, terms.diversity is None
         (torch.Size([]), True)
     """
+    if not isinstance(scores, Tensor):
+        raise ValueError(f"scores: expected a tensor (images, captions), got {type(scores).__name__}.")
+    for name, side in (("images", images), ("texts", texts)):
+        if not isinstance(side, Sets):
+            raise ValueError(
+                f"{name}: expected Sets, as a model gives them, got {type(side).__name__}. Of your own tensors make "
+                "maxmatch.core.types.Sets(vectors, residual, pooled)."
+            )
     if gd_on not in ("sets", "residual"):
         raise ValueError(f"gd_on: expected sets or residual, got {gd_on!r}.")
     if diversity not in _DIVERSITY:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from maxmatch.core.checks import Array, as_tensor, check_cosine_shape, check_cosines_finite, check_mask
+from maxmatch.core.checks import Array, as_tensor, check_cosine_shape, check_cosines_finite, check_mask, refuse_vmap
 
 _TABLE_UP_TO = 4
 _SUBSETS_UP_TO = 8
@@ -33,7 +33,8 @@ def maximal_assignment(
     gradient: gather the cosines with them.
 
     Args:
-        cosines: any number of problems, each a block of K rows and L columns: a tensor or an array.
+        cosines: any number of problems, each a block of K rows and L columns, at most 16 of each: a tensor, an array or
+            a list.
         row_mask: which rows are real (True) and which are padding; None: all are real.
         col_mask: the same for the columns.
 
@@ -48,8 +49,10 @@ def maximal_assignment(
         >>> maximal_assignment(torch.tensor([[0.9], [0.8]]))  # two rows, one column: the second row has none
         tensor([ 0, -1])
     """
-    cosines = as_tensor(cosines)
-    row_mask, col_mask = (None if mask is None else as_tensor(mask) for mask in (row_mask, col_mask))
+    cosines = as_tensor(cosines, "cosines").detach()
+    refuse_vmap(cosines, "maximal_assignment takes any number of leading axes: give it the whole batch.")
+    row_mask = None if row_mask is None else as_tensor(row_mask, "row_mask")
+    col_mask = None if col_mask is None else as_tensor(col_mask, "col_mask")
     check_cosine_shape(cosines)
     check_mask("row_mask", row_mask, tuple(cosines.shape[:-1]))
     check_mask("col_mask", col_mask, (*cosines.shape[:-2], cosines.shape[-1]))

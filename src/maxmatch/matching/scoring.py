@@ -18,12 +18,14 @@ from maxmatch.core.array_checks import NotFiniteError, refuse_not_finite
 from maxmatch.core.checks import (
     Array,
     NotUnitLength,
+    as_array,
     as_tensor,
     check_mask,
     check_pair,
     range_of_norms,
     warn_unless_unit,
 )
+from maxmatch.core.devices import chosen_device
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
 from maxmatch.matching.similarity import Similarity, compiled_for, few_products, kernels_for, multiply
@@ -167,15 +169,16 @@ class PairwiseJob:
         normalise: bool,
         device: torch.device | str | None,
     ) -> None:
+        a, b = as_array("a", a), as_array("b", b)
         check_pair(a, b)
         self.a, self.b, self.normalise = a, b, normalise
         self.similarity = similarity_named(similarity) if isinstance(similarity, str) else similarity
-        self.a_mask, self.b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
+        self.a_mask = None if a_mask is None else as_tensor(a_mask, "a_mask")
+        self.b_mask = None if b_mask is None else as_tensor(b_mask, "b_mask")
         check_mask("a_mask", self.a_mask, (a.shape[0], a.shape[1]))
         check_mask("b_mask", self.b_mask, (b.shape[0], b.shape[1]))
-        if device is None:
-            device = next((x.device for x in (a, b) if isinstance(x, Tensor)), "cpu")
-        self.device = torch.device(device)
+        where = (x.device for x in (a, b) if isinstance(x, Tensor))
+        self.device = next(where, torch.device("cpu")) if device is None else chosen_device(device)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
         self.dtype = torch.float64 if double else torch.float32
         self.max_memory = _usual_memory(self.device) if max_memory is None else max_memory
@@ -347,8 +350,8 @@ def score_matrix(
     No gradient is kept; in training call a similarity itself, such as `maxmatch.similarity.maxmatch`.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor on any device or an array. Of a memory map only the part at
-            work is read.
+        a: B sets of K unit vectors of width D: a tensor on any device, an array or a list. Of a memory map only the
+            part at work is read. Matching takes at most 16 vectors per set, other similarities any number.
         b: C sets of L unit vectors.
         similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
             `a_mask` and `b_mask` where you give them, and does not write to its input.

@@ -2,7 +2,7 @@
 
 Every similarity is a function of the *cosine planes* (K, L, B, C): plane (k, l) holds the cosines of vector k of each
 image with vector l of each caption. What is chosen (a matching, a maximum) is chosen without gradient; the gradient
-flows through the chosen cosines. Half-precision input gives float32 scores; NumPy arrays are taken as tensors.
+flows through the chosen cosines. Half-precision input gives float32 scores; arrays and lists are taken as tensors.
 """
 
 import warnings
@@ -15,9 +15,18 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
-from maxmatch.core.array_checks import NotFiniteError, refuse_not_finite
-from maxmatch.core.checks import Array, as_tensor, check_mask, check_pair, range_of_norms, warn_unless_unit
+from maxmatch.core.array_checks import NotFiniteError, check_set_size, refuse_not_finite
+from maxmatch.core.checks import (
+    Array,
+    as_tensor,
+    check_mask,
+    check_pair,
+    range_of_norms,
+    refuse_vmap,
+    warn_unless_unit,
+)
 from maxmatch.matching import SIMILARITIES as SIMILARITIES
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
 
@@ -49,6 +58,12 @@ def _module(name: str) -> ModuleType | None:
         return None
 
 
+def has_gradient(*tensors: Tensor) -> bool:
+    """Whether a derivative is taken with respect to any of them, backwards or forwards (`torch.func.jvp`)."""
+    backwards = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return backwards or any(unpack_dual(tensor).tangent is not None for tensor in tensors)  # type: ignore[no-untyped-call]
+
+
 def cosine_planes(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "K L B C"]:
     """The inner products of all vectors of all pairs, in at least float32."""
     (n_a, k, width), (n_b, m, _) = a.shape, b.shape
@@ -72,8 +87,7 @@ def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Flo
     in place; those of half precision are cast to float32 in a core's cache.
     """
     count, size, width = sets.shape
-    needs_grad = torch.is_grad_enabled() and (few.requires_grad or sets.requires_grad)
-    if few.is_cuda or needs_grad or torch.promote_types(few.dtype, sets.dtype).itemsize > 4:
+    if few.is_cuda or has_gradient(few, sets) or torch.promote_types(few.dtype, sets.dtype).itemsize > 4:
         with torch.autocast(few.device.type, enabled=False):
             products = multiply(sets.reshape(-1, width), few)  # this way round it takes half the time
         return products.view(count, size, len(few)).permute(2, 1, 0).contiguous()
@@ -92,7 +106,7 @@ def few_products(few: Float[Tensor, "Q D"], sets: Float[Tensor, "C L D"]) -> Flo
 def multiply(x: Float[Tensor, "m D"], y: Float[Tensor, "n D"]) -> Float[Tensor, "m n"]:
     """x yᵀ in at least float32: half-precision products are exact and are added up in float32."""
     if x.dtype == y.dtype and x.dtype.itemsize == 2:
-        if x.is_cuda and not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)):
+        if x.is_cuda and not has_gradient(x, y):
             return torch.mm(x, y.T, out_dtype=torch.float32)
         return x.float() @ y.float().T
     common = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
@@ -131,11 +145,17 @@ def _mean(values: Tensor, real: Tensor | None) -> Tensor:
     return values.mean(0) if real is None else torch.where(real, values, 0.0).sum(0) / real.sum(0)
 
 
-def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Planes:
-    """Check the input at the border and multiply."""
+def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, matched: bool = False) -> Planes:
+    """Check the input at the border and multiply. matched: one to one, which sets of at most 16 vectors can be."""
+    a, b = as_tensor(a, "a"), as_tensor(b, "b")
+    refuse_vmap(a, "similarities compare all pairs of two batches of sets: give them whole.")
+    refuse_vmap(b, "similarities compare all pairs of two batches of sets: give them whole.")
     check_pair(a, b)
-    a, b = as_tensor(a), as_tensor(b)
-    a_mask, b_mask = (None if mask is None else as_tensor(mask) for mask in (a_mask, b_mask))
+    if matched:
+        check_set_size("a", a.shape[1])
+        check_set_size("b", b.shape[1])
+    a_mask = None if a_mask is None else as_tensor(a_mask, "a_mask")
+    b_mask = None if b_mask is None else as_tensor(b_mask, "b_mask")
     check_mask("a_mask", a_mask, tuple(a.shape[:2]))
     check_mask("b_mask", b_mask, tuple(b.shape[:2]))
     # The values of padding must not matter, even NaN.
@@ -172,8 +192,8 @@ def maxmatch(
     completely.
 
     Args:
-        a: B sets of K unit vectors of width D: a tensor or an array.
-        b: C sets of L unit vectors.
+        a: B sets of K unit vectors of width D, K at most 16: a tensor, an array or a list.
+        b: C sets of L unit vectors, L at most 16.
         a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
         b_mask: the same for `b`.
 
@@ -189,7 +209,7 @@ def maxmatch(
         >>> similarity.maxmatch(image, captions)
         tensor([[1.7183, 0.8591]])
     """
-    planes = _compare(a, b, a_mask, b_mask)
+    planes = _compare(a, b, a_mask, b_mask, matched=True)
     cosines = planes.cosines
     if planes.a_real is not None or planes.b_real is not None:
         return _maxmatch_masked(planes)
@@ -201,6 +221,7 @@ def maxmatch(
 @torch.no_grad()
 def match(cosines: Tensor) -> Tensor:
     """The matching (K, B, C) of cosine planes with K ≤ L, on the device they are on."""
+    cosines = cosines.detach()  # forward derivatives, too
     kernels = kernels_for(cosines)
     if kernels is not None and cosines.shape[0] == cosines.shape[1] <= kernels.MAX_PLANES and cosines.stride(3) == 1:
         chosen: Tensor = kernels.plane_assignment(cosines)
@@ -330,7 +351,7 @@ def _both_ways(planes: Planes, best: Callable[[Tensor, int], Tensor]) -> Tensor:
 
 def _maximum(cosines: Tensor, dim: int) -> Tensor:
     """The maximum; with gradient for one entry alone, where amax would share it out among equal ones."""
-    return cosines.max(dim).values if cosines.requires_grad else cosines.amax(dim)
+    return cosines.max(dim).values if has_gradient(cosines) else cosines.amax(dim)
 
 
 def mil(

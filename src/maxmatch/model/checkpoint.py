@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from maxmatch import __version__
+from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import sync, usual_permissions
 from maxmatch.core.manifest import manifest_text
 from maxmatch.model.build import build_model
@@ -156,6 +157,7 @@ def save(model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None 
 
 def load(folder: str | Path, device: str | torch.device | None = None) -> SetEncoder:
     """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode."""
+    device = None if device is None else chosen_device(device)
     folder = model_folder(folder)
     config = read_config(folder)
     names = tokenizer_names(config)

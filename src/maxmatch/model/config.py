@@ -55,10 +55,13 @@ def refusal(text: str, *keys: str) -> PydanticCustomError:
     return PydanticCustomError("refusal", "{text}", {"text": text, "keys": keys})
 
 
+_ALSO_CALLED = {"learning_rate": "lr", "dim": "width", "k": "set_size", "num_workers": "workers"}
+
+
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
     """The refusal of an unknown key, with the most similar known one."""
     known = list(known)
-    near = get_close_matches(key, known, n=1)
+    near = [_ALSO_CALLED[key]] if _ALSO_CALLED.get(key) in known else get_close_matches(key, known, n=1)
     advice = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
     return refusal(f"unknown key {key!r}. {advice}", key)
 
@@ -210,6 +213,9 @@ class TowerConfig(ConfigPart):
         return self.encoder.reads
 
 
+_K = "The number of vectors cannot be changed afterwards: restore it, or train a new model."
+
+
 class ModelConfig(ConfigPart):
     """A whole model.
 
@@ -242,12 +248,18 @@ class ModelConfig(ConfigPart):
             return self
         if len(self.towers) < 2:
             raise ValueError("pairing: a model with one tower has nothing to pair")
-        first, second = list(self.towers.values())[:2]
+        (name, first), (other, second) = list(self.towers.items())[:2]
         partners = [slot for slot in self.pairing if slot != -1]
-        if len(self.pairing) != first.set_size or len(set(partners)) < len(partners):
+        if len(set(partners)) < len(partners) or min(partners, default=0) < 0:
             raise ValueError(f"pairing: expected {first.set_size} distinct slots (or −1), got {self.pairing}")
-        if not all(0 <= slot < second.set_size for slot in partners):
-            raise ValueError(f"pairing: the second tower has slots 0 to {second.set_size - 1}, got {self.pairing}")
+        trained, fewest = len(self.pairing), max(partners, default=0) + 1
+        if trained != first.set_size:
+            raise refusal(
+                f"{first.set_size}, but the model was trained with {trained}. {_K}", "towers", name, "set_size"
+            )
+        if fewest > second.set_size:
+            text = f"{second.set_size}, but the model was trained with at least {fewest}. {_K}"
+            raise refusal(text, "towers", other, "set_size")
         return self
 
 

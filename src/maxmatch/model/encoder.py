@@ -330,7 +330,7 @@ class SetEncoder(nn.Module):
             >>> int(model.similarity(texts[:1], texts[1:]).argmax())
             0
         """
-        return SIMILARITIES[self.similarity_name](as_tensor(a), as_tensor(b), **self.similarity_options)
+        return SIMILARITIES[self.similarity_name](as_tensor(a, "a"), as_tensor(b, "b"), **self.similarity_options)
 
     def similarity_like(self, name: str) -> str | Similarity:
         """A similarity by its name, with the options of this model where it is the model's own.

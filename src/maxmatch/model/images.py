@@ -217,4 +217,17 @@ def _refuse(name: str, why: str) -> NoReturn:
 def _cure(source: Source) -> str:
     if isinstance(source, str | Path) and not Path(source).stat().st_size:
         return "The file is empty. Fetch it again."
+    if _is_heic(source):
+        return "It is a HEIC picture, as phones take them. Convert it to JPEG."
     return "The file may be incomplete, or not a picture. Open it in a viewer, or fetch it again."
+
+
+def _is_heic(source: Source) -> bool:
+    """By the first bytes of a file, whatever its name."""
+    head = b""
+    if isinstance(source, bytes):
+        head = source[:12]
+    elif isinstance(source, str | Path):
+        with open(source, "rb") as file:
+            head = file.read(12)
+    return head[4:8] == b"ftyp" and head[8:] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")

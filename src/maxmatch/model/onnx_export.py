@@ -73,7 +73,7 @@ class _Exportable(nn.Module):
         encoder = self.tower.encoder
         if isinstance(encoder, GRUEncoder):
             states = _LastStates(encoder.gru)
-            encoder.last_states = states.__call__  # type: ignore[method-assign]
+            encoder.last_states_on_device = states.__call__  # type: ignore[method-assign]
 
     def forward(self, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         sets = self.tower(values, mask)

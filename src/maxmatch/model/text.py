@@ -40,7 +40,13 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
 
     <pad> 0, <start> 1, <end> 2, <unk> 3, <mask> 4; every text becomes <start> … <end>.
     """
-    return vocabulary_tokenizer(frequent_words(captions, min_count), max_length)
+    captions = list(captions)
+    words = frequent_words(captions, min_count)
+    if not words:
+        counts = Counter(word for words in split_into_words(captions) for word in words).most_common(1)
+        most = f"the most frequent is {counts[0][0]!r}, {counts[0][1]} times" if counts else "they have no words"
+        raise ValueError(f"min_count: no word of the captions occurs {min_count} times; {most}. Choose a smaller one.")
+    return vocabulary_tokenizer(words, max_length)
 
 
 def frequent_words(captions: Iterable[str], min_count: int) -> list[str]:

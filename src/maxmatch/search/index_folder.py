@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, JsonValue, model_validator
 
-from maxmatch.core.array_checks import Array, check_sets, refuse_not_finite
+from maxmatch.core.array_checks import Array, check_set_size, check_sets, refuse_not_finite
 from maxmatch.core.files import is_draft, locked, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.matching import SIMILARITIES, SetSimilarity
@@ -170,7 +170,7 @@ def rows_of(
     if vectors.shape[1] != manifest.set_size:
         raise ValueError(
             f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. "
-            f"Make another index with set_size={vectors.shape[1]}."
+            f"Queries may have another size; items of another need an index of their own, set_size={vectors.shape[1]}."
         )
     if len(vectors) != len(names):
         raise ValueError(f"ids and sets: {len(names)} ids for {len(vectors)} sets; give one id for each set.")
@@ -216,6 +216,7 @@ def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> 
     if sets.ndim == 1 and not len(sets):
         return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
     check_sets("sets", sets)
+    check_set_size("sets", sets.shape[1])  # every hit tells which slots were matched
     if sets.shape[2] != manifest.dim:
         raise ValueError(
             f"sets: this index holds vectors of width {manifest.dim}, got {sets.shape[2]}. "

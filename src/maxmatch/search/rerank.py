@@ -176,7 +176,9 @@ class Settings(NamedTuple):
 def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
     """Why candidates by one flattened vector would not do for queries of that size; None where they do."""
     if set_size != manifest.set_size:
-        return f"the query's sets have {set_size} vectors, those of the index {manifest.set_size}."
+        return (
+            f"queries of {set_size} vectors are compared with sets of {manifest.set_size}, which always takes a scan."
+        )
     if not manifest.scoring.one_vector:
         return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
     if manifest.tuning is not None and manifest.tuning.real_queries:

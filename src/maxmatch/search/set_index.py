@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class SetIndex:
 
     `SetIndex.create` makes one and `SetIndex.open` opens one. Several processes may read while one writes; two that
     write wait for each other. Equal scores come in the order in which the items were added; an item that was replaced
-    counts as added anew.
+    counts as added anew. It may be pickled: the other process opens the same folder.
 
     Args:
         folder: where it is.
@@ -172,6 +172,10 @@ class SetIndex:
         folder = Path(folder).expanduser().resolve()
         manifest = read_manifest(folder)
         return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)))
+
+    def __reduce__(self) -> tuple[Callable[[Path], "SetIndex"], tuple[Path]]:
+        """Pickled as its folder, which the other process opens for itself."""
+        return type(self).open, (self.folder,)
 
     def __len__(self) -> int:
         return self.engine.count()
@@ -402,7 +406,8 @@ class SetIndex:
         check_files(self.manifest.engine, _place(self.folder, self.manifest))
         queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
         if queries.shape[1] != self.manifest.set_size:
-            raise ValueError(f"sets: expected sets of {self.manifest.set_size} vectors, got {queries.shape[1]}.")
+            reason = reason_to_scan(self.manifest, queries.shape[1])
+            raise ValueError(f"sets: {reason} A scan misses nothing: there is nothing to measure.")
         if not len(queries):
             raise ValueError("verify: the index is empty, or no queries were given: there is nothing to measure.")
         result = measure(self.engine, queries, k, self.manifest, target, real_queries=sets is not None)

