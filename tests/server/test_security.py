@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 from picture_heap import png
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 from served import client_of
 from starlette.testclient import TestClient
 from tiny_models import tiny_model
 
+from maxmatch.core.machine import return_memory
+from maxmatch.server import pictures
 from maxmatch.server.app import create_app
+from maxmatch.server.pictures import decoding_bytes, read_upload
 from maxmatch.server.security import Limits, check_token, is_loopback
 
 TOKEN = "0123456789abcdef0123"
@@ -214,3 +217,60 @@ def test_limits_can_be_set(gallery):
         assert send(client, saved("PNG")).status_code == 200
         assert send(client, saved("PNG", (80, 80))).status_code == 413
         assert send(client, saved("BMP")).status_code == 413
+
+
+PICTURES = {
+    "WebP": ("RGB", (4000, 3000), {"format": "WEBP", "method": 0}),
+    "WebP, transparent": ("RGBA", (4000, 3000), {"format": "WEBP", "method": 0}),
+    "PNG": ("RGB", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "PNG, transparent": ("RGBA", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "PNG, a palette": ("P", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "PNG, 16 bits": ("I;16", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "JPEG, progressive": ("RGB", (4000, 3000), {"format": "JPEG", "progressive": True, "subsampling": 0}),
+    "JPEG, long": ("CMYK", (24_000, 500), {"format": "JPEG", "progressive": True}),
+    "AVIF": ("RGB", (4000, 3000), {"format": "AVIF", "speed": 10}),
+    "TIFF": ("RGB", (4000, 3000), {"format": "TIFF", "compression": "tiff_lzw"}),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is Linux's to tell")
+@pytest.mark.parametrize("what", PICTURES)
+def test_decoding_takes_no_more_memory_than_expected(what):
+    mode, size, options = PICTURES[what]
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, **options)
+    with Image.open(file) as image:
+        expected = decoding_bytes(image) / 2**20
+    return_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory()
+    picture = read_upload(file.getvalue(), 50_000_000)
+    [peak] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    assert max(picture.size) == 768
+    assert int(peak.split()[1]) / 2**10 - before < expected + 25
+
+
+def test_memory_is_bounded_and_given_back(client, monkeypatch):
+    """What decodes at reduced size may be larger than what does not."""
+    monkeypatch.setattr(pictures, "DECODING_BYTES", 100_000_000)
+    files = {kind: saved(kind, (3000, 3000)) for kind in ("JPEG", "PNG", "WEBP")}
+    assert {kind: send(client, data).status_code for kind, data in files.items()} == {
+        "JPEG": 200,
+        "PNG": 200,
+        "WEBP": 413,
+    }
+    before = memory()
+    for _ in range(12):
+        assert send(client, files["PNG"]).status_code == 200
+    assert memory() - before < 60
+
+
+def test_a_reduced_upload_is_the_picture_that_was_sent():
+    image = Image.effect_mandelbrot((3200, 2400), (-2, -1.5, 1, 1.5), 40).convert("RGB")
+    for mode in ("RGB", "RGBA", "L", "P", "CMYK"):
+        file = io.BytesIO()
+        image.convert(mode).save(file, "TIFF")
+        expected = image.convert(mode).convert("RGB")
+        expected.thumbnail((768, 768))
+        difference = ImageChops.difference(read_upload(file.getvalue(), 50_000_000), expected)
+        assert ImageStat.Stat(difference).mean < [2, 2, 2], mode

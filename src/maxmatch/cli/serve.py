@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import typer
 
+_WAITING = 1024  # clients that the system keeps until the server accepts them
+
 if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
 
@@ -53,6 +55,7 @@ def serve(
     import uvicorn
 
     from maxmatch.server.app import create_app
+    from maxmatch.server.connections import server_config
     from maxmatch.server.security import check_token
 
     try:
@@ -74,11 +77,8 @@ def serve(
         with opened:
             name = (pictures or index).expanduser().resolve().name
             app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
-            config = uvicorn.Config(
-                app, host=host, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
-            )
             say(f"{len(opened):,} pictures")
-            _run(uvicorn.Server(config), listener, host, token, open_page)
+            _run(uvicorn.Server(server_config(app, host)), listener, host, token, open_page)
 
 
 def encoded_folder(index: "SetIndex") -> Path | None:
@@ -158,6 +158,7 @@ def _run(server: object, listener: socket.socket, host: str, token: str | None, 
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)
         if server.started:
+            listener.listen(_WAITING)
             port = listener.getsockname()[1]
             shown = f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")

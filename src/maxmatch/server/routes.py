@@ -13,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from maxmatch import __version__
+from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.search.photos import facts_condition
@@ -167,6 +168,7 @@ async def receive(service: Service, file: UploadFile) -> str:
         picture = await asyncio.to_thread(read_upload, data, service.limits.upload_pixels)
         del data
         [vectors] = await asyncio.to_thread(service.model.encode_images, [picture], show_progress=False)
+        await asyncio.to_thread(return_memory)
     return service.uploads.keep(Upload(picture, vectors))
 
 
