@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from maxmatch import SetIndex
 from maxmatch.cli import main as command
-from maxmatch.cli.serve import encoded_folder, listen, picture_in
+from maxmatch.cli.serve import encoded_folder, listen, picture_in, reachable
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -61,6 +61,28 @@ def test_no_id_leads_out_of_the_folder(tmp_path):
     for name in ("../x.jpg", "a/../../x.jpg", "/etc/passwd"):
         with pytest.raises(FileNotFoundError):
             picture(name)
+
+
+def test_the_printed_address_can_be_opened_from_elsewhere(monkeypatch):
+    with listen("0.0.0.0", 0) as listener:
+        shown = reachable("0.0.0.0", listener)
+        with socket.create_connection((shown, listener.getsockname()[1]), timeout=30):
+            pass
+
+        class Asked(socket.socket):
+            def connect(self, address):
+                pass
+
+            def getsockname(self):
+                return ("192.168.1.7", 9)
+
+        monkeypatch.setattr(socket, "socket", Asked)
+        assert reachable("0.0.0.0", listener) == "192.168.1.7"
+        monkeypatch.setattr(Asked, "connect", lambda self, address: exec("raise OSError"))
+        assert reachable("0.0.0.0", listener) == "0.0.0.0", "without a network"
+    with listen("127.0.0.1", 0) as listener:
+        assert reachable("127.0.0.1", listener) == "127.0.0.1"
+        assert reachable("localhost", listener) == "localhost"
 
 
 @contextmanager

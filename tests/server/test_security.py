@@ -173,7 +173,57 @@ def test_with_a_token_only_requests_with_it_are_answered(ask):
     assert ask(headers={"cookie": f"maxmatch_token={TOKEN}"}, **far).status_code == 200
     beside = f'prefs={{"a": 1}}; maxmatch_token={TOKEN}'  # another program's, on another port of the same host
     assert ask(headers={"cookie": beside}, **far).status_code == 200
-    assert ask("/api/v1/health", **far).status_code == 200
+
+
+def test_health_tells_only_who_has_the_token_what_is_served(ask):
+    far = {"client": "192.168.1.9", "host": "http://pictures.example.com", "token": TOKEN}
+    assert ask("/api/v1/health", **far).json() == {"status": "ok"}
+    assert ask("/api/v1/health", headers={"authorization": "Bearer wrong"}, **far).json() == {"status": "ok"}
+    known = ask("/api/v1/health", headers={"authorization": f"Bearer {TOKEN}"}, **far).json()
+    assert known == ask("/api/v1/health").json()
+    assert set(known) == {"status", "items", "version"}
+
+
+def test_wrong_tokens_are_throttled_and_only_for_their_sender(gallery):
+    app = create_app(gallery.index, gallery.model, gallery.picture, token=TOKEN)
+
+    def status(token, address="192.168.1.66"):
+        client = TestClient(app, client=(address, 1))
+        return client.get("/api/v1/gallery", headers={"authorization": f"Bearer {token}"} if token else {}).status_code
+
+    assert [status("an old one") for _ in range(30)] == [401] * 30, "the same one is no new guess"
+    assert [status(None) for _ in range(30)] == [401] * 30
+    assert [status(f"guess {n}") for n in range(12)] == [401] * 9 + [429] * 3
+    assert status(TOKEN) == 429, "else guessing would go on"
+    assert status(None) == 401
+    assert status(TOKEN, "192.168.1.9") == 200
+    guesses = [status(f"guess {n}", f"2001:db8::{n}") for n in range(12)]
+    assert guesses == [401] * 10 + [429] * 2, "a sender has many IPv6 addresses"
+    [guard] = [layer for layer in layers(app) if hasattr(layer, "guesses")]
+    for network, (_, tokens) in list(guard.guesses._known.items()):
+        guard.guesses._known[network] = (0.0, tokens)
+    assert status("wrong") == 401, "a minute later"
+    assert status(TOKEN) == 200
+
+
+def layers(app):
+    layer = app.middleware_stack
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "app", None)
+
+
+def test_other_sites_cannot_search_by_addresses_but_may_link_to_the_page(client):
+    search = "/api/v1/search?q=a+dog"
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for headers in (image, link, image | {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"}):
+        assert client.get(search, headers=headers).status_code == 403
+    assert client.get("/", headers=link).status_code == 200
+    assert client.get("/", headers=link | {"sec-fetch-dest": "iframe"}).status_code == 403
+    assert client.get("/", headers=image).status_code == 403
+    for site in ("same-origin", "none"):
+        assert client.get(search, headers={"sec-fetch-site": site}).status_code == 200
 
 
 def test_the_address_with_the_token_sets_a_cookie_and_redirects(ask):

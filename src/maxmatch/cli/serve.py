@@ -1,5 +1,6 @@
 """`maxmatch serve`: the page and the API over an index."""
 
+import ipaddress
 import json
 import os
 import socket
@@ -116,6 +117,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def reachable(host: str, listener: socket.socket) -> str:
+    """An address under which other machines reach the listener: of 0.0.0.0 and ::, this machine's own in its network."""
+    try:
+        if not ipaddress.ip_address(listener.getsockname()[0]).is_unspecified:
+            return host
+        family = listener.family
+        if family == socket.AF_INET6 and not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+            family = socket.AF_INET  # it is reached under both, and this one is shorter to type
+        outside = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"  # addresses of documentation
+        with socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((outside, 9))  # chooses a route; nothing is sent
+            return str(asked.getsockname()[0])
+    except (OSError, ValueError):  # no network
+        return host
+
+
 def check_installed() -> None:
     """Name the packages that are missing, if any."""
     try:
@@ -160,7 +177,8 @@ def _run(server: object, listener: socket.socket, host: str, token: str | None, 
         if server.started:
             listener.listen(_WAITING)
             port = listener.getsockname()[1]
-            shown = f"[{host}]" if ":" in host else host
+            reached = reachable(host, listener)
+            shown = f"[{reached}]" if ":" in reached else reached
             address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
             print(address, flush=True)
             if open_page:

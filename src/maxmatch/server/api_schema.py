@@ -174,11 +174,11 @@ class GalleryOut(BaseModel):
 
 
 class Health(BaseModel):
-    """The server is running."""
+    """The server is running. Without the token, where one is needed, the status is all."""
 
     status: Literal["ok"]
-    items: int
-    version: str
+    items: int | None = None
+    version: str | None = None
 
 
 class ErrorDetail(BaseModel):
