@@ -96,7 +96,7 @@ def test_uploads_beyond_the_limit_are_refused_and_memory_stays_flat(client):
 
 
 def test_other_bodies_are_limited_and_a_request_without_a_file_is_refused(client):
-    response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 70_000}]})
+    response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 140_000}]})
     assert response.status_code == 413
     for body in (b"", b"{", b"[]", b"\xff\xfe", b"null"):
         response = client.post("/api/v1/search", content=body, headers={"content-type": "application/json"})

@@ -175,6 +175,7 @@ def server_config(app: ASGIApp, host: str, **more: Any) -> uvicorn.Config:
         server_header=False,
         limit_concurrency=most,
         backlog=most // 4,  # so many are accepted before one can be closed
+        h11_max_incomplete_event_size=64 * 2**10,  # the longest q and folder, written as %E2%82%AC…
         **more,
     )
 

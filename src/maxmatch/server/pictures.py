@@ -27,6 +27,7 @@ Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]  # a parame
 """The longest side of a thumbnail."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
 """What may be uploaded: what browsers show. Pillow reads more, some of it by starting programs."""
+PICTURE_TYPES = "image/jpeg, image/png, image/webp, image/gif, image/bmp, image/tiff, image/avif"
 LARGEST_SIDE = 768
 """Of an upload as it is kept: no model looks more closely."""
 DECODING_BYTES = 320_000_000

@@ -70,7 +70,7 @@ class Limits:
 
     upload_bytes: int = 20 * 2**20
     upload_pixels: int = 50_000_000
-    body_bytes: int = 64 * 2**10
+    body_bytes: int = 128 * 2**10
     """Of any other request."""
 
 
