@@ -17,6 +17,7 @@ from maxmatch import SetIndex
 from maxmatch.data.scenes import generate
 from maxmatch.search.photos import photo_facts
 from maxmatch.server.app import create_app
+from maxmatch.server.connections import server_config
 from maxmatch.server.gallery import key_of
 
 COUNT = 24
@@ -89,7 +90,7 @@ class Running:
         self.start()
 
     def start(self):
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=self.port, log_level="error", lifespan="on")
+        config = server_config(self.app, "127.0.0.1", port=self.port)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

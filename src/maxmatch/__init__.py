@@ -3,6 +3,7 @@
 The public names are imported when first used, so that `import maxmatch` stays fast.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
 
 __version__ = "0.1.0"
+
+# Nothing leaves the machine: libraries that report their use read these when they are imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 moved.install()
 

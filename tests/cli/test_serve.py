@@ -1,8 +1,12 @@
+import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from torch.nn.functional import normalize
 
 from maxmatch import SetIndex
 from maxmatch.cli import main as command
-from maxmatch.cli.serve import encoded_folder, listen, picture_in
+from maxmatch.cli.serve import encoded_folder, listen, picture_in, reachable
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -59,27 +63,77 @@ def test_no_id_leads_out_of_the_folder(tmp_path):
             picture(name)
 
 
-def test_the_address_is_printed_once_ready_and_control_c_stops_it(tmp_path):
+def test_the_printed_address_can_be_opened_from_elsewhere(monkeypatch):
+    with listen("0.0.0.0", 0) as listener:
+        shown = reachable("0.0.0.0", listener)
+        with socket.create_connection((shown, listener.getsockname()[1]), timeout=30):
+            pass
+
+        class Asked(socket.socket):
+            def connect(self, address):
+                pass
+
+            def getsockname(self):
+                return ("192.168.1.7", 9)
+
+        monkeypatch.setattr(socket, "socket", Asked)
+        assert reachable("0.0.0.0", listener) == "192.168.1.7"
+        monkeypatch.setattr(Asked, "connect", lambda self, address: exec("raise OSError"))
+        assert reachable("0.0.0.0", listener) == "0.0.0.0", "without a network"
+    with listen("127.0.0.1", 0) as listener:
+        assert reachable("127.0.0.1", listener) == "127.0.0.1"
+        assert reachable("localhost", listener) == "localhost"
+
+
+@contextmanager
+def served(tmp_path, *start):
+    """A server in a process of its own: its gallery, process and address."""
     gallery = make_gallery(tmp_path, 8)
     gallery.model.save_pretrained(tmp_path / "model")
     given = [tmp_path / "index", "--model", tmp_path / "model", "--pictures", gallery.root, "--port", "0"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "maxmatch.cli.main", "serve", *map(str, given)],
+        [*start, sys.executable, "-m", "maxmatch.cli.main", "serve", *map(str, given)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
     )
     try:
-        address = server.stdout.readline().strip()
+        yield gallery, server, server.stdout.readline().strip()
+    finally:
+        server.kill()
+        server.wait(30)
+        server.stdout.close()
+        server.stderr.close()
+
+
+def test_the_address_is_printed_once_ready_and_control_c_stops_it(tmp_path):
+    with served(tmp_path) as (gallery, server, address):
         assert address.startswith("http://127.0.0.1:"), server.stderr.read()
         with urllib.request.urlopen(f"{address}api/v1/items/{gallery.key(6)}/thumbnail", timeout=30) as answer:
             assert answer.headers["content-type"] == "image/webp"
         server.send_signal(signal.SIGINT)
         assert server.wait(30) in (0, 130)
         assert "Traceback" not in server.stderr.read()
-    finally:
-        server.kill()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file descriptors are limited by the shell")
+def test_more_half_open_connections_than_descriptors_keep_nobody_out(tmp_path):
+    with served(tmp_path, "sh", "-c", 'ulimit -n 200; exec "$@"', "serve") as (_, server, address):
+        port = urlsplit(address).port
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(300)]
+        try:
+            for client in clients:
+                with suppress(ConnectionError):  # closed already, to make room
+                    client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+            for _ in range(3):
+                with urllib.request.urlopen(f"{address}api/v1/search?q=dog", timeout=30) as answer:
+                    assert answer.status == 200
+        finally:
+            for client in clients:
+                client.close()
+        server.terminate()
         server.wait(30)
-        server.stdout.close()
-        server.stderr.close()
+        log = server.stderr.read()
+        assert "Traceback" not in log
+        assert len(log.splitlines()) < 10

@@ -6,12 +6,15 @@ import random
 
 import pytest
 from picture_heap import png
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 from served import client_of
 from starlette.testclient import TestClient
 from tiny_models import tiny_model
 
+from maxmatch.core.machine import return_memory
+from maxmatch.server import pictures
 from maxmatch.server.app import create_app
+from maxmatch.server.pictures import decoding_bytes, read_upload
 from maxmatch.server.security import Limits, check_token, is_loopback
 
 TOKEN = "0123456789abcdef0123"
@@ -95,7 +98,7 @@ def test_an_upload_beyond_the_limit_is_refused_and_not_read_to_its_end(client):
 
 
 def test_other_bodies_are_limited_and_a_request_without_a_file_is_refused(client):
-    response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 70_000}]})
+    response = client.post("/api/v1/search", json={"parts": [{"text": "x" * 140_000}]})
     assert response.status_code == 413
     for body in (b"", b"{", b"[]", b"\xff\xfe", b"null"):
         response = client.post("/api/v1/search", content=body, headers={"content-type": "application/json"})
@@ -172,7 +175,57 @@ def test_with_a_token_only_requests_with_it_are_answered(ask):
     assert ask(headers={"cookie": f"maxmatch_token={TOKEN}"}, **far).status_code == 200
     beside = f'prefs={{"a": 1}}; maxmatch_token={TOKEN}'  # another program's, on another port of the same host
     assert ask(headers={"cookie": beside}, **far).status_code == 200
-    assert ask("/api/v1/health", **far).status_code == 200
+
+
+def test_health_tells_only_who_has_the_token_what_is_served(ask):
+    far = {"client": "192.168.1.9", "host": "http://pictures.example.com", "token": TOKEN}
+    assert ask("/api/v1/health", **far).json() == {"status": "ok"}
+    assert ask("/api/v1/health", headers={"authorization": "Bearer wrong"}, **far).json() == {"status": "ok"}
+    known = ask("/api/v1/health", headers={"authorization": f"Bearer {TOKEN}"}, **far).json()
+    assert known == ask("/api/v1/health").json()
+    assert set(known) == {"status", "items", "version"}
+
+
+def test_wrong_tokens_are_throttled_and_only_for_their_sender(gallery):
+    app = create_app(gallery.index, gallery.model, gallery.picture, token=TOKEN)
+
+    def status(token, address="192.168.1.66"):
+        client = TestClient(app, client=(address, 1))
+        return client.get("/api/v1/gallery", headers={"authorization": f"Bearer {token}"} if token else {}).status_code
+
+    assert [status("an old one") for _ in range(30)] == [401] * 30, "the same one is no new guess"
+    assert [status(None) for _ in range(30)] == [401] * 30
+    assert [status(f"guess {n}") for n in range(12)] == [401] * 9 + [429] * 3
+    assert status(TOKEN) == 429, "else guessing would go on"
+    assert status(None) == 401
+    assert status(TOKEN, "192.168.1.9") == 200
+    guesses = [status(f"guess {n}", f"2001:db8::{n}") for n in range(12)]
+    assert guesses == [401] * 10 + [429] * 2, "a sender has many IPv6 addresses"
+    [guard] = [layer for layer in layers(app) if hasattr(layer, "guesses")]
+    for network, (_, tokens) in list(guard.guesses._known.items()):
+        guard.guesses._known[network] = (0.0, tokens)
+    assert status("wrong") == 401, "a minute later"
+    assert status(TOKEN) == 200
+
+
+def layers(app):
+    layer = app.middleware_stack
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "app", None)
+
+
+def test_other_sites_cannot_search_by_addresses_but_may_link_to_the_page(client):
+    search = "/api/v1/search?q=a+dog"
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for headers in (image, link, image | {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"}):
+        assert client.get(search, headers=headers).status_code == 403
+    assert client.get("/", headers=link).status_code == 200
+    assert client.get("/", headers=link | {"sec-fetch-dest": "iframe"}).status_code == 403
+    assert client.get("/", headers=image).status_code == 403
+    for site in ("same-origin", "none"):
+        assert client.get(search, headers={"sec-fetch-site": site}).status_code == 200
 
 
 def test_the_address_with_the_token_sets_a_cookie_and_redirects(ask):
@@ -216,3 +269,60 @@ def test_limits_can_be_set(gallery):
         assert send(client, saved("PNG")).status_code == 200
         assert send(client, saved("PNG", (80, 80))).status_code == 413
         assert send(client, saved("BMP")).status_code == 413
+
+
+PICTURES = {
+    "WebP": ("RGB", (4000, 3000), {"format": "WEBP", "method": 0}),
+    "WebP, transparent": ("RGBA", (4000, 3000), {"format": "WEBP", "method": 0}),
+    "PNG": ("RGB", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "PNG, transparent": ("RGBA", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "PNG, a palette": ("P", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "PNG, 16 bits": ("I;16", (4000, 3000), {"format": "PNG", "compress_level": 1}),
+    "JPEG, progressive": ("RGB", (4000, 3000), {"format": "JPEG", "progressive": True, "subsampling": 0}),
+    "JPEG, long": ("CMYK", (24_000, 500), {"format": "JPEG", "progressive": True}),
+    "AVIF": ("RGB", (4000, 3000), {"format": "AVIF", "speed": 10}),
+    "TIFF": ("RGB", (4000, 3000), {"format": "TIFF", "compression": "tiff_lzw"}),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is Linux's to tell")
+@pytest.mark.parametrize("what", PICTURES)
+def test_decoding_takes_no_more_memory_than_expected(what):
+    mode, size, options = PICTURES[what]
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, **options)
+    with Image.open(file) as image:
+        expected = decoding_bytes(image) / 2**20
+    return_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory()
+    picture = read_upload(file.getvalue(), 50_000_000)
+    [peak] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    assert max(picture.size) == 768
+    assert int(peak.split()[1]) / 2**10 - before < expected + 25
+
+
+def test_memory_is_bounded_and_given_back(client, monkeypatch):
+    """What decodes at reduced size may be larger than what does not."""
+    monkeypatch.setattr(pictures, "DECODING_BYTES", 100_000_000)
+    files = {kind: saved(kind, (3000, 3000)) for kind in ("JPEG", "PNG", "WEBP")}
+    assert {kind: send(client, data).status_code for kind, data in files.items()} == {
+        "JPEG": 200,
+        "PNG": 200,
+        "WEBP": 413,
+    }
+    before = memory()
+    for _ in range(12):
+        assert send(client, files["PNG"]).status_code == 200
+    assert memory() - before < 60
+
+
+def test_a_reduced_upload_is_the_picture_that_was_sent():
+    image = Image.effect_mandelbrot((3200, 2400), (-2, -1.5, 1, 1.5), 40).convert("RGB")
+    for mode in ("RGB", "RGBA", "L", "P", "CMYK"):
+        file = io.BytesIO()
+        image.convert(mode).save(file, "TIFF")
+        expected = image.convert(mode).convert("RGB")
+        expected.thumbnail((768, 768))
+        difference = ImageChops.difference(read_upload(file.getvalue(), 50_000_000), expected)
+        assert ImageStat.Stat(difference).mean < [2, 2, 2], mode

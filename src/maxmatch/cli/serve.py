@@ -1,5 +1,6 @@
 """`maxmatch serve`: the page and the API over an index."""
 
+import ipaddress
 import json
 import os
 import socket
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
+
+_WAITING = 1024  # clients that the system keeps until the server accepts them
 
 if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
@@ -53,6 +56,7 @@ def serve(
     import uvicorn
 
     from maxmatch.server.app import create_app
+    from maxmatch.server.connections import server_config
     from maxmatch.server.security import check_token
 
     try:
@@ -74,11 +78,8 @@ def serve(
         with opened:
             name = (pictures or index).expanduser().resolve().name
             app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
-            config = uvicorn.Config(
-                app, host=host, log_level="warning", access_log=False, server_header=False, limit_concurrency=512
-            )
             say(f"{len(opened):,} pictures")
-            _run(uvicorn.Server(config), listener, host, token, open_page)
+            _run(uvicorn.Server(server_config(app, host)), listener, host, token, open_page)
 
 
 def encoded_folder(index: "SetIndex") -> Path | None:
@@ -114,6 +115,22 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {reason}. Choose another --port (0: any free one) or --host."
         ) from error
     return listener
+
+
+def reachable(host: str, listener: socket.socket) -> str:
+    """An address under which other machines reach the listener: of 0.0.0.0 and ::, this machine's own in its network."""
+    try:
+        if not ipaddress.ip_address(listener.getsockname()[0]).is_unspecified:
+            return host
+        family = listener.family
+        if family == socket.AF_INET6 and not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+            family = socket.AF_INET  # it is reached under both, and this one is shorter to type
+        outside = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"  # addresses of documentation
+        with socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((outside, 9))  # chooses a route; nothing is sent
+            return str(asked.getsockname()[0])
+    except (OSError, ValueError):  # no network
+        return host
 
 
 def check_installed() -> None:
@@ -158,8 +175,10 @@ def _run(server: object, listener: socket.socket, host: str, token: str | None, 
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)
         if server.started:
+            listener.listen(_WAITING)
             port = listener.getsockname()[1]
-            shown = f"[{host}]" if ":" in host else host
+            reached = reachable(host, listener)
+            shown = f"[{reached}]" if ":" in reached else reached
             address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
             print(address, flush=True)
             if open_page:

@@ -1,7 +1,8 @@
-"""The machine: free memory, and a torchvision that does not fit the installed torch."""
+"""The machine: free memory, memory given back to it, and a torchvision that does not fit the installed torch."""
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 
@@ -26,6 +27,12 @@ def free_memory() -> int | None:
     # Cached file pages count as used, but are freed when memory is needed.
     kept = int(notes.get("inactive_file", 0))
     return min(free, max(0, int(limit) - int(used) + kept))
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system. glibc keeps it, for every thread that ever used much; others do not."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 TORCHVISION_CURE = (

@@ -100,12 +100,15 @@ def normalised(image: Image.Image, mean: Channels, std: Channels) -> Float[np.nd
     return np.ascontiguousarray((pixels - shift) / scale)
 
 
-def load_image(source: Source, at_least: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def load_image(
+    source: Source, at_least: int | None = None, max_pixels: int = MAX_PIXELS, at_most: int | None = None
+) -> Image.Image:
     """The picture, upright and in RGB, transparent pixels white.
 
     at_least: the short side that will be needed. A larger JPEG is decoded at a half, a quarter or an eighth of its
     size, with a short side of no less than `DRAFT` times `at_least`. A picture of more than `max_pixels` is refused
-    before it is decoded.
+    before it is decoded. at_most: the longest side that will be needed. A much larger picture is made smaller before
+    its colours are converted, which saves memory.
     """
     name = describe(source)
     try:
@@ -117,7 +120,7 @@ def load_image(source: Source, at_least: int | None = None, max_pixels: int = MA
             if at_least is not None and image is not source:
                 image.draft(None, (at_least * DRAFT, at_least * DRAFT))
             turn = _UPRIGHT.get(_orientation(image))
-            upright = _rgb(image)
+            upright = _rgb(image if at_most is None else _reduced(image, at_most))
     except (ImageError, MemoryError, FileNotFoundError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -201,6 +204,13 @@ def _rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
     return image.convert("RGB")
+
+
+def _reduced(image: Image.Image, side: int) -> Image.Image:
+    """A whole fraction of the picture's size, no less than twice `side`."""
+    factor = max(image.size) // (2 * side)
+    averages = image.mode not in ("1", "P", "PA") and not image.mode.startswith("I;")  # Pillow cannot reduce these
+    return image.reduce(factor) if factor > 1 and averages else image
 
 
 def _too_large(name: str, size: str, limit: int) -> ImageError:

@@ -1,5 +1,6 @@
 """What the API takes and returns, from which its OpenAPI description is made; and its errors."""
 
+import re
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, Self
@@ -7,14 +8,27 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 from maxmatch.search.query import LARGEST_WEIGHT, MOST_PARTS
 
 ItemKey = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The key of an item, as search returns it.")]
 Slot = Annotated[int, Field(ge=0, le=15, description="Search with this one of the query's K vectors only.")]
 Text = Annotated[str, Field(max_length=1000)]
+
+
+def _written_day(value: Any) -> Any:
+    """Pydantic would take a number for the seconds since 1970."""
+    if not (value is None or isinstance(value, date) or (isinstance(value, str) and _DAY.fullmatch(value))):
+        raise ValueError("expected a day, as 2024-05-31")
+    return value
+
+
+_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+Day = Annotated[date, BeforeValidator(_written_day)]
 Sort = Literal["relevance", "date"]
 LONGEST_PAGE = 200
 DEEPEST = 1000
@@ -34,8 +48,8 @@ class Paging(_Strict):
     ] = "relevance"
     fold: Annotated[bool, Field(description="Show near-duplicates as one.")] = True
     folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
-    start: Annotated[date | None, Field(alias="from", description="Taken on this day or later.")] = None
-    end: Annotated[date | None, Field(alias="to", description="Taken on this day or earlier.")] = None
+    start: Annotated[Day | None, Field(alias="from", description="Taken on this day or later.")] = None
+    end: Annotated[Day | None, Field(alias="to", description="Taken on this day or earlier.")] = None
     orientation: Literal["landscape", "portrait", "square"] | None = None
 
 
@@ -49,12 +63,6 @@ class Asked(_Strict):
     upload: Annotated[ItemKey | None, Field(description="The key of a picture uploaded to /search/image.")] = None
     slot: Slot | None = None
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if sum(bool(value) for value in (self.q, self.like, self.upload)) > 1:
-            raise ValueError("give one of q, like and upload")
-        return self
-
 
 class SearchQuery(Asked, Paging):
     """The parameters of GET /search."""
@@ -63,6 +71,13 @@ class SearchQuery(Asked, Paging):
 class QueryPart(_Strict):
     """One part of a query: a text, an item or an uploaded picture."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"type": "string"}}} for name in ("text", "like", "upload")
+            ]
+        }
+    )
     text: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     like: ItemKey | None = None
     upload: ItemKey | None = None
@@ -79,7 +94,15 @@ class QueryPart(_Strict):
 class SearchBody(Paging):
     """The body of POST /search."""
 
-    parts: Annotated[list[QueryPart], Field(min_length=1, max_length=MOST_PARTS)]
+    parts: Annotated[
+        list[QueryPart],
+        Field(
+            min_length=1,
+            max_length=MOST_PARTS,
+            description="At least one has a weight above zero.",
+            json_schema_extra={"contains": {"properties": {"weight": {"exclusiveMinimum": 0}}}},
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -178,11 +201,11 @@ class GalleryOut(BaseModel):
 
 
 class Health(BaseModel):
-    """The server is running."""
+    """The server is running. Without the token, where one is needed, the status is all."""
 
     status: Literal["ok"]
-    items: int
-    version: str
+    items: int | None = None
+    version: str | None = None
 
 
 class ErrorDetail(BaseModel):
@@ -198,7 +221,7 @@ class ErrorOut(BaseModel):
     error: ErrorDetail
 
 
-_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 409: "conflict", 413: "too_large"}
 
 
 class Refusal(Exception):
@@ -242,7 +265,19 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "error")
-        return JSONResponse(error_body(code, str(error.detail)), error.status_code, error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # the router names the methods of one route only, where several have the path
+            headers["Allow"] = ", ".join(_methods(app, request.scope))
+        return JSONResponse(error_body(code, str(error.detail)), error.status_code, headers)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """The methods that some route has for this path."""
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
+    ]
 
 
 def _describe(problem: Any) -> str:

@@ -27,8 +27,12 @@ Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]  # a parame
 """The longest side of a thumbnail."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
 """What may be uploaded: what browsers show. Pillow reads more, some of it by starting programs."""
+PICTURE_TYPES = "image/jpeg, image/png, image/webp, image/gif, image/bmp, image/tiff, image/avif"
 LARGEST_SIDE = 768
 """Of an upload as it is kept: no model looks more closely."""
+DECODING_BYTES = 320_000_000
+"""What decoding an upload may take."""
+_OF_THE_DECODER = {"WEBP": 12, "AVIF": 6, "TIFF": 4}  # bytes per pixel, beside the picture itself
 _THUMBNAIL_BYTES = 96 * 2**20
 _DECODED_AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded
 _UPLOADS = 24
@@ -92,10 +96,13 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.width * image.height > max_pixels:
+                pixels = image.width * image.height
+                if pixels > max_pixels:
                     raise _too_many_pixels(max_pixels)
-                image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))
-                picture = load_image(image, max_pixels=max_pixels)
+                needed = decoding_bytes(image)
+                if needed > DECODING_BYTES:
+                    raise _too_many_pixels(pixels * DECODING_BYTES // needed)
+                picture = load_image(image, max_pixels=max_pixels, at_most=LARGEST_SIDE)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise _too_many_pixels(max_pixels) from None
         except (Refusal, MemoryError):
@@ -106,6 +113,18 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
             raise _no_picture("This file cannot be read as a picture.") from None
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     return picture
+
+
+def decoding_bytes(image: Image.Image) -> int:
+    """How much memory a picture takes while it is decoded; a JPEG is told to be decoded at reduced size.
+
+    Of a progressive JPEG, all coefficients are in memory, at full size.
+    """
+    coefficients = 2 * len(image.getbands()) * image.width * image.height if "progressive" in image.info else 0
+    image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))
+    copied = image.mode not in ("L", "RGB", "CMYK")  # before it is made smaller
+    per_pixel = 4 * (1 + copied) + _OF_THE_DECODER.get(image.format or "", 0)
+    return coefficients + per_pixel * image.width * image.height
 
 
 class Uploads:

@@ -13,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from maxmatch import __version__
+from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.search.photos import facts_condition
@@ -35,13 +36,16 @@ from maxmatch.server.api_schema import (
     not_found,
 )
 from maxmatch.server.gallery import Gallery
-from maxmatch.server.pictures import Size, Thumbnails, Upload, Uploads, explain, read_upload, reads_pictures, webp
+from maxmatch.server.pictures import PICTURE_TYPES, Size, Thumbnails, Upload, Uploads, explain, read_upload, reads_pictures, webp
 from maxmatch.server.searcher import QueryTerm, Searcher
 from maxmatch.server.security import Limits, Metrics
 
 IMAGE_SEARCH = "/search/image"
 KeyPath = Annotated[ItemKey, Path()]
 _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}, "description": "The thumbnail."}}
+_PICTURE_FORM: dict[str, Any] = {
+    "requestBody": {"content": {"multipart/form-data": {"encoding": {"file": {"contentType": PICTURE_TYPES}}}}}
+}
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -68,6 +72,8 @@ class Service:
 
     def terms(self, asked: Asked) -> list[QueryTerm]:
         """The parts of a GET request's query."""
+        if sum(bool(value) for value in (asked.q, asked.like, asked.upload)) > 1:
+            raise Refusal(409, "conflict", "Give one of q, like and upload.")
         if asked.q and asked.q.strip():
             try:
                 return [QueryTerm("text", text, weight, asked.slot) for text, weight in parse_query(asked.q)]
@@ -132,12 +138,12 @@ def search_routes(service: Service) -> APIRouter:
     """The routes of search."""
     router = APIRouter(tags=["search"])
 
-    @router.get("/search", response_model=SearchResult, responses=documented(404, 422, 503))
+    @router.get("/search", response_model=SearchResult, responses=documented(404, 409, 422, 503))
     async def search(query: Annotated[SearchQuery, Query()]) -> Response:
         """By text, by item or by an uploaded picture; without any of them, everything, newest first."""
         return await answer(service, service.terms(query), query)
 
-    @router.post("/search", response_model=SearchResult, responses=documented(400, 404, 413, 422, 503))
+    @router.post("/search", response_model=SearchResult, responses=documented(400, 404, 409, 413, 422, 503))
     async def search_by_parts(query: SearchBody) -> Response:
         """By several weighted parts: texts, items and uploaded pictures."""
         terms = [service.term(part) for part in query.parts]
@@ -146,9 +152,9 @@ def search_routes(service: Service) -> APIRouter:
             raise Refusal(422, "invalid", "parts: expected at least one with a weight above zero.")
         return await answer(service, terms, query)
 
-    @router.post(IMAGE_SEARCH, response_model=SearchResult, responses=documented(400, 413, 415, 422, 503))
+    @router.post(IMAGE_SEARCH, response_model=SearchResult, openapi_extra=_PICTURE_FORM, responses=documented(400, 409, 413, 415, 422, 503))
     async def search_by_image(
-        file: Annotated[UploadFile, File(description="The picture.")],
+        file: Annotated[UploadFile, File(description="The picture.", json_schema_extra={"minLength": 1})],
         query: Annotated[Paging, Query()],
     ) -> Response:
         """By a picture. It is kept in memory for a while; `upload` in the response is its key, for further pages."""
@@ -167,6 +173,7 @@ async def receive(service: Service, file: UploadFile) -> str:
         picture = await asyncio.to_thread(read_upload, data, service.limits.upload_pixels)
         del data
         [vectors] = await asyncio.to_thread(service.model.encode_images, [picture], show_progress=False)
+        await asyncio.to_thread(return_memory)
     return service.uploads.keep(Upload(picture, vectors))
 
 
@@ -176,7 +183,7 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     """
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
-        raise Refusal(422, "invalid", "from: expected a day not after `to`.")
+        raise Refusal(409, "conflict", "from: expected a day not after `to`.")
     where = facts_condition(paging.folder, paging.start, paging.end, paging.orientation)
     page = await service.searcher.page(terms, paging, where)
     hits = [
@@ -218,7 +225,7 @@ def picture_routes(service: Service) -> APIRouter:
             raise _unreadable() from None
         return Response(made, media_type="image/webp", headers=_CACHED_FOR_A_DAY)
 
-    @router.get("/items/{key}/explain", responses=documented(404, 422))
+    @router.get("/items/{key}/explain", responses=documented(404, 409, 422))
     async def why(key: KeyPath, query: Annotated[Asked, Query()]) -> Explained:
         """Why it was found: where its slots and those of the query look, and which slots match."""
         found, terms = service.item(key), service.terms(query)

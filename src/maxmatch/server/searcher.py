@@ -264,4 +264,4 @@ def _result(group: Sequence[Hit | ItemFacts]) -> SearchResult:
 def check_slot(slot: int, count: int) -> None:
     """Refuse a slot that a query does not have."""
     if slot >= count:
-        raise Refusal(422, "invalid", f"slot: this query has slots 0 to {count - 1}, got {slot}.")
+        raise Refusal(404, "not_found", f"slot: this query has slots 0 to {count - 1}, got {slot}.")

@@ -3,7 +3,9 @@
 import hmac
 import ipaddress
 import logging
+import math
 import time
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
@@ -21,7 +23,10 @@ _log = logging.getLogger("maxmatch")
 COOKIE = "maxmatch_token"
 SHORTEST_TOKEN = 16
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-OPEN_PATHS = ("/api/v1/health",)
+HEALTH = "/api/v1/health"
+_GUESSES = 10
+_GUESSES_FOR = 60.0  # seconds
+_ADDRESSES = 10_000
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -65,7 +70,7 @@ class Limits:
 
     upload_bytes: int = 20 * 2**20
     upload_pixels: int = 50_000_000
-    body_bytes: int = 64 * 2**10
+    body_bytes: int = 128 * 2**10
     """Of any other request."""
 
 
@@ -92,6 +97,49 @@ def check_token(host: str, token: str | None) -> None:
         raise ValueError(f"--token: expected at least {SHORTEST_TOKEN} characters, got {len(token)}.")
 
 
+class Guesses:
+    """Wrong tokens by address: after ten different ones, no token from there is looked at for the rest of a minute.
+
+    The same one again, as the cookie of an old page, is no new guess.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[float, set[int]]] = OrderedDict()
+        """By address, oldest first: until when its wrong tokens count, and their hashes."""
+
+    def note(self, address: str, token: str) -> None:
+        """A wrong token came from this address."""
+        tokens = self._of(address)[1]
+        tokens.add(hash(token))
+        if len(tokens) == _GUESSES:
+            _log.warning("%s: %d wrong tokens; no other is looked at for a minute", address, _GUESSES)
+        while len(self._known) > _ADDRESSES:
+            self._known.popitem(last=False)
+
+    def seconds_to_wait(self, address: str) -> int:
+        """Until a token from this address is looked at; 0: now."""
+        known = self._known.get(_network(address))
+        if known is None or len(known[1]) < _GUESSES:
+            return 0
+        return max(0, math.ceil(known[0] - time.monotonic()))
+
+    def _of(self, address: str) -> tuple[float, set[int]]:
+        network, now = _network(address), time.monotonic()
+        if self._known.get(network, (0.0,))[0] <= now:
+            self._known.pop(network, None)
+            self._known[network] = (now + _GUESSES_FOR, set())
+        return self._known[network]
+
+
+def _network(address: str) -> str:
+    """What one sender has: an IPv4 address, or 64 bits of an IPv6 one."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network(f"{found}/64", strict=False)) if found.version == 6 else address
+
+
 class Guard:
     """Wraps the application. Without a token only this machine is answered, under its own names."""
 
@@ -103,6 +151,7 @@ class Guard:
         self.token = token
         self.upload_paths = upload_paths
         self.metrics = metrics
+        self.guesses = Guesses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse before anything is read."""
@@ -134,26 +183,35 @@ class Guard:
                 return _refuse(403, "forbidden", "Without a token only this machine is answered.")
             if _name(host) not in LOOPBACK_NAMES:  # DNS rebinding: another site's name, pointed at this machine
                 return _refuse(421, "forbidden", "This server answers as localhost or 127.0.0.1 only.")
-        if scope["method"] not in ("GET", "HEAD") and not _same_origin(headers, host):
+        if not (_same_origin(headers, host) or _opens_the_page(scope, headers)):
             return _refuse(403, "forbidden", "A page of another site may not use this server.")
-        if self.token is not None and scope["path"] not in OPEN_PATHS:
-            return self._without_token(scope, headers)
-        return None
+        return None if self.token is None else self._without_token(scope, headers)
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
         """None for a request with the token in a header or cookie; `/?token=…` is redirected, with the cookie."""
         assert self.token is not None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and _equal(given.strip(), self.token):
-            return None
-        if _equal(_cookie(headers.get("cookie", "")), self.token):
-            return None
+        asked = (scope["method"], scope["path"])
         parameters = parse_qsl(scope["query_string"].decode("latin-1"))
-        if scope["path"] == "/" and scope["method"] == "GET" and _equal(dict(parameters).get("token", ""), self.token):
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        in_header = bearer.strip() if kind.lower() == "bearer" else ""
+        in_address = dict(parameters).get("token", "") if asked == ("GET", "/") else ""
+        given = [one for one in (in_header, _cookie(headers.get("cookie", "")), in_address) if one]
+        client = (scope.get("client") or ("",))[0]
+        wait = self.guesses.seconds_to_wait(client)
+        if wait and given:
+            message = "Too many wrong tokens came from this address. Try again in a minute."
+            return JSONResponse(error_body("too_many", message), 429, {"Retry-After": str(wait)})
+        if any([_equal(one, self.token) for one in given]):
+            if not _equal(in_address, self.token):
+                return None
             rest = urlencode([(name, value) for name, value in parameters if name != "token"])
             response = RedirectResponse(f"/?{rest}" if rest else "/", 303)
             response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", path="/")
             return response
+        for one in given:
+            self.guesses.note(client, one)
+        if asked == ("GET", HEALTH):  # that it runs is no secret; what it serves is
+            return JSONResponse({"status": "ok"})
         return JSONResponse(
             error_body("unauthorised", "A token is needed: open the address printed by `maxmatch serve`."),
             401,
@@ -229,6 +287,12 @@ def _same_origin(headers: Headers, host: str) -> bool:
         return False
     origin = headers.get("origin")
     return origin is None or origin.partition("://")[2] == host
+
+
+def _opens_the_page(scope: Scope, headers: Headers) -> bool:
+    """Whether a link to the page was followed: that is the only request that another site's page may cause."""
+    followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return followed and "origin" not in headers and scope["path"] == "/" and scope["method"] == "GET"
 
 
 def _cookie(text: str) -> str:
