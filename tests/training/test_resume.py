@@ -3,11 +3,11 @@
 import os
 
 import numpy as np
-import safetensors.torch
 import torch
 from small_runs import ended, half_written, kill_at, outcome, recipe_for, same, start
 from tiny_models import D, tiny_config
 
+from maxmatch.model import checkpoint
 from maxmatch.model.config import ModelConfig
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training import log, loop, run, state
@@ -59,7 +59,7 @@ MOMENTS = [
     ("a record being written", lambda n: kill_at(log.RunLog, "record", n, before=half_a_record), 3),
     ("validation", lambda n: kill_at(loop, "measures", 1), 1),
     ("between the best checkpoint and the state", lambda n: kill_at(state, "_tensors", n), 2),
-    ("the last checkpoint being written", lambda n: kill_at(safetensors.torch, "save_file", 1, half_written), 1),
+    ("the last checkpoint being written", lambda n: kill_at(checkpoint, "save_file", 1, half_written), 1),
     ("the best checkpoint being put in its place", lambda n: _kill_in_finish(lambda: kill_at(os, "rename", 3)), 1),
     ("between the checkpoints and the result", lambda n: kill_at(run, "write_whole", 1), 1),
     ("the states being removed", lambda n: kill_at(state.States, "clear", 1), 1),
