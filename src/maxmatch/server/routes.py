@@ -36,7 +36,17 @@ from maxmatch.server.api_schema import (
     not_found,
 )
 from maxmatch.server.gallery import Gallery
-from maxmatch.server.pictures import PICTURE_TYPES, Size, Thumbnails, Upload, Uploads, explain, read_upload, reads_pictures, webp
+from maxmatch.server.pictures import (
+    PICTURE_TYPES,
+    Size,
+    Thumbnails,
+    Upload,
+    Uploads,
+    explain,
+    read_upload,
+    reads_pictures,
+    webp,
+)
 from maxmatch.server.searcher import QueryTerm, Searcher
 from maxmatch.server.security import Limits, Metrics
 
@@ -152,7 +162,12 @@ def search_routes(service: Service) -> APIRouter:
             raise Refusal(422, "invalid", "parts: expected at least one with a weight above zero.")
         return await answer(service, terms, query)
 
-    @router.post(IMAGE_SEARCH, response_model=SearchResult, openapi_extra=_PICTURE_FORM, responses=documented(400, 409, 413, 415, 422, 503))
+    @router.post(
+        IMAGE_SEARCH,
+        response_model=SearchResult,
+        openapi_extra=_PICTURE_FORM,
+        responses=documented(400, 409, 413, 415, 422, 503),
+    )
     async def search_by_image(
         file: Annotated[UploadFile, File(description="The picture.", json_schema_extra={"minLength": 1})],
         query: Annotated[Paging, Query()],

@@ -201,7 +201,7 @@ class Guard:
         if wait and given:
             message = "Too many wrong tokens came from this address. Try again in a minute."
             return JSONResponse(error_body("too_many", message), 429, {"Retry-After": str(wait)})
-        if any([_equal(one, self.token) for one in given]):
+        if any(_equal(one, self.token) for one in given):
             if not _equal(in_address, self.token):
                 return None
             rest = urlencode([(name, value) for name, value in parameters if name != "token"])
