@@ -16,7 +16,7 @@ from maxmatch.data.scenes import generate
 from maxmatch.recipe.yaml_files import dump_recipe
 
 ADDRESS = re.compile(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"')
-WAIT = "import atexit, time; atexit.register(time.sleep, 3)"  # telemetry is sent by threads, seconds later
+WAIT = "import atexit, time; atexit.register(time.sleep, 3)"  # threads send telemetry seconds after the start
 COMMANDS = [
     "doctor",
     "data scenes made --images 12",

@@ -113,6 +113,7 @@ def test_days_are_written_as_days(client):
     assert client.get("/api/v1/search", params={"from": "2024-01-03", "to": "2024-01-01"}).status_code == 409
 
 
+@pytest.mark.filterwarnings("ignore::maxmatch.model.text.TextTruncated")
 def test_the_longest_texts_that_are_described_are_read(running, gallery):
     """Each character takes twelve bytes in an address, and in JSON."""
     text = "\N{GRINNING FACE}" * 1000

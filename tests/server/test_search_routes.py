@@ -189,7 +189,10 @@ def test_an_uploaded_picture_finds_itself_and_is_kept_for_the_next_page(client, 
     ],
 )
 def test_a_refusal_names_the_parameter(client, parameters, named):
-    assert named in refused(client.get(SEARCH, params=parameters))
+    status = {"slot": 404, "from": 409, "one of q, like and upload": 409}.get(named, 422)
+    if parameters.get("from") and "to" not in parameters:
+        status = 422
+    assert named in refused(client.get(SEARCH, params=parameters), status).replace("Give one", "one")
 
 
 def test_parts_need_one_with_a_positive_weight(client):

@@ -118,7 +118,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reachable(host: str, listener: socket.socket) -> str:
-    """An address under which other machines reach the listener; for 0.0.0.0 and ::, this machine's own."""
+    """An address that other machines can open: for 0.0.0.0 and ::, this machine's own in its network."""
     try:
         if not ipaddress.ip_address(listener.getsockname()[0]).is_unspecified:
             return host
