@@ -21,7 +21,7 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 test: $(READY) ## Run the tests, but for the slow ones
 	$(PYTEST) -m "not slow"
 
-test-slow: $(READY) ## Run the slow tests: a Milvus server, many kills, memory of uploads
+test-slow: $(READY) ## Run the slow tests: a Milvus server, many kills, memory, connections
 	$(PYTEST) -m slow
 
 test-portable: $(READY) ## Run `make test` as on processors without AVX-512 and AVX2, and with four threads (an hour)

@@ -80,6 +80,7 @@ def contacted(place):
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 
 
+@pytest.mark.slow
 @needs_strace
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_contacts_another_machine(place, command):
@@ -90,6 +91,7 @@ def test_no_command_contacts_another_machine(place, command):
     assert not (place / "cache" / "Microsoft").exists()
 
 
+@pytest.mark.slow
 @needs_strace
 def test_the_server_contacts_no_other_machine(place):
     process = traced(place, "serve", "pictures", "--port", "0")
