@@ -77,7 +77,9 @@ def contacted(place):
     return {address for address in found if not (address.startswith("127.") or address == "::1")}
 
 
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="connections are traced by strace, which is not installed"
+)
 
 
 @pytest.mark.slow

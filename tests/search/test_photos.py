@@ -18,7 +18,9 @@ from tiny_models import tiny_model
 from maxmatch.data.dataset import DataError
 from maxmatch.model import images
 from maxmatch.search import index_folder, photos
+from maxmatch.search.engines.lance_files import reading
 from maxmatch.search.filters import passes
+from maxmatch.search.index_folder import IndexFolderError
 from maxmatch.search.photos import (
     facts_condition,
     open_photos,
@@ -231,6 +233,38 @@ def test_a_damaged_cache_is_built_anew_and_says_so(damage, new, model, folder, t
     index, done = open_synced(place, model, folder, say=said.append)
     index.close()
     assert done == (0, 0, 0, [])
+
+
+def test_a_cache_is_not_removed_for_what_passes_or_is_newer(model, folder, tmp_path, monkeypatch):
+    place, said = tmp_path / "place", []
+    photo(folder / "a.png", 0)
+    open_synced(place, model, folder)[0].close()
+    calls = []
+
+    def replaced_once(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 1:
+            raise IndexFolderError("a file that another process replaced")
+        return sync(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("maxmatch.search.photos.sync", replaced_once)
+        index, done = open_synced(place, model, folder, say=said.append)
+    index.close()
+    assert (said, done) == ([], (0, 0, 0, []))
+    manifest = place / "index" / "index.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 9'))
+    before = sorted(path for path in place.rglob("*") if path.name != ".lock")
+    with pytest.raises(IndexFolderError, match="schema version 9"):
+        open_synced(place, model, folder, say=said.append)
+    assert sorted(path for path in place.rglob("*") if path.name != ".lock") == before
+    assert said == []
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, IndexFolderError), (5, OSError), (24, OSError)])
+def test_only_files_that_are_missing_or_wrong_are_damage(tmp_path, code, kind):
+    with pytest.raises(kind), reading(tmp_path):
+        raise RuntimeError(f"LanceError(IO): something (os error {code})")
 
 
 def test_a_damaged_copy_in_one_file_is_written_again(synced, index, model, folder):

@@ -147,7 +147,7 @@ def test_a_connection_stays_open_for_a_second_request(running):
 
 @pytest.mark.parametrize(("files", "most"), [(256, 85), (1024, 341), (20_000, 512), (-1, 512), (12, 8)])
 def test_connections_are_fewer_than_the_files_that_may_be_open(monkeypatch, files, most):
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="only POSIX systems limit the files of a process")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
     assert most_connections() == most
 

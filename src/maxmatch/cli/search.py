@@ -167,7 +167,7 @@ def search(
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import is_folder_of_photos, load_for_search, model_of, open_folder
-    from maxmatch.search.index_folder import IndexFolderError
+    from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
     from maxmatch.search.set_index import SetIndex
 
     if image is not None and index is not None:
@@ -194,7 +194,7 @@ def search(
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
 
-    def found(anew: bool = False) -> "list[Hit]":
+    def found(anew: bool) -> "list[Hit]":
         if photos:
             opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
         else:
@@ -203,12 +203,15 @@ def search(
         with opened, usage_errors():
             return _found(opened, encoder, parts, image, k, where, exact)
 
-    try:
-        hits = found()
-    except IndexFolderError:
-        if not photos:
-            raise
-        hits = found(anew=True)  # of a table with an index over its vectors, some files are read only now
+    # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
+    # index of a folder, which is a cache, is built anew.
+    for anew in (False, False, True) if photos else (True,):
+        try:
+            hits = found(anew)
+            break
+        except IndexFolderError as error:
+            if anew or isinstance(error, NewerIndexError):
+                raise
     if photos:
         root = folder.expanduser()
         shown = {hit.id: {"path": str(root / hit.id)} for hit in hits}  # as the folder was given

@@ -125,10 +125,8 @@ def locked(folder: Path, patience: float = 0) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise ValueError(_BUSY.format(folder)) from error
-    except NotImplementedError:
-        pass  # a file system without locks, in the words of older filelocks
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
+    except (OSError, NotImplementedError) as error:  # filelock's two ways to report a file system without locks
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             raise
     try:
         yield

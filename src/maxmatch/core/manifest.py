@@ -13,11 +13,19 @@ Manifest = TypeVar("Manifest", bound=BaseModel)
 
 
 def load_manifest(
-    path: Path, kind: type[Manifest], form: str, refusal: type[ValueError], called: str, cure: str, version: int = 1
+    path: Path,
+    kind: type[Manifest],
+    form: str,
+    refusal: type[ValueError],
+    called: str,
+    cure: str,
+    version: int = 1,
+    too_new: type[ValueError] | None = None,
 ) -> Manifest:
     """Read and check a manifest. `refusal` is raised for what is not JSON, of another format, too new or wrong.
 
-    called: what the folder should be, as in "a checkpoint of MaxMatch". cure: what to do where it is not JSON.
+    called: what the folder should be, as in "a checkpoint of MaxMatch". cure: what to do where it is not JSON. too_new:
+    raised instead for a newer version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -28,7 +36,7 @@ def load_manifest(
     data.pop("written_by", None)
     newer = data.get("schema_version")
     if isinstance(newer, int) and newer > version:
-        raise refusal(
+        raise (too_new or refusal)(
             f"{path}: schema version {newer}, but this MaxMatch ({__version__}) reads up to {version}. "
             "Upgrade: pip install --upgrade maxmatch"
         )

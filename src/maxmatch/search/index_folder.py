@@ -27,6 +27,10 @@ class IndexFolderError(ValueError):
     """A folder that is not an index, or a damaged one, or one of a newer version."""
 
 
+class NewerIndexError(IndexFolderError):
+    """An index of a newer version."""
+
+
 class Tuning(ConfigPart):
     """How to search, as measured against the exhaustive scan."""
 
@@ -94,7 +98,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
         )
     cure = "Restore it from a copy."
-    return load_manifest(path, Manifest, FORMAT, IndexFolderError, "an index of MaxMatch", cure)
+    called = "an index of MaxMatch"
+    return load_manifest(path, Manifest, FORMAT, IndexFolderError, called, cure, too_new=NewerIndexError)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

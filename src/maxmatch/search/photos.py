@@ -23,7 +23,7 @@ from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
-from maxmatch.search.index_folder import FILE, LONGEST_ID, IndexFolderError, is_text, writing
+from maxmatch.search.index_folder import FILE, LONGEST_ID, IndexFolderError, NewerIndexError, is_text, writing
 from maxmatch.search.set_index import SetIndex
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
@@ -216,10 +216,12 @@ def open_synced(
     """The index of a folder, brought up to date as `sync` does. It is a cache: a damaged one is removed and built anew,
     which `say` is told. anew: it was found to be damaged.
     """
-    if not anew:
+    for _ in range(0 if anew else 2):  # twice: another process may have replaced what was being read
         try:
             index = open_photos(place, model)
             return index, sync(index, model, folder, bar=bar)
+        except NewerIndexError:
+            raise
         except IndexFolderError:
             pass
     say(f"{place}: the cache of this folder is damaged; it is built anew")

@@ -152,7 +152,7 @@ KINDS = ("object", "place", "relation", "size", "count", "alike", "background")
 
 @dataclass(frozen=True)
 class Description:
-    """What is said of one thing; None is left open."""
+    """The properties of one thing that a caption names; None: not named."""
 
     shape: str | None = None
     colour: str | None = None
@@ -161,7 +161,7 @@ class Description:
     place: str | None = None
 
     def record(self) -> dict[str, str]:
-        """What is said, by name."""
+        """The properties that are named."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def fits(self, thing: Thing) -> bool:

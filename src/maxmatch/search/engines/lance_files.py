@@ -120,7 +120,6 @@ def _checksum(path: Path) -> int:
 # LanceDB raises RuntimeError, OSError and ValueError alike, with the cause in the text.
 _RAISED = (RuntimeError, OSError, ValueError)
 _SYSTEM = re.compile(r"os error (\d+)")
-_NO_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the files
 
 
 @contextmanager
@@ -150,7 +149,7 @@ def reading(table: Path) -> Iterator[None]:
         raise
     except _RAISED as error:
         found = _SYSTEM.search(str(error))
-        if found is not None and int(found[1]) in _NO_DAMAGE:
+        if found is not None and int(found[1]) != errno.ENOENT:  # the files may be whole
             raise OSError(int(found[1]), f"{table}: cannot be read ({_short(error)}).") from error
         raise _damage(table, error) from error
 
