@@ -37,7 +37,7 @@ def in_float32(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def precise(*arguments: P.args, **options: P.kwargs) -> T:
-        first = next((value for value in arguments if isinstance(value, Tensor)), None)
+        first = next((value for value in (*arguments, *options.values()) if isinstance(value, Tensor)), None)
         with torch.autocast("cpu" if first is None else first.device.type, enabled=False):
             named = {name: _at_least_float(value) for name, value in options.items()}
             return function(*map(_at_least_float, arguments), **named)
