@@ -56,9 +56,7 @@ def test_a_frozen_backbone_stays_exactly_as_it_is_and_then_learns(pictures, tmp_
 
 def test_negatives_and_learning_rates_follow_the_recipe(data, tmp_path, monkeypatch):
     negatives, whole = [], loop.criterion_for
-    monkeypatch.setattr(
-        loop, "criterion_for", lambda recipe, epoch: negatives.append(whole(recipe, epoch)) or negatives[-1]
-    )
+    monkeypatch.setattr(loop, "criterion_for", lambda *given: negatives.append(whole(*given)) or negatives[-1])
     recipe = recipe_for(
         data,
         objective={"mean_negatives_epochs": 2},

@@ -9,7 +9,7 @@ A *cosine* is between vectors, a *score* is between sets, a *loss* is minimised.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -30,7 +30,8 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What one training step sees: of each modality the inputs, and the group that each item belongs to.
+    """What one training step sees: of each modality the inputs, the group that each item belongs to, and the place of
+    each in its split, by which what a teacher made of it is found.
 
     A group is what belongs together, a picture and its captions; its number is the same wherever it turns up, in
     another batch or on another machine. `model("image", *batch.inputs["image"])` makes the sets.
@@ -38,6 +39,7 @@ class Batch:
 
     inputs: dict[str, Inputs]
     groups: dict[str, Int[Tensor, "_"]]
+    places: dict[str, Int[Tensor, "_"]] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
@@ -49,7 +51,7 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         """All its tensors, always in the same order."""
-        of_each = [(*self.inputs[name], self.groups[name]) for name in self.inputs]
+        of_each = [(*self.inputs[name], self.groups[name], self.places.get(name)) for name in self.inputs]
         return [tensor for tensors in of_each for tensor in tensors if tensor is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -58,7 +60,8 @@ class Batch:
             name: Inputs(change(values), None if mask is None else change(mask))
             for name, (values, mask) in self.inputs.items()
         }
-        return Batch(inputs, {name: change(groups) for name, groups in self.groups.items()})
+        groups = {name: change(groups) for name, groups in self.groups.items()}
+        return Batch(inputs, groups, {name: change(places) for name, places in self.places.items()})
 
 
 @dataclass(frozen=True)

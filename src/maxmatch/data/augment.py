@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, from_numpy
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, interpolate
 
 from maxmatch.core.progress import map_ahead
 from maxmatch.core.types import Batch, Inputs
@@ -131,7 +131,7 @@ class SizeAugmentation:
             else:
                 draws = torch.rand(mask.shape, generator=generator, device=self._device)
                 inputs[modality] = Inputs(values, drop_regions(mask, share, draws))
-        return Batch(inputs, batch.groups)
+        return Batch(inputs, batch.groups, batch.places)
 
 
 _TRIES = 10
@@ -255,10 +255,13 @@ class ResidentPictures:
         size = self.transform.size
         if seed is not None and self.augmentation is not None:
             pixels = cut_out(pixels, *self._drawn(places, seed), size)
+        elif isinstance(self.augmentation, RandomCrop) and self.transform.resize == "squash":
+            pixels = interpolate(pixels, size=(size, size), mode="bilinear", antialias=True)
         elif isinstance(self.augmentation, RandomCrop):
             first = (pixels.shape[2] - size) // 2
             pixels = pixels[:, :, first : first + size, first : first + size]
-        return Inputs((pixels - self._mean) / self._std, None), {}
+        pixels = (pixels - self._mean) / self._std
+        return Inputs(pixels.contiguous(memory_format=torch.channels_last), None), {}
 
     def _drawn(self, places: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The part of each picture, and whether it is mirrored."""

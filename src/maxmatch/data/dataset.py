@@ -259,13 +259,18 @@ class Items:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a data set. Every modality has the same groups."""
+    """One split of a data set. Every modality has the same groups.
+
+    sources: where several data sets were joined, the name of the one that each group comes from.
+    """
 
     items: Mapping[str, Items]
+    sources: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         counts = {name: int(items.groups[-1]) + 1 if len(items) else 0 for name, items in self.items.items()}
         assert len(set(counts.values())) == 1, f"the modalities have different groups: {counts}"
+        assert self.sources is None or len(self.sources) == self.size
 
     def __getitem__(self, modality: str) -> Items:
         if modality not in self.items:
@@ -312,7 +317,7 @@ def without_groups(split: Split, groups: Collection[int] | np.ndarray) -> Split:
     kept = {}
     for name, items in split.items.items():
         kept[name] = _at(items, np.flatnonzero(~np.isin(items.groups, gone)))
-    return Split(kept)
+    return Split(kept, None if split.sources is None else np.delete(split.sources, gone))
 
 
 def without_items(split: Split, modality: str, places: Collection[int] | np.ndarray) -> Split:
@@ -320,7 +325,42 @@ def without_items(split: Split, modality: str, places: Collection[int] | np.ndar
     items = split[modality]
     kept = np.setdiff1d(np.arange(len(items)), np.fromiter(places, np.int64))
     bare = np.setdiff1d(items.groups, items.groups[kept])
-    return Split({**without_groups(split, bare).items, modality: _at(items, kept)})
+    left = without_groups(split, bare)
+    return Split({**left.items, modality: _at(items, kept)}, left.sources)
+
+
+def joined(datasets: Mapping[str, Dataset]) -> Dataset:
+    """Several data sets in one, by name: each split has the groups of all that have it, in the order given. The id of
+    an item is preceded by the name of its data set. Only modalities that all of them have are kept.
+    """
+    names = dict.fromkeys(name for dataset in datasets.values() for name in dataset.splits)
+    splits = {}
+    for name in names:
+        parts = {source: dataset.splits[name] for source, dataset in datasets.items() if name in dataset.splits}
+        first, *others = parts.values()
+        kinds = [kind for kind in first.items if all(kind in other.items for other in others)]
+        sizes = [part.size for part in parts.values()]
+        items = {kind: _joined_items({source: part[kind] for source, part in parts.items()}, sizes) for kind in kinds}
+        splits[name] = Split(items, np.repeat(np.array(list(parts)), sizes))
+    path = Path(" and ".join(str(dataset.path) for dataset in datasets.values()))
+    return Dataset(path, "several", splits)
+
+
+def _joined_items(parts: Mapping[str, Items], sizes: Sequence[int]) -> Items:
+    """sizes: how many groups each has."""
+    before = np.cumsum([0, *sizes])
+    groups = [items.groups + first for items, first in zip(parts.values(), before[:-1], strict=True)]
+    ids = [f"{source}/{one}" for source, items in parts.items() for one in items.ids]
+    values = [items.values for items in parts.values()]
+    places = [(number, place) for number, part in enumerate(values) for place in range(len(part))]
+    metadata = None
+    if any(items.metadata is not None for items in parts.values()):
+        metadata = [one for items in parts.values() for one in items.metadata or [{}] * len(items)]
+    return Items(LazyItems(places, partial(_of_part, values)), np.concatenate(groups), ids, metadata)
+
+
+def _of_part(parts: Sequence[Sequence[Any]], place: tuple[int, int]) -> Any:
+    return parts[place[0]][place[1]]
 
 
 def _at(items: Items, places: np.ndarray) -> Items:

@@ -83,10 +83,15 @@ def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
     """Refuse a store of features that the model's backbone did not make, unless it is trusted, and one of another width
     than the model reads. Features that lie in no store do not say where they come from.
     """
-    folder = data.features or (dataset.path if dataset.format == "features" else None)
-    if folder is None or model.config is None or IMAGE not in model.towers:
-        return
-    folder, tower = Path(folder).expanduser(), model.tower(IMAGE)
+    for part in data.sources():
+        assert not isinstance(part.features, tuple)
+        folder = part.features or (dataset.path if dataset.format == "features" else None)
+        if folder is not None and model.config is not None and IMAGE in model.towers:
+            _check_store(model, model.config, Path(folder).expanduser(), data.trust_features)
+
+
+def _check_store(model: SetEncoder, config: ModelConfig, folder: Path, trusted: bool) -> None:
+    tower = model.tower(IMAGE)
     info, encoder, reader = read_info(folder), tower.encoder, tower.reader
     if isinstance(encoder, ConvEncoder):
         width = encoder.local_projection.in_features
@@ -97,9 +102,9 @@ def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
             f"{folder}: features of width {info.width} ({info.source}), but the model reads features of width {width}. "
             "Extract them with this model's backbone (maxmatch data features), or build the model for theirs."
         )
-    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader) or data.trust_features:
+    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader) or trusted:
         return
-    mine = _source(FrozenBackbone(encoder, reader, _described(model.config.towers[IMAGE].encoder)))
+    mine = _source(FrozenBackbone(encoder, reader, _described(config.towers[IMAGE].encoder)))
     if info.source != mine and not (_rounded(encoder) and _unweighted(info.source) == _unweighted(mine)):
         raise ValueError(
             f"{folder}: the features come from {info.source}, but the model's backbone is {mine}. Extract them with it "

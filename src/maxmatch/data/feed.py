@@ -364,22 +364,24 @@ class _BatchMaker(Dataset[_BatchResult]):
 
     def make(self, plan: BatchPlan) -> _BatchResult:
         """The batch of a plan, without the groups of which an item cannot be read."""
-        inputs, groups, skipped, lost = {}, {}, [], []
+        inputs, groups, chosen, skipped, lost = {}, {}, {}, [], []
         for number, (modality, items) in enumerate(self.items.items()):
             most, seed = (None, 0) if plan.seed is None else (self._most[modality], plan.seed + number)
             places = places_of(self._starts[modality], plan.groups, most, seed)
             places = places[self.readable[items.groups[places]]]
             inputs[modality], failed = self.loaders[modality].read(places, plan.seed)
-            groups[modality] = items.groups[places]
+            groups[modality], chosen[modality] = items.groups[places], places
             skipped += _unreadable(modality, items, failed)
             lost += [items.groups[place] for place in failed]
         if lost:
             kept = {modality: ~np.isin(of, lost) for modality, of in groups.items()}
             inputs = {modality: _rows(inputs[modality], keep) for modality, keep in kept.items()}
             groups = {modality: of[kept[modality]] for modality, of in groups.items()}
+            chosen = {modality: of[kept[modality]] for modality, of in chosen.items()}
         if not all(len(of) for of in groups.values()):
             return _BatchResult(None, plan.seed, skipped)
-        batch = Batch(inputs, {modality: on_device(of, self._device) for modality, of in groups.items()})
+        numbers = ({name: on_device(of, self._device) for name, of in each.items()} for each in (groups, chosen))
+        batch = Batch(inputs, *numbers)
         return _BatchResult(batch, plan.seed, skipped)
 
 

@@ -19,6 +19,7 @@ from maxmatch.data.dataset import (
     Report,
     Split,
     first_of_each,
+    joined,
     refuse,
     report_first,
     without_items,
@@ -147,13 +148,35 @@ Say = Callable[[str], object]
 
 
 def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset:
-    """The data set of a recipe. Problems of single items are reported; the items are left out.
+    """The data set of a recipe; several are joined. Problems of single items are reported; the items are left out.
 
     modalities: the towers of the model. Beside pictures and texts, each is a column of its name in a table, with .npy
     files of features (count, width).
     """
+    parts = data.sources()
+    read = [_load_one(part, say, modalities) for part in parts]
+    return read[0] if len(read) == 1 else joined(dict(zip(source_names(parts), read, strict=True)))
+
+
+def source_names(parts: Sequence[Data]) -> list[str]:
+    """A short name for each of several data sets: that of its file or folder; where two are alike, with the folder
+    around it.
+    """
+    paths = [Path(str(part.path or "")).expanduser() for part in parts]
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"data.path: the same data set twice, or two of one name: {', '.join(names)}. Rename one.")
+    return names
+
+
+def _load_one(data: Data, say: Say, modalities: Collection[str]) -> Dataset:
     if data.path is None:
         raise ValueError("data.path: the recipe does not say where the data is. Give it: data.path=FOLDER")
+    assert isinstance(data.path, str)
+    assert not isinstance(data.images, tuple)
+    assert not isinstance(data.features, tuple)
     path = Path(data.path).expanduser()
     if data.scenes is not None and not (path / "metadata.jsonl").exists():
         from maxmatch.data.scenes import generate

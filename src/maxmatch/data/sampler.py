@@ -18,7 +18,8 @@ class BatchPlan:
 
 
 class GroupSampler:
-    """Batches of distinct groups, shuffled anew each epoch; every group comes once per epoch.
+    """Batches of groups, shuffled anew each epoch; every group comes once per epoch, or as often as its weight says:
+    with weight 2.5 twice, and every other time thrice. Only a group with a weight above 1 may come twice in a batch.
 
     With several ranks a batch of `batch_size` groups is cut into as many slices, whose sizes differ by at most one: all
     ranks together see the very batches that one would see alone. What is left at the end of an epoch is a smaller
@@ -26,7 +27,9 @@ class GroupSampler:
     negatives.
     """
 
-    def __init__(self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, weights: np.ndarray | None = None
+    ) -> None:
         if not 0 <= rank < world:
             raise ValueError(f"rank: expected 0 to {world - 1}, one of {world} ranks; got {rank}.")
         if seed < 0:
@@ -43,7 +46,11 @@ class GroupSampler:
             )
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world = rank, world
-        full, rest = divmod(size, batch_size)
+        self.weights = weights
+        drawn = size if weights is None else int(self._ends(weights)[-1])
+        if drawn < least:
+            raise ValueError(f"weights: an epoch takes {drawn} of {size} groups; use larger weights.")
+        full, rest = divmod(drawn, batch_size)
         self._count = full + (rest >= least)
 
     def __len__(self) -> int:
@@ -53,10 +60,25 @@ class GroupSampler:
     def plans(self, epoch: int, start: int = 0) -> Iterator[BatchPlan]:
         """The batches of an epoch, from the one numbered `start` on."""
         order = np.argsort(random_words(self.size, self.seed, epoch), kind="stable")
+        if self.weights is not None:
+            order = self._weighted(order, epoch)
         for step in range(start, len(self)):
             groups = order[step * self.batch_size : (step + 1) * self.batch_size]
             seed = int(random_words(1, self.seed, epoch, step, self.rank)[0] >> 1)  # torch's seeds have 63 bits
             yield BatchPlan(np.array_split(groups, self.world)[self.rank].copy(), seed)
+
+    def _weighted(self, order: np.ndarray, epoch: int) -> np.ndarray:
+        """Each group as often as its weight says. The fractions of shuffled groups are added up, and one comes once
+        more whenever their sum passes a whole number: that is right on average, and the total is the same every epoch.
+        """
+        assert self.weights is not None
+        repeated = np.repeat(order, np.diff(self._ends(self.weights[order]), prepend=0))
+        return repeated[np.argsort(random_words(len(repeated), self.seed, epoch, 1), kind="stable")]
+
+    @staticmethod
+    def _ends(weights: np.ndarray) -> np.ndarray:
+        ends: np.ndarray = np.floor(np.round(np.cumsum(weights), 6) + 0.5).astype(np.int64)
+        return ends
 
 
 def random_words(count: int, *seed: int) -> np.ndarray:

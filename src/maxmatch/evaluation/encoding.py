@@ -50,6 +50,17 @@ class EncodedSplit:
         """For each item of the second modality the place of one of the first that belongs to it."""
         return _partners(*(self.groups[name] for name in pair))
 
+    def only(self, groups: np.ndarray) -> "EncodedSplit":
+        """What belongs to some groups."""
+        kept = {name: np.isin(mine.cpu().numpy(), groups) for name, mine in self.groups.items()}
+        rows = {name: torch.from_numpy(np.flatnonzero(keep)) for name, keep in kept.items()}
+        return EncodedSplit(
+            {name: sets[rows[name].to(sets.device)] for name, sets in self.sets.items()},
+            {name: mine[rows[name].to(mine.device)] for name, mine in self.groups.items()},
+            {name: list(compress(ids, kept[name])) for name, ids in self.ids.items()},
+            self.notes,
+        )
+
 
 def _partners(rows: Tensor, columns: Tensor) -> Tensor:
     order = rows.argsort(stable=True)
@@ -302,6 +313,11 @@ def data_for(sources: Sequence[ModelSource], data: str | Path | Data | None, opt
                 )
         raise ValueError("DATA: which data to measure on? Give its folder after the models; only a run knows its own.")
     name, first = known[0]
+    if not isinstance(first.path, str):
+        raise ValueError(
+            f"DATA: {name} was trained on several data sets. Name the one to measure on after the models: "
+            f"{' or '.join(first.path or ())}"
+        )
     for other, its in known[1:]:
         if its.path != first.path:
             raise ValueError(

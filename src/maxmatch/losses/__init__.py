@@ -5,6 +5,7 @@ They know no encoder and no similarity. A batch is B distinct images with all th
 """
 
 from maxmatch.losses.contrastive import contrastive
+from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.objective import objective
@@ -12,6 +13,7 @@ from maxmatch.losses.triplet import triplet
 
 __all__ = [
     "contrastive",
+    "distillation",
     "global_discriminative",
     "intra_set_divergence",
     "mmd",

@@ -13,6 +13,7 @@ from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import in_float32
 from maxmatch.core.types import Sets
 from maxmatch.losses.contrastive import contrastive
+from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.triplet import Negatives, triplet
@@ -41,6 +42,7 @@ class LossTerms:
     mmd: Annotated[Loss | None, Term("mmd_weight", "MMD", "MMD")] = None
     diversity: Annotated[Loss | None, Term("div_weight", "Div", "diversity")] = None
     contrastive: Annotated[Loss | None, Term("con_weight", "CON", "contrastive")] = None
+    distillation: Annotated[Loss | None, Term("distill_weight", "KD", "distillation")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -81,10 +83,13 @@ def objective(
     isd_margin: float = 0.6,
     scale: float = 0.5,
     temperature: float = 0.01,
+    distill_weight: float = 0.0,
+    distill_temperature: float = 0.05,
+    teachers: Float[Tensor, "T B C"] | None = None,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD); a term with weight 0 is not computed.
 
     GD averages the two modalities, ISD and Div add them.
 
@@ -105,6 +110,9 @@ def objective(
         isd_margin: δ₃.
         scale: s of GD and ISD.
         temperature: of the contrastive loss.
+        distill_weight: of `distillation`.
+        distill_temperature: of the distillation.
+        teachers: the scores that T teachers give the same pairs; None: no teacher.
         diversity: "uniformity" (SetDiv's) or "pvse".
         gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
             is added to them (its list of contributions).
@@ -153,6 +161,7 @@ def objective(
         "mmd": (mmd_weight, lambda: mmd(images.vectors, texts.vectors)),
         "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
+        "distillation": (distill_weight, lambda: distillation(scores, teachers, distill_temperature)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())

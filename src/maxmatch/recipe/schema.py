@@ -72,7 +72,9 @@ class Objective(Section):
     """The training loss: the options of `maxmatch.losses.objective`, and what is compared.
 
     pairs: the towers between which the loss is computed. mean_negatives_epochs: for how many epochs the triplet loss
-    first uses the mean over all negatives, whatever `negatives` is afterwards.
+    first uses the mean over all negatives, whatever `negatives` is afterwards. teachers: models whose scores are
+    learned beside the captions: runs, checkpoints, files of sets (`maxmatch evaluate --save-sets`) of the training
+    split, or text encoders of transformers.
     """
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
@@ -89,6 +91,9 @@ class Objective(Section):
     isd_margin: _Number = 0.6
     scale: NotNegative = 0.5
     temperature: Positive = 0.01
+    teachers: tuple[str, ...] = ()
+    distill_weight: NotNegative = 0.0
+    distill_temperature: Positive = 0.05
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
 
@@ -96,11 +101,15 @@ class Objective(Section):
     def _ranks(self) -> Self:
         if not (self.triplet_weight or self.con_weight):
             raise refusal("nothing ranks the pairs: con_weight is 0 too", "triplet_weight")
+        if self.distill_weight and not self.teachers:
+            raise refusal("there are no teachers to learn from: name them in objective.teachers", "distill_weight")
+        if self.teachers and not self.distill_weight:
+            raise refusal("teachers are of no use while objective.distill_weight is 0", "teachers")
         return self
 
     def keywords(self, epoch: int) -> dict[str, Any]:
         """The options of `maxmatch.losses.objective` in an epoch."""
-        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs"})
+        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "teachers"})
         return options | {"negatives": "mean"} if epoch < self.mean_negatives_epochs else options
 
 
@@ -172,6 +181,8 @@ class Train(Section):
     """The share of the regions and of the words that is left out."""
     crop_scale: tuple[_UpToOne, _UpToOne] | None = (0.08, 1.0)
     """The share of a picture that a random crop keeps; None for the crop of evaluation."""
+    crop_ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """The least and largest ratio of width to height of a random crop, which is then squashed to a square."""
     flip: bool = True
     """Whether half of the pictures are mirrored."""
 
@@ -208,6 +219,8 @@ class Train(Section):
             raise refusal(f"a batch of {self.batch_size} images has no {self.accumulate} chunks", "accumulate")
         if self.crop_scale is not None and self.crop_scale[0] > self.crop_scale[1]:
             raise refusal(f"expected the smaller share first, got {list(self.crop_scale)}", "crop_scale")
+        if self.crop_ratio[0] > self.crop_ratio[1]:
+            raise refusal(f"expected the smaller ratio first, got {list(self.crop_ratio)}", "crop_ratio")
         return self
 
     def lr_factor(self, tower: str, group: Literal["backbone", "set_module"]) -> float:
@@ -238,14 +251,16 @@ class Scenes(Section):
 class Data(Section):
     """Where the pairs come from, and the words of their captions."""
 
-    path: str | None = None
-    """A file or folder in one of the known formats; usually given on the command line."""
+    path: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """A file or folder in one of the known formats, or a list of several; usually given on the command line."""
+    weights: tuple[Positive, ...] | None = None
+    """How often an epoch takes the images of each of several data sets: 1 is once, 0.5 a random half. None: once."""
     format: str | None = None
     """None to detect it."""
-    images: str | None = None
-    """The folder of the pictures, if the format does not name it."""
-    features: str | None = None
-    """A store of features to use in place of the pictures."""
+    images: str | tuple[str | None, ...] | None = None
+    """The folder of the pictures, if the format does not name it; of several data sets, one for each."""
+    features: str | tuple[str, ...] | None = None
+    """A store of features to use in place of the pictures; of several data sets, one for each."""
     trust_features: bool = False
     """Use the store also if it does not come from the model's backbone."""
     train_split: str = "train"
@@ -279,6 +294,29 @@ class Data(Section):
         if name not in _TOKENIZERS and not name.endswith(".json"):
             raise ValueError(f"expected {', '.join(_TOKENIZERS)} or a path to a tokenizer.json, got {name!r}")
         return name
+
+    @model_validator(mode="after")
+    def _one_for_each(self) -> Self:
+        several = not isinstance(self.path, str | None)
+        count = len(self.path) if several and self.path is not None else 1
+        for option in ("weights", "images", "features"):
+            value = getattr(self, option)
+            if isinstance(value, tuple) and (not several or len(value) != count):
+                raise refusal(f"expected one for each data set of path, {count}, got {len(value)}", option)
+        if several and self.scenes is not None:
+            raise refusal("scenes are generated for one data set alone", "path")
+        return self
+
+    def sources(self) -> list["Data"]:
+        """The data sets of `path`, each by itself."""
+        if isinstance(self.path, str | None):
+            return [self]
+        several = {"path": self.path, "images": self.images, "features": self.features}
+        lists = {key: value for key, value in several.items() if isinstance(value, tuple)}
+        return [
+            self.model_copy(update={"weights": None, **{key: value[place] for key, value in lists.items()}})
+            for place in range(len(self.path))
+        ]
 
 
 class ModelSection(Section):

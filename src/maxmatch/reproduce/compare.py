@@ -74,7 +74,7 @@ class _Search(NamedTuple):
     """What one seed's model found, where, and the RSUM of it."""
 
     gallery: SearchRanks
-    where: tuple[str | None, str]
+    where: tuple[str | tuple[str, ...] | None, str]
     rsum: float
 
 
@@ -349,9 +349,9 @@ def label(target: Target, planned: PlannedLine) -> str:
 
 def make_data(jobs: Sequence[Job], say: Say) -> None:
     """Generate the scenes that jobs need, once, before all of them would."""
-    missing = {job.recipes[0].data.path: job.recipes[0].data for job in jobs if job.result() is None}
+    missing = {str(job.recipes[0].data.path): job.recipes[0].data for job in jobs if job.result() is None}
     for path, data in missing.items():
-        if path is not None and data.scenes is not None and not (Path(path) / "metadata.jsonl").exists():
+        if data.path is not None and data.scenes is not None and not (Path(path) / "metadata.jsonl").exists():
             load_data(data, say)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.metrics import EvaluatedModel, chance, evaluate
 from maxmatch.matching.similarity import with_options
@@ -12,9 +14,25 @@ from maxmatch.recipe.schema import Recipe
 
 
 def measures(
-    encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, int | float] | None = None
+    encoded: EncodedSplit,
+    pair: tuple[str, str],
+    similarity: str,
+    options: Mapping[str, int | float] | None = None,
+    sources: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Recalls and RSUM between two modalities, and the collapse of each. options: those of the similarity."""
+    """Recalls and RSUM between two modalities, and the collapse of each. options: those of the similarity.
+
+    sources: the data set of each group, where several were joined. Each is then measured by itself ("coco/rsum"), and
+    a figure without a name is their mean.
+    """
+    if sources is not None:
+        parts = {
+            str(name): measures(encoded.only(np.flatnonzero(sources == name)), pair, similarity, options)
+            for name in dict.fromkeys(sources)
+        }
+        means = {key: fmean(part[key] for part in parts.values()) for key in next(iter(parts.values()))}
+        named = [key for key in means if f"chance_{key}" in means]
+        return means | {f"{name}/{key}": part[key] for name, part in parts.items() for key in named}
     model = EvaluatedModel("model", encoded, with_options(similarity, options or {}))
     by_chance = chance(*(encoded.groups[name].cpu() for name in pair))
     figures = evaluate([model], pair=pair, protocol="plain").figures

@@ -147,6 +147,7 @@ def epoch_line(epoch: int, epochs: int, values: Mapping[str, float], seconds_lef
     names = {
         "loss": "loss",
         "rsum": "RSUM",
+        **{name: name.replace("/rsum", " RSUM") for name in values if name.endswith("/rsum")},
         "i2t_r1": "i→t R@1",
         "t2i_r1": "t→i R@1",
         **{name: f"log var {name.removesuffix('_log_variance')}" for name in values if name.endswith("_log_variance")},

@@ -21,7 +21,7 @@ from maxmatch.training.diagnostics import Diagnosis, measures
 from maxmatch.training.distributed import Processes, any_process, processes, same_everywhere
 from maxmatch.training.log import LossWindow, RunLog, epoch_line
 from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
-from maxmatch.training.prepare import TrainingParts, prepare
+from maxmatch.training.prepare import TrainingParts, group_weights, prepare
 from maxmatch.training.run import DONE, RECIPE, begun, check_folder, finish, result_of
 from maxmatch.training.state import Progress, States, TrainingState, new_state
 from maxmatch.training.step import RecordedSteps, TrainStep, can_record, compile_layers, criterion_for, make_step
@@ -138,7 +138,10 @@ class Trainer:
         self.recipe, self.parts, self.state, self.states = recipe, parts, state, states
         self.log, self.here, self.stop = log, here, stop
         options = recipe.train
-        self.sampler = GroupSampler(parts.train.size, options.batch_size, recipe.seed, rank=here.rank, world=here.world)
+        self.sampler = GroupSampler(
+            parts.train.size, options.batch_size, recipe.seed, rank=here.rank, world=here.world,
+            weights=group_weights(recipe.data, parts.train),
+        )  # fmt: skip
         self.total_steps = len(self.sampler) * options.epochs
         automatic = "bf16" if here.device.type == "cuda" else "fp32"
         self.precision = _PRECISIONS[automatic if options.precision == "auto" else options.precision]
@@ -214,7 +217,7 @@ class Trainer:
         frozen = tuple(freeze_for(state.model.train(), options, epoch))
         if not self.progress.position and frozen:
             self.log.print(f"epoch {epoch + 1}: frozen backbones: {', '.join(frozen)}")
-        criterion = criterion_for(self.recipe, epoch)
+        criterion = criterion_for(self.recipe, epoch, self.parts.teachers)
         step = make_step(state, criterion, precision=self.precision, chunks=options.accumulate, clip=options.clip)
         if self.parts.runs_backbones or not can_record(options, criterion.options["negatives"], self.here.device):
             return step
@@ -265,7 +268,7 @@ class Trainer:
             with with_average(self.state.average, model):
                 encoded = encode_split(model, feed, val.size, self.recipe.train.batch_size, self.precision)
             options = self.recipe.similarity_options(similarity)
-            return measures(encoded, self.recipe.objective.pairs[0], similarity, options)
+            return measures(encoded, self.recipe.objective.pairs[0], similarity, options, val.sources)
         except NotFiniteError:
             return {"rsum": math.nan}
 

@@ -1,9 +1,11 @@
 """From a recipe to data, tokenizer, model and feeds; and what a recipe would do, for --dry-run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -12,15 +14,15 @@ from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror
 from maxmatch.data.dataset import Dataset, Split
 from maxmatch.data.extraction import check_features
 from maxmatch.data.feed import Feed, choose_feed
-from maxmatch.data.load import Say, hold_out, load_data
+from maxmatch.data.load import Say, hold_out, load_data, source_names
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import readers_for
 from maxmatch.evaluation.paper import departures
 from maxmatch.losses.objective import TERMS
-from maxmatch.model.build import build_model
+from maxmatch.model.build import build_model, tokenizer_file
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.encoders.backbone import weights_place
+from maxmatch.model.encoders.cnn import EfficientNetLite, ResNeXt
 from maxmatch.model.encoders.language import PACKAGED, read_glove, read_words
 from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.text import (
@@ -34,6 +36,7 @@ from maxmatch.recipe.schema import Data, Recipe, Train
 from maxmatch.recipe.yaml_files import list_recipes
 from maxmatch.training.distributed import Processes, first_alone
 from maxmatch.training.optim import Group, parameter_groups, schedule_factor
+from maxmatch.training.teachers import Teacher, load_teachers
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class TrainingParts:
     val: Split | None
     feed: Feed
     val_feed: Feed | None
+    teachers: Sequence[Teacher]
     runs_backbones: bool
     """Whether a step runs a backbone whose steps may not be recordable."""
 
@@ -83,7 +87,11 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         not isinstance(reader, FeatureReader) and _reads_values(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
-    return TrainingParts(model, train, val, feed, val_feed, backbones)
+    teachers = load_teachers(
+        recipe.objective.teachers, train, processes.device, workers=options.workers,
+        precision=torch.bfloat16 if processes.device.type == "cuda" else None, say=say,
+    )  # fmt: skip
+    return TrainingParts(model, train, val, feed, val_feed, teachers, backbones)
 
 
 def _training_split(data: Data, dataset: Dataset, say: Say) -> Split:
@@ -91,18 +99,30 @@ def _training_split(data: Data, dataset: Dataset, say: Say) -> Split:
     return hold_out(train, data.hold_out_words, say) if data.hold_out_words else train
 
 
+def group_weights(data: Data, train: Split) -> np.ndarray | None:
+    """How often an epoch takes each training group, by the weight of its data set; None: once."""
+    if data.weights is None or train.sources is None:
+        return None
+    by_name = dict(zip(source_names(data.sources()), data.weights, strict=True))
+    return np.array([by_name[source] for source in train.sources])
+
+
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
     """What the recipe does to a training picture."""
     picture, flip = reader.transform, 0.5 if options.flip else 0.0
     if options.crop_scale is not None:
-        return RandomCrop(picture.size, scale=options.crop_scale, flip=flip, mean=picture.mean, std=picture.std)
+        return RandomCrop(
+            picture.size, picture.mean, picture.std, scale=options.crop_scale, ratio=options.crop_ratio, flip=flip
+        )
     return RandomMirror(picture, flip) if flip else None
 
 
 def _reads_values(backbone: Any) -> bool:
-    """Whether the host may read values while a backbone runs, so that steps cannot be recorded. BERT's does not."""
+    """Whether the host may read values while a backbone runs, so that steps cannot be recorded. BERT's does not, and
+    neither do our own.
+    """
     kind = getattr(getattr(backbone, "config", None), "model_type", None)
-    return backbone is not None and kind != "bert"
+    return backbone is not None and kind != "bert" and not isinstance(backbone, EfficientNetLite | ResNeXt)
 
 
 def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
@@ -130,7 +150,12 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
     if data.tokenizer == "wordpiece":
         return train_wordpiece_tokenizer(captions, data.vocabulary_size, data.max_length)
     if data.tokenizer == "pretrained":
-        return load_tokenizer(_fetched_tokenizer(encoder.backbone.pretrained), data.max_length)
+        if encoder.backbone.pretrained is None:
+            raise ValueError(
+                "data.tokenizer: 'pretrained' is the backbone's own, but the model names no pretrained backbone. "
+                "Take 'wordpiece', or give the path of a tokenizer.json."
+            )
+        return load_tokenizer(tokenizer_file(encoder.backbone.pretrained), data.max_length)
     return load_tokenizer(data.tokenizer, data.max_length)
 
 
@@ -144,21 +169,6 @@ def _word_vectors(path: str, tokenizer: Tokenizer, seed: int, say: Say) -> Tenso
 
 def _expanded(path: str) -> str | Path:
     return path if path == PACKAGED else Path(path).expanduser()
-
-
-def _fetched_tokenizer(name: str | None) -> Path:
-    """The tokenizer.json of a backbone: in its folder, or on the hub."""
-    if name is None:
-        raise ValueError(
-            "data.tokenizer: 'pretrained' is the backbone's own, but the model names no pretrained backbone. "
-            "Take 'wordpiece', or give the path of a tokenizer.json."
-        )
-    place = weights_place(name)
-    if Path(place).is_dir():
-        return Path(place) / "tokenizer.json"
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(place, "tokenizer.json"))
 
 
 # Training images of the data sets that recipes which ship are made for, by how their names begin.
@@ -220,20 +230,23 @@ def _steps(recipe: Recipe, say: Say) -> tuple[int | None, str]:
     that a recipe which ships is made for. None where nothing tells.
     """
     data, how = recipe.data, ""
-    there = data.path is not None and Path(data.path, "metadata.jsonl" if data.scenes else "").expanduser().exists()
-    if there:
-        size = _training_split(data, load_data(data, say, recipe.model.resolved().towers), say).size
+    paths = [Path(str(one.path), "metadata.jsonl" if data.scenes else "") for one in data.sources() if one.path]
+    absent = next((path for path in paths if not path.expanduser().exists()), None)
+    weights = None
+    if paths and absent is None:
+        train = _training_split(data, load_data(data, say, recipe.model.resolved().towers), say)
+        size, weights = train.size, group_weights(data, train)
     elif data.scenes is not None:
         size = split_sizes(data.scenes.images)[data.train_split]
     elif data.path is not None:
-        return None, f"; the number of steps is not known: {data.path}: no such file or folder"
+        return None, f"; the number of steps is not known: {absent}: no such file or folder"
     else:
         shipped = recipe.name in dict(list_recipes())
         size = next((size for name, size in _SIZES.items() if shipped and recipe.name.startswith(name)), 0)
         if not size:
             return None, "; the number of steps is not known without data.path=FOLDER"
         how = f", if the data has {size:,} training images (no data.path is given)"
-    return len(GroupSampler(size, recipe.train.batch_size, recipe.seed)), how
+    return len(GroupSampler(size, recipe.train.batch_size, recipe.seed, weights=weights)), how
 
 
 def _objective(recipe: Recipe) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import torch
 
 from maxmatch.core.files import read_metrics, write_whole
@@ -99,7 +100,8 @@ def training_notes(recipe: Recipe, train: Split, epochs: int) -> str:
     """How a model was trained, and how to train it again, in Markdown. epochs: how many it was trained for."""
     data = recipe.data
     named = f" ({recipe.description})" if recipe.description else ""
-    source = "generated scenes" if data.scenes is not None else f"`{_last(data.path or '')}`"
+    paths = [f"`{_last(part.path)}`" for part in data.sources() if isinstance(part.path, str)]
+    source = "generated scenes" if data.scenes is not None else " and ".join(paths)
     counts = ", ".join(f"{len(items):,} {name}s" for name, items in train.items.items())
     lines = [
         f"Recipe `{recipe.name}`{named}, seed {recipe.seed}, on the split `{data.train_split}` of {source}: {counts}.",
@@ -116,8 +118,8 @@ def figure_notes(
     encoded: EncodedSplit, pair: tuple[str, str], similarity: str, options: Mapping[str, float], split: str,
     others: Mapping[str, float],
 ) -> str:  # fmt: skip
-    """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown. others: RSUM
-    by further similarities.
+    """How well the model retrieves on a split, with intervals by bootstrap over the images, in Markdown. split: its
+    name, as it is printed. others: RSUM by further similarities.
     """
     member = EvaluatedModel("model", encoded, with_options(similarity, dict(options)))
     (line,), _ = measure([[member]], pair, "plain")
@@ -132,7 +134,7 @@ def figure_notes(
     return "\n\n".join(
         [
             "## How well it retrieves",
-            f"On the split `{split}`: {counts}, one model, compared by `{similarity}`.",
+            f"On the split {split}: {counts}, one model, compared by `{similarity}`.",
             head + "\n".join(rows),
             f"RSUM {', by '.join([_figure(figures, sure, 'rsum'), *further])}.",
         ]
@@ -178,7 +180,9 @@ def _short(value: Any) -> str:
 
 def _without_folder(key: str, value: Any) -> Any:
     section, _, name = key.partition(".")
-    return _last(value) if section == "data" and name in _PATHS and isinstance(value, str) else value
+    if (section, name) != ("objective", "teachers") and (section != "data" or name not in _PATHS):
+        return value
+    return _last(value) if isinstance(value, str) else [_last(one) for one in value] if value else value
 
 
 def _last(path: str) -> str:
@@ -218,14 +222,19 @@ def finish(
     model.notes = training_notes(recipe, parts.train, progress.best_epoch + 1)
     if parts.val is not None and parts.val_feed is not None:
         val = encoded(model, parts.val_feed, parts.val.size)
-        found |= measures(val, pair, similarity, options)
-        others = {}
+        found |= measures(val, pair, similarity, options, parts.val.sources)
+        others: dict[str, dict[str, float]] = {}
         for other in recipe.similarities[1:]:
-            by_other = measures(val, pair, other, recipe.similarity_options(other))
-            others[other] = by_other["rsum"]
+            by_other = measures(val, pair, other, recipe.similarity_options(other), parts.val.sources)
+            others[other] = by_other
             found |= {f"{other}_{name}": value for name, value in by_other.items() if f"chance_{name}" in by_other}
-        notes = figure_notes(val, pair, similarity, options, recipe.data.val_split, others)
-        model.notes = f"{notes}\n\n{model.notes}"
+        sources = [None] if parts.val.sources is None else list(dict.fromkeys(parts.val.sources))
+        for source in reversed(sources):
+            mine = val if source is None else val.only(np.flatnonzero(parts.val.sources == source))
+            key, title = ("rsum", "") if source is None else (f"{source}/rsum", f" of {source}")
+            rsums = {other: figures[key] for other, figures in others.items()}
+            notes = figure_notes(mine, pair, similarity, options, f"`{recipe.data.val_split}`{title}", rsums)
+            model.notes = f"{notes}\n\n{model.notes}"
     model.save_pretrained(run / BEST)
     write_whole(run / DONE, json.dumps(found, indent=2) + "\n")
     return found

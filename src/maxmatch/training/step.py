@@ -20,6 +20,7 @@ from maxmatch.recipe.schema import Recipe, Train
 from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets, several
 from maxmatch.training.optim import clip_gradients
 from maxmatch.training.state import TrainingState
+from maxmatch.training.teachers import Teacher, teachers_scores
 
 TrainStep = Callable[[Batch, int], LossTerms]
 PairSimilarity = Callable[[Tensor, Tensor], Tensor]
@@ -32,15 +33,19 @@ class Criterion:
     similarity: PairSimilarity
     pairs: Sequence[tuple[str, str]]
     options: Mapping[str, Any]
+    teachers: Sequence[Teacher] = ()
 
-    def __call__(self, sets: Mapping[str, Sets], groups: Mapping[str, Tensor]) -> LossTerms:
-        """The loss of a batch."""
+    def __call__(
+        self, sets: Mapping[str, Sets], groups: Mapping[str, Tensor], places: Mapping[str, Tensor] | None = None
+    ) -> LossTerms:
+        """The loss of a batch. places: of its items in the split, by which teachers know them."""
         terms = [
             objective(
                 self.similarity(sets[rows].vectors, sets[columns].vectors),
                 groups[rows][:, None] == groups[columns],
                 sets[rows],
                 sets[columns],
+                teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
                 **self.options,
             )
             for rows, columns in self.pairs
@@ -48,10 +53,10 @@ class Criterion:
         return terms[0] if len(terms) == 1 else _added(terms)
 
 
-def criterion_for(recipe: Recipe, epoch: int) -> Criterion:
+def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) -> Criterion:
     """What a recipe minimises in an epoch."""
     similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
-    return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch))
+    return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch), teachers)
 
 
 def _added(terms: Sequence[LossTerms]) -> LossTerms:
@@ -78,7 +83,8 @@ def gradients(
         torch.manual_seed(seed)
         with mixed:
             sets = _sets(model, batch)
-        terms = criterion({name: gather_sets(side) for name, side in sets.items()}, _gathered(batch.groups))
+        whole = {name: gather_sets(side) for name, side in sets.items()}
+        terms = criterion(whole, _gathered(batch.groups), _gathered(batch.places))
         torch.autograd.backward(scale(terms.total))
         return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
@@ -96,7 +102,9 @@ def _in_chunks(
             first.append(_sets(model, part))
     whole = {name: _leaves([sets[name] for sets in first]) for name in batch.inputs}
     groups = {name: torch.cat([part.groups[name] for part in parts]) for name in batch.groups}
-    terms = criterion({name: gather_sets(side) for name, side in whole.items()}, _gathered(groups))
+    places = {name: torch.cat([part.places[name] for part in parts]) for name in batch.places}
+    everyone = {name: gather_sets(side) for name, side in whole.items()}
+    terms = criterion(everyone, _gathered(groups), _gathered(places))
     torch.autograd.backward(scale(terms.total))
     taken = dict.fromkeys(whole, 0)
     for place, part in enumerate(parts):
@@ -125,7 +133,8 @@ def split(batch: Batch, chunks: int) -> list[Batch]:
             name: Inputs(values[kept[name]], None if mask is None else mask[kept[name]])
             for name, (values, mask) in batch.inputs.items()
         }
-        parts.append(Batch(inputs, {name: mine[kept[name]] for name, mine in batch.groups.items()}))
+        numbers = ({name: mine[kept[name]] for name, mine in of.items()} for of in (batch.groups, batch.places))
+        parts.append(Batch(inputs, *numbers))
     return parts
 
 
@@ -133,8 +142,8 @@ def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
     return {name: model(name, *inputs) for name, inputs in batch.inputs.items()}
 
 
-def _gathered(groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: gather(mine) for name, mine in groups.items()}
+def _gathered(numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gather(mine) for name, mine in numbers.items()}
 
 
 def _tensors(sets: Sets) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,7 +269,7 @@ def padded(batch: Batch) -> Batch:
         more = (0, -inputs.mask.shape[1] % 8)
         return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
 
-    return Batch({name: pad(inputs) for name, inputs in batch.inputs.items()}, batch.groups)
+    return Batch({name: pad(inputs) for name, inputs in batch.inputs.items()}, batch.groups, batch.places)
 
 
 def can_record(train: Train, negatives: str, device: torch.device) -> bool:
