@@ -115,6 +115,11 @@ def test_null_is_none_where_that_is_a_value_and_the_default_elsewhere():
         ),
         ({"train": {**TRAIN, "freeze": {"backbone": 1}}}, "train.freeze.backbone: the model has no backbone"),
         ({**BERT, "train": {**TRAIN, "freeze": {"set_module": 1}}}, "train.freeze.set_module: only a backbone"),
+        ({**BERT, "train": {**TRAIN, "freeze": {"text.encoder": 1}}}, "train.freeze.text.encoder: only a backbone"),
+        (
+            {"train": {**TRAIN, "lr_factors": {"image.encoder": 0.1}}},
+            "train.lr_factors.image.encoder: the tower 'image'",
+        ),
         ({**BERT, "train": {**TRAIN, "freeze": {"text.backbone": "never"}}}, "'always'"),
         (
             {"train": {**TRAIN, "lr_factors": {"audio.set_module": 1}}},

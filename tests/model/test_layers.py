@@ -120,9 +120,9 @@ def moved(head, dtype):
     return head.eval().to(dtype)
 
 
-def set_head(dtype=torch.float64, set_size=3):
+def set_head(dtype=torch.float64, set_size=3, **options):
     torch.manual_seed(0)
-    return moved(SetHead(5, width=6, set_size=set_size, heads=2, head_width=3, depth=4), dtype)
+    return moved(SetHead(5, width=6, set_size=set_size, heads=2, head_width=3, depth=4, **options), dtype)
 
 
 def pie_head(dtype=torch.float64):
@@ -158,6 +158,15 @@ def test_set_head_agrees_with_the_reference(placed, set_size):
         return reference.set_head(local, positions, pooled, numbers(head), heads=2, depth=4)
 
     assert_sets(head(inputs), inputs, expected)
+
+
+def test_the_global_feature_for_the_losses_is_taken_before_or_after_its_norm():
+    inputs = features()
+    before, after = set_head(), set_head(global_feature="normalised")
+    assert before(inputs).pooled is inputs.pooled
+    for mine, pooled in zip(after(inputs).pooled, inputs.pooled.tolist(), strict=True):
+        exact(mine, double(reference.layer_norm(pooled, *numbers(after.pooled_norm).values())))
+    assert torch.equal(before(inputs).vectors, after(inputs).vectors)
 
 
 def test_pie_head_agrees_with_the_reference():

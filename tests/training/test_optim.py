@@ -87,6 +87,14 @@ def test_every_parameter_is_in_one_group_and_set_modules_have_the_projection(pre
             assert name.removeprefix(f"towers.{tower}.").startswith(tuple(PARTS[preset][group.name])), name
 
 
+def test_the_projection_after_bert_can_share_its_factor_as_in_setdiv():
+    model = tiny_model("region_bert")
+    for factors, expected in (({}, 1.0), ({"text.encoder": 0.1}, 0.1), ({"encoder": 0.1}, 0.1)):
+        groups = parameter_groups(model, train_with(lr_factors={"text.backbone": 0.1, **factors}))
+        found = {group.name: group.factor for group in groups}
+        assert found == {"image.set_module": 1, "text.backbone": 0.1, "text.encoder": expected, "text.set_module": 1}
+
+
 def test_a_backbone_that_is_frozen_for_good_is_not_given_to_the_optimiser():
     model = tiny_model("resnet152_bigru")
     groups = parameter_groups(model, train_with(freeze={"image.backbone": "always"}))

@@ -88,7 +88,7 @@ class Sets(NamedTuple):
     residual: Float[Tensor, "B K D"]
     """The slots before the pooled feature is added to them."""
     pooled: Float[Tensor, "B D"]
-    """The global feature φ."""
+    """The global feature φ (after its LayerNorm, if the head says so)."""
     attention: Float[Tensor, "B K N"] | None = None
     """How much each slot took from each of the N local features."""
 

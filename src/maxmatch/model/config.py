@@ -184,13 +184,16 @@ class Transformer(ConfigPart):
 
 
 class SetPrediction(ConfigPart):
-    """The set prediction module."""
+    """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
+    ("normalised") its LayerNorm.
+    """
 
     name: Literal["set"] = "set"
     heads: Count = 4
     head_width: Count = 512
     depth: Count = 4
     dropout: Share = 0.1
+    global_feature: Literal["raw", "normalised"] = "raw"
 
 
 class PIE(ConfigPart):

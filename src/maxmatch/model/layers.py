@@ -5,7 +5,7 @@ SetHead is the paper's, PIEHead is PVSE's.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -174,6 +174,9 @@ class SetHead(nn.Module):
 
     E^0 are K learned slots ~ N(0, 1); E^L is what L aggregation blocks make of them. The blocks share one set of
     weights, so keys and values are computed once for all of them.
+
+    global_feature: what the losses (GD) see as the global feature, the "raw" φ or the "normalised" LN_b(φ). The sets
+    are the same.
     """
 
     def __init__(
@@ -185,11 +188,15 @@ class SetHead(nn.Module):
         head_width: int = 512,
         depth: int = 4,
         dropout: float = 0.1,
+        global_feature: Literal["raw", "normalised"] = "raw",
     ) -> None:
         super().__init__()
+        if global_feature not in ("raw", "normalised"):
+            raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
         self.width = width
         self.set_size = set_size
         self.depth = depth
+        self.global_feature = global_feature
         self.slots = nn.Parameter(torch.randn(set_size, width))
         self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
         self.residual_norm = nn.LayerNorm(width)
@@ -202,8 +209,9 @@ class SetHead(nn.Module):
         for _ in range(self.depth):
             slots, weights = self.block(slots, context)
         residual = self.residual_norm(slots)
-        fused = residual + self.pooled_norm(features.pooled)[:, None]
-        return Sets(unit_vectors(fused), residual, features.pooled, weights.mean(1))
+        added = self.pooled_norm(features.pooled)
+        pooled = features.pooled if self.global_feature == "raw" else added
+        return Sets(unit_vectors(residual + added[:, None]), residual, pooled, weights.mean(1))
 
     @torch.no_grad()
     def reorder(self, order: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0)]
 _UpToOne = Annotated[float, Field(gt=0, le=1)]
-_GROUPS = ("backbone", "set_module")
+_GROUPS = ("backbone", "set_module", "encoder")
 _TOWERS = ("image", "text")  # for suggestions; a recipe checks against its own
 
 
@@ -153,8 +153,9 @@ class Train(Section):
     lr_factors: Annotated[dict[str, NotNegative], BeforeValidator(without_null)] = Field(default_factory=dict)
     """What the learning rate is multiplied by, for a group of parameters.
 
-    A group is `backbone`, the parameters of the network inside an encoder (a CNN, BERT), or `set_module`, the head and,
-    for images, the projection before it; of all towers, or of one: `image.backbone`. All others have factor 1.
+    A group is `backbone`, the parameters of the network inside an encoder (a CNN, BERT), `set_module`, the head and,
+    for images, the projection before it, or `encoder`, the rest of a text tower (the projection after BERT, or words
+    and GRU); of all towers, or of one: `image.backbone`. Default: 1.
     """
     schedule: Schedule = Cosine()
     warmup_steps: Whole = 0
@@ -223,7 +224,7 @@ class Train(Section):
             raise refusal(f"expected the smaller ratio first, got {list(self.crop_ratio)}", "crop_ratio")
         return self
 
-    def lr_factor(self, tower: str, group: Literal["backbone", "set_module"]) -> float:
+    def lr_factor(self, tower: str, group: Literal["backbone", "set_module", "encoder"]) -> float:
         """The factor of a group of a tower; one given for the tower counts before one given for all."""
         return self.lr_factors.get(f"{tower}.{group}", self.lr_factors.get(group, 1.0))
 
@@ -506,4 +507,6 @@ def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
     meant = [towers[tower]] if tower else list(towers.values())
     if group == "backbone" and not any(hasattr(part.encoder, "backbone") for part in meant):
         return f"{f'the tower {tower!r}' if tower else 'the model'} has no backbone"
+    if group == "encoder" and not any(part.reads == "text" for part in meant):
+        return f"{f'the tower {tower!r}' if tower else 'the model'} reads no text; its projection is in set_module"
     return None

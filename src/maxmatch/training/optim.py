@@ -37,8 +37,7 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
             kind = _kind(part, name)
             if not parameter.requires_grad or (kind == "backbone" and train.frozen(tower, train.epochs)):
                 continue
-            factor = 1.0 if kind == "encoder" else train.lr_factor(tower, kind)
-            group = groups.setdefault(f"{tower}.{kind}", Group(f"{tower}.{kind}", factor, {}))
+            group = groups.setdefault(f"{tower}.{kind}", Group(f"{tower}.{kind}", train.lr_factor(tower, kind), {}))
             group.parameters[f"towers.{tower}.{name}"] = parameter
     return list(groups.values())
 
