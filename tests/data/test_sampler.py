@@ -108,3 +108,36 @@ def test_every_item_is_chosen_equally_often():
     expected = times * 2 / np.array([5, 5, 5, 5, 5, 3, 3, 3])
     deviation = np.sqrt(expected * (1 - expected / times))
     assert (np.abs(counts - expected) < 4 * deviation).all()
+
+
+@given(st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.5]), min_size=8, max_size=60), seeds, st.integers(2, 9))
+def test_a_group_comes_as_often_as_its_weight_says(weights, seed, batch_size):
+    """Rounded down or up in each epoch, and the total the same in all."""
+    sampler = GroupSampler(len(weights), batch_size, seed, weights=np.array(weights))
+    total = int(sum(weights) + 0.5)
+    for epoch in range(3):
+        seen = joined(batches(sampler, epoch))
+        assert total - len(seen) == (1 if total % batch_size == 1 else 0)
+        counts = np.bincount(seen, minlength=len(weights))
+        slack = 1 if total % batch_size == 1 else 0
+        assert all(np.floor(w) - slack <= count <= np.ceil(w) for w, count in zip(weights, counts, strict=True))
+
+
+def test_a_half_comes_every_other_time_on_average():
+    sampler = GroupSampler(40, 10, 0, weights=np.full(40, 0.5))
+    counts = sum(np.bincount(joined(batches(sampler, epoch)), minlength=40) for epoch in range(200))
+    assert sampler.plans(0) is not None and counts.sum() == 200 * 20
+    assert counts.min() > 60
+    assert counts.max() < 140
+
+
+@given(seeds)
+def test_weights_of_one_change_no_group(seed):
+    plain, weighted = GroupSampler(30, 7, seed), GroupSampler(30, 7, seed, weights=np.ones(30))
+    assert len(plain) == len(weighted)
+    assert sorted(joined(batches(weighted))) == sorted(joined(batches(plain)))
+
+
+def test_weights_too_small_for_a_batch_are_refused():
+    with pytest.raises(ValueError, match="weights"):
+        GroupSampler(10, 4, 0, weights=np.full(10, 0.1))
