@@ -219,9 +219,9 @@ def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_an_unknown_option_of_a_head_is_refused():
-    with pytest.raises(ValueError, match="init: .*'normal'"):
+    with pytest.raises(ValueError, match=r"init: .*'normal'"):
         PIEHead(8, 8, 4, init="normal")
-    with pytest.raises(ValueError, match="global_feature: .*'pooled'"):
+    with pytest.raises(ValueError, match=r"global_feature: .*'pooled'"):
         SetHead(8, 8, 4, global_feature="pooled")
 
 
