@@ -17,6 +17,7 @@ from maxmatch.model.build import build_model
 from maxmatch.model.checkpoint import load, model_card, notes_of, save
 from maxmatch.model.config import ModelConfig
 from maxmatch.model.names import check_same_model, model_identity
+from maxmatch.model.presets import PRESETS
 
 
 def fingerprint(folder):
@@ -64,6 +65,25 @@ def test_a_loaded_model_gives_the_same_sets_bit_by_bit_and_half_a_checkpoint_nea
     assert {value.dtype for value in half.state_dict().values() if value.is_floating_point()} == {torch.float}
     sizes = [sum(value.nbytes for value in stored(tmp_path / kind).values()) for kind in ("half", "whole")]
     assert sizes[0] < 0.51 * sizes[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"global_feature": "normalised"},
+        {"projection": "mlp"},
+        {"projection": "none"},
+        {"projection": "none", "head": "pie", "init": "xavier"},
+    ],
+)
+def test_other_readings_of_the_paper_are_kept_in_a_checkpoint(options, tmp_path):
+    heads = {} if "head" in options else {"heads": 2, "head_width": 8}
+    config = PRESETS["resnet152_bigru"](width=16, **heads, **SIZES["resnet152_bigru"], **options)
+    model = trained(build_model(config, {"text": tokenizer_for(config)}, seed=0))
+    again = SetEncoder.from_pretrained(model.save_pretrained(tmp_path / "model"))
+    assert again.config == config
+    for modality, items in (("image", images_for(model, 3)), ("text", texts(3))):
+        assert torch.equal(again.encode(modality, items), model.encode(modality, items))
 
 
 def test_another_process_gives_the_same_sets_bit_by_bit(tmp_path):

@@ -207,6 +207,24 @@ def test_dropout_follows_activation_and_attention_and_slots_start_normal():
     assert abs(float(slots.std()) - 1) < 0.02
 
 
+def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
+    torch.manual_seed(0)
+    head = PIEHead(300, 1024, 4, init="xavier")
+    for weight in (layer.weight.detach() for layer in (head.attention[0], head.attention[2], head.fc)):
+        bound = (6 / sum(weight.shape)) ** 0.5  # uniform in ±bound, so the deviation is bound/√3
+        assert float(weight.abs().max()) <= bound
+        assert float(weight.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert not head.fc.bias.any()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_an_unknown_option_of_a_head_is_refused():
+    with pytest.raises(ValueError, match=r"init: .*'normal'"):
+        PIEHead(8, 8, 4, init="normal")
+    with pytest.raises(ValueError, match=r"global_feature: .*'pooled'"):
+        SetHead(8, 8, 4, global_feature="pooled")
+
+
 def test_the_attention_of_pie_has_half_the_width_of_the_input_and_no_biases():
     shapes = {name: tuple(p.shape) for name, p in PIEHead(300, 1024, 4).named_parameters() if "attention" in name}
     assert shapes == {"attention.0.weight": (150, 300), "attention.2.weight": (4, 150)}

@@ -1,5 +1,7 @@
 """What is reproduced are the paper's rows, whatever the data; a finished model is known by what it was made with."""
 
+from pathlib import Path
+
 import pytest
 from small_runs import recipe_for, write_data
 
@@ -239,6 +241,35 @@ def test_another_recipe_lies_elsewhere_and_has_no_result(change, tmp_path):
     (other.folder).mkdir()
     (other.folder / RESULT).write_text((job.folder / RESULT).read_text())  # as if two digests were the same
     assert other.result() is None
+
+
+WHOLE = (
+    "{towers: {image: {encoder: {name: conv, backbone: {source: efficientnet_lite}, "
+    "pixels: {size: 9, resize: crop, mean: [0, 0, 0], std: [1, 1, 1]}}}, "
+    "text: {encoder: {name: gru}, head: {name: pie}}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),  # as an earlier version, without the options that came later, named them
+    [
+        ([], "maxmatch-k4-div-mmd-gd-isd-seed0-6204e6dd"),
+        (
+            ["model.preset=null", "model.options=null", f"model.config={WHOLE}"],
+            "maxmatch-pie-k4-div-mmd-gd-isd-seed0-386803ad",
+        ),
+    ],
+)
+def test_options_that_came_later_do_not_rename_what_is_finished(changed, name, tmp_path):
+    stored = Path(__file__).parents[1] / "stored" / "run" / "recipe.yaml"
+    assert single(tmp_path, load_recipe(stored, changed), None, "auto").folder.name == name
+
+
+def test_a_base_whose_set_head_has_options_can_have_the_head_of_pvse():
+    for option in ("heads=2", "global_feature=normalised"):
+        base = load_recipe("flickr8k_maxmatch", [f"model.options.{option}"])
+        made = load_recipe("flickr8k_maxmatch", [f"model.options.{option}", *changes(PVSE, base)])
+        assert {tower.head.name for tower in made.model.resolved().towers.values()} == {"pie"}
 
 
 @pytest.mark.parametrize("change", [{"split": "val"}, {"protocol": "auto"}])

@@ -93,10 +93,7 @@ def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
 def _check_store(model: SetEncoder, config: ModelConfig, folder: Path, trusted: bool) -> None:
     tower = model.tower(IMAGE)
     info, encoder, reader = read_info(folder), tower.encoder, tower.reader
-    if isinstance(encoder, ConvEncoder):
-        width = encoder.local_projection.in_features
-    else:
-        width = getattr(encoder, "feature_width", info.width)
+    width = getattr(encoder, "feature_width", info.width)
     if info.width != width:
         raise ValueError(
             f"{folder}: features of width {info.width} ({info.source}), but the model reads features of width {width}. "

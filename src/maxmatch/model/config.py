@@ -134,13 +134,20 @@ Backbone = Annotated[
 ]
 
 
+Projection = Literal["linear", "mlp", "none"]
+
+
 class Conv(ConfigPart):
-    """Pixels through a vision backbone."""
+    """Pixels through a vision backbone.
+
+    projection: what its cells go through before the head: one "linear" layer, the residual "mlp" of regions, or "none".
+    """
 
     reads: ClassVar[InputKind] = "pixels"
     name: Literal["conv"] = "conv"
     backbone: Backbone
     pooling: Literal["mean", "max"] = "mean"
+    projection: Projection = "linear"
     stride: Count | None = None
     pixels: Pixels = Pixels()
 
@@ -197,10 +204,11 @@ class SetPrediction(ConfigPart):
 
 
 class PIE(ConfigPart):
-    """PIE-Net, the head of PVSE."""
+    """PIE-Net, the head of PVSE. init: of its linear layers, as torch's, or as in PVSE's code ("xavier")."""
 
     name: Literal["pie"] = "pie"
     dropout: Share = 0.1
+    init: Literal["torch", "xavier"] = "torch"
 
 
 class TowerConfig(ConfigPart):

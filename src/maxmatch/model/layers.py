@@ -225,10 +225,20 @@ class PIEHead(nn.Module):
         residual_k = dropout(sigmoid(fc(Σ_n a_kn ψ_n))),   a_k = softmax over the inputs of w_kᵀ tanh(W ψ)
 
     W maps to half the width of ψ; W and w have no bias. Positions are not used.
+    init: "torch", as every linear layer starts there, or "xavier", as PVSE's code: uniform in Glorot's bounds, bias 0.
     """
 
-    def __init__(self, context_width: int, width: int = 1024, set_size: int = 4, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        context_width: int,
+        width: int = 1024,
+        set_size: int = 4,
+        dropout: float = 0.1,
+        init: Literal["torch", "xavier"] = "torch",
+    ) -> None:
         super().__init__()
+        if init not in ("torch", "xavier"):
+            raise ValueError(f"init: expected torch or xavier, got {init!r}.")
         self.width = width
         self.set_size = set_size
         self.attention = nn.Sequential(
@@ -239,6 +249,11 @@ class PIEHead(nn.Module):
         self.fc = nn.Linear(context_width, width)
         self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(width)
+        if init == "xavier":
+            for layer in self.modules():
+                if isinstance(layer, nn.Linear):
+                    nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(self.fc.bias)
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items."""

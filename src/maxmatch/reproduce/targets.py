@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
 from maxmatch.evaluation.paper import LOSSES, OURS, tables
-from maxmatch.model.config import SimilarityName
+from maxmatch.model.config import PIE, SetPrediction, SimilarityName
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
 
@@ -25,7 +25,7 @@ from maxmatch.recipe.yaml_files import load_recipe
 
 _WEIGHTS = {"Div": "div_weight", "MMD": "mmd_weight", "GD": "gd_weight", "ISD": "isd_weight"}
 _PVSE_WEIGHT = 0.1  # of its own diversity loss, as in the recipe coco_pvse
-_OF_A_SET_HEAD = ("heads", "head_width", "depth")
+_OF_A_SET_HEAD = [key for key in SetPrediction.model_fields if key not in PIE.model_fields]
 
 
 @dataclass(frozen=True)
@@ -355,16 +355,25 @@ def kind(recipe: Recipe) -> str:
 
 
 def _essence(recipe: Recipe) -> dict[str, Any]:
-    """A recipe without its names and texts. Generated scenes are the same in any folder, and no words held out
-    is the default.
+    """A recipe without its names and texts, and without options that came later and are not used. Generated scenes are
+    the same in any folder.
     """
-    settings: dict[str, Any] = recipe.model_dump(mode="json", exclude={"name", "description"})
+    settings: dict[str, Any] = _without_unused(recipe.model_dump(mode="json", exclude={"name", "description"}))
     del settings["data"]["licence"]
-    if not recipe.data.hold_out_words:
-        del settings["data"]["hold_out_words"]
     if recipe.data.scenes is not None:
         del settings["data"]["path"]
     return settings
+
+
+_LATER: dict[str, Any] = {
+    "hold_out_words": [], "trust_features": False, "global_feature": "raw", "projection": "linear", "init": "torch",
+}  # fmt: skip
+"""The defaults of options that came after models had been reproduced, whose folders must still be found."""
+
+
+def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
+    return {key: _without_unused(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _digest(settings: Any) -> str:

@@ -78,8 +78,13 @@ def gru(ids: list[int], weights: dict, directions: str) -> tuple[Matrix, Vector]
 POOLING = {"max": maximum, "mean": mean, "first": lambda rows: rows[0]}
 
 
-def conv(cells: Matrix, weights: dict, pooling: str) -> tuple[Matrix, Vector]:
-    local = [linear(x, weights["local_projection.weight"], weights["local_projection.bias"]) for x in cells]
+def conv(cells: Matrix, weights: dict, pooling: str, projection: str = "linear") -> tuple[Matrix, Vector]:
+    prefix = "local_projection."
+    mine = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if projection == "linear":
+        local = [linear(x, mine["weight"], mine["bias"]) for x in cells]
+    else:
+        local = cells if projection == "none" else region(cells, mine)[0]
     pooled = POOLING[pooling](cells)
     return local, linear(pooled, weights["pooled_projection.weight"], weights["pooled_projection.bias"])
 

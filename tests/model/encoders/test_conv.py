@@ -34,6 +34,21 @@ def test_conv_encoder_agrees_with_the_reference(kind):
         assert features.mask.all()
 
 
+@pytest.mark.parametrize("projection", ["none", "mlp"])
+def test_cells_go_raw_or_through_the_mlp_of_regions(projection):
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    encoder = ConvEncoder(vision_backbone("resnet"), width=6, projection=projection).double()
+    encoder(images)  # so that BatchNorm has statistics
+    with torch.no_grad():
+        features, hidden = encoder.eval()(images), encoder.backbone(images).last_hidden_state
+    for place, cells in enumerate(hidden.flatten(2).transpose(1, 2).tolist()):
+        expected = reference.conv(cells, reference.parameters_of(encoder), "mean", projection)
+        reference.assert_item(features, place, expected)
+    assert features.local.shape[2] == features.positions.shape[2] == encoder.local_width
+    assert encoder.local_width == (hidden.shape[1] if projection == "none" else 6)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in VISION if not kind.startswith("dinov2")])
 def test_what_the_features_do_not_need_is_frozen_and_nothing_else(kind):
     encoder = ConvEncoder(vision_backbone(kind), width=6)
@@ -131,5 +146,7 @@ def test_wrong_inputs_are_refused():
         encoder(torch.zeros(2, 4, width + 1))
     with pytest.raises(ValueError, match="pooling: expected one of max, mean"):
         ConvEncoder(vision_backbone("resnet"), pooling="sum")
+    with pytest.raises(ValueError, match="projection: expected one of linear, mlp, none"):
+        ConvEncoder(vision_backbone("resnet"), projection="two")
     with pytest.raises(ValueError, match="without its pooling and classifier"):
         ConvEncoder(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 4)), width=6)

@@ -66,9 +66,36 @@ class _SumOverProcesses(torch.autograd.Function):
         return gradient
 
 
+class ResidualProjection(nn.Module):
+    """P(x) = dropout(MLP(fc(x)) + fc(x));  MLP: D → D/2, BatchNorm, ReLU, → D.
+
+    BatchNorm sees real features only: padding would move its statistics.
+    """
+
+    def __init__(self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.fc = nn.Linear(feature_width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, width // 2), MaskedBatchNorm(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def project(self, x: Float[Tensor, "B N F"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
+        """P of the real features, anything of the others."""
+        projected = self.fc(x).masked_fill(~mask[..., None], 0.0)
+        narrow, norm, relu, wide = self.mlp
+        out: Tensor = self.dropout(wide(relu(norm(narrow(projected), mask))) + projected)
+        return out
+
+
+_PROJECTIONS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "mlp": ResidualProjection, "none": nn.Identity}
+
+
 class ConvEncoder(Freezable):
     """Local features: each cell of the last feature map, through a 1×1 convolution. Global feature: the mean (or
     maximum) over the map, through a projection of its own.
+
+    projection: of the local features; in place of the "linear" 1×1 convolution the "mlp" of regions, or "none".
 
     backbone: a Hugging Face vision model (ResNet, ConvNeXt, ViT, DINO, the vision tower of CLIP or SigLIP), a timm
     model, or any module that maps images to (B, C, h, w) or (B, N, C). Class and register tokens are dropped.
@@ -81,16 +108,21 @@ class ConvEncoder(Freezable):
         width: int = 1024,
         pooling: Literal["mean", "max"] = "mean",
         stride: int | None = None,
+        projection: Literal["linear", "mlp", "none"] = "linear",
     ) -> None:
         super().__init__()
         if pooling not in POOLING:
             raise ValueError(f"pooling: expected one of {', '.join(POOLING)}, got {pooling!r}.")
+        if projection not in _PROJECTIONS:
+            raise ValueError(f"projection: expected one of {', '.join(_PROJECTIONS)}, got {projection!r}.")
         self.backbone = backbone
-        self.local_width = self.width = width
+        self.width = width
         self.stride = stride or patch_size(backbone)
         self.pooling = POOLING[pooling]
         channels = output_width(backbone, lambda: grid_cells(backbone, probe_images(backbone), self.stride)[0])
-        self.local_projection = nn.Linear(channels, width)
+        self.feature_width = channels
+        self.local_width = channels if projection == "none" else width
+        self.local_projection = _PROJECTIONS[projection](channels, width)
         self.pooled_projection = nn.Linear(channels, width)
 
     def forward(
@@ -101,7 +133,7 @@ class ConvEncoder(Freezable):
         Instead of pixels it also takes the cells of a square grid that the backbone computed before: a frozen backbone
         has to see each picture only once.
         """
-        width = self.local_projection.in_features
+        width = self.feature_width
         if images.ndim == 3 and images.shape[2] != width:
             raise ValueError(
                 f"images: expected this backbone's features (items, cells, {width}) or pixels (items, channels, rows, "
@@ -115,14 +147,20 @@ class ConvEncoder(Freezable):
         else:
             cells, (rows, columns) = self.cells(images)
         mask = mask_for(cells, mask)
-        positions = grid_positions(rows, columns, self.width, cells.device, cells.dtype)
+        positions = grid_positions(rows, columns, self.local_width, cells.device, cells.dtype)
         return Features(
-            local=self.local_projection(cells),
+            local=self._local(cells, mask),
             mask=mask,
             pooled=self.pooled_projection(self.pooling(cells, mask)),
             positions=positions.expand(cells.shape[0], -1, -1),
             grid=(rows, columns),
         )
+
+    def _local(self, cells: Float[Tensor, "B N w"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
+        if isinstance(self.local_projection, ResidualProjection):
+            return self.local_projection.project(cells, mask)
+        local: Tensor = self.local_projection(cells)
+        return local
 
     def cells(self, images: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
         """What the backbone makes of images: the cells of a grid, row by row, and its rows and columns."""
@@ -130,32 +168,23 @@ class ConvEncoder(Freezable):
         return grid_cells(self.backbone, images, self.stride)
 
 
-class RegionEncoder(nn.Module):
-    """P(x) = dropout(MLP(fc(x)) + fc(x));  MLP: D → D/2, BatchNorm, ReLU, → D.
-
-    Local features are P(x), the global feature is their maximum. Regions have no order, so no positions; features of a
-    sequence, such as audio frames, are `ordered`. BatchNorm sees real features only: padding would move its statistics.
+class RegionEncoder(ResidualProjection):
+    """Local features are P(x), the global feature is their maximum. Regions have no order, so no positions; features of
+    a sequence, such as audio frames, are `ordered`.
     """
 
     def __init__(
         self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1, ordered: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(feature_width, width, dropout)
         self.ordered = ordered
         self.feature_width = feature_width
         self.local_width = self.width = width
-        self.fc = nn.Linear(feature_width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, width // 2), MaskedBatchNorm(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
-        )
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, regions: Float[Tensor, "B N F"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
         """The features of B items of up to N regions."""
         check_width("regions", regions, ("items", "regions"), self.feature_width)
         mask = mask_for(regions, mask)
-        projected = self.fc(regions).masked_fill(~mask[..., None], 0.0)
-        narrow, norm, relu, wide = self.mlp
-        local = self.dropout(wide(relu(norm(narrow(projected), mask))) + projected)
+        local = self.project(regions, mask)
         positions = sine_positions(mask, self.width, local.dtype) if self.ordered else None
         return Features(local, mask, masked_max(local, mask), positions)
