@@ -370,6 +370,10 @@ class SetIndex:
         found = self.engine.fetch(checked_ids(ids))
         return dict(zip(found.ids, torch.from_numpy(self._sets(found.vectors)), strict=True))
 
+    def check_files(self) -> None:
+        """Compare every file with its checksum; `IndexFolderError` names those that have changed."""
+        check_files(self.manifest.engine, _place(self.folder, self.manifest))
+
     def verify(
         self,
         sets: Array | None = None,
@@ -403,7 +407,7 @@ class SetIndex:
             >>> index.verify(k=1).chosen.recall
             1.0
         """
-        check_files(self.manifest.engine, _place(self.folder, self.manifest))
+        self.check_files()
         queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
         if queries.shape[1] != self.manifest.set_size:
             reason = reason_to_scan(self.manifest, queries.shape[1])
