@@ -371,7 +371,19 @@ class SetIndex:
         return dict(zip(found.ids, torch.from_numpy(self._sets(found.vectors)), strict=True))
 
     def check_files(self) -> None:
-        """Compare every file with its checksum; `IndexFolderError` names those that have changed."""
+        """Compare every file with its checksum. `verify` does so too, and then measures.
+
+        Raises:
+            ValueError: a file has changed since it was written. It is named, with what to do.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b"], normalize(torch.randn(2, 4, 64), dim=-1))
+            >>> index.check_files()
+        """
         check_files(self.manifest.engine, _place(self.folder, self.manifest))
 
     def verify(
