@@ -1,11 +1,12 @@
 """Attack a server with clients that never finish their requests, and measure what a good client notices.
 
     python -m benchmarks.slow_clients [--seconds 75] [--headers 300] [--uploads 50] [--descriptors 256] [--token]
+                                     [--reopen 1]
 
 `maxmatch serve` runs in a process of its own, with few file descriptors. Slow clients hold as many connections as they
 can: some never finish their headers, others their uploads. Each sends a byte every two seconds, and opens a new
-connection a second after the server closed the old one. Meanwhile a good client, in a process of its own, searches,
-each time over a new connection.
+connection --reopen seconds after the server closed the old one. Meanwhile a good client, in a process of its own,
+searches, each time over a new connection.
 
 Printed as JSON: how many connections were held at most and how long, the server's memory, the size of its log, and the
 good client's times and failures. Needs 1 GB of memory and the seconds given.
@@ -48,14 +49,14 @@ class Seen:
     failed: list[str] = field(default_factory=list)
 
 
-async def slow(port: int, start: bytes, more: bytes, end: float, seen: Seen) -> None:
+async def slow(port: int, start: bytes, more: bytes, end: float, reopen: float, seen: Seen) -> None:
     """Hold a connection with half a request until the end; open another whenever it is closed."""
     while time.monotonic() < end:
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 5)
         except OSError:  # TimeoutError is one
             seen.refused += 1
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(min(0.5, reopen))
             continue
         opened = time.monotonic()
         seen.open += 1
@@ -75,7 +76,7 @@ async def slow(port: int, start: bytes, more: bytes, end: float, seen: Seen) -> 
         gone.cancel()
         if time.monotonic() < end:
             writer.close()
-        await asyncio.sleep(1)
+        await asyncio.sleep(reopen)
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:
@@ -130,8 +131,8 @@ async def attack(port: int, given: argparse.Namespace) -> Seen:
     half_upload = f"{host}{form}{part}".encode() + bytes(200_000)
     end, seen = time.monotonic() + given.seconds, Seen()
     await asyncio.gather(
-        *(slow(port, half_header, b"a", end, seen) for _ in range(given.headers)),
-        *(slow(port, half_upload, b"a", end, seen) for _ in range(given.uploads)),
+        *(slow(port, half_header, b"a", end, given.reopen, seen) for _ in range(given.headers)),
+        *(slow(port, half_upload, b"a", end, given.reopen, seen) for _ in range(given.uploads)),
     )
     return seen
 
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--headers", type=int, default=300, help="clients with half a header")
     parser.add_argument("--uploads", type=int, default=50, help="clients with half an upload")
     parser.add_argument("--descriptors", type=int, default=256, help="file descriptors that the server may open")
+    parser.add_argument("--reopen", type=float, default=1.0, help="seconds until a closed connection is opened again")
     parser.add_argument("--token", action="store_true", help="the server needs a token, which only the good client has")
     given = parser.parse_args()
     start = multiprocessing.get_context("spawn")

@@ -8,15 +8,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import torch
+from commands import run
 from made_data import environment
+from PIL import Image
 from served import make_gallery
 from torch.nn.functional import normalize
 
 from maxmatch import SetIndex
 from maxmatch.cli import main as command
 from maxmatch.cli.serve import encoded_folder, listen, picture_in, reachable
+from maxmatch.search.engines import cached_table
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -53,6 +57,30 @@ def test_an_index_of_encoded_pictures_knows_their_folder(tmp_path):
             index.add([name], normalize(torch.ones(1, 2, 4), dim=-1), [metadata])
             assert encoded_folder(index) == folder
             index.remove([name])
+
+
+def test_damage_that_only_a_search_would_read_is_found_at_the_start(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached_table, "_MOST", 0)  # as for many photos: no copy answers for the table
+    monkeypatch.setattr("maxmatch.cli.serve._run", lambda *arguments: None)
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for seed in range(4):
+        pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{seed}.png")
+    asked = ("serve", folder, "--model", model, "--port", "0")
+    assert "4 new" in run(capsys, *asked).err
+    assert "new" not in run(capsys, *asked).err
+    [table] = tmp_path.glob("cache/maxmatch/photos/*/index/items.lance/data")
+    [path] = table.iterdir()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # of a vector
+    path.write_bytes(content)
+    again = run(capsys, *asked)
+    assert again.code == 0
+    assert str(table.parents[2]) in again.err
+    assert "4 new" in again.err
+    assert "new" not in run(capsys, *asked).err
 
 
 def test_no_id_leads_out_of_the_folder(tmp_path):

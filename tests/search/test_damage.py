@@ -42,6 +42,24 @@ def test_a_flipped_bit_is_found_by_verify(stored):
         SetIndex.open(stored).verify()
 
 
+def test_a_damaged_cache_is_called_one_with_how_to_rebuild_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = tmp_path / "maxmatch" / "photos" / "pictures-0123"
+    index = SetIndex.create(place / "index", dim=8, set_size=2)
+    index.add([str(n) for n in range(50)], unit_sets(50))
+    (path,) = index.folder.glob("items.lance/data/*.lance")
+    path.write_bytes(path.read_bytes()[:-300])
+    for read in (
+        lambda: SetIndex.open(index.folder).search(unit_sets(1)),
+        index.check_files,
+        lambda: SetIndex.open(index.folder),
+    ):
+        with pytest.raises(IndexFolderError, match=f"cache: delete {place},") as refused:
+            read()
+        assert "copy" not in str(refused.value)
+        (index.folder / "index.json").write_text("{")
+
+
 def test_a_damaged_version_is_named(stored):
     for path in stored.glob("items.lance/_versions/*.manifest"):
         path.write_bytes(path.read_bytes()[:10])

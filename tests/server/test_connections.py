@@ -78,6 +78,15 @@ def test_half_bodies_are_not_waited_for(running, events, monkeypatch, sent):
     assert len(events) == 1
 
 
+def test_malformed_forms_are_refused_and_not_logged(running, caplog):
+    """Anyone could fill the log with them."""
+    form = b'--x\r\nContent-Disposition\r: form-data; name="file"\r\n\r\n--x--\r\n'
+    head = HEAD.replace(b"/search", b"/search/image").replace(b"application/json", b"multipart/form-data; boundary=x")
+    client = connect(running, head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(form) + form)
+    assert rest(client).startswith(b"HTTP/1.1 400 ")
+    assert caplog.records == []
+
+
 def test_what_follows_a_refusal_is_not_waited_for(running, events, monkeypatch):
     """The refusal comes before the body, which is then sent slowly."""
     monkeypatch.setattr(Connection, "body_seconds", 0.2)

@@ -226,9 +226,11 @@ def open_folder(
     load: "Callable[[str, str | None], Loaded]",
     load_many: "Callable[[str, str | None], Loaded] | None" = None,
     anew: bool = False,
+    thorough: bool = False,
 ) -> "tuple[SetIndex, Loaded]":
     """The index of a folder of photos, brought up to date first, and its model. load: `load_model` or
     `load_for_search`. load_many: used instead if no photo has been read yet. anew: the index was found to be damaged.
+    thorough: look for damage in all of its files.
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
@@ -241,7 +243,7 @@ def open_folder(
     if load_many is not None and (anew or not is_indexed(place)):
         encoder = load_many(named, device)
     with resumable(folder):
-        index, done = open_synced(place, encoder, folder, anew=anew, bar=bar, say=say)
+        index, done = open_synced(place, encoder, folder, anew=anew, thorough=thorough, bar=bar, say=say)
     for one in done.unreadable[:_SHOWN]:
         say(f"left out: {plain(one.reason)}")  # which names the file
     if len(done.unreadable) > _SHOWN:

@@ -69,7 +69,7 @@ def serve(
     is_photos = is_folder_of_photos(index)
     with listen(host, port) as listener:  # first: an address in use is reported before any picture is read
         if is_photos:
-            opened, encoder = open_folder(index, model, device, load_model)
+            opened, encoder = open_folder(index, model, device, load_model, thorough=True)
             pictures = index
         else:
             opened = SetIndex.open(index)

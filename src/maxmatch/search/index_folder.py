@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, JsonValue, model_validator
 
 from maxmatch.core.array_checks import Array, check_set_size, check_sets, refuse_not_finite
-from maxmatch.core.files import is_draft, locked, write_whole
+from maxmatch.core.files import is_draft, locked, user_cache, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options
@@ -89,6 +89,18 @@ def is_index(folder: Path) -> bool:
         return False
 
 
+def photo_caches() -> Path:
+    """Where the indexes of folders of photos are kept: in the user's cache."""
+    return user_cache() / "maxmatch" / "photos"
+
+
+def cure_of(folder: Path) -> str:
+    """What to do about a damaged index. That of a folder of photos is a cache, which is built again when it is gone."""
+    if photo_caches() in folder.parents:
+        return f"It is a cache: delete {folder.parent}, and the next `maxmatch search` or `serve` builds it again."
+    return "Restore it from a copy."
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index; of a folder that is none, or of a newer version, a refusal."""
     path = folder / FILE
@@ -97,9 +109,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise IndexFolderError(
             f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
         )
-    cure = "Restore it from a copy."
     called = "an index of MaxMatch"
-    return load_manifest(path, Manifest, FORMAT, IndexFolderError, called, cure, too_new=NewerIndexError)
+    return load_manifest(path, Manifest, FORMAT, IndexFolderError, called, cure_of(folder), too_new=NewerIndexError)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from PIL import Image
 from pydantic import JsonValue
 
-from maxmatch.core.files import user_cache, write_whole
+from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
@@ -23,7 +23,15 @@ from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
-from maxmatch.search.index_folder import FILE, LONGEST_ID, IndexFolderError, NewerIndexError, is_text, writing
+from maxmatch.search.index_folder import (
+    FILE,
+    LONGEST_ID,
+    IndexFolderError,
+    NewerIndexError,
+    is_text,
+    photo_caches,
+    writing,
+)
 from maxmatch.search.set_index import SetIndex
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
@@ -181,7 +189,7 @@ def place_of(folder: Path, model: AnyModel) -> Path:
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     name = folder.expanduser().resolve().name.encode("utf-8", "replace")[:80].decode("utf-8", "ignore")
-    return user_cache() / "maxmatch" / "photos" / f"{name or 'root'}-{digest}"
+    return photo_caches() / f"{name or 'root'}-{digest}"
 
 
 def is_indexed(place: Path) -> bool:
@@ -210,15 +218,19 @@ def open_synced(
     folder: Path,
     *,
     anew: bool = False,
+    thorough: bool = False,
     bar: Bar = no_bar,
     say: Callable[[str], object] = lambda line: None,
 ) -> tuple[SetIndex, Synced]:
     """The index of a folder, brought up to date as `sync` does. It is a cache: a damaged one is removed and built anew,
-    which `say` is told. anew: it was found to be damaged.
+    which `say` is told. anew: it was found to be damaged. thorough: look for damage in all of its files, those too that
+    only a search reads.
     """
     for _ in range(0 if anew else 2):  # twice: another process may have replaced what was being read
         try:
             index = open_photos(place, model)
+            if thorough:
+                index.check_files()
             return index, sync(index, model, folder, bar=bar)
         except NewerIndexError:
             raise

@@ -370,6 +370,22 @@ class SetIndex:
         found = self.engine.fetch(checked_ids(ids))
         return dict(zip(found.ids, torch.from_numpy(self._sets(found.vectors)), strict=True))
 
+    def check_files(self) -> None:
+        """Compare every file with its checksum. `verify` does so too, and then measures.
+
+        Raises:
+            ValueError: a file has changed since it was written. It is named, with what to do.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b"], normalize(torch.randn(2, 4, 64), dim=-1))
+            >>> index.check_files()
+        """
+        check_files(self.manifest.engine, _place(self.folder, self.manifest))
+
     def verify(
         self,
         sets: Array | None = None,
@@ -403,7 +419,7 @@ class SetIndex:
             >>> index.verify(k=1).chosen.recall
             1.0
         """
-        check_files(self.manifest.engine, _place(self.folder, self.manifest))
+        self.check_files()
         queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
         if queries.shape[1] != self.manifest.set_size:
             reason = reason_to_scan(self.manifest, queries.shape[1])

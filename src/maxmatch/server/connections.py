@@ -165,6 +165,7 @@ def server_config(app: ASGIApp, host: str, **more: Any) -> uvicorn.Config:
         logger = logging.getLogger(name)
         if not any(isinstance(one, Seldom) for one in logger.filters):
             logger.addFilter(Seldom())
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a line for each malformed form: a 400 is enough
     most = most_connections()
     return uvicorn.Config(
         app,

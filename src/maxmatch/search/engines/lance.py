@@ -33,7 +33,7 @@ from maxmatch.search.engines.lance_files import (
     storing,
 )
 from maxmatch.search.filters import Condition
-from maxmatch.search.index_folder import TABLE, IndexFolderError
+from maxmatch.search.index_folder import TABLE, IndexFolderError, cure_of
 
 _AHEAD_BYTES = 64 * 2**20
 
@@ -333,7 +333,7 @@ def check_files(place: Location, trained: bool = True) -> None:
     wrong = damaged(place.folder / TABLE)
     if wrong:
         names = ", ".join(map(str, wrong))
-        raise IndexFolderError(f"{names}: changed since it was written. Restore it from a copy.")
+        raise IndexFolderError(f"{names}: changed since it was written. {cure_of(place.folder)}")
 
 
 def _connect(place: Location) -> tuple[Any, Any]:

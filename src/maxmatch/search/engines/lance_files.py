@@ -25,7 +25,7 @@ from maxmatch.search.filters import (
     ValueKind,
     kind_of,
 )
-from maxmatch.search.index_folder import TABLE, IndexFolderError
+from maxmatch.search.index_folder import TABLE, IndexFolderError, cure_of
 
 # The files of a Lance table on the disk: synced when written, and a list of their checksums.
 #
@@ -156,7 +156,8 @@ def reading(table: Path) -> Iterator[None]:
 
 def _damage(table: Path, error: Exception) -> IndexFolderError:
     wrong = damaged(table, thorough=False) or damaged(table) or [table]
-    return IndexFolderError(f"{', '.join(map(str, wrong))}: damaged ({_short(error)}). Restore it from a copy.")
+    names = ", ".join(map(str, wrong))
+    return IndexFolderError(f"{names}: damaged ({_short(error)}). {cure_of(table.parent)}")
 
 
 def _short(error: Exception) -> str:
