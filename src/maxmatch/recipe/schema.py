@@ -298,12 +298,15 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _one_for_each(self) -> Self:
-        several = not isinstance(self.path, str | None)
-        count = len(self.path) if several and self.path is not None else 1
+        several = isinstance(self.path, tuple)
         for option in ("weights", "images", "features"):
             value = getattr(self, option)
-            if isinstance(value, tuple) and (not several or len(value) != count):
-                raise refusal(f"expected one for each data set of path, {count}, got {len(value)}", option)
+            if isinstance(value, tuple) and not isinstance(self.path, tuple):
+                raise refusal("a list belongs to several data sets, but path names one", option)
+            if isinstance(value, tuple) and len(value) != len(self.path or ()):
+                raise refusal(
+                    f"expected one for each data set of path, {len(self.path or ())}, got {len(value)}", option
+                )
         if several and self.scenes is not None:
             raise refusal("scenes are generated for one data set alone", "path")
         return self

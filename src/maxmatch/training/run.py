@@ -107,6 +107,9 @@ def training_notes(recipe: Recipe, train: Split, epochs: int) -> str:
         f"Recipe `{recipe.name}`{named}, seed {recipe.seed}, on the split `{data.train_split}` of {source}: {counts}.",
         f"These are the weights after epoch {epochs} of {recipe.train.epochs}.",
     ]
+    if recipe.objective.teachers:
+        names = " and ".join(f"`{_last(name)}`" for name in recipe.objective.teachers)
+        lines.append(f"Beside the captions it learned from the scores of {names}.")
     if data.hold_out_words:
         lines.append(f"Captions with any of these words were left out: {', '.join(data.hold_out_words)}.")
     licence = data.licence or "That of the training data, which the author has to name."
