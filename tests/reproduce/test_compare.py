@@ -44,6 +44,16 @@ def test_ours_stands_beside_the_papers_and_a_failure_is_explained(tmp_path):
     assert "It shows that all works, not which row is better" in notes
 
 
+def test_a_row_of_the_paper_without_its_word_vectors_is_marked_below_the_table(tmp_path):
+    made = plan_of("flickr30k", tmp_path, data=f"region={tmp_path}", quick=True)
+    notes = "\n".join(lines_of(made, outcomes_for(made, lambda place: {"rsum": 100.0})))
+    assert notes.count("f30k_region_bigru: not as in the paper") == 1
+    assert "data.word_vectors" in notes
+    given = plan_of("flickr30k", tmp_path, data=f"region={tmp_path}", changes=["data.word_vectors=glove.txt"])
+    assert not given.departures
+    assert not plan_of("ablation", tmp_path, quick=True).departures, "scenes are not the paper's"
+
+
 def test_several_seeds_are_a_mean_and_a_deviation_and_a_failed_one_is_left_out(tmp_path):
     made = plan_of("elements", tmp_path, seeds=3)
     outcomes = outcomes_for(made, lambda place: {"rsum": 100.0 + place**2, "image_slot_2_rsum": 7.0}, failed=[2])

@@ -163,6 +163,19 @@ def test_a_key_that_no_item_has_and_a_value_of_another_type_are_errors(engine, t
         assert index.search(sets[:1], where=parse_where("yaer >= 2010")) == [[]], "a program's own tree is not checked"
 
 
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "milvus"])
+def test_a_key_of_nulls_finds_nothing_and_one_of_lists_is_an_error(engine, tmp_path):
+    facts = [{"rating": None, "tags": []}, {"rating": None, "tags": ["a"]}]
+    with SetIndex.create(tmp_path / "index", dim=8, set_size=2, engine=engine) as index:
+        sets = unit_sets(2)
+        index.add(list("ab"), sets, facts)
+        assert index.search(sets[:1], where="rating >= 3") == [[]]
+        assert index.search(sets[:1], where="rating = 'good'") == [[]]
+        with pytest.raises(UsageError) as caught:
+            index.search(sets[:1], where="tags = 'a'")
+        assert "'tags' is a list" in str(caught.value)
+
+
 def test_a_column_is_named_so_that_no_key_can_be_mistaken_for_another():
     keys = ["year", "Year", "x", "0x78", "text_x", "", 'a"b', "a`b", "größe"]
     names = [column_of("text", key) for key in keys]

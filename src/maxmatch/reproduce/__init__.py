@@ -85,6 +85,8 @@ def reproduce(
             reasons = "; ".join(dict.fromkeys(line.why_none for line in one.lines if line.why_none))
             raise UsageError(f"{one.target.name}: nothing to train: {reasons}.")
     work, where = jobs_of(plans), str(chosen_device(device))
+    for departure in dict.fromkeys(departure for one in plans for departure in one.departures):
+        say(f"! {departure}")
     make_data(work, say)
     with bar("models", len(work)) as advance:
 

@@ -246,6 +246,7 @@ def _notes(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row], more: Seque
         notes.append(f"{paper}Ours: {recipes}, split {', '.join(sorted(splits))}, {seeds}.")
     missing = dict.fromkeys(row["not_trained"] for row in data if row["not_trained"])
     notes += [f"Not trained: {'; '.join(missing)}."] if missing else []
+    notes += plan.departures
     notes += [_QUICK] if plan.options.quick else []
     return [*notes, *more, *(f"{_called(row)}: failed: {reason}" for row in data for reason in row["failed"])]
 

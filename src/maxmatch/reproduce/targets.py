@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
-from maxmatch.evaluation.paper import LOSSES, OURS, tables
+from maxmatch.evaluation.paper import LOSSES, OURS, departures, tables
 from maxmatch.model.config import PIE, SetPrediction, SimilarityName
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import load_recipe
@@ -417,11 +417,14 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class PlannedLine:
-    """A line of the table and the jobs that its figures come from, one per seed. why_none: if there are none."""
+    """A line of the table and the jobs that its figures come from, one per seed. why_none: if there are none.
+    departures: what its recipe lacks that the paper used.
+    """
 
     line: TableLine
     jobs: tuple[Job, ...] = ()
     why_none: str = ""
+    departures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -438,6 +441,11 @@ class TablePlan:
     def jobs(self) -> list[Job]:
         """All jobs, each once, ensembles after their members."""
         return jobs_of([self])
+
+    @property
+    def departures(self) -> list[str]:
+        """What the recipes lack that the paper used, each once."""
+        return list(dict.fromkeys(one for line in self.lines for one in line.departures))
 
 
 def jobs_of(plans: Iterable[TablePlan]) -> list[Job]:
@@ -478,7 +486,8 @@ def plan(target: Target, options: ReproduceOptions) -> TablePlan:
         seeds = [recipe.model_copy(update={"seed": recipe.seed + place}) for place in range(options.seeds)]
         jobs = tuple(single(folder, one, options.split, protocol) for one in seeds)
         # The members of an ensemble are jobs of the line above it: the same model alone.
-        return PlannedLine(line, (ensemble(folder, jobs[:_ENSEMBLE]),) if line.ensemble else jobs)
+        jobs = (ensemble(folder, jobs[:_ENSEMBLE]),) if line.ensemble else jobs
+        return PlannedLine(line, jobs, departures=tuple(f"{name}: {one}" for one in departures(recipe)))
 
     lines = [line for line in target.lines if base is None or line.variant is not None]
     return TablePlan(target, options, base, tuple(map(planned, lines)))

@@ -93,10 +93,13 @@ def kind_of(value: object) -> ValueKind | None:
     return "text" if isinstance(value, str) else None
 
 
-def check_kinds(condition: Condition, has_any: Callable[[Condition], bool], known: Callable[[], list[str]]) -> None:
-    """UsageError where no item has a key with a value of the kind that it is compared with.
+def check_kinds(
+    condition: Condition, has_any: Callable[[Condition], bool], known: Callable[[], Mapping[str, bool]]
+) -> None:
+    """UsageError where no item has a key with a value of the kind that it is compared with. A key that is null
+    everywhere may be of any kind.
 
-    has_any: whether any item passes. known: keys that items have, for the message.
+    has_any: whether any item passes. known: keys that items have, and whether any of them has a value other than null.
     """
     for key, kind in dict.fromkeys(_asked(condition)):
         if has_any(_is_of(key, kind)):
@@ -109,7 +112,11 @@ def check_kinds(condition: Condition, has_any: Callable[[Condition], bool], know
         if there:
             cure = "Write a text in single quotes, a number without any, a boolean as true or false."
             raise UsageError(f"where: {key!r} is a {' or '.join(there)}, and is compared with a {kind}. {cure}")
-        raise UsageError(f"where: no item has {key!r}. Items have {', '.join(sorted(known())[:40]) or 'no metadata'}.")
+        keys = known()
+        if key not in keys:
+            raise UsageError(f"where: no item has {key!r}. Items have {', '.join(sorted(keys)[:40]) or 'no metadata'}.")
+        if keys[key]:
+            raise UsageError(f"where: {key!r} is a list or an object; only texts, numbers and booleans are compared.")
 
 
 def _asked(condition: Condition) -> list[tuple[str, ValueKind]]:

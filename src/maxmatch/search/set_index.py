@@ -545,9 +545,13 @@ class SetIndex:
                 self._seen.add(of_kind)
             return of_kind in self._seen
 
-        def known() -> list[str]:
+        def known() -> dict[str, bool]:
             first = next(self.engine.scan(_SHOWN, vectors=False, metadata=True))
-            return list({key for text in first.metadata or [] for key in json.loads(text)})
+            keys: dict[str, bool] = {}
+            for text in first.metadata or []:
+                for key, value in json.loads(text).items():
+                    keys[key] = keys.get(key, False) or value is not None
+            return keys
 
         check_kinds(condition, has_any, known)
         return condition
