@@ -85,6 +85,7 @@ def test_what_is_no_folder_and_a_damaged_index_are_named_with_what_was_expected(
         (["--image", "0.png"], "maxmatch search --image dog.jpg ~/Pictures"),
         (["two dogs", ".", "--image", "0.png"], "words or --image, not both"),
         (["  ", "."], "write some words"),
+        ([".", "two dogs"], "the words come first, then the folder: maxmatch search 'two dogs' ."),
         (['"two dogs', "."], "quotes"),
         (['"dog" + 1000 "cat"', "."], "1000"),
         (["dog -cat", ".", "--exact"], "--exact"),

@@ -26,6 +26,7 @@ TERMS = {
     "diversity": "div_weight",
     "contrastive": "con_weight",
 }
+# All but distillation, which takes teachers: see test_distillation.
 ALL_ON = dict(zip(TERMS.values(), (1.0, 0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
 
 
@@ -111,9 +112,12 @@ def test_defaults_are_those_of_the_recipes() -> None:
     weights = dict(zip(TERMS.values(), (1.0, 0.1, 0.1, 0.01, 0.01, 0.0), strict=True))
     others = {"margin": 0.2, "gd_margin": 0.6, "isd_margin": 0.6, "scale": 0.5, "temperature": 0.01}
     choices = {"negatives": "hardest", "diversity": "uniformity", "gd_on": "sets"}
-    assert {name: term.weight for name, term in TABLE.items()} == TERMS
+    taught = {"distill_weight": 0.0, "distill_temperature": 0.05, "teachers": None}
+    assert {name: term.weight for name, term in TABLE.items()} == {**TERMS, "distillation": "distill_weight"}
     parameters = inspect.signature(objective).parameters.values()
-    assert weights | others | choices == {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+    assert weights | others | choices | taught == {
+        one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY
+    }
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_the_steps_are_those_of_the_data_where_it_is_at_hand(data):
     text = describe(load_recipe("f30k_region_bigru", changes))
     assert "80 epochs of 5 steps, batches of 10 images" in text  # 48 images
     text = describe(load_recipe("f30k_region_bigru", [*changes, "train.batch_size=47"]))
-    assert "80 epochs of 1 steps, batches of 47 images" in text  # one image alone has no negatives
+    assert "80 epochs of 1 step, batches of 47 images" in text  # one image alone has no negatives
     held_out = describe(load_recipe("f30k_region_bigru", [*changes, "data.hold_out_words=[thing1]"]))
     assert re.search(r"80 epochs of [345] steps", held_out)
 

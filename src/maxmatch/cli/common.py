@@ -245,7 +245,7 @@ def open_folder(
     with resumable(folder):
         index, done = open_synced(place, encoder, folder, anew=anew, thorough=thorough, bar=bar, say=say)
     for one in done.unreadable[:_SHOWN]:
-        say(f"left out: {plain(one.reason)}")  # which names the file
+        say(plain(one.reason))  # which names the file, or the cache that cannot be written
     if len(done.unreadable) > _SHOWN:
         say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
     if done.added or done.changed or done.removed:

@@ -178,6 +178,8 @@ def search(
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("the query is empty: write some words")
+    if image is None and not folder.expanduser().exists() and Path(words).expanduser().is_dir():
+        raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folder)!r} {words}")
     from maxmatch.search.filters import parse_where
     from maxmatch.search.query import parse_query
 

@@ -189,7 +189,7 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
     backbones = [name for name, tower in towers.items() if hasattr(tower.encoder, "backbone")]
     lines = [
         f"{recipe.name}: {recipe.description}",
-        f"{train.epochs} epochs{f' of {known:,} steps' if known else ''}, batches of {train.batch_size} images{how}",
+        f"{train.epochs} epochs{_of_steps(known)}, batches of {train.batch_size} images{how}",
         f"similarity {recipe.model.similarity}; " + _objective(recipe),
         *(f"! {line}" for line in departures(recipe)),
         "",
@@ -209,6 +209,10 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
             notes.append("mean negatives")
         lines.append(f"{epoch + 1:<8}{rate:>15.3g}  {', '.join(notes)}".rstrip())
     return "\n".join(lines)
+
+
+def _of_steps(count: int | None) -> str:
+    return f" of {count:,} step{'' if count == 1 else 's'}" if count else ""
 
 
 def _parameter_groups(recipe: Recipe) -> list[Group]:
