@@ -52,6 +52,13 @@ def evaluate(
     words_from: Annotated[
         str | None, typer.Option(help="The same with the words that a recipe holds out of training.", metavar="RECIPE")
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead, find things by their names: of the first five photos for “a cat”, how many show one. A JSON "
+            'file: {"names": […], "labels": {"ID": [numbers of names], …}}.'
+        ),
+    ] = None,
     save_sets: Annotated[
         Path | None, typer.Option(help="Write the encoded sets of the split to this .safetensors file.")
     ] = None,
@@ -80,6 +87,8 @@ def evaluate(
       maxmatch evaluate a.safetensors b.safetensors --ensemble --json
 
       maxmatch evaluate runs/held_out runs/small --words-from flickr8k_held_out
+
+      maxmatch evaluate maxmatch-small coco --split val --labels coco/labels.json
     """
     if sum((as_json, markdown, latex)) > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
@@ -89,13 +98,28 @@ def evaluate(
 
     *models, last = paths
     data = last if models and find_model(last) is None else None
-    options = {
+    changes = {
         "features": features,
         "trust_features": trust_features or None,
         "format": format,
         "images": images,
         "captions_per_image": captions_per_image,
     }
+    options = {
+        key: str(value) if isinstance(value, Path) else value for key, value in changes.items() if value is not None
+    }
+    style: Literal["text", "markdown", "latex"] = "markdown" if markdown else "latex" if latex else "text"
+    if labels is not None:
+        from maxmatch.evaluation.labels import evaluate_labels, render_labels
+
+        with usage_errors():
+            named = evaluate_labels(
+                models if data is not None else paths, data, labels, split=split, options=options, device=device,
+                batch_size=batch_size, workers=workers, say=say, bar=bar,
+            )  # fmt: skip
+        text = json.dumps([one.to_json() for one in named], indent=2, ensure_ascii=False)
+        print(text if as_json else render_labels(named, style))
+        return
     with usage_errors():
         found = evaluate_runs(
             models if data is not None else paths,
@@ -108,11 +132,7 @@ def evaluate(
             paper=paper,
             words=_words(words, words_from),
             save_sets=save_sets,
-            options={
-                key: str(value) if isinstance(value, Path) else value
-                for key, value in options.items()
-                if value is not None
-            },
+            options=options,
             device=device,
             batch_size=batch_size,
             workers=workers,
@@ -122,7 +142,7 @@ def evaluate(
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
-        print(found.render("markdown" if markdown else "latex" if latex else "text"))
+        print(found.render(style))
 
 
 def _words(words: str | None, recipe: str | None) -> list[str]:
