@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from maxmatch.data.check import CheckReport, DataFinding, Level, Spread
+    from maxmatch.data.near_duplicates import NearDuplicate
 
 
 _SHOWN = 3  # problems of each kind
@@ -28,6 +29,13 @@ def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Open pictures without decoding them to the end; do not read all features.")
     ] = False,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Another data set: which pictures held out of training in one look like training pictures of the "
+            "other? Or of itself. May be given again."
+        ),
+    ] = None,
     show_all: Annotated[bool, typer.Option("--all", help=f"Print every problem, not {_SHOWN} of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -43,15 +51,50 @@ def check(
       maxmatch data check coco_precomp --quick
 
       maxmatch data check photos --json > report.json
+
+      maxmatch data check coco --against flickr8k
     """
     from maxmatch.cli.common import cores
     from maxmatch.core.progress import bar
     from maxmatch.data import check as looking
 
     report = looking.check(path, format, images=images, pictures=pictures, quick=quick, workers=cores(), bar=bar)
-    print(json.dumps(report.as_json(), indent=2, ensure_ascii=False) if as_json else describe(report, show_all))
+    content = report.as_json()
+    alike = _near_duplicates([path, *against], cores()) if against and report.usable else None
+    if alike is not None:
+        content["near_duplicates"] = [one._asdict() for one in alike]
+    print(json.dumps(content, indent=2, ensure_ascii=False) if as_json else describe(report, show_all))
+    if alike is not None and not as_json:
+        print("\n".join(["", *_alike(alike, show_all)]))
     if not report.usable:
         raise typer.Exit(1)
+
+
+def _near_duplicates(paths: Sequence[Path], workers: int) -> "list[NearDuplicate]":
+    from maxmatch.cli.common import say
+    from maxmatch.core.progress import bar
+    from maxmatch.data.load import load_data, source_names
+    from maxmatch.data.near_duplicates import near_duplicates
+    from maxmatch.recipe.schema import Data
+
+    parts = [Data(path=str(path)) for path in dict.fromkeys(paths)]
+    datasets = {name: load_data(part, say) for name, part in zip(source_names(parts), parts, strict=True)}
+    return near_duplicates(datasets, workers=workers, bar=bar)
+
+
+def _alike(found: "Sequence[NearDuplicate]", show_all: bool) -> Iterator[str]:
+    if not found:
+        yield "No picture held out of training looks like a training picture."
+        return
+    count = len({one.held_out for one in found})
+    yield f"warning  {count:,} pictures held out of training look like training pictures:"
+    for one in found if show_all else found[:_SHOWN]:
+        (name, split, image), (other, trained, theirs) = one.held_out, one.train
+        alike = f"correlation {one.correlation:.3f}"
+        yield f"    {image!r} of {name} ({split}) and {theirs!r} of {other} ({trained}), {alike}"
+    if len(found) > _SHOWN and not show_all:
+        yield f"    … and {len(found) - _SHOWN:,} more; --all prints them"
+    yield "    → Look at them. What is trained on cannot be tested on: leave one of the two out."
 
 
 def describe(report: "CheckReport", show_all: bool = False) -> str:

@@ -88,7 +88,7 @@ def evaluate(
 
       maxmatch evaluate runs/held_out runs/small --words-from flickr8k_held_out
 
-      maxmatch evaluate maxmatch-small coco --split val --labels coco/labels.json
+      maxmatch evaluate runs/a coco --split val --labels labels.json
     """
     if sum((as_json, markdown, latex)) > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
