@@ -13,9 +13,11 @@ from PIL import Image
 from tokenizers import Tokenizer, models
 
 from maxmatch.core.types import Batch, Inputs
+from maxmatch.data import augment
 from maxmatch.data.augment import (
     RandomCrop,
     RandomMirror,
+    ResidentPictures,
     SizeAugmentation,
     WordIds,
     crop_box,
@@ -303,6 +305,22 @@ def test_pictures_on_the_device_are_those_from_the_disk_mirrored_or_not(photos):
     torch.testing.assert_close(pixels(kept, EVERYTHING), pixels(mapped(photos, readers), EVERYTHING), rtol=0, atol=1e-6)
     read = pixels(mapped(photos, readers, crops=crops), plans(photos))
     torch.testing.assert_close(pixels(kept, plans(photos)), read, rtol=0, atol=1e-5)
+
+
+def test_processes_decode_many_pictures_as_threads_do(photos, monkeypatch):
+    (photos["image"].values[5]).write_bytes(b"no picture")
+    readers = photo_readers()
+    state = torch.get_rng_state()
+    kept = []
+    for few in (100, 1):
+        monkeypatch.setattr(augment, "_FEW_THREADS", few)
+        monkeypatch.setattr(augment, "_MANY", 2)
+        monkeypatch.setattr(augment, "_CHUNK", 5)
+        kept.append(ResidentPictures(photos["image"], readers["image"], None, CPU, 2))
+    assert torch.equal(kept[0].pixels, kept[1].pixels)
+    assert kept[0].failed == kept[1].failed
+    assert list(kept[0].failed) == [5]
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_random_part_depends_on_the_seed_and_without_one_it_is_the_middle(photos):

@@ -1,9 +1,8 @@
 """Augmentation: regions and words left out at random; random crops and mirrored pictures, from disk or the device."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, from_numpy
 from torch.nn.functional import grid_sample, interpolate
+from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.core.progress import map_ahead
 from maxmatch.core.types import Batch, Inputs
@@ -135,7 +135,8 @@ class SizeAugmentation:
 
 
 _TRIES = 10
-_CHUNK = 512  # pictures on their way to the device at once
+_CHUNK = 64  # pictures on their way to the device at once
+_FEW_THREADS, _MANY = 4, 5000  # from more threads and pictures on, processes decode them
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,33 @@ def crop_box(
     return left, top, left + w, top + h
 
 
+class _Decoded(Dataset[tuple[Tensor, dict[int, str]]]):
+    """Pictures as bytes, by the chunk: (pictures, side, side, 3), and why some cannot be read, by their places."""
+
+    def __init__(self, items: Items, look: Callable[[Source], Image.Image], side: int) -> None:
+        self.items, self.look, self.side = items, look, side
+
+    def __len__(self) -> int:
+        return -(-len(self.items) // _CHUNK)
+
+    def __getitem__(self, number: int) -> tuple[UInt8[Tensor, "_ S S 3"], dict[int, str]]:
+        places = range(number * _CHUNK, min((number + 1) * _CHUNK, len(self.items)))
+        pixels, failed = np.zeros((len(places), self.side, self.side, 3), np.uint8), {}
+        for row, place in enumerate(places):
+            try:
+                pixels[row] = np.asarray(self.look(self.items.values[place]))
+            except (ValueError, OSError) as error:
+                failed[place] = str(error)
+        return from_numpy(pixels), failed
+
+    def all(self, workers: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
+        """All chunks, in order. Many threads wait for Python's lock more than they decode; processes do not."""
+        if workers <= _FEW_THREADS or len(self.items) < _MANY:
+            yield from map_ahead(self.__getitem__, range(len(self)), workers)
+        else:
+            yield from DataLoader(self, batch_size=None, num_workers=workers, generator=torch.Generator())
+
+
 class ResidentPictures:
     """The pictures of a split as bytes on the device. failed: why some cannot be read, by their places.
 
@@ -229,21 +257,13 @@ class ResidentPictures:
         self.failed: dict[int, str] = {}
         cut = isinstance(augmentation, RandomCrop)
         side = self.transform.kept_side if cut else self.transform.size
-        look = self.transform.square if cut else self.transform.seen
-
-        def decoded(place: int) -> UInt8[np.ndarray, "S S 3"]:
-            try:
-                return np.asarray(look(items.values[place]))
-            except (ValueError, OSError) as error:
-                self.failed[place] = str(error)
-                return np.zeros((side, side, 3), np.uint8)
-
+        chunks = _Decoded(items, self.transform.square if cut else self.transform.seen, side)
         self.pixels = torch.zeros(len(items), side, side, 3, dtype=torch.uint8, device=device)
-        pictures = map_ahead(decoded, range(len(items)), threads)
-        for first in range(0, len(items), _CHUNK):
-            chunk = from_numpy(np.stack(list(islice(pictures, _CHUNK))))
-            self.pixels[first : first + len(chunk)] = chunk.to(device)
-        self.failed = dict(sorted(self.failed.items()))
+        filled = 0
+        for chunk, failed in chunks.all(threads):
+            self.pixels[filled : filled + len(chunk)] = chunk.to(device)
+            filled += len(chunk)
+            self.failed |= failed
         self._mean = torch.tensor(self.transform.mean, device=device)[:, None, None]
         self._std = torch.tensor(self.transform.std, device=device)[:, None, None]
 

@@ -520,8 +520,8 @@ class ResidentFeed(_BaseFeed):
     """All features and captions on the device, copied there piece by piece; no work per item and no waiting afterwards.
 
     readers, captions, drop, crops, report, skipped: as for `MappedFeed`, and the batches are the same, but for the
-    random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once. What cannot be read is
-    reported while copying.
+    random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once; processes, where there are
+    many. What cannot be read is reported while copying.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ def gradients(
         with mixed:
             sets = _sets(model, batch)
         whole = {name: gather_sets(side) for name, side in sets.items()}
-        terms = criterion(whole, _gathered(batch.groups), _gathered(batch.places))
+        terms = criterion(whole, _gathered(batch.groups), _gathered(batch.places) if criterion.teachers else None)
         torch.autograd.backward(scale(terms.total))
         return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
@@ -104,7 +104,7 @@ def _in_chunks(
     groups = {name: torch.cat([part.groups[name] for part in parts]) for name in batch.groups}
     places = {name: torch.cat([part.places[name] for part in parts]) for name in batch.places}
     everyone = {name: gather_sets(side) for name, side in whole.items()}
-    terms = criterion(everyone, _gathered(groups), _gathered(places))
+    terms = criterion(everyone, _gathered(groups), _gathered(places) if criterion.teachers else None)
     torch.autograd.backward(scale(terms.total))
     taken = dict.fromkeys(whole, 0)
     for place, part in enumerate(parts):
