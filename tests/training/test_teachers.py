@@ -96,6 +96,12 @@ def test_sets_of_another_split_are_refused(data, teacher, tmp_path):
         load_teachers([str(tmp_path / "val.safetensors")], training_split(data), CPU, say=print)
 
 
+@pytest.mark.parametrize("name", ["nowhere", "runs/nowhere"])
+def test_a_teacher_that_is_not_there_is_named_and_not_looked_up_elsewhere(data, name):
+    with pytest.raises(FileNotFoundError, match=f"objective.teachers: {name}"):
+        load_teachers([name], training_split(data), CPU, say=print)
+
+
 def test_to_a_text_encoder_an_image_is_the_mean_of_its_captions(data, text_encoder):
     split = training_split(data)
     (found,) = load_teachers([str(text_encoder)], split, CPU, say=print)

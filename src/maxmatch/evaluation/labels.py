@@ -127,12 +127,7 @@ def evaluate_labels(
         k: How many of the images found first are looked at.
         split: None: as for `evaluate_runs`.
         phrase: The query for a name.
-        options: Changes to how the data is read, by the keys of a recipe's `data`.
-        device: None: a GPU if there is one.
-        batch_size: Images encoded at once.
-        workers: Processes that read pictures.
-        say: Called with each message.
-        bar: Opens a progress bar.
+        options: This and what follows as for `evaluate_runs`.
 
     Returns:
         One result for each model.

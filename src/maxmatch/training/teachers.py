@@ -26,6 +26,7 @@ from maxmatch.model.inputs import TextReader
 from maxmatch.model.text import load_tokenizer
 
 _TEXTS_AT_ONCE = 256
+_HUB = "hf:"  # only a name that begins so is looked up on the network
 
 
 class Teacher(NamedTuple):
@@ -66,13 +67,18 @@ def load_teachers(
 ) -> list[Teacher]:
     """The teachers of a recipe; each encodes the training items once. Their sets stay on the device, in half precision.
 
-    names: runs, checkpoints, files of sets, or text encoders: folders, packages or names on the hub.
+    names: runs, checkpoints, files of sets, or text encoders: folders, `package:NAME/FOLDER`, or `hf:NAME` on the hub.
     """
     teachers = []
     for name in names:
         with bar(f"teacher {Path(name).name}", train.size) as advance:
             source = find_model(name)
             if source is None:
+                if not Path(name).expanduser().is_dir() and not name.startswith(("package:", _HUB)):
+                    raise FileNotFoundError(
+                        f"objective.teachers: {name}: no such folder. Give a run, a checkpoint, a file of sets, or a "
+                        "text encoder: its folder, package:NAME/FOLDER, or hf:NAME on the hub."
+                    )
                 encoded, similarity = _text_teacher(name, train, device), "maxmatch"
                 options: Mapping[str, float] = {}
             elif source.kind == "sets":
@@ -112,6 +118,7 @@ def _by_place(name: str, kind: str, train: Split, encoded: EncodedSplit) -> Tens
 
 def _text_teacher(name: str, train: Split, device: torch.device) -> EncodedSplit:
     """Captions by the mean of a text encoder's last states, as unit vectors; images by the mean of their captions'."""
+    name = name.removeprefix(_HUB)
     backbone = text_backbone(name).to(device).eval()
     reader = TextReader(load_tokenizer(tokenizer_file(name)))
     texts, order = train[TEXT], np.argsort([len(text) for text in train[TEXT].values])
