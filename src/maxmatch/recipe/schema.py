@@ -180,6 +180,9 @@ class Train(Section):
 
     size_augmentation: Share = 0.0
     """The share of the regions and of the words that is left out."""
+    phrases: Share = 0.0
+    """The share of the captions that are cut to a phrase of one to three words, as people type them into a search.
+    Other images of the batch match a phrase too if their captions say all its words."""
     crop_scale: tuple[_UpToOne, _UpToOne] | None = (0.08, 1.0)
     """The share of a picture that a random crop keeps; None for the crop of evaluation."""
     crop_ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
