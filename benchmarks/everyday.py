@@ -28,7 +28,9 @@ HERE = Path(__file__).parent
 QUERIES, JUDGEMENTS = HERE / "everyday_queries.yaml", HERE / "everyday_judgements.yaml"
 FIRST = 5
 _CHUNK = 200  # photos encoded and stored at a time
-_HEAD = "# Judged by eye, on sheets that do not show which model found a photo. Written by `python -m benchmarks.everyday judge`.\n"
+_HEAD = (
+    "# Judged on sheets that do not show which model found a photo. Written by `python -m benchmarks.everyday judge`.\n"
+)
 _SIDE, _GAP, _LINE = 240, 8, 26
 _COLOURS = {True: "#2a9d3a", False: "#d13030", None: "#999999"}
 
