@@ -259,6 +259,9 @@ class Data(Section):
     """A file or folder in one of the known formats, or a list of several; usually given on the command line."""
     weights: tuple[Positive, ...] | None = None
     """How often an epoch takes the images of each of several data sets: 1 is once, 0.5 a random half. None: once."""
+    batches: Literal["mixed", "separate"] = "mixed"
+    """Whether a batch has images of several data sets, or of one. Then what tells the data sets apart, such as their
+    annotators' habits, helps to tell no pair apart."""
     format: str | None = None
     """None to detect it."""
     images: str | tuple[str | None, ...] | None = None

@@ -111,6 +111,14 @@ def group_weights(data: Data, train: Split) -> np.ndarray | None:
     return np.array([by_name[source] for source in train.sources])
 
 
+def group_sources(data: Data, train: Split) -> np.ndarray | None:
+    """The data set of each training group, where batches are of one data set; None: they are mixed."""
+    if data.batches == "mixed" or train.sources is None:
+        return None
+    numbers: np.ndarray = np.unique(np.asarray(train.sources), return_inverse=True)[1]
+    return numbers
+
+
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
     """What the recipe does to a training picture."""
     picture, flip = reader.transform, 0.5 if options.flip else 0.0
