@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,12 @@ def chosen_device(name: str | torch.device | None = None) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device {name}: torch sees no Apple GPU here. Leave --device out, or use cpu.")
     return device
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A small array on the device. A GPU copies it in its turn: nobody waits for the work that is queued before it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def in_float32(function: Callable[P, T]) -> Callable[P, T]:

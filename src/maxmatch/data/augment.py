@@ -13,6 +13,7 @@ from torch import Tensor, from_numpy
 from torch.nn.functional import grid_sample, interpolate
 from torch.utils.data import DataLoader, Dataset
 
+from maxmatch.core.devices import on_device
 from maxmatch.core.progress import map_ahead
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.dataset import Items
@@ -208,8 +209,8 @@ class SizeAugmentation:
             assert mask is not None
             if modality in self._words:
                 draws = torch.rand((3, *mask.shape), generator=generator, device=self._device)
-                if modality in batch.places:
-                    draws[0].masked_fill_(batch.places[modality][:, None] < 0, 1.0)  # a phrase is short enough
+                if batch.also:  # some captions were cut already
+                    draws[0].masked_fill_(batch.places[modality][:, None] < 0, 1.0)
                 inputs[modality] = Inputs(*drop_words(values, mask, share, self._words[modality], draws))
             else:
                 draws = torch.rand(mask.shape, generator=generator, device=self._device)
@@ -352,7 +353,7 @@ class ResidentPictures:
 
     def read(self, places: np.ndarray, seed: int | None = None) -> tuple[Inputs, dict[int, str]]:
         """Pixels (items, 3, size, size), as the network takes them; parts and mirroring depend on seed and place."""
-        index = from_numpy(np.ascontiguousarray(places)).to(self.pixels.device)
+        index = on_device(places, self.pixels.device)
         # Channels stay last in memory: that is how convolutions are fastest.
         pixels = self.pixels.index_select(0, index).movedim(3, 1).float() / 255
         size = self.transform.size
@@ -387,8 +388,8 @@ def cut_out(
 
     boxes: left, top, right, bottom of each, in pixels.
     """
-    box = from_numpy(boxes).to(pictures.device, torch.float32)
-    flip = from_numpy(mirrored).to(pictures.device)
+    box = on_device(boxes.astype(np.float32), pictures.device)
+    flip = on_device(mirrored, pictures.device)
     middle = (torch.arange(size, device=pictures.device) + 0.5) / size  # of each pixel, as a share of the part
     across = torch.where(flip[:, None], 1 - middle, middle)
     x = box[:, :1] + across * (box[:, 2:3] - box[:, :1])

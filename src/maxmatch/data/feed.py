@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.core import machine
 from maxmatch.core.checks import as_tensor
+from maxmatch.core.devices import on_device
 from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Augmentation, Phrases, ResidentPictures, SizeAugmentation
@@ -315,12 +316,6 @@ def packed(loader: FeatureLoader, device: torch.device) -> tuple[PackedItems, di
         rows[filled : filled + len(piece)] = piece.to(device)
         filled += len(piece)
     return PackedItems(rows, counts), failed
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A small array on the device, without waiting for it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _one_by_one(
