@@ -64,6 +64,20 @@ def test_typing_shows_the_right_picture_first_and_late_answers_are_ignored(open_
     wait_first(page, gallery.key(0))
 
 
+def test_words_that_the_model_does_not_know_are_named(open_page):
+    page = open_page("/?q=a+dog", viewport={"width": 390, "height": 844})
+    status = page.get_by_role("status")
+    expect(status).to_have_text(f"{MANY} pictures, best first")
+    long = "xqzzt" * 40
+    search(page, f"a dog, a {long} and 🐘")
+    expect(status).to_have_text(f"{MANY} pictures, best first · the model does not know: {long}, and, 🐘")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    search(page, "xqzzt!")
+    expect(status).to_contain_text("guess")
+    search(page, "")
+    expect(status).to_have_text(f"{MANY} pictures, newest first")
+
+
 def test_an_uploaded_picture_finds_itself_and_what_is_no_picture_is_refused(open_page, gallery):
     page = open_page()
     for how, place in (("drop", 20), ("paste", 21)):
