@@ -82,12 +82,13 @@ def test_path_bytes_image_and_array_give_the_same(tmp_path):
     assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_honoured(orientation):
+def test_orientation_is_honoured(orientation, kind):
     image = Image.fromarray(photo(48, 32))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(image, "JPEG", quality=95, exif=exif)
+    data = encoded(image, kind, quality=95, exif=exif)
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
     assert np.array_equal(np.asarray(load_image(data)), np.asarray(expected))
     assert load_image(data).size == ((48, 32) if orientation < 5 else (32, 48))
@@ -198,6 +199,20 @@ def test_a_heic_picture_is_called_that_and_not_incomplete(brand, tmp_path):
         with pytest.raises(ImageError, match=r"HEIC.*JPEG") as refused:
             load_image(source)
         assert "incomplete" not in str(refused.value)
+
+
+def test_where_pillow_has_no_avif_the_cure_is_a_newer_one(without_avif, tmp_path):
+    picture, path = Image.fromarray(photo(48, 32)), tmp_path / "a.avif"
+    path.write_bytes(encoded(picture, "AVIF", quality=95))
+    for source in (path, path.read_bytes()):
+        assert np.abs(np.asarray(load_image(source), np.int64) - np.asarray(picture, np.int64)).max() < 16
+    with without_avif():
+        for source in (path, path.read_bytes()):
+            with pytest.raises(ImageError, match=r"AVIF.*Pillow>=11\.3"):
+                load_image(source)
+        with pytest.raises(ImageError) as refused:
+            load_image(b"no picture")
+        assert "AVIF" not in str(refused.value)
 
 
 @pytest.mark.parametrize("side", [15_000, 30_000, 60_000])
