@@ -396,6 +396,10 @@ def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
         "modified": path.stat().st_mtime_ns,
         "mtime": path.stat().st_mtime,
     }
+    for kind in ("png", "webp", "tiff", "avif"):
+        Image.new("RGB", (60, 40)).save(tmp_path / f"x.{kind}", exif=notes)
+        facts = photo_facts(tmp_path / f"x.{kind}", tmp_path)
+        assert (facts["width"], facts["height"], facts["orientation"]) == (40, 60, "portrait"), kind
     sizes = ((100, 96), (100, 95), (95, 100))  # sides that differ by little are square
     assert [orientation_of(*size) for size in sizes] == ["square", "landscape", "portrait"]
 

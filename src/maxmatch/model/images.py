@@ -32,6 +32,7 @@ starting programs."""
 MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
 DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
+_LONGEST = 8.0  # as wide as high, or as high as wide, a picture is shown
 _ORIENTATION = 0x0112
 _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
 _AVIF = (b"avif", b"avis")
@@ -78,6 +79,14 @@ class ImageTransform:
         """The part of the picture that the model sees, in the size that it sees."""
         image = load_image(source, at_least=self.kept_side)
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height))
+
+    def unsquashed(self, source: Source) -> Image.Image:
+        """What `seen` gives, but in its own proportions, for people to look at: as many pixels, at most 8:1."""
+        image = load_image(source, at_least=self.kept_side)
+        left, top, right, bottom = box = self.box(image.width, image.height)
+        stretch = min(max((right - left) / (bottom - top), 1 / _LONGEST), _LONGEST) ** 0.5
+        size = round(self.size * stretch), round(self.size / stretch)
+        return image.resize(size, Image.Resampling.BILINEAR, box=box)
 
     @property
     def kept_side(self) -> int:
@@ -132,8 +141,9 @@ def load_image(
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
             if at_least is not None and image is not source:
                 image.draft(None, (at_least * DRAFT, at_least * DRAFT))
-            turn = _UPRIGHT.get(_orientation(image))
-            upright = _rgb(image if at_most is None else _reduced(image, at_most))
+            picture = _rgb(image if at_most is None else _reduced(image, at_most))
+            turn = _UPRIGHT.get(_orientation(image))  # after decoding, by which Pillow turns a TIFF itself
+            colours = image.info.get("icc_profile")
     except (ImageError, MemoryError, FileNotFoundError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -142,7 +152,10 @@ def load_image(
         raise ImageError(f"{name}: cannot be read ({error.strerror}). Allow reading it.") from error
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
         raise ImageError(f"{name}: not a readable picture ({reason(error)}). {_cure(source)}") from error
-    return upright if turn is None else upright.transpose(turn)
+    upright = picture if turn is None else picture.transpose(turn)
+    # Without EXIF: whoever reads this picture, the model above all, would turn it again.
+    upright.info = {} if colours is None else {"icc_profile": colours}
+    return upright
 
 
 def reason(error: Exception) -> str:

@@ -62,7 +62,7 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
         width, height = image.size
         notes = image.getexif()
         taken = _taken(notes)
-        if notes.get(_TURN, 1) in (5, 6, 7, 8):
+        if notes.get(_TURN, 1) in (5, 6, 7, 8) and image.format != "TIFF":  # whose size is upright in Pillow
             width, height = height, width
     relative = path.relative_to(root)
     folder = relative.parent.as_posix()
