@@ -136,6 +136,14 @@ def test_the_overlay_covers_the_picture_and_nothing_else(open_page, gallery, vie
         assert shown["width"] / shown["height"] == pytest.approx(natural, rel=0.01)
 
 
+def test_a_small_picture_has_no_empty_frame_beside_it(open_page, gallery):
+    page = open_page(f"/?like={gallery.key(31)}&view={gallery.key(32)}")
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".mini")).to_have_count(6)
+    for mini in dialog.locator(".mini").all():
+        assert mini.bounding_box() == mini.locator("canvas").bounding_box()
+
+
 LIT = """async ([width, height, box, row, column]) => {
     const { overlay, mini } = await import("/static/heat.js");
     const one = (at, size) => Array.from({ length: size }, (_, place) => Number(place === at));
