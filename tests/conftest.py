@@ -1,7 +1,9 @@
 """What all tests share: shapes checked at run time, kernels interpreted on the CPU, the same examples every time."""
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ install_import_hook(modules_to_check(), "typechecking.checked")
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from PIL import AvifImagePlugin, features  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -70,6 +73,21 @@ def saved(tmp_path: Path) -> Path:
     from tiny_models import tiny_model, with_statistics
 
     return with_statistics(tiny_model("region_bigru")).save_pretrained(tmp_path / "model")
+
+
+@pytest.fixture
+def without_avif() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which Pillow is as if it were built without AVIF, which it says by a warning for each file."""
+
+    @contextmanager
+    def missing() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "image file could not be identified because AVIF")
+            patched.setattr(AvifImagePlugin, "SUPPORTED", False)
+            patched.setattr(features, "check", lambda name: name != "avif")
+            yield
+
+    return missing
 
 
 class AllocationMeter(TorchDispatchMode):

@@ -4,10 +4,12 @@ import json
 
 import pytest
 from commands import run
+from PIL import Image
 from small_runs import recipe_for, write_data, write_pictures
 from tiny_models import tiny_model
 
 from maxmatch.evaluation import slots
+from maxmatch.evaluation.report import figures
 from maxmatch.recipe.yaml_files import dump_recipe
 
 
@@ -72,6 +74,21 @@ def test_pictures_are_shown_and_looked_at_as_the_model_sees_them(tmp_path, capsy
     assert "data:image/jpeg" in (out / "report.html").read_text()
     names = sorted(file.name for file in (out / "figures").glob("attention-*-image.png"))
     assert names == ["attention-1-image.png", "attention-2-image.png"]
+
+
+@pytest.mark.parametrize(("resize", "ratio"), [("squash", 4), ("crop", 1)])
+def test_what_slots_look_at_is_shown_in_the_photos_own_proportions(resize, ratio, tmp_path, capsys, monkeypatch):
+    data = write_pictures(tmp_path / "data", train=1, val=2)
+    for path in data.glob("*.png"):
+        Image.new("RGB", (400, 100), "red").save(path)
+    tiny_model("efficientnet_lite0_bigru", resize=resize).save_pretrained(tmp_path / "model")
+    drawn = []
+    real = figures.attention_on_picture
+    monkeypatch.setattr(figures, "attention_on_picture", lambda *given: drawn.append(given) or real(*given))
+    analyse(capsys, tmp_path / "model", data, "--split", "val", "--examples", 1, "--out", tmp_path / "out")
+    [(picture, attention)] = drawn
+    assert picture.width / picture.height == pytest.approx(ratio, rel=0.02)
+    assert attention.shape[1] == attention.shape[2]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,13 @@ def test_a_broken_torchvision_fails_with_the_cure(monkeypatch):
     assert not torchvision_caused(RuntimeError("out of memory"))
 
 
+def test_a_pillow_without_avif_is_noted_with_its_cure(without_avif):
+    assert doctor._avif().status == "ok"
+    with without_avif():
+        assert doctor._avif().status == "note"
+        assert "Pillow>=11.3" in doctor._avif().cure
+
+
 def test_native_code_for_another_machine_is_found_without_ending_the_doctor(monkeypatch, tmp_path):
     (tmp_path / "dies_at_once.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     (tmp_path / "says_why.py").write_text("raise ImportError('libnothing.so: cannot open shared object file')")

@@ -42,6 +42,34 @@ def test_photos_of_a_folder_are_found_by_words_a_picture_and_weighted_words(give
     assert len(json.loads(weighted.out)["hits"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("query", "unknown", "known"),
+    [
+        ("a dog", [], True),
+        ("a Xqzzt, dog", ["Xqzzt"], True),
+        ("dog -blorf", ["blorf"], True),
+        ('"xqzzt" + 2 "blorf"', ["xqzzt", "blorf"], False),
+        ("собака 🐶", ["собака", "🐶"], False),
+        ("?!", [], False),
+    ],
+)
+def test_words_that_the_model_does_not_know_are_named(query, unknown, known, given, capsys):
+    folder, model = given
+    answer = json.loads(run(capsys, "search", query, folder, "--json", *model).out)
+    assert (answer["unknown_words"], answer["any_word_known"]) == (unknown, known)
+    said = run(capsys, "search", query, folder, *model)
+    assert len(said.out.split("\n")) == 5, "paths alone, for another program"
+    assert all(word in said.err for word in unknown) or not known
+    assert ("guess" in said.err) is not known
+    assert len(said.err.splitlines()) == (not known or bool(unknown))
+
+
+def test_a_picture_has_no_unknown_words(given, capsys):
+    folder, model = given
+    answer = json.loads(run(capsys, "search", "--image", folder / "2.png", folder, "--json", *model).out)
+    assert (answer["unknown_words"], answer["any_word_known"]) == ([], None)
+
+
 def test_where_knows_what_json_shows(given, capsys):
     folder, model = given
     facts = json.loads(run(capsys, "search", "--image", folder / "2.png", folder, "--json", *model).out)["hits"][0]

@@ -46,6 +46,15 @@ def test_good_data_is_counted_in_every_format(name, tmp_path):
     assert report.pictures.bytes == sum(len(one) for part in sample_splits().values() for one in part[IMAGE].values)
 
 
+def test_avif_pictures_are_read_and_where_they_cannot_be_that_is_said(tmp_path, without_avif):
+    (tmp_path / "a.avif").write_bytes(picture(0, "avif"))
+    assert check(tmp_path).pictures.kinds == {"AVIF": 1}
+    with without_avif():
+        [finding] = check(tmp_path).findings
+        assert finding.level == "error"
+        assert all(word in finding.problem.what for word in ("AVIF", "Pillow>=11.3"))
+
+
 def test_words_are_counted_as_the_tokenizer_divides_them(tmp_path):
     rows = b"image,caption\n" + b"".join(b"a.png,A dog's hat %d\n" % n for n in range(4)) + b"b.png,a CAT.\n"
     report = check(table(rows)(tmp_path))

@@ -3,6 +3,7 @@
 import re
 from urllib.parse import unquote_plus
 
+import pytest
 from playwright.sync_api import expect
 from served import MANY, Running, app_of
 
@@ -64,6 +65,20 @@ def test_typing_shows_the_right_picture_first_and_late_answers_are_ignored(open_
     wait_first(page, gallery.key(0))
 
 
+def test_words_that_the_model_does_not_know_are_named(open_page):
+    page = open_page("/?q=a+dog", viewport={"width": 390, "height": 844})
+    status = page.get_by_role("status")
+    expect(status).to_have_text(f"{MANY} pictures, best first")
+    long = "xqzzt" * 40
+    search(page, f"a dog, a {long} and 🐘")
+    expect(status).to_have_text(f"{MANY} pictures, best first · the model does not know: {long}, and, 🐘")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    search(page, "xqzzt!")
+    expect(status).to_contain_text("guess")
+    search(page, "")
+    expect(status).to_have_text(f"{MANY} pictures, newest first")
+
+
 def test_an_uploaded_picture_finds_itself_and_what_is_no_picture_is_refused(open_page, gallery):
     page = open_page()
     for how, place in (("drop", 20), ("paste", 21)):
@@ -108,6 +123,62 @@ def test_why_shows_slots_words_pairs_and_the_matching(open_page):
     tiles(page).first.click()
     page.get_by_role("button", name="− a cat").click()
     assert "cat" in dialog.locator(".pair").first.locator(".word").all_inner_texts()
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1280, "height": 800}, {"width": 390, "height": 844}])
+def test_the_overlay_covers_the_picture_and_nothing_else(open_page, gallery, viewport):
+    for place in (30, 31, 32):  # of three shapes
+        page = open_page(f"/?q=a+dog&view={gallery.key(place)}", viewport=viewport)
+        expect(page.get_by_role("dialog").locator(".pair")).to_have_count(3)
+        image, canvas = page.locator(".photo img"), page.locator(".photo canvas")
+        assert image.bounding_box() == canvas.bounding_box()
+        shown, natural = image.bounding_box(), image.evaluate("one => one.naturalWidth / one.naturalHeight")
+        assert shown["width"] / shown["height"] == pytest.approx(natural, rel=0.01)
+
+
+def test_a_small_picture_has_no_empty_frame_beside_it(open_page, gallery):
+    page = open_page(f"/?like={gallery.key(31)}&view={gallery.key(32)}")
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".mini")).to_have_count(6)
+    for mini in dialog.locator(".mini").all():
+        assert mini.bounding_box() == mini.locator("canvas").bounding_box()
+
+
+LIT = """async ([width, height, box, row, column]) => {
+    const { overlay, mini } = await import("/static/heat.js");
+    const one = (at, size) => Array.from({ length: size }, (_, place) => Number(place === at));
+    const attention = [one(row, 7).map((inside) => one(inside ? column : -1, 7))];
+    const canvas = (wide, high) => Object.assign(document.createElement("canvas"), { width: wide, height: high });
+    const veil = canvas(width, height);
+    overlay(veil, { attention, box }, 0);
+    const { data } = veil.getContext("2d").getImageData(0, 0, width, height);
+    const alpha = (x, y) => data[4 * (y * width + x) + 3];
+    let [sum, across, down] = [0, 0, 0];
+    for (let y = 0; y < height; y++)
+        for (let x = 0; x < width; x++)
+            if (alpha(x, y) < 100) [sum, across, down] = [sum + 1, across + x + 0.5, down + y + 0.5];
+    const picture = Object.assign(canvas(width, height), { naturalWidth: width, naturalHeight: height });
+    const small = mini(picture, { attention, box }, 0);
+    return { at: [across / sum, down / sum], corner: alpha(0, 0),
+             small: [small.width, small.height] };
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(600, 400), (400, 600), (800, 200), (200, 800)])
+def test_the_light_lies_on_the_cell_that_a_slot_looks_at(open_page, width, height):
+    page = open_page()
+    whole, side = [0, 0, 1, 1], 0.875 * min(width, height)
+    middle = [(1 - side / width) / 2, (1 - side / height) / 2, (1 + side / width) / 2, (1 + side / height) / 2]
+    for box in (whole, middle):
+        left, top, right, bottom = box
+        for row, column in ((1, 5), (3, 3), (4, 1)):
+            lit = page.evaluate(LIT, [width, height, box, row, column])
+            across = (left + (right - left) * (column + 0.5) / 7) * width
+            down = (top + (bottom - top) * (row + 0.5) / 7) * height
+            assert lit["at"] == pytest.approx([across, down], abs=2)
+            assert (lit["corner"] > 190) is (box is whole), "only what the model never saw is veiled evenly"
+            small = lit["small"]
+            assert small[0] / small[1] == pytest.approx(width / height, rel=0.05), "all of it, not squeezed"
 
 
 def test_an_address_opens_a_picture_and_similar_ones_are_one_click_away(open_page, gallery):

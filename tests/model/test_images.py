@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from maxmatch.model.images import ImageError, ImageTransform, load_image
+from maxmatch.model.images import FORMATS, ImageError, ImageTransform, load_image
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 _SIZES = [(300, 200), (200, 300), (224, 224), (257, 1000), (30, 40), (1, 7), (640, 427)]
@@ -58,6 +58,56 @@ def test_squash_keeps_the_whole_picture():
     torch.testing.assert_close(got, torch.from_numpy(expected).movedim(2, 0))
 
 
+SHAPES = {"3:2": (360, 240), "portrait": (200, 300), "panorama": (480, 120), "tower": (120, 480), "square": (200, 200)}
+
+
+def spotted(size, orientation, at=(0.55, 0.4)):
+    """A PNG with a bright spot at this share of its upright width and height, turned as a camera would store it."""
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    x, y = round(at[0] * width), round(at[1] * height)
+    pixels[y - 6 : y + 6, x - 6 : x + 6] = 255
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # of Image.Transpose, by what makes it upright
+    turned = Image.fromarray(pixels)
+    turned = turned if orientation == 1 else turned.transpose(Image.Transpose(undo[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(turned, "PNG", exif=exif), (x / width, y / height)
+
+
+def brightest(image):
+    """The centre of what is bright, as shares of width and height."""
+    light = np.asarray(image.convert("L"), np.float64)
+    rows, columns = np.indices(light.shape) + 0.5
+    return (light * columns).sum() / light.sum() / image.width, (light * rows).sum() / light.sum() / image.height
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_a_place_in_what_is_seen_is_a_place_in_the_box_of_the_upright_picture(resize, shape, orientation):
+    width, height = SHAPES[shape]
+    data, at = spotted((width, height), orientation)
+    transform = ImageTransform(56, resize, *PLAIN)
+    left, top, right, bottom = transform.box(width, height)
+    if resize == "squash":
+        assert (left, top, right, bottom) == (0, 0, width, height)
+    expected = ((at[0] * width - left) / (right - left), (at[1] * height - top) / (bottom - top))
+    for seen in (transform.seen(data), transform.unsquashed(data)):
+        assert brightest(seen) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_squashed_picture_is_shown_in_its_own_proportions(shape):
+    picture = Image.fromarray(noise(*SHAPES[shape]))
+    shown = ImageTransform(56, "squash", *PLAIN).unsquashed(picture)
+    assert shown.width / shown.height == pytest.approx(picture.width / picture.height, rel=0.03)
+    assert shown.width * shown.height == pytest.approx(56**2, rel=0.03)
+    cropped = ImageTransform(56, "crop", *PLAIN)
+    assert cropped.unsquashed(picture).tobytes() == cropped.seen(picture).tobytes()
+    assert max(ImageTransform(56, "squash", *PLAIN).unsquashed(np.zeros((1, 5000, 3), np.uint8)).size) < 200
+
+
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 def test_what_is_seen_is_normalised_by_channel(resize):
     picture = Image.fromarray(noise(80, 50))
@@ -82,15 +132,26 @@ def test_path_bytes_image_and_array_give_the_same(tmp_path):
     assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.parametrize("kind", sorted(FORMATS.keys() - {"GIF", "BMP"}))
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_honoured(orientation):
+def test_a_picture_is_turned_upright_once(orientation, kind):
     image = Image.fromarray(photo(48, 32))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(image, "JPEG", quality=95, exif=exif)
+    data = encoded(image, kind, quality=95, exif=exif)
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-    assert np.array_equal(np.asarray(load_image(data)), np.asarray(expected))
-    assert load_image(data).size == ((48, 32) if orientation < 5 else (32, 48))
+    upright = load_image(data)
+    assert np.array_equal(np.asarray(upright), np.asarray(expected))
+    assert upright.size == ((48, 32) if orientation < 5 else (32, 48))
+    assert np.array_equal(np.asarray(load_image(upright)), np.asarray(upright)), "it is upright already"
+    assert not upright.getexif()
+
+
+def test_the_colour_profile_is_kept_and_no_note_of_place_or_camera():
+    exif = Image.Exif()
+    exif[0x010F] = "a camera"
+    data = encoded(Image.fromarray(photo(48, 32)), "JPEG", exif=exif, icc_profile=b"profile", comment=b"at home")
+    assert load_image(data).info == {"icc_profile": b"profile"}
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
@@ -198,6 +259,20 @@ def test_a_heic_picture_is_called_that_and_not_incomplete(brand, tmp_path):
         with pytest.raises(ImageError, match=r"HEIC.*JPEG") as refused:
             load_image(source)
         assert "incomplete" not in str(refused.value)
+
+
+def test_where_pillow_has_no_avif_the_cure_is_a_newer_one(without_avif, tmp_path):
+    picture, path = Image.fromarray(photo(48, 32)), tmp_path / "a.avif"
+    path.write_bytes(encoded(picture, "AVIF", quality=95))
+    for source in (path, path.read_bytes()):
+        assert np.abs(np.asarray(load_image(source), np.int64) - np.asarray(picture, np.int64)).max() < 16
+    with without_avif():
+        for source in (path, path.read_bytes()):
+            with pytest.raises(ImageError, match=r"AVIF.*Pillow>=11\.3"):
+                load_image(source)
+        with pytest.raises(ImageError) as refused:
+            load_image(b"no picture")
+        assert "AVIF" not in str(refused.value)
 
 
 @pytest.mark.parametrize("side", [15_000, 30_000, 60_000])

@@ -51,6 +51,11 @@ def test_texts_become_the_sets_of_torch_and_the_model_is_the_same(tmp_path, kind
     assert fast.encode_texts([]).shape == (0, 4, whole.dim)
 
 
+def test_the_same_words_are_known(folder):
+    fast, whole = numpy_text_encoder(folder, never), SetEncoder.from_pretrained(folder)
+    assert fast.known_words("a dog", "xqzzt") == whole.known_words("a dog", "xqzzt") == (["a", "dog"], ["xqzzt"])
+
+
 def test_many_texts_and_pictures_are_for_the_whole_model(folder):
     asked = []
     fast = numpy_text_encoder(folder, lambda: asked.append(1) or SetEncoder.from_pretrained(folder))

@@ -65,6 +65,10 @@ def test_texts_and_pictures_become_the_sets_of_torch(exported, parent, batch_siz
         np.testing.assert_allclose(np.linalg.norm(sets, axis=2), 1.0, atol=1e-5)
 
 
+def test_the_same_words_are_known(exported, parent):
+    assert exported.known_words("a dog", "xqzzt") == parent.known_words("a dog", "xqzzt") == (["a", "dog"], ["xqzzt"])
+
+
 def test_the_graphs_give_the_attention_too(folder, parent):
     graph = read_exported(folder).towers["text"]
     session = onnxruntime.InferenceSession(folder / graph.file)

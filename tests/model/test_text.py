@@ -10,6 +10,7 @@ from maxmatch.model.text import (
     TextTruncated,
     encode,
     fingerprint,
+    known_words,
     load_tokenizer,
     train_wordpiece_tokenizer,
     word_tokenizer,
@@ -52,6 +53,43 @@ def test_words_are_lower_cased_and_divided_as_in_the_penn_treebank():
 def test_an_unknown_word_becomes_unk():
     ids, _ = encode(word_tokenizer(CAPTIONS, min_count=1), ["a zebra"])
     assert ids.tolist() == [[1, 6, 3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "unknown"),
+    [
+        ("a DOG, a Zebra and a dog!", ["a", "DOG", "dog"], ["Zebra", "and"]),
+        ("zebra zebra", [], ["zebra"]),
+        ("dog's isn't zebra's zebra\u2019s", ["dog", "is"], ["zebra"]),  # 's and n't alone mean nothing
+        ("t-shirt dog-zebra", ["t-shirt"], ["dog-zebra"]),
+        ("3 dogs in 2024, 3.5%", [], ["3", "dogs", "in", "2024", "3.5"]),
+        ("собака 一只狗 כלב", [], ["собака", "一只狗", "כלב"]),
+        ("🐶 ❤\ufe0f 👍🏽", [], ["🐶", "❤", "👍"]),
+        ("<unk> <pad> dog", ["dog"], ["<unk>", "<pad>"]),
+        ("a\u200bdog\t\ndog", ["a", "dog"], []),
+        ("", [], []),
+        (" ?! … -- \ud800", [], []),
+    ],
+)
+def test_words_are_known_or_not_and_punctuation_is_no_word(text, known, unknown):
+    assert known_words(word_tokenizer(CAPTIONS, min_count=1), text) == (known, unknown)
+
+
+def test_the_words_of_several_texts_are_listed_once():
+    assert known_words(word_tokenizer(CAPTIONS, min_count=1), "a dog", "zebra", "a zebra") == (["a", "dog"], ["zebra"])
+
+
+def test_every_word_is_known_that_can_be_made_of_pieces():
+    pieces = train_wordpiece_tokenizer(CAPTIONS, vocabulary_size=100)
+    assert known_words(pieces, "A dog rants, cats: 狗 собака [UNK]") == (
+        ["A", "dog", "rants", "cats"],
+        ["狗", "собака", "[UNK]"],
+    )
+    plain = Tokenizer(models.WordLevel({"?": 0, "dog": 1}, unk_token="?"))  # whose unknown token is no special one
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert known_words(plain, "dog cat") == (["dog"], ["cat"])
+    spelt = Tokenizer(models.BPE({"d": 0, "o": 1, "g": 2}, []))  # without an unknown token at all
+    assert known_words(spelt, "dog") == (["dog"], [])
 
 
 def test_saved_and_loaded_tokenizers_encode_alike(tokenizer, tmp_path):

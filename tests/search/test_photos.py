@@ -202,6 +202,18 @@ def test_a_photo_that_may_not_be_read_is_reported_once_and_tried_when_it_may(syn
     assert synced().added == 1
 
 
+def test_avif_photos_are_tried_again_once_pillow_can_read_them(synced, index, folder, without_avif):
+    photo(folder / "a.avif", 0)
+    photo(folder / "b.png", 1)
+    with without_avif():
+        (one,) = synced().unreadable
+        assert (one.id, ids_of(index)) == ("a.avif", ["b.png"])
+        assert "Pillow>=11.3" in one.reason
+        assert synced(bar=interrupted) == (0, 0, 0, []), "it is not tried again"
+    assert synced().added == 1
+    assert ids_of(index) == ["a.avif", "b.png"]
+
+
 def lose_table(index):
     shutil.rmtree(index / "items.lance")
 
@@ -384,6 +396,10 @@ def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
         "modified": path.stat().st_mtime_ns,
         "mtime": path.stat().st_mtime,
     }
+    for kind in ("png", "webp", "tiff", "avif"):
+        Image.new("RGB", (60, 40)).save(tmp_path / f"x.{kind}", exif=notes)
+        facts = photo_facts(tmp_path / f"x.{kind}", tmp_path)
+        assert (facts["width"], facts["height"], facts["orientation"]) == (40, 60, "portrait"), kind
     sizes = ((100, 96), (100, 95), (95, 100))  # sides that differ by little are square
     assert [orientation_of(*size) for size in sizes] == ["square", "landscape", "portrait"]
 

@@ -1,13 +1,18 @@
 """Single pictures: their facts, thumbnails and explanations, and no other file."""
 
 import io
+import math
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
-from served import client_of
+from served import Gallery, client_of
+from tiny_models import tiny_model
 
+from maxmatch import SetIndex
 from maxmatch.model.images import ImageError, load_image
+from maxmatch.search.photos import photo_facts
 from maxmatch.server.gallery import key_of
 from maxmatch.server.pictures import Thumbnails
 
@@ -100,6 +105,54 @@ def test_explanations_by_item_by_slot_and_by_parts(client, gallery):
     parts = client.get(address, params={"q": '"a dog" - "a cat"'}).json()["parts"]
     assert [(part["label"], part["weight"]) for part in parts] == [("a dog", 1), ("a cat", -1)]
     assert client.get(address).json()["parts"] == []
+
+
+SHAPES = {"3:2": (120, 80), "portrait": (80, 120), "panorama": (240, 60), "tower": (60, 240)}
+
+
+def shapes_gallery(folder, resize):
+    """Pictures of four shapes, bright at their left; each also as a camera held upright stores it, by EXIF."""
+    model = tiny_model({"crop": "resnet152_bigru", "squash": "resnext101_bert"}[resize], set_size=2)
+    ids = []
+    folder.mkdir()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name, (width, height) in SHAPES.items():
+        pixels = np.random.default_rng(0).integers(0, 99, (height, width, 3), np.uint8)
+        pixels[:, : width // 3] = 255
+        picture = Image.fromarray(pixels)
+        picture.save(folder / f"{name}.png")
+        picture.transpose(Image.Transpose.ROTATE_90).save(folder / f"{name} turned.png", exif=turned)
+        ids += [f"{name}.png", f"{name} turned.png"]
+    facts = [photo_facts(folder / name, folder) for name in ids]
+    index = SetIndex.create(folder / "index", dim=model.dim, set_size=2, model=model, engine="exhaustive")
+    index.add(ids, model.encode_images([folder / name for name in ids]), facts)
+    return Gallery(folder, ids, index, model, [])
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_the_box_is_the_part_of_the_upright_picture_that_the_model_sees(tmp_path, resize):
+    gallery, looks = shapes_gallery(tmp_path / "pictures", resize), []
+    with client_of(gallery) as client:
+        for place, name in enumerate(gallery.ids):
+            width, height = SHAPES[name.removesuffix(".png").removesuffix(" turned")]
+            facts = client.get(f"{ITEMS}/{gallery.key(place)}").json()
+            assert (facts["width"], facts["height"]) == (width, height)
+            small = client.get(f"{ITEMS}/{gallery.key(place)}/thumbnail").content
+            assert Image.open(io.BytesIO(small)).size == (width, height)
+            slots = client.get(f"{ITEMS}/{gallery.key(place)}/explain", params={"q": "a dog"}).json()["slots"]
+            side = 0.875 * min(width, height)  # of the square in the middle
+            across, down = (side / width, side / height) if resize == "crop" else (1, 1)
+            expected = [(1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2]
+            assert slots["box"] == pytest.approx(expected, abs=0.02 if resize == "crop" else 0)
+            looks.append(slots["attention"])
+            sent = {"file": ("picture", (gallery.root / name).read_bytes(), "image/png")}
+            [hit] = client.post("/api/v1/search/image", files=sent, params={"k": 1}).json()["hits"]
+            assert hit["item"]["id"].split()[0].removesuffix(".png") == name.split()[0].removesuffix(".png")
+            assert hit["score"] == pytest.approx(math.e - 1, abs=1e-3)  # the same set
+    np.testing.assert_allclose(looks[1::2], looks[::2], atol=1e-4)
+    lying = gallery.model.look("image", Image.open(gallery.root / gallery.ids[0]).rotate(90, expand=True)).attention
+    assert np.abs(lying.numpy() - looks[0]).max() > 1e-3, "they do depend on how a picture is turned"
 
 
 def test_the_gallery_lists_folders_and_dates(client):

@@ -51,6 +51,29 @@ def test_a_text_finds_its_item_first_by_the_models_score(client, gallery):
             assert len(hit["matches"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("query", "unknown", "known"),
+    [
+        ({"q": "a dog"}, [], True),
+        ({"q": "xqzzt's -blorf"}, ["xqzzt", "blorf"], False),
+        ({"q": "?!"}, [], False),
+        ({}, [], None),
+    ],
+)
+def test_words_that_the_model_does_not_know_are_named(client, query, unknown, known):
+    answer = client.get(SEARCH, params=query)
+    assert found(answer)
+    assert (answer.json()["unknown_words"], answer.json()["any_word_known"]) == (unknown, known)
+
+
+def test_of_parts_only_texts_have_words(client, gallery):
+    parts = [{"like": gallery.key(0)}, {"text": "a xqzzt", "weight": -1}]
+    answer = client.post(SEARCH, json={"parts": parts}).json()
+    assert (answer["unknown_words"], answer["any_word_known"]) == (["xqzzt"], True)
+    answer = client.post(SEARCH, json={"parts": parts[:1]}).json()
+    assert (answer["unknown_words"], answer["any_word_known"]) == ([], None)
+
+
 def test_an_index_alone_is_served_by_its_recorded_model(gallery, tmp_path):
     gallery.model.save_pretrained(tmp_path / "model")
     with SetIndex.create(tmp_path / "index", dim=gallery.model.dim, set_size=3, model=gallery.model) as index:

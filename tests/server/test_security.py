@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from tiny_models import tiny_model
 
 from maxmatch.core.machine import return_memory
+from maxmatch.model.images import FORMATS
 from maxmatch.server import pictures
 from maxmatch.server.app import create_app
 from maxmatch.server.pictures import decoding_bytes, read_upload
@@ -269,6 +270,19 @@ def test_other_addresses_need_a_long_token():
 def test_another_models_index_is_refused(gallery):
     with pytest.raises(ValueError, match="another model"):
         create_app(gallery.index, tiny_model("resnet152_bigru", seed=1, set_size=3), gallery.picture)
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "MPO"])
+def test_every_format_of_photo_folders_can_be_uploaded(client, kind):
+    assert send(client, saved(kind)).status_code == 200
+
+
+def test_avif_is_not_asked_for_where_it_cannot_be_read(client, without_avif):
+    with without_avif():
+        refused = send(client, saved("AVIF"))
+        assert refused.status_code == 415
+        assert "TIFF" in refused.json()["error"]["message"]
+        assert "AVIF" not in refused.json()["error"]["message"]
 
 
 def test_limits_can_be_set(gallery):

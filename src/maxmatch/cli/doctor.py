@@ -50,6 +50,7 @@ def package_findings(uri: str | None) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield from _installed()
     yield _torchvision()
+    yield _avif()
     for package, (use, cure) in _DIFFICULT.items():
         if find_spec(package) is not None:
             yield _loads(package, use, cure)
@@ -106,6 +107,14 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _avif() -> Finding:
+    from PIL import features
+
+    if features.check("avif"):
+        return Finding("AVIF", "ok", "pictures can be read")
+    return Finding("AVIF", "note", "this Pillow cannot read AVIF pictures.", "Run: pip install -U 'Pillow>=11.3'")
 
 
 def _torchvision() -> Finding:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from maxmatch.model.names import AnyModel
+    from maxmatch.model.text import Words
     from maxmatch.search.engine import Hit
     from maxmatch.search.query import TextPart
     from maxmatch.search.set_index import SetIndex
@@ -196,20 +197,21 @@ def search(
     photos = is_folder_of_photos(folder)
     load = partial(load_for_search, runtime=runtime)
 
-    def found(anew: bool) -> "list[Hit]":
+    def found(anew: bool) -> "tuple[list[Hit], Words | None]":
         if photos:
             opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
         else:
             opened = SetIndex.open(folder)
             encoder = model_of(opened, folder, model, device, load)
         with opened, usage_errors():
-            return _found(opened, encoder, parts, image, k, where, exact)
+            hits = _found(opened, encoder, parts, image, k, where, exact)
+            return hits, encoder.known_words(*(part.text for part in parts)) if image is None else None
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            hits = found(anew)
+            hits, read = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
@@ -223,8 +225,14 @@ def search(
         ]
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
-        print(json.dumps({"query": words if image is None else str(image), "hits": [_plain(hit) for hit in hits]}))
-    elif paths:
+        known = {"unknown_words": read.unknown if read else [], "any_word_known": bool(read.known) if read else None}
+        print(json.dumps({"query": words if read else str(image), **known, "hits": [_plain(hit) for hit in hits]}))
+        return
+    if read is not None and hits and not read.known:
+        say("the model knows none of these words; what follows is a guess")
+    elif read is not None and read.unknown:
+        say(f"the model does not know: {', '.join(read.unknown)}")
+    if paths:
         for hit in hits:
             escaped = sys.stdout.isatty() and not null
             print(plain(_name(hit)) if escaped else _name(hit), end="\0" if null else "\n")
@@ -236,7 +244,7 @@ def search(
                 print(picture)
             if explain:
                 print("\n".join(_reasons(hit)))
-    if not hits and not as_json:
+    if not hits:
         say(f"nothing in {folder}" + (" that passes --where" if where else ""))
 
 

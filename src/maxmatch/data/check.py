@@ -289,7 +289,7 @@ def _facts(place: PictureLocation, decode: bool) -> PictureFacts | str | None:
     """What there is to know of a picture, or why it cannot be read; None where it is missing."""
     from PIL import Image
 
-    from maxmatch.model.images import ImageError, load_image, reason
+    from maxmatch.model.images import ImageError, lacks_avif, load_image, reason
 
     try:
         value = place.value
@@ -308,6 +308,8 @@ def _facts(place: PictureLocation, decode: bool) -> PictureFacts | str | None:
         what, _, rest = str(error).partition(": ")[2].rstrip(".").rpartition(". ")
         return what or rest
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
+        if lacks_avif(value if data is None else data):
+            return "AVIF, which this Pillow cannot read (pip install -U 'Pillow>=11.3')"
         return f"not a readable picture ({reason(error)})"
     return PictureFacts(size, kind, width, height)
 

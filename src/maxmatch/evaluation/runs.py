@@ -404,7 +404,7 @@ def _looks(
         if any(picture_of(image) is None for image in images):
             say("the pictures are missing: the report does not show what slots look at")
             return None, []
-        seen = [reader.transform.seen(image) for image in images]
+        seen = [reader.transform.unsquashed(image) for image in images]
     try:
         return attention(model, images, captions), seen
     except ValueError as error:  # a head of another kind, that has no attention to show

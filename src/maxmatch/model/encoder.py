@@ -20,6 +20,7 @@ from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.inputs import Encoded as Encoded
 from maxmatch.model.inputs import Reader, TextReader, encode_items
+from maxmatch.model.text import Words, known_words
 
 
 @runtime_checkable
@@ -310,6 +311,28 @@ class SetEncoder(nn.Module):
             torch.Size([1, 4, 384])
         """
         return self.encode("text", texts, batch_size, show_progress)
+
+    def known_words(self, *texts: str) -> Words:
+        """Which words of texts the model knows. It can only guess what a text without any of them means.
+
+        A model of words knows those of its vocabulary. A model of word pieces knows every word that it can spell.
+
+        Args:
+            texts: the texts, for instance the parts of a query.
+
+        Returns:
+            The known words and the unknown ones, as they are written, each once. Punctuation makes no words.
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("maxmatch-small")
+            >>> model.known_words("a dog and a xqzzt!")
+            Words(known=['a', 'dog', 'and'], unknown=['xqzzt'])
+        """
+        reader = self.tower("text").reader
+        if not isinstance(reader, TextReader):  # it has no words that could be unknown
+            return Words(list(dict.fromkeys(word for text in texts for word in text.split())), [])
+        return known_words(reader.tokenizer, *texts)
 
     def similarity(self, a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Float[Tensor, "n m"]:
         """The score of every set of `a` with every set of `b`, by the similarity the model was trained with.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
+from PIL import Image, features
 
 if TYPE_CHECKING:
     import torch
@@ -18,10 +18,24 @@ if TYPE_CHECKING:
 Source = str | Path | bytes | Image.Image | np.ndarray
 Channels = tuple[float, float, float]
 
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg"),  # also MPO, several pictures in one file
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+}
+"""Pictures that may come from anywhere: Pillow's name and the suffixes of files. Pillow reads more, some of it by
+starting programs."""
 MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
 DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
+_LONGEST = 8.0  # as wide as high, or as high as wide, a picture is shown
 _ORIENTATION = 0x0112
+_HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
+_AVIF = (b"avif", b"avis")
 _BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # Pillow's name for a nameless buffer
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -65,6 +79,14 @@ class ImageTransform:
         """The part of the picture that the model sees, in the size that it sees."""
         image = load_image(source, at_least=self.kept_side)
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=self.box(image.width, image.height))
+
+    def unsquashed(self, source: Source) -> Image.Image:
+        """What `seen` gives, but in its own proportions, for people to look at: as many pixels, at most 8:1."""
+        image = load_image(source, at_least=self.kept_side)
+        left, top, right, bottom = box = self.box(image.width, image.height)
+        stretch = min(max((right - left) / (bottom - top), 1 / _LONGEST), _LONGEST) ** 0.5
+        size = round(self.size * stretch), round(self.size / stretch)
+        return image.resize(size, Image.Resampling.BILINEAR, box=box)
 
     @property
     def kept_side(self) -> int:
@@ -119,8 +141,9 @@ def load_image(
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
             if at_least is not None and image is not source:
                 image.draft(None, (at_least * DRAFT, at_least * DRAFT))
-            turn = _UPRIGHT.get(_orientation(image))
-            upright = _rgb(image if at_most is None else _reduced(image, at_most))
+            picture = _rgb(image if at_most is None else _reduced(image, at_most))
+            turn = _UPRIGHT.get(_orientation(image))  # after decoding, by which Pillow turns a TIFF itself
+            colours = image.info.get("icc_profile")
     except (ImageError, MemoryError, FileNotFoundError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -129,7 +152,10 @@ def load_image(
         raise ImageError(f"{name}: cannot be read ({error.strerror}). Allow reading it.") from error
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
         raise ImageError(f"{name}: not a readable picture ({reason(error)}). {_cure(source)}") from error
-    return upright if turn is None else upright.transpose(turn)
+    upright = picture if turn is None else picture.transpose(turn)
+    # Without EXIF: whoever reads this picture, the model above all, would turn it again.
+    upright.info = {} if colours is None else {"icc_profile": colours}
+    return upright
 
 
 def reason(error: Exception) -> str:
@@ -227,17 +253,24 @@ def _refuse(name: str, why: str) -> NoReturn:
 def _cure(source: Source) -> str:
     if isinstance(source, str | Path) and not Path(source).stat().st_size:
         return "The file is empty. Fetch it again."
-    if _is_heic(source):
+    if lacks_avif(source):
+        return "It is an AVIF picture, and this Pillow has no AVIF support. Run: pip install -U 'Pillow>=11.3'"
+    if _brand(source) in _HEIC:
         return "It is a HEIC picture, as phones take them. Convert it to JPEG."
     return "The file may be incomplete, or not a picture. Open it in a viewer, or fetch it again."
 
 
-def _is_heic(source: Source) -> bool:
-    """By the first bytes of a file, whatever its name."""
+def lacks_avif(source: Source) -> bool:
+    """Whether a file is an AVIF picture and this Pillow was built without AVIF."""
+    return not features.check("avif") and _brand(source) in _AVIF
+
+
+def _brand(source: Source) -> bytes:
+    """What kind of HEIF file a file is by its first bytes, whatever its name; empty where it is none."""
     head = b""
     if isinstance(source, bytes):
         head = source[:12]
     elif isinstance(source, str | Path):
         with open(source, "rb") as file:
             head = file.read(12)
-    return head[4:8] == b"ftyp" and head[8:] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
+    return head[8:] if head[4:8] == b"ftyp" else b""

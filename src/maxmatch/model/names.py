@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from maxmatch.model.config import ModelConfig
     from maxmatch.model.encoder import SetEncoder
+    from maxmatch.model.text import Words
 
 SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
@@ -172,6 +173,10 @@ class AnyModel(Protocol):
     @property
     def encode_texts(self) -> Callable[..., Any]:
         """The sets of texts."""
+
+    @property
+    def known_words(self) -> "Callable[..., Words]":
+        """Which words of texts it knows."""
 
 
 def model_identity(model: AnyModel | str) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from maxmatch.model.config import GRU, ModelConfig, SetPrediction, TowerConfig
 from maxmatch.model.names import WEIGHTS, encoder_hash, model_hash, read_config
-from maxmatch.model.text import as_text, encode_arrays, load_tokenizer
+from maxmatch.model.text import Words, as_text, encode_arrays, known_words, load_tokenizer
 
 if TYPE_CHECKING:
     from maxmatch.model.encoder import SetEncoder
@@ -188,6 +188,10 @@ class NumpyTextEncoder:
             return self.whole.encode_texts(items, batch_size, show_progress).numpy()
         sets = [self._tower(encode_arrays(self._tokenizer, [as_text(text)]).ids[0]) for text in items]
         return np.array(sets, np.float32).reshape(len(sets), self.set_sizes[_TEXT], self.dim)
+
+    def known_words(self, *texts: str) -> Words:
+        """As `SetEncoder.known_words`."""
+        return known_words(self._tokenizer, *texts)
 
     def encode_images(self, items: Iterable[Any], **options: Any) -> Any:
         """As `SetEncoder.encode_images`."""

@@ -12,7 +12,7 @@ from maxmatch.core.manifest import load_manifest
 from maxmatch.model.config import ConfigPart, Conv, ModelConfig
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import encode_items
-from maxmatch.model.text import as_text, encode_arrays, load_tokenizer, text_length
+from maxmatch.model.text import Words, as_text, encode_arrays, known_words, load_tokenizer, text_length
 
 FORMAT = "maxmatch.onnx"
 FILE = "onnx.json"
@@ -88,6 +88,7 @@ class OnnxEncoder:
         self.dim = self.config.width
         self.similarity_name: str = self.config.similarity
         self._running: dict[str, tuple[Any, _Reader]] = {}
+        self._tokenizers: dict[str, Any] = {}
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "OnnxEncoder":
@@ -140,6 +141,11 @@ class OnnxEncoder:
         """The sets of texts. As `encode("text", …)`."""
         return self.encode("text", texts, batch_size, show_progress)
 
+    def known_words(self, *texts: str) -> Words:
+        """As `SetEncoder.known_words`."""
+        self._tower("text")
+        return known_words(self._tokenizers["text"], *texts)
+
     def _tower(self, modality: str) -> "tuple[Any, _Reader]":
         """The session that runs a tower, and how its items are read."""
         if modality not in self.exported.towers:
@@ -150,6 +156,7 @@ class OnnxEncoder:
             encoder = self.config.towers[modality].encoder
             if graph.tokenizer is not None:
                 tokenizer = load_tokenizer(as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256))
+                self._tokenizers[modality] = tokenizer
                 reader = _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
             elif isinstance(encoder, Conv):
                 transform = ImageTransform(**encoder.pixels.values())

@@ -5,9 +5,12 @@ A tokenizer carries its own maximum length. `encode` is all the rest of the libr
 
 import hashlib
 import json
+import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +25,7 @@ _PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 # Words as the Penn Treebank splits them: "don't" is "do n't", "man's" is "man 's", "t-shirt" stays whole; any other
 # sign is a token of its own. GloVe's vectors are of such words.
 _WORD = r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-/.]\w+)*|[^\w\s]"
+_ENDING = re.compile("n['’]t|['’](?:s|re|ve|ll|d|m)", re.IGNORECASE)  # means nothing without the word before it
 
 
 class TextTruncated(UserWarning):
@@ -33,6 +37,13 @@ class Tokens(NamedTuple):
 
     ids: Any
     mask: Any
+
+
+class Words(NamedTuple):
+    """The words of a text as it is written, each once: those a model knows, and those it has no vector for."""
+
+    known: list[str]
+    unknown: list[str]
 
 
 def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int = MAX_LENGTH) -> Tokenizer:
@@ -176,6 +187,30 @@ def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
         ids, mask = np.full((len(ids), 1), (tokenizer.padding or {})["pad_id"]), np.ones((len(ids), 1), np.bool_)
     mask[:, 0] = True
     return Tokens(ids, mask)
+
+
+def known_words(tokenizer: Tokenizer, *texts: str) -> Words:
+    """The words of texts, by whether the tokenizer knows all of their pieces. A special token is not known: <unk>.
+
+    Letters, digits and pictographs make a word. Punctuation does not, nor does the 's of "dog's".
+    """
+    unknown: set[int | None] = {tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")}
+    unknown |= {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    known: dict[str, bool] = {}
+    for text in map(as_text, texts):
+        encoding = tokenizer.encode(text)
+        tokens = zip(encoding.word_ids, encoding.ids, encoding.offsets, strict=True)
+        for place, pieces in groupby(tokens, key=lambda token: token[0]):
+            _, ids, offsets = zip(*pieces, strict=True)
+            word = text[offsets[0][0] : offsets[-1][1]].strip()
+            if place is not None and _is_word(word):  # None: a token that encloses every text
+                known[word] = unknown.isdisjoint(ids)
+    return Words([word for word in known if known[word]], [word for word in known if not known[word]])
+
+
+def _is_word(text: str) -> bool:
+    kinds = {unicodedata.category(sign) for sign in text}
+    return any(kind[0] in "LN" or kind == "So" for kind in kinds) and not _ENDING.fullmatch(text)
 
 
 def _split_into_words(tokenizer: Tokenizer) -> None:

@@ -19,6 +19,7 @@ from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
+from maxmatch.model.images import lacks_avif
 from maxmatch.model.names import AnyModel, model_identity
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
@@ -61,7 +62,7 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
         width, height = image.size
         notes = image.getexif()
         taken = _taken(notes)
-        if notes.get(_TURN, 1) in (5, 6, 7, 8):
+        if notes.get(_TURN, 1) in (5, 6, 7, 8) and image.format != "TIFF":  # whose size is upright in Pillow
             width, height = height, width
     relative = path.relative_to(root)
     folder = relative.parent.as_posix()
@@ -172,7 +173,7 @@ _SCAN = 4_096
 FileState = tuple[int, int]
 """Size and time of change of a file."""
 _CLOSED: FileState = (-1, -1)
-"""Of a folder or photo that may not be read; a photo's own state need not change when it may be again."""
+"""Of a folder or photo that may not or cannot be read here; a photo's own state need not change when it can be."""
 
 
 class Synced(NamedTuple):
@@ -275,8 +276,7 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
     bad = {
         name: state
         for name, state in noted.items()
-        if present.get(name) == state
-        or (state == _CLOSED and name in present and not os.access(folder / name, os.R_OK))
+        if present.get(name) == state or (state == _CLOSED and name in present and not _may_be_read(folder / name))
     }
     bad |= dict.fromkeys(closed, _CLOSED)
     todo = [name for name, state in present.items() if state != known.get(name) and name not in bad]
@@ -298,7 +298,7 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
                 failed += more
                 for one in more:  # a file that is missing now is tried again the next time
                     if os.path.isfile(folder / one.id):
-                        bad[one.id] = present[one.id] if os.access(folder / one.id, os.R_OK) else _CLOSED
+                        bad[one.id] = present[one.id] if _may_be_read(folder / one.id) else _CLOSED
                 lost = {one.id for one in more}
                 done += [name for name in names if name not in lost]
                 _write_notes(index, bad)
@@ -318,6 +318,11 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
     return Synced(len(done) - changed, changed, removed, failed)
+
+
+def _may_be_read(path: Path) -> bool:
+    """Whether reading is allowed and this Pillow knows the format: either can change without the file."""
+    return os.access(path, os.R_OK) and not lacks_avif(path)
 
 
 def _forget(index: SetIndex, names: Sequence[str]) -> None:

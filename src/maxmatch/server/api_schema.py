@@ -147,6 +147,11 @@ class SearchResult(BaseModel):
     total: Annotated[int, Field(description="How many items pass the filters.")]
     more: Annotated[bool, Field(description="Whether there is another page.")]
     upload: Annotated[str | None, Field(description="The key of the uploaded picture.")] = None
+    unknown_words: Annotated[list[str], Field(description="The words of the query that the model does not know.")] = []
+    any_word_known: Annotated[
+        bool | None,
+        Field(description="false: the model knows no word of the query, the results are a guess; null without words."),
+    ] = None
     took_ms: float
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from PIL import Image
+from PIL import Image, features
 from pydantic import BeforeValidator
 from torch import Tensor
 
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.model.encoder import Look, SetEncoder
-from maxmatch.model.images import ImageError, load_image
+from maxmatch.model.images import FORMATS, ImageError, load_image
 from maxmatch.model.inputs import PixelReader
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
 from maxmatch.server.gallery import Gallery
@@ -25,9 +25,7 @@ from maxmatch.server.searcher import QueryTerm, check_slot
 
 Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]  # a parameter of an address arrives as text
 """The longest side of a thumbnail."""
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "MPO")
-"""What may be uploaded: what browsers show. Pillow reads more, some of it by starting programs."""
-PICTURE_TYPES = "image/jpeg, image/png, image/webp, image/gif, image/bmp, image/tiff, image/avif"
+PICTURE_TYPES = ", ".join(f"image/{name.lower()}" for name in FORMATS)
 LARGEST_SIDE = 768
 """Of an upload as it is kept: no model looks more closely."""
 DECODING_BYTES = 320_000_000
@@ -95,7 +93,7 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(data), formats=list(FORMATS)) as image:
                 pixels = image.width * image.height
                 if pixels > max_pixels:
                     raise _too_many_pixels(max_pixels)
@@ -155,7 +153,8 @@ def _too_many_pixels(limit: int) -> Refusal:
 
 
 def _no_picture(what: str) -> Refusal:
-    return Refusal(415, "no_picture", f"{what} Send a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file.")
+    *most, last = (name for name in FORMATS if name != "AVIF" or features.check("avif"))
+    return Refusal(415, "no_picture", f"{what} Send a {', '.join(most)} or {last} file.")
 
 
 class ModelView(NamedTuple):

@@ -210,9 +210,19 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         }
         for result in page.results
     ]
+    texts = [term.value for term in terms if term.kind == "text"]
+    words = service.model.known_words(*texts)
     total = len(service.gallery.passing(where))
     took = (time.perf_counter() - started) * 1000
-    page_out = {"hits": hits, "total": total, "more": page.more, "upload": upload, "took_ms": took}
+    page_out = {
+        "hits": hits,
+        "total": total,
+        "more": page.more,
+        "upload": upload,
+        "unknown_words": words.unknown,
+        "any_word_known": bool(words.known) if texts else None,
+        "took_ms": took,
+    }
     return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
 
 

@@ -370,9 +370,9 @@ def attention_on_picture(picture: Image.Image, attention: np.ndarray) -> Figure:
     attention: (K, rows, columns), over the whole picture.
     """
     tiles = len(attention) + 1
-    across = min(tiles, _TILES)
-    down = -(-tiles // across)
     shape = picture.height / picture.width
+    across = max(1, min(tiles, round(_TILES * min(1, 1.5 * shape))))  # fewer where the picture is wider than 3:2
+    down = -(-tiles // across)
     figure = Figure(
         (COLUMN, down * (COLUMN / across * shape + 0.2)),
         layout=ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.02),

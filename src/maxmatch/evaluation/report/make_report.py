@@ -45,7 +45,7 @@ def write_report(
 
     What an earlier report left there is replaced as a whole; what is missing is left out. title: the model's name.
     facts: what was analysed, by name. items: by modality, see `raw_items`. seen: of each pair in `attention` the
-    picture as the model sees it, or None. records: those of the run's metrics.jsonl.
+    part of the picture that the model sees, or None. records: those of the run's metrics.jsonl.
     """
     check_plots()
     from maxmatch.evaluation.report.figures import draw

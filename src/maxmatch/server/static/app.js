@@ -8,7 +8,7 @@ import { Grid } from "./grid.js";
 import { watchPictures } from "./picture.js";
 import { isFiltered, isSearch, newQuery, read, sameResults, withoutFilters, write } from "./state.js";
 import { Why } from "./why.js";
-import { pictures } from "./words.js";
+import { pictures, unknown } from "./words.js";
 
 const PAGE = 48;
 const LONGEST = 200;
@@ -126,7 +126,8 @@ function failed(error) {
 function say(answer) {
   const { total, hits } = answer;
   const order = !isSearch(state) || state.sort === "date" ? "newest first" : "best first";
-  find("status").textContent = hits.length ? `${pictures(total)}, ${order}` : "No pictures";
+  const count = hits.length ? `${pictures(total)}, ${order}` : "No pictures";
+  find("status").textContent = [count, unknown(answer)].filter(Boolean).join(" · ");
   const empty = find("empty");
   empty.hidden = grid.hits.length > 0;
   if (empty.hidden) return;

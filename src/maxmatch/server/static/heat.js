@@ -60,15 +60,16 @@ export function overlay(canvas, slots, slot) {
   context.drawImage(small, left, top, right - left, bottom - top);
 }
 
-/** A small picture with one slot's spotlight. */
+/** A small picture, all of it, with one slot's spotlight; at most so high and twice as wide. */
 export function mini(image, slots, slot, height = 68) {
-  const ratio = Math.min(2, Math.max(0.5, image.naturalWidth / image.naturalHeight || 1));
+  const ratio = image.naturalWidth / image.naturalHeight || 1;
+  const wide = Math.min(2 * height, height * ratio);
   const scale = Math.min(window.devicePixelRatio || 1, 2);
   const canvas = document.createElement("canvas");
-  canvas.width = Math.round(height * ratio * scale);
-  canvas.height = Math.round(height * scale);
-  canvas.style.width = `${height * ratio}px`;
-  canvas.style.height = `${height}px`;
+  canvas.width = Math.max(1, Math.round(wide * scale));
+  canvas.height = Math.max(1, Math.round((wide / ratio) * scale));
+  canvas.style.width = `${wide}px`;
+  canvas.style.height = `${wide / ratio}px`;
   const veil = document.createElement("canvas");
   veil.width = canvas.width;
   veil.height = canvas.height;

@@ -17,6 +17,12 @@ export const number = (count) => count.toLocaleString();
 export const pictures = (count) => `${number(count)} ${count === 1 ? "picture" : "pictures"}`;
 export const score = (value) => (value === null || value === undefined ? "" : value.toFixed(2).replace("-", "−"));
 
+/** What the model does not know of a query. */
+export function unknown({ hits, unknown_words: words, any_word_known: any }) {
+  if (hits.length && any === false) return "the model knows none of these words: this is a guess";
+  return words.length ? `the model does not know: ${words.join(", ")}` : "";
+}
+
 /** What is known of a picture, in one line. */
 export function facts(item) {
   const size = item.width && item.height ? `${item.width} × ${item.height}` : "";
