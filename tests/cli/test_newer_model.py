@@ -285,7 +285,7 @@ def test_pictures_that_python_added_by_their_paths_are_encoded_again(ship, capsy
     assert run(capsys, "search", "a dog", "mine.index", "--paths").out.split() == best_first(model, files, "a dog")
 
 
-def test_where_pictures_are_gone_nothing_changes_and_the_version_to_install_is_named(ship, tmp_path, capsys):
+def test_where_pictures_are_gone_nothing_changes_and_a_version_is_named(ship, tmp_path, capsys):
     ship(OLD)
     run(capsys, "index", "build", "old.index", "--source", "photos")
     before = (tmp_path / "old.index" / "index.json").read_text()

@@ -351,7 +351,7 @@ def rebuild(
 
       maxmatch index rebuild photos.index
 
-      maxmatch index rebuild photos.index --source /mnt/photos --model runs/first
+      maxmatch index rebuild photos.index --source /mnt/photos
     """
     from maxmatch.cli.common import cores, default_model, load_model, say
     from maxmatch.cli.encode import first_reasons
