@@ -32,7 +32,7 @@ from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
 from maxmatch.model.text import encode, train_wordpiece_tokenizer, word_tokenizer
 
 PAD, START, END, UNK, MASK = range(5)
-KNOWN = WordIds(MASK, PAD, torch.tensor([PAD, START, END]), torch.arange(5, 50))
+KNOWN = WordIds(MASK, PAD, torch.tensor([PAD, START, END]), torch.arange(5, 50), 50)
 
 
 def draws(*shape, seed=0):

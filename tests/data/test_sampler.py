@@ -141,3 +141,26 @@ def test_weights_of_one_change_no_group(seed):
 def test_weights_too_small_for_a_batch_are_refused():
     with pytest.raises(ValueError, match="weights"):
         GroupSampler(10, 4, 0, weights=np.full(10, 0.1))
+
+
+@given(st.lists(st.integers(0, 2), min_size=8, max_size=90), st.integers(0, 99), st.integers(2, 9))
+def test_with_sources_batches_are_of_one_data_set_but_for_one_at_each_border(sources, seed, batch_size):
+    sampler = GroupSampler(len(sources), batch_size, seed, sources=np.array(sources))
+    plain = GroupSampler(len(sources), batch_size, seed)
+    batches = [plan.groups for plan in sampler.plans(3)]
+    assert len(sampler) == len(plain) == len(batches)
+    assert [len(groups) for groups in batches] == [len(plan.groups) for plan in plain.plans(3)]
+    seen = np.concatenate(batches)
+    assert len(set(seen)) == len(seen)
+    mixed = sum(len({sources[group] for group in groups}) > 1 for groups in batches)
+    assert mixed <= len(set(sources)) - 1
+
+
+def test_with_sources_the_data_sets_take_turns_at_random():
+    sampler = GroupSampler(400, 10, 0, sources=np.repeat([0, 1], 200))
+    turns = [int(plan.groups[0] >= 200) for plan in sampler.plans(0)]
+    assert turns != sorted(turns)
+    assert turns != [int(plan.groups[0] >= 200) for plan in sampler.plans(1)]
+    assert [plan.groups.tolist() for plan in sampler.plans(0, start=7)] == [
+        plan.groups.tolist() for plan in sampler.plans(0)
+    ][7:]

@@ -107,6 +107,23 @@ def test_weights_say_how_often_an_epoch_takes_the_images_of_each(two, tmp_path):
     assert records[-1]["step"] == 3 * 4
 
 
+def test_separate_batches_have_images_of_one_data_set(two, tmp_path, monkeypatch):
+    seen = []
+    plans = GroupSampler.plans
+
+    def watched(self, *args):
+        for plan in plans(self, *args):
+            seen.append({int(group) // 32 for group in plan.groups})
+            yield plan
+
+    monkeypatch.setattr(GroupSampler, "plans", watched)
+    for batches in ("separate", "mixed"):
+        seen.clear()
+        train(recipe_of(two, {"batches": batches}, batch_size=8, epochs=1), tmp_path / batches)
+        mixed = sum(len(sources) > 1 for sources in seen)
+        assert mixed == 0 if batches == "separate" else mixed > 0  # 32 images are four batches
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [

@@ -31,15 +31,18 @@ class Inputs(NamedTuple):
 @dataclass(frozen=True)
 class Batch:
     """What one training step sees: of each modality the inputs, the group that each item belongs to, and the place of
-    each in its split, by which what a teacher made of it is found.
+    each in its split, by which what a teacher made of it is found; −1 for an item that was changed too much for that.
 
     A group is what belongs together, a picture and its captions; its number is the same wherever it turns up, in
     another batch or on another machine. `model("image", *batch.inputs["image"])` makes the sets.
+
+    also: by a pair of modalities, which of their items match although they are of different groups.
     """
 
     inputs: dict[str, Inputs]
     groups: dict[str, Int[Tensor, "_"]]
     places: dict[str, Int[Tensor, "_"]] = field(default_factory=dict)
+    also: dict[tuple[str, str], Bool[Tensor, "_ _"]] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
@@ -52,7 +55,7 @@ class Batch:
     def tensors(self) -> list[Tensor]:
         """All its tensors, always in the same order."""
         of_each = [(*self.inputs[name], self.groups[name], self.places.get(name)) for name in self.inputs]
-        return [tensor for tensors in of_each for tensor in tensors if tensor is not None]
+        return [tensor for tensors in (*of_each, self.also.values()) for tensor in tensors if tensor is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor changed."""
@@ -61,7 +64,8 @@ class Batch:
             for name, (values, mask) in self.inputs.items()
         }
         groups = {name: change(groups) for name, groups in self.groups.items()}
-        return Batch(inputs, groups, {name: change(places) for name, places in self.places.items()})
+        places = {name: change(places) for name, places in self.places.items()}
+        return Batch(inputs, groups, places, {pair: change(matches) for pair, matches in self.also.items()})
 
 
 @dataclass(frozen=True)

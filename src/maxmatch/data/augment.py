@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 
 _MASKED, _REPLACED = 0.5, 0.1  # of the words that are hit; the rest is deleted
 _MASK_TOKENS = ("<mask>", "[MASK]")
+_PHRASE_WORDS = 3  # at most
+_PHRASE_SEED = 0x5EED  # other draws than those of the words left out
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,14 @@ class WordIds:
 
     mask, padding: their ids. fixed: tokens that are no words and never touched, <start>, <end>, [CLS], [SEP], padding.
     words: what a word may be replaced by, the vocabulary without special tokens. continues: of every id, whether it is
-    a wordpiece ("##ing") that continues the word before it; None where the tokenizer has none.
+    a wordpiece ("##ing") that continues the word before it; None where the tokenizer has none. size: above all ids.
     """
 
     mask: int
     padding: int
     fixed: Int[Tensor, " F"]
     words: Int[Tensor, " V"]
+    size: int
     continues: Bool[Tensor, " T"] | None = None
 
 
@@ -60,7 +63,7 @@ def word_ids(tokenizer: Tokenizer, device: torch.device) -> WordIds:
         continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool, device=device)
         continues[[index for piece, index in vocabulary.items() if piece.startswith(prefix)]] = True
     fixed = torch.tensor(sorted({*around, padding}), device=device)
-    return WordIds(mask, padding, fixed, torch.tensor(words, device=device), continues)
+    return WordIds(mask, padding, fixed, torch.tensor(words, device=device), max(vocabulary.values()) + 1, continues)
 
 
 def drop_regions(mask: Bool[Tensor, "B N"], p: float, draws: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
@@ -91,10 +94,88 @@ def drop_words(
     chosen = known.words[(draws[2] * len(known.words)).long().clamp(max=len(known.words) - 1)]
     ids = torch.where(hit & (fate < _MASKED), known.mask, ids)
     ids = torch.where(hit & (fate >= _MASKED) & (fate < _MASKED + _REPLACED), chosen, ids)
-    left = mask & ~deleted
+    return _moved_up(ids, mask & ~deleted, known.padding)
+
+
+def _moved_up(
+    ids: Int[Tensor, "B N"], left: Bool[Tensor, "B N"], padding: int
+) -> tuple[Int[Tensor, "B N"], Bool[Tensor, "B N"]]:
+    """The tokens that are left, without gaps."""
     order = (~left).to(torch.uint8).argsort(dim=1, stable=True)
     left = left.gather(1, order)
-    return ids.gather(1, order).masked_fill(~left, known.padding), left
+    return ids.gather(1, order).masked_fill(~left, padding), left
+
+
+def words_said(
+    ids: Int[Tensor, "C N"], mask: Bool[Tensor, "C N"], groups: Int[Tensor, " C"], known: WordIds
+) -> tuple[Bool[Tensor, "C V"], Int[Tensor, " C"]]:
+    """Which words the captions of a group say, in the row of its first caption; and that row, of each caption. The last
+    column is for what is no word.
+    """
+    row = (groups[:, None] == groups).to(torch.uint8).argmax(1)
+    said = torch.zeros(len(ids), known.size + 1, dtype=torch.bool, device=ids.device)
+    said[row[:, None], _words_or(known.size, ids, mask, known)] = True
+    return said, row
+
+
+def _words_or(other: int, ids: Tensor, mask: Tensor, known: WordIds) -> Tensor:
+    return torch.where(mask & (ids[..., None] != known.fixed).all(-1), ids, other)
+
+
+def cut_phrases(
+    ids: Int[Tensor, "C N"],
+    mask: Bool[Tensor, "C N"],
+    chosen: Bool[Tensor, " C"],
+    said: Bool[Tensor, "C V"],
+    known: WordIds,
+    draws: Float[Tensor, "C N+1"],
+) -> tuple[Int[Tensor, "C N"], Bool[Tensor, "C N"]]:
+    """The chosen captions become phrases: a word, the likelier the fewer groups say it, and up to two words before it.
+
+    said: see `words_said`. draws: which word, and how many before it (the last column).
+    """
+    token = _words_or(known.size, ids, mask, known)
+    word = token < known.size
+    rarity = (said.any(1).sum() / said.sum(0)).log()  # groups, and groups that say it
+    keys = draws[:, :-1].clamp(min=1e-6).log() / rarity[token].clamp(min=1e-6)
+    number = (word if known.continues is None else word & ~known.continues[ids]).cumsum(1)  # of the word
+    last = number.gather(1, keys.masked_fill(~word, -torch.inf).argmax(1, keepdim=True))
+    first = last - (draws[:, -1:] * _PHRASE_WORDS).long().clamp(max=_PHRASE_WORDS - 1)
+    phrase = word & (number >= first) & (number <= last)
+    return _moved_up(ids, mask & (~word | phrase | ~chosen[:, None]), known.padding)
+
+
+class Phrases:
+    """Cuts a share of the captions to a phrase of one to three words, "a red car". Other images whose captions say all
+    its words match it too, and no teacher is asked about it.
+    """
+
+    def __init__(self, share: float, readers: Mapping[str, Reader], device: torch.device) -> None:
+        self._share, self._device = share, device
+        texts = {name: reader for name, reader in readers.items() if isinstance(reader, TextReader)}
+        self._words = {name: word_ids(reader.tokenizer, device) for name, reader in texts.items()}
+
+    def __call__(self, batch: Batch, seed: int | None) -> Batch:
+        """The batch with some captions cut; as it is without a seed."""
+        if seed is None:
+            return batch
+        generator = torch.Generator(self._device).manual_seed(seed ^ _PHRASE_SEED)
+        inputs, places, also = dict(batch.inputs), dict(batch.places), dict(batch.also)
+        for name, known in self._words.items():
+            values, mask = inputs[name]
+            assert mask is not None
+            draws = torch.rand((len(mask), mask.shape[1] + 2), generator=generator, device=self._device)
+            chosen = draws[:, -1] < self._share
+            said, row = words_said(values, mask, batch.groups[name], known)
+            values, mask = cut_phrases(values, mask, chosen, said, known, draws[:, :-1])
+            inputs[name], places[name] = Inputs(values, mask), places[name].masked_fill(chosen, -1)
+            said[:, known.size] = True
+            needed = _words_or(known.size, values, mask, known)
+            for other in batch.groups.keys() - self._words:
+                same = batch.groups[other][:, None] == batch.groups[name]
+                theirs = said[row[same.to(torch.uint8).argmax(1)]]
+                also[other, name] = theirs[:, needed].all(-1) & chosen & same.any(1, keepdim=True)
+        return replace(batch, inputs=inputs, places=places, also=also)
 
 
 class SizeAugmentation:
@@ -127,11 +208,13 @@ class SizeAugmentation:
             assert mask is not None
             if modality in self._words:
                 draws = torch.rand((3, *mask.shape), generator=generator, device=self._device)
+                if modality in batch.places:
+                    draws[0].masked_fill_(batch.places[modality][:, None] < 0, 1.0)  # a phrase is short enough
                 inputs[modality] = Inputs(*drop_words(values, mask, share, self._words[modality], draws))
             else:
                 draws = torch.rand(mask.shape, generator=generator, device=self._device)
                 inputs[modality] = Inputs(values, drop_regions(mask, share, draws))
-        return Batch(inputs, batch.groups, batch.places)
+        return replace(batch, inputs=inputs)
 
 
 _TRIES = 10

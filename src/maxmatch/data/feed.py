@@ -19,7 +19,7 @@ from maxmatch.core import machine
 from maxmatch.core.checks import as_tensor
 from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Batch, Inputs
-from maxmatch.data.augment import Augmentation, ResidentPictures, SizeAugmentation
+from maxmatch.data.augment import Augmentation, Phrases, ResidentPictures, SizeAugmentation
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.sampler import BatchPlan, random_words
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
@@ -64,6 +64,7 @@ def choose_feed(
     workers: int | None = None,
     captions: int | None = None,
     drop: Mapping[str, float] | None = None,
+    phrases: float = 0.0,
     crops: Mapping[str, Augmentation] | None = None,
     report: Callable[[Skipped], None] = log_skipped,
     say: Callable[[str], object] = _log.info,
@@ -82,9 +83,27 @@ def choose_feed(
     say(f"feed: {why}")
     if resident:
         return ResidentFeed(
-            split, readers, device, captions=captions, drop=drop, crops=crops, threads=workers, report=report
+            split,
+            readers,
+            device,
+            captions=captions,
+            drop=drop,
+            phrases=phrases,
+            crops=crops,
+            threads=workers,
+            report=report,
         )
-    return MappedFeed(split, readers, device, workers=workers, captions=captions, drop=drop, crops=crops, report=report)
+    return MappedFeed(
+        split,
+        readers,
+        device,
+        workers=workers,
+        captions=captions,
+        drop=drop,
+        phrases=phrases,
+        crops=crops,
+        report=report,
+    )
 
 
 def _decide(
@@ -380,9 +399,10 @@ class _BatchMaker(Dataset[_BatchResult]):
             chosen = {modality: of[kept[modality]] for modality, of in chosen.items()}
         if not all(len(of) for of in groups.values()):
             return _BatchResult(None, plan.seed, skipped)
-        numbers = ({name: on_device(of, self._device) for name, of in each.items()} for each in (groups, chosen))
-        batch = Batch(inputs, *numbers)
-        return _BatchResult(batch, plan.seed, skipped)
+        owners, positions = (
+            {name: on_device(of, self._device) for name, of in each.items()} for each in (groups, chosen)
+        )
+        return _BatchResult(Batch(inputs, owners, positions), plan.seed, skipped)
 
 
 def _unreadable(modality: str, items: Items, failed: Mapping[int, str]) -> list[Skipped]:
@@ -426,12 +446,17 @@ class _BaseFeed:
         readers: Mapping[str, Reader],
         device: torch.device,
         drop: Mapping[str, float] | None,
+        phrases: float,
         report: Callable[[Skipped], None],
     ) -> None:
         self.device = device
         self.skipped: dict[str, Skipped] = {}
         self._maker, self._report = maker, report
-        self._augment = SizeAugmentation(drop, readers, device) if drop else None
+        self._changes: list[Callable[[Batch, int | None], Batch]] = []
+        if phrases:
+            self._changes.append(Phrases(phrases, readers, device))
+        if drop:
+            self._changes.append(SizeAugmentation(drop, readers, device))
 
     def _note(self, skipped: Iterable[Skipped]) -> None:
         for item in skipped:
@@ -448,14 +473,18 @@ class _BaseFeed:
             reasons = made.skipped or list(self.skipped.values())
             first = f" The first reason: {reasons[0]}" if reasons else ""
             raise ValueError(f"no group of a batch could be read.{first} Check the data with `maxmatch data check`.")
-        return made.batch if self._augment is None else self._augment(made.batch, made.seed)
+        batch = made.batch
+        for change in self._changes:
+            batch = change(batch, made.seed)
+        return batch
 
 
 class MappedFeed(_BaseFeed):
     """Pictures decoded, features read and texts looked up by `workers` processes (0: by this one, not ahead).
 
     readers: those of the model's towers, by modality. captions: at most so many texts per group, at random. drop:
-    the share of regions or words that is left out, by modality. crops: how pictures are cropped or mirrored at random,
+    the share of regions or words that is left out, by modality. phrases: the share of the captions that are cut to one
+    to three words. crops: how pictures are cropped or mirrored at random,
     by modality; the others are read as for evaluation.
 
     A batch is a function of its plan alone; how many workers there are changes nothing. A group with an item that
@@ -472,11 +501,12 @@ class MappedFeed(_BaseFeed):
         workers: int = 4,
         captions: int | None = None,
         drop: Mapping[str, float] | None = None,
+        phrases: float = 0.0,
         crops: Mapping[str, Augmentation] | None = None,
         report: Callable[[Skipped], None] = log_skipped,
     ) -> None:
         maker = _BatchMaker(split, readers, captions, torch.device("cpu"))
-        super().__init__(maker, readers, torch.device(device), drop, report)
+        super().__init__(maker, readers, torch.device(device), drop, phrases, report)
         for modality, reader in readers.items():
             maker.loaders[modality] = loader_for(modality, split[modality], reader, (crops or {}).get(modality))
         self._plans = _Plans()
@@ -532,13 +562,14 @@ class ResidentFeed(_BaseFeed):
         *,
         captions: int | None = None,
         drop: Mapping[str, float] | None = None,
+        phrases: float = 0.0,
         crops: Mapping[str, Augmentation] | None = None,
         threads: int = 1,
         report: Callable[[Skipped], None] = log_skipped,
     ) -> None:
         device = torch.device(device)
         maker = _BatchMaker(split, readers, captions, device)
-        super().__init__(maker, readers, device, drop, report)
+        super().__init__(maker, readers, device, drop, phrases, report)
         for modality, reader in readers.items():
             items = split[modality]
             loader = loader_for(modality, items, reader, (crops or {}).get(modality))

@@ -21,6 +21,8 @@ class GroupSampler:
     """Batches of groups, shuffled anew each epoch; every group comes once per epoch, or as often as its weight says:
     with weight 2.5 twice, and every other time thrice. Only a group with a weight above 1 may come twice in a batch.
 
+    sources: the data set of each group. Then a batch has groups of one data set only, but for one batch at each border.
+
     With several ranks a batch of `batch_size` groups is cut into as many slices, whose sizes differ by at most one: all
     ranks together see the very batches that one would see alone. What is left at the end of an epoch is a smaller
     batch, which is left out when it has fewer groups than there are ranks, or a single group, which would have no
@@ -28,7 +30,14 @@ class GroupSampler:
     """
 
     def __init__(
-        self, size: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, weights: np.ndarray | None = None
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        weights: np.ndarray | None = None,
+        sources: np.ndarray | None = None,
     ) -> None:
         if not 0 <= rank < world:
             raise ValueError(f"rank: expected 0 to {world - 1}, one of {world} ranks; got {rank}.")
@@ -46,7 +55,7 @@ class GroupSampler:
             )
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world = rank, world
-        self.weights = weights
+        self.weights, self.sources = weights, sources
         drawn = size if weights is None else int(self._ends(weights)[-1])
         if drawn < least:
             raise ValueError(f"weights: an epoch takes {drawn} of {size} groups; use larger weights.")
@@ -62,8 +71,14 @@ class GroupSampler:
         order = np.argsort(random_words(self.size, self.seed, epoch), kind="stable")
         if self.weights is not None:
             order = self._weighted(order, epoch)
+        batches = np.arange(len(self))
+        if self.sources is not None:
+            order = order[np.argsort(self.sources[order], kind="stable")]
+            full = len(order) // self.batch_size  # what is left stays last
+            batches[:full] = np.argsort(random_words(full, self.seed, epoch, 2), kind="stable")
         for step in range(start, len(self)):
-            groups = order[step * self.batch_size : (step + 1) * self.batch_size]
+            first = batches[step] * self.batch_size
+            groups = order[first : first + self.batch_size]
             seed = int(random_words(1, self.seed, epoch, step, self.rank)[0] >> 1)  # torch's seeds have 63 bits
             yield BatchPlan(np.array_split(groups, self.world)[self.rank].copy(), seed)
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.devices import in_float32
 
+_NOTHING = -1e4  # a logit that no pair has
+
 
 @in_float32
 def distillation(
@@ -21,7 +23,8 @@ def distillation(
 
     Args:
         scores: the student's, of every image with every caption.
-        teachers: the scores that T teachers give the same pairs. No gradient flows to them.
+        teachers: the scores that T teachers give the same pairs; −inf for a pair that is left out, with the student's.
+            No gradient flows to them.
         temperature: τ, of student and teachers; the smaller, the more the best pairs count.
 
     Returns:
@@ -43,7 +46,9 @@ def distillation(
         )
     if not temperature > 0:
         raise ValueError(f"temperature: expected a positive number, got {temperature}.")
-    expected = teachers.detach() / temperature
+    unknown = teachers.isneginf()
+    expected = (teachers.detach() / temperature).masked_fill(unknown, _NOTHING)
+    scores = scores.masked_fill(unknown.any(0), temperature * _NOTHING)
     return _one_way(scores / temperature, expected) + _one_way(scores.T / temperature, expected.mT)
 
 

@@ -162,8 +162,9 @@ def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, mat
     a = a if a_mask is None else a.masked_fill(~a_mask[..., None], 0.0)
     b = b if b_mask is None else b.masked_fill(~b_mask[..., None], 0.0)
     cosines = cosine_planes(a, b)
-    # In training on a GPU a look at the values would stop the queue of work: there the loop watches the loss.
-    if not (cosines.is_cuda and cosines.requires_grad):
+    # In training on a GPU a look at the values would stop the queue of work: there the loop watches the loss. While a
+    # CUDA graph is recorded there are no values yet.
+    if not (cosines.is_cuda and (cosines.requires_grad or torch.cuda.is_current_stream_capturing())):
         for name, sets, mask in (("a", a, a_mask), ("b", b, b_mask)):
             low, high = range_of_norms(sets, mask).tolist()
             warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)

@@ -180,6 +180,9 @@ class Train(Section):
 
     size_augmentation: Share = 0.0
     """The share of the regions and of the words that is left out."""
+    phrases: Share = 0.0
+    """The share of the captions that are cut to a phrase of one to three words, as people type them into a search.
+    Other images of the batch match a phrase too if their captions say all its words."""
     crop_scale: tuple[_UpToOne, _UpToOne] | None = (0.08, 1.0)
     """The share of a picture that a random crop keeps; None for the crop of evaluation."""
     crop_ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
@@ -256,6 +259,9 @@ class Data(Section):
     """A file or folder in one of the known formats, or a list of several; usually given on the command line."""
     weights: tuple[Positive, ...] | None = None
     """How often an epoch takes the images of each of several data sets: 1 is once, 0.5 a random half. None: once."""
+    batches: Literal["mixed", "separate"] = "mixed"
+    """Whether a batch has images of several data sets, or of one. Then what tells the data sets apart, such as their
+    annotators' habits, helps to tell no pair apart."""
     format: str | None = None
     """None to detect it."""
     images: str | tuple[str | None, ...] | None = None

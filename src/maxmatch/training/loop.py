@@ -21,7 +21,7 @@ from maxmatch.training.diagnostics import Diagnosis, measures
 from maxmatch.training.distributed import Processes, any_process, processes, same_everywhere
 from maxmatch.training.log import LossWindow, RunLog, epoch_line
 from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
-from maxmatch.training.prepare import TrainingParts, group_weights, prepare
+from maxmatch.training.prepare import TrainingParts, group_sources, group_weights, prepare
 from maxmatch.training.run import DONE, RECIPE, begun, check_folder, finish, result_of
 from maxmatch.training.state import Progress, States, TrainingState, new_state
 from maxmatch.training.step import RecordedSteps, TrainStep, can_record, compile_layers, criterion_for, make_step
@@ -140,7 +140,7 @@ class Trainer:
         options = recipe.train
         self.sampler = GroupSampler(
             parts.train.size, options.batch_size, recipe.seed, rank=here.rank, world=here.world,
-            weights=group_weights(recipe.data, parts.train),
+            weights=group_weights(recipe.data, parts.train), sources=group_sources(recipe.data, parts.train),
         )  # fmt: skip
         self.total_steps = len(self.sampler) * options.epochs
         automatic = "bf16" if here.device.type == "cuda" else "fp32"

@@ -72,11 +72,15 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         for name, reader in readers.items()
         if isinstance(reader, PixelReader) and (augmented := _augmentation(options, reader)) is not None
     }
+    if options.phrases and processes.world > 1:
+        raise ValueError(
+            "train.phrases: phrases are compared within a batch of one process. Train with one, or without."
+        )
     share = options.size_augmentation
     drop = {name: share for name, reader in readers.items() if share and not isinstance(reader, PixelReader)}
     feed = choose_feed(
         train, readers, processes.device, feed=options.feed, workers=options.workers, captions=options.batch_captions,
-        drop=drop, crops=crops, say=say,
+        drop=drop, phrases=options.phrases, crops=crops, say=say,
     )  # fmt: skip
     val_feed = None
     if val is not None and processes.first:
@@ -105,6 +109,14 @@ def group_weights(data: Data, train: Split) -> np.ndarray | None:
         return None
     by_name = dict(zip(source_names(data.sources()), data.weights, strict=True))
     return np.array([by_name[source] for source in train.sources])
+
+
+def group_sources(data: Data, train: Split) -> np.ndarray | None:
+    """The data set of each training group, where batches are of one data set; None: they are mixed."""
+    if data.batches == "mixed" or train.sources is None:
+        return None
+    numbers: np.ndarray = np.unique(np.asarray(train.sources), return_inverse=True)[1]
+    return numbers
 
 
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,13 +36,17 @@ class Criterion:
     teachers: Sequence[Teacher] = ()
 
     def __call__(
-        self, sets: Mapping[str, Sets], groups: Mapping[str, Tensor], places: Mapping[str, Tensor] | None = None
+        self,
+        sets: Mapping[str, Sets],
+        groups: Mapping[str, Tensor],
+        places: Mapping[str, Tensor] | None = None,
+        also: Mapping[tuple[str, str], Tensor] | None = None,
     ) -> LossTerms:
-        """The loss of a batch. places: of its items in the split, by which teachers know them."""
+        """The loss of a batch. places: of its items in the split, by which teachers know them. also: see `Batch`."""
         terms = [
             objective(
                 self.similarity(sets[rows].vectors, sets[columns].vectors),
-                groups[rows][:, None] == groups[columns],
+                _matches(groups, also or {}, rows, columns),
                 sets[rows],
                 sets[columns],
                 teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
@@ -57,6 +61,15 @@ def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) 
     """What a recipe minimises in an epoch."""
     similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
     return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch), teachers)
+
+
+def _matches(groups: Mapping[str, Tensor], also: Mapping[tuple[str, str], Tensor], rows: str, columns: str) -> Tensor:
+    positive = groups[rows][:, None] == groups[columns]
+    if (rows, columns) in also:
+        positive = positive | also[rows, columns]
+    if (columns, rows) in also:
+        positive = positive | also[columns, rows].T
+    return positive
 
 
 def _added(terms: Sequence[LossTerms]) -> LossTerms:
@@ -84,7 +97,8 @@ def gradients(
         with mixed:
             sets = _sets(model, batch)
         whole = {name: gather_sets(side) for name, side in sets.items()}
-        terms = criterion(whole, _gathered(batch.groups), _gathered(batch.places) if criterion.teachers else None)
+        places = _gathered(batch.places) if criterion.teachers else None
+        terms = criterion(whole, _gathered(batch.groups), places, batch.also)
         torch.autograd.backward(scale(terms.total))
         return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
@@ -104,7 +118,12 @@ def _in_chunks(
     groups = {name: torch.cat([part.groups[name] for part in parts]) for name in batch.groups}
     places = {name: torch.cat([part.places[name] for part in parts]) for name in batch.places}
     everyone = {name: gather_sets(side) for name, side in whole.items()}
-    terms = criterion(everyone, _gathered(groups), _gathered(places) if criterion.teachers else None)
+    order = {
+        name: torch.cat([torch.isin(mine, part.groups[name]).nonzero()[:, 0] for part in parts])
+        for name, mine in batch.groups.items()
+    }
+    also = {(rows, columns): one[order[rows]][:, order[columns]] for (rows, columns), one in batch.also.items()}
+    terms = criterion(everyone, _gathered(groups), _gathered(places) if criterion.teachers else None, also)
     torch.autograd.backward(scale(terms.total))
     taken = dict.fromkeys(whole, 0)
     for place, part in enumerate(parts):
@@ -133,8 +152,8 @@ def split(batch: Batch, chunks: int) -> list[Batch]:
             name: Inputs(values[kept[name]], None if mask is None else mask[kept[name]])
             for name, (values, mask) in batch.inputs.items()
         }
-        numbers = ({name: mine[kept[name]] for name, mine in of.items()} for of in (batch.groups, batch.places))
-        parts.append(Batch(inputs, *numbers))
+        numbers, places = ({name: mine[kept[name]] for name, mine in of.items()} for of in (batch.groups, batch.places))
+        parts.append(Batch(inputs, numbers, places))
     return parts
 
 
@@ -269,7 +288,7 @@ def padded(batch: Batch) -> Batch:
         more = (0, -inputs.mask.shape[1] % 8)
         return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
 
-    return Batch({name: pad(inputs) for name, inputs in batch.inputs.items()}, batch.groups, batch.places)
+    return replace(batch, inputs={name: pad(inputs) for name, inputs in batch.inputs.items()})
 
 
 def can_record(train: Train, negatives: str, device: torch.device) -> bool:

@@ -42,16 +42,20 @@ class Teacher(NamedTuple):
 def teachers_scores(
     teachers: Sequence[Teacher], pair: tuple[str, str], places: Mapping[str, Tensor]
 ) -> Float[Tensor, "T B C"] | None:
-    """The scores that teachers give the items at some places; None where no teacher knows both modalities."""
+    """The scores that teachers give the items at some places; −inf for items without a place (−1), which they do not
+    know. None where no teacher knows both modalities.
+    """
     able = [teacher for teacher in teachers if all(name in teacher.sets for name in pair)]
     if not able:
         return None
     with torch.no_grad():
-        return torch.stack([_scores(teacher, pair, places) for teacher in able])
+        scores = torch.stack([_scores(teacher, pair, places) for teacher in able])
+        unknown = (places[pair[0]] < 0)[:, None] | (places[pair[1]] < 0)
+        return scores.masked_fill(unknown, -torch.inf)
 
 
 def _scores(teacher: Teacher, pair: tuple[str, str], places: Mapping[str, Tensor]) -> Tensor:
-    rows, columns = (teacher.sets[name].index_select(0, places[name]).float() for name in pair)
+    rows, columns = (teacher.sets[name].index_select(0, places[name].clamp(min=0)).float() for name in pair)
     return teacher.similarity(rows, columns)
 
 
