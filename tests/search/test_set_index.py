@@ -180,7 +180,7 @@ def test_what_is_refused_is_named_and_changes_nothing(make):
         (lambda: index.search(items, k=2, candidates=2.5), "candidates: expected a whole number, got 2.5"),
         (lambda: index.verify(k=2.5), "k: expected a whole number, got 2.5"),
         (lambda: index.add(["c", "d"], items, [{}, {3: 1}]), "metadata of 'd': expected a mapping with strings"),
-        (lambda: index.add(["c", "d"], items, model="two"), "holds sets of the model one, got those of two"),
+        (lambda: index.add(["c", "d"], items, model="two"), "model: .*one.*two.*maxmatch index rebuild"),
         (lambda: index.upsert(["c", "d"], items, model="two"), "model: .*one.*two"),
         (lambda: index.search(items, model="two"), "cannot be compared"),
         (lambda: index.remove(["a", "x"]), "'x' is not in the index"),

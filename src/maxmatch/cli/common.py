@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from maxmatch.model.names import SHIPPED, AnyModel, model_folder, model_identity, recorded_model, shipped_model
+from maxmatch.model.names import (
+    SHIPPED,
+    AnyModel,
+    model_folder,
+    model_identity,
+    model_title,
+    name_to_record,
+    recorded_model,
+    shipped_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,16 +185,19 @@ def model_of(
     """The model of an index, from where it was when the index was built, or as named by the user; another one is
     refused. load: `load_model` or `load_for_search`.
     """
-    from maxmatch.search.index_folder import read_origin
+    from maxmatch.search.index_folder import model_version, other_model, read_origin
 
-    origin = read_origin(folder.expanduser())
+    place = folder.expanduser()
+    origin = read_origin(place)
     noted = index.manifest.model
     if name is None and origin is None:
         shipped = shipped_model(SHIPPED)
         found = load(str(shipped), device) if shipped is not None and noted is not None else None
-        if found is None or model_identity(found) != noted:
-            raise ValueError(f"{folder}: the index does not record which model made its sets. Name it with --model.")
-        return found
+        if found is not None and model_identity(found) == noted:
+            return found
+        if model_version(place, index.manifest) is not None:
+            raise other_model(place, index.manifest, SHIPPED if found is None else model_title(model_identity(found)))
+        raise ValueError(f"{folder}: the index does not record which model made its sets. Name it with --model.")
     wanted = name or (recorded_model(origin.model) if origin else "")
     try:
         model = load(wanted, device)
@@ -197,11 +209,8 @@ def model_of(
             "If it has moved, name its new place with --model."
         ) from error
     if noted is not None and model_identity(model) != noted:
-        where = f" (then in {origin.model})" if origin and origin.model != wanted else ""
-        raise ValueError(
-            f"{wanted}: not the model that made the sets of {folder}{where}: scores between the two are meaningless. "
-            "Name the right one with --model, or encode again with this one."
-        )
+        given = model_title(model_identity(model), name_to_record(wanted))
+        raise other_model(place, index.manifest, given, name)
     return model
 
 
@@ -210,9 +219,11 @@ _SHOWN = 10
 
 def is_folder_of_photos(folder: Path) -> bool:
     """Whether a folder holds photos rather than an index. FileNotFoundError if it is not a folder."""
-    from maxmatch.search.index_folder import is_index
+    from maxmatch.search.index_folder import is_half_replaced, is_index, read_manifest
 
     place = folder.expanduser()
+    if is_half_replaced(place.resolve()):
+        read_manifest(place.resolve())  # which tells how to finish
     if not place.is_dir():
         what = "a file" if place.exists() else "no such folder"
         raise FileNotFoundError(f"{folder}: {what}. Expected a folder of photos, or an index (maxmatch index build).")
@@ -234,7 +245,7 @@ def open_folder(
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
-    from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of
+    from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
 
     named = model or default_model()
     encoder = load(named, device)
@@ -242,7 +253,7 @@ def open_folder(
     place = place_of(folder, encoder)
     if load_many is not None and (anew or not is_indexed(place)):
         encoder = load_many(named, device)
-    with resumable(folder):
+    with resumable(folder), replacing_older(folder, encoder, say):
         index, done = open_synced(place, encoder, folder, anew=anew, thorough=thorough, bar=bar, say=say)
     for one in done.unreadable[:_SHOWN]:
         say(plain(one.reason))  # which names the file, or the cache that cannot be written

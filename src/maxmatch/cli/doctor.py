@@ -19,7 +19,7 @@ import typer
 import maxmatch
 from maxmatch.core.files import user_cache
 from maxmatch.core.machine import TORCHVISION_CURE, free_memory
-from maxmatch.model.names import MODELS
+from maxmatch.model.names import MODELS, SHIPPED, has_newer
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -292,8 +292,23 @@ def _compiled() -> Finding:
 def _photos() -> Finding:
     """Where `maxmatch search WORDS FOLDER` keeps the indexes of folders."""
     place = user_cache() / "maxmatch" / "photos"
-    folders = len(list(place.iterdir())) if place.is_dir() else 0
-    return _cache("photo indexes", place, f"{folders} folders", "set XDG_CACHE_HOME to a folder that can")
+    folders = list(place.iterdir()) if place.is_dir() else []
+    found = _cache("photo indexes", place, f"{len(folders)} folders", "set XDG_CACHE_HOME to a folder that can")
+    old = sum(map(_is_outdated, folders))
+    if not old or found.status != "ok":
+        return found
+    cure = f"The next maxmatch search in such a folder replaces its own. To free the space at once, delete {place}."
+    return replace(found, status="note", detail=f"{found.detail}, {old} of an older {SHIPPED}.", cure=cure)
+
+
+def _is_outdated(place: Path) -> bool:
+    """Whether the index of a folder was made by a model that shipped before."""
+    from maxmatch.search.index_folder import IndexFolderError, read_manifest
+
+    try:
+        return has_newer(read_manifest(place / "index").model or "")
+    except (IndexFolderError, OSError):
+        return False
 
 
 def _cache(name: str, place: Path, holds: str, cure: str) -> Finding:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from maxmatch import __version__
 from maxmatch.cli.common import resumable
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def build(
         opened = fill(folder, incoming, create, advance)
     name = name_to_record(model) if model is not None else made_by.model if made_by else None
     if name is not None:
-        write_origin(folder, Origin(name, made_by.modality if made_by else modality))
+        about = (made_by.modality, made_by.version) if made_by else (modality, __version__)
+        write_origin(folder, Origin(name, *about))
     _finish(opened, index, incoming, source, as_json)
 
 
@@ -137,6 +139,7 @@ def add(
     """
     from maxmatch.cli.common import load_model, model_of
     from maxmatch.core.progress import bar
+    from maxmatch.model.names import model_title
     from maxmatch.search.index_folder import read_origin
     from maxmatch.search.ingest import add as fill
     from maxmatch.search.set_index import SetIndex
@@ -152,8 +155,9 @@ def add(
     incoming = _incoming(folder, given, encoder, name, manifest.dtype, keep)
     if incoming.made_by is not None and manifest.model is not None and incoming.made_by.identity != manifest.model:
         raise ValueError(
-            f"{index}: another model made its sets ({origin.model if origin else manifest.model}) than these "
-            f"({incoming.made_by.model}). Encode again with the index's model, or build another index."
+            f"{index}: another model made its sets ({model_title(manifest.model, origin and origin.model)}) than these "
+            f"({model_title(incoming.made_by.identity, incoming.made_by.model)}). Encode again with the index's model, "
+            f"or the index's items with this one: maxmatch index rebuild {index}"
         )
     with resumable(index), bar("items", incoming.items) as advance:
         fill(opened, incoming, existing, advance)
@@ -262,6 +266,10 @@ From sets already encoded, or directly from a folder:
 
   maxmatch index add photos.index --source ~/Downloads
 
+By a newer model:
+
+  maxmatch index rebuild photos.index
+
 From another program's arrays:
 
   maxmatch index build mine --sets s.npy --ids ids.txt --metadata meta.csv
@@ -320,6 +328,60 @@ def remove(
 
 
 @app.command()
+def rebuild(
+    index: _Folder,
+    model: Annotated[
+        str | None, typer.Option(help="What encodes them. Default: the index's model as it is today.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Where the items are now. Default: the files that the index names.")
+    ] = None,
+    missing: Annotated[
+        Literal["refuse", "ignore"], typer.Option(help="What to do where items are gone; ignore: leave them out.")
+    ] = "refuse",
+    device: _Device = None,
+    as_json: _Json = False,
+) -> None:
+    """Encode the items of an index again, as for a newer model.
+
+    Pictures are read from the files that the index names, captions from the texts in it; ids and metadata stay. The old
+    index is there until the new one is complete. If it is interrupted, run the same command again to resume.
+
+    Examples:
+
+      maxmatch index rebuild photos.index
+
+      maxmatch index rebuild photos.index --source /mnt/photos
+    """
+    from maxmatch.cli.common import cores, default_model, load_model, say
+    from maxmatch.cli.encode import first_reasons
+    from maxmatch.core.progress import bar
+    from maxmatch.model.names import name_to_record, recorded_model
+    from maxmatch.search.index_folder import read_manifest, read_origin
+    from maxmatch.search.rebuild import finish_replacing
+    from maxmatch.search.rebuild import rebuild as encode_again
+    from maxmatch.search.set_index import SetIndex
+    from maxmatch.search.shards import SKIPPED
+
+    folder = index.expanduser().resolve()
+    finish_replacing(folder)
+    before, origin = read_manifest(folder), read_origin(folder)
+    name = model or (default_model() if origin is None else recorded_model(origin.model))
+    encoder = load_model(name, device)
+    options = {"batch_size": 16 if encoder.device.type == "cpu" else 64, "workers": cores()}
+    with resumable(index):
+        report = first_reasons(index / SKIPPED)
+        added = encode_again(folder, encoder, name_to_record(name), source, missing, bar=bar, report=report, **options)
+    with SetIndex.open(folder) as opened:
+        items, now = len(opened), opened.manifest
+    if now.scoring != before.scoring:
+        say(f"{index}: compared by {now.similarity}, as this model was trained; before by {before.similarity}")
+    facts = {"path": str(index), "added": added, "items": items, **now.model_dump(mode="json")}
+    done = f"{added:,} items encoded again, sets {now.set_size} × {now.dim}" if added else "of this model already"
+    _print(as_json, facts, f"{index}: {done}")
+
+
+@app.command()
 def verify(
     index: _Folder,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items a search returns.")] = 10,
@@ -374,11 +436,12 @@ def info(index: _Folder, as_json: _Json = False) -> None:
 
       maxmatch index info photos.index --json
     """
-    from maxmatch.search.index_folder import read_origin
+    from maxmatch.search.index_folder import model_version, read_origin
     from maxmatch.search.set_index import SetIndex
 
     with SetIndex.open(index) as opened:
         known: dict[str, Any] = {"path": str(index), **opened.info()}
+        known["model_version"] = model_version(opened.folder, opened.manifest)
     origin = read_origin(index.expanduser())
     if origin is not None:
         known |= {"model_path": origin.model, "modality": origin.modality}

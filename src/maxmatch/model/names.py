@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from maxmatch.model.config import ModelConfig
@@ -22,6 +22,19 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _log = logging.getLogger("maxmatch")
+
+
+class ShippedModel(NamedTuple):
+    """A model that ships or once did. version: the last one of the package that has it."""
+
+    name: str
+    version: str
+
+
+SHIPPED_MODELS = {
+    "710355b277eceb2c378fdfc46f6a80f136cf2e1494bc52ddaeda068f64ef5661": ShippedModel("maxmatch-small", "0.1.0"),
+}
+"""By identity (`model_identity`), the oldest first: what made an index is known after a newer model has replaced it."""
 
 
 class CheckpointError(ValueError):
@@ -224,15 +237,47 @@ def model_hash(weights: Iterable[tuple[str, memoryview]], tokenizers: Mapping[st
     return digest.hexdigest()
 
 
-def check_same_model(known: str | None, model: AnyModel | str | None) -> None:
-    """Refuse sets of another model than the index's. Where either is None there is nothing to compare."""
+def older_models(model: AnyModel | str) -> list[str]:
+    """The identities of the models that shipped under the same name before this one; none for any other model."""
+    identities = list(SHIPPED_MODELS)
+    identity = model_identity(model)
+    before = identities[: identities.index(identity)] if identity in SHIPPED_MODELS else []
+    return [one for one in before if SHIPPED_MODELS[one].name == SHIPPED_MODELS[identity].name]
+
+
+def has_newer(identity: str) -> bool:
+    """Whether another model ships under the name of this one today."""
+    return any(identity in older_models(other) for other in SHIPPED_MODELS)
+
+
+def model_title(identity: str, name: str | None = None, version: str | None = None) -> str:
+    """A model in messages: its name and, where it ships or once did, the version of the package that has it; and the
+    beginning of its hash. name, version: as recorded, for a model that the table does not have.
+    """
+    name, version = SHIPPED_MODELS.get(identity, (name, version))
+    of_version = "" if version is None else f" of maxmatch {version}"
+    return f"the model {identity[:16]}" if name is None else f"{name}{of_version} ({identity[:16]})"
+
+
+def package_version(identity: str | None, name: str | None, version: str | None) -> str | None:
+    """The version of the package to install for a model; None where it is no model that ships. name, version: as
+    recorded with what it made.
+    """
+    known = SHIPPED_MODELS.get(identity or "")
+    return known.version if known is not None else version if name in shipped_names() else None
+
+
+def check_same_model(known: str | None, model: AnyModel | str | None, folder: str | Path = "INDEX") -> None:
+    """Refuse sets of another model than that of the index in a folder, `known`. Where either is None there is nothing
+    to compare.
+    """
     if known is None or model is None:
         return
     given = model_identity(model)
     if given != known:
         raise ValueError(
-            f"model: this index holds sets of the model {known[:16]}, got those of {given[:16]}: "
-            "their vectors cannot be compared. Encode with that model, or make a new index for this one."
+            f"model: this index holds sets of {model_title(known)}, got those of {model_title(given)}: their vectors "
+            f"cannot be compared. Encode with that model, or the index again: maxmatch index rebuild {folder}"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from maxmatch import __version__
 from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, ReadBatch, Reader, TextReader, read_ahead
@@ -47,6 +48,7 @@ def describe(
     return ShardManifest.model_validate(
         {
             "model": name,
+            "version": __version__,
             "identity": model_identity(model),
             "similarity": model.similarity_name,
             "similarity_options": model.similarity_options,

@@ -1,6 +1,7 @@
 """The folder of an index: its manifest (index.json), its lock, and checks of what is added."""
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from maxmatch.core.files import is_draft, locked, user_cache, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options
+from maxmatch.model.names import model_title, package_version
 from maxmatch.search.engine import ItemRows
 
 FORMAT = "maxmatch.SetIndex"
@@ -106,9 +108,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE
     if not path.is_file():
         what = "holds no index" if folder.is_dir() else "no such folder"
-        raise IndexFolderError(
-            f"{folder}: {what} ({FILE} is missing). Make one with `maxmatch index build` or SetIndex.create."
-        )
+        cure = "Make one with `maxmatch index build` or SetIndex.create."
+        if is_half_replaced(folder):
+            cure = f"A rebuild was interrupted at its end; to finish: maxmatch index rebuild {shlex.quote(str(folder))}"
+        raise IndexFolderError(f"{folder}: {what} ({FILE} is missing). {cure}")
     called = "an index of MaxMatch"
     return load_manifest(path, Manifest, FORMAT, IndexFolderError, called, cure_of(folder), too_new=NewerIndexError)
 
@@ -126,6 +129,8 @@ class Origin(NamedTuple):
 
     model: str
     modality: str | None
+    version: str | None = None
+    """Of the MaxMatch that made the sets; None where that was not noted yet."""
 
 
 def write_origin(folder: Path, origin: Origin) -> None:
@@ -141,6 +146,28 @@ def read_origin(folder: Path) -> Origin | None:
         return None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder / ORIGIN}: cannot be read ({error}). Remove it, and give --model.") from error
+
+
+def model_version(folder: Path, manifest: Manifest) -> str | None:
+    """The version of the package whose model made the sets of an index; None where it is no model that ships."""
+    origin = read_origin(folder)
+    recorded = (None, None) if origin is None else (origin.model, origin.version)
+    return package_version(manifest.model, *recorded)
+
+
+def other_model(folder: Path, manifest: Manifest, given: str, named: str | None = None) -> ValueError:
+    """The error for an index that was made by another model than the one given. named: how the user named that one."""
+    origin, version = read_origin(folder), model_version(folder, manifest)
+    title = model_title(manifest.model or "unknown", origin.model if origin else None, version)
+    option = "" if named is None else f" --model {shlex.quote(named)}"
+    again = f"encode its items again: maxmatch index rebuild {shlex.quote(str(folder))}{option}"
+    if version is None:
+        cure = f"Name the right one with --model, or {again}"
+    else:
+        cure = f'{again[0].upper()}{again[1:]}. To search it as it is: pip install "maxmatch=={version}"'
+    return ValueError(
+        f"{folder}: another model than {given} made its sets: {title}. Scores between the two are meaningless. {cure}"
+    )
 
 
 _LEFT = (".lock", TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
@@ -165,6 +192,21 @@ def empty_folder(folder: Path) -> None:
     others = [name for name in names if name not in _LEFT and not any(is_draft(name, of) for of in (FILE, *_LEFT))]
     if others:
         raise FileExistsError(f"{folder}: holds other files ({others[0]}). Choose an empty or a new folder.")
+
+
+def rebuilt_folder(folder: Path) -> Path:
+    """Where the index is built that is to replace the one in a folder (`maxmatch.search.rebuild`): beside it."""
+    return folder.with_name(f".{folder.name}.rebuilt")
+
+
+def replaced_folder(folder: Path) -> Path:
+    """Where the old index is while the new one gets its name."""
+    return folder.with_name(f".{folder.name}.replaced")
+
+
+def is_half_replaced(folder: Path) -> bool:
+    """Whether a process was killed between these two steps."""
+    return not folder.exists() and replaced_folder(folder).is_dir() and rebuilt_folder(folder).is_dir()
 
 
 # What comes into an index, checked: every error names the item and what to do.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,6 +268,12 @@ def unfinished(folder: Path) -> FileExistsError:
         f"{folder}: adding other items was interrupted. Run that command again to finish; or remove "
         f"{_note_file(folder)} to leave the index as it is."
     )
+
+
+def discard(folder: Path) -> None:
+    """Remove an index that was not completed, if there is one. First its note: without it nothing resumes."""
+    _note_file(folder).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_begun(folder: Path) -> bool:

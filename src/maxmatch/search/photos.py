@@ -5,8 +5,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
 from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
 from maxmatch.model.images import lacks_avif
-from maxmatch.model.names import AnyModel, model_identity
+from maxmatch.model.names import SHIPPED, AnyModel, model_identity, older_models
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
@@ -185,7 +185,7 @@ class Synced(NamedTuple):
     unreadable: list[Skipped]
 
 
-def place_of(folder: Path, model: AnyModel) -> Path:
+def place_of(folder: Path, model: AnyModel | str) -> Path:
     """Where the index of a folder is kept: in the user's cache, by the folder's path and the model."""
     named = f"{folder.expanduser().resolve()}\n{model_identity(model)}"
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -244,6 +244,21 @@ def open_synced(
         raise _not_written(place, error) from error
     index = open_photos(place, model)
     return index, sync(index, model, folder, bar=bar)
+
+
+@contextmanager
+def replacing_older(folder: Path, model: AnyModel, say: Callable[[str], object]) -> Iterator[None]:
+    """While a folder is read by a model that ships: `say` that an older one has read it, and remove what that one left
+    when all is done. Whatever ends the work before, the old cache stays, and the next search resumes.
+    """
+    old = [place_of(folder, identity) for identity in older_models(model)]
+    if any(map(is_indexed, old)):
+        say(f"{folder} was read by an older {SHIPPED}; reading it anew once")
+    yield
+    for place in old:
+        with suppress(OSError):
+            (place / "index" / FILE).unlink()  # first: what a kill leaves of the rest is no index any more
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _not_written(place: Path, error: OSError) -> OSError:

@@ -25,6 +25,7 @@ from maxmatch.search.engine import (
 )
 from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
 from maxmatch.search.index_folder import (
+    FILE,
     Manifest,
     Tuning,
     checked_count,
@@ -82,6 +83,8 @@ class SetIndex:
         self._warned: set[str] = set()
         self._seen: set[Condition] = set()
         """What any item passed, of `check_kinds`."""
+        self._checked: object = None
+        """The state of index.json when its model was last compared."""
 
     @classmethod
     def create(
@@ -330,7 +333,8 @@ class SetIndex:
             ('a', [0, 1, 2, 3])
         """
         k = checked_count("k", k)
-        check_same_model(self.manifest.model, model)
+        check_same_model(self.manifest.model, model, self.folder)
+        self._refuse_replaced()
         queries = np.array(checked_sets(self.manifest, sets), dtype=np.float32)
         condition = self._condition(where)
         tuning = self.manifest.tuning
@@ -485,12 +489,13 @@ class SetIndex:
         optimise: bool,
         replace: bool,
     ) -> None:
-        check_same_model(self.manifest.model, model)
+        check_same_model(self.manifest.model, model, self.folder)
         rows = rows_of(self.manifest, ids, sets, metadata, self._last_added)
         if not rows.ids:
             return
         self._last_added = int(rows.added[-1])
         with writing(self.folder):
+            self._refuse_replaced()
             if replace:
                 self.engine.upsert(rows)
             else:
@@ -502,6 +507,23 @@ class SetIndex:
                     )
                 self.engine.add(rows)
             self._settle(optimise)
+
+    def _refuse_replaced(self) -> None:
+        """Refuse to mix sets of two models: `maxmatch index rebuild` may have replaced the index since it was opened.
+        Looking whether index.json has changed takes microseconds.
+        """
+        try:
+            state = (self.folder / FILE).stat()
+        except OSError:
+            return  # the engine tells what is wrong
+        now = (state.st_ino, state.st_mtime_ns)
+        if now == self._checked:
+            return
+        if read_manifest(self.folder).model != self.manifest.model:
+            raise ValueError(
+                f"{self.folder}: encoded again by another model since it was opened. Open it again; restart a server."
+            )
+        self._checked = now
 
     def _settle(self, optimise: bool) -> None:
         """After a write: the engine's own work. The items are safe, so that a failure here is only logged."""

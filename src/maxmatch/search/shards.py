@@ -25,6 +25,7 @@ from maxmatch.core.files import draft, locked, whole, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.core.progress import Skipped
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName
+from maxmatch.model.names import model_title
 
 FORMAT = "maxmatch.shards"
 MANIFEST, SKIPPED = "manifest.json", "skipped.jsonl"
@@ -39,6 +40,8 @@ class ShardManifest(ConfigPart):
 
     model: str | None = None
     """Where the model was when it was used."""
+    version: str | None = None
+    """Of the MaxMatch that made them; None where that was not noted yet."""
     identity: str
     """Of the model: see `maxmatch.model.names`."""
     similarity: SimilarityName = "maxmatch"
@@ -193,7 +196,9 @@ def begin(folder: Path, manifest: ShardManifest) -> ShardManifest:
     ):
         old, new = getattr(there, name), getattr(manifest, name)
         if old != new:
-            differs = f"{there.model}, not {manifest.model}" if name == "identity" else f"{old}, not {new}"
+            if name == "identity":
+                old, new = (model_title(one.identity, one.model) for one in (there, manifest))
+            differs = f"{old}, not {new}"
             detail = f"; {there.items:,} items, now {manifest.items:,}" if name == "source_digest" else f" ({differs})"
             raise FileExistsError(f"{folder}: holds {what}{detail}. Give a new folder with --out, or remove this one.")
     return there

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from maxmatch import __version__
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.names import SHIPPED, model_identity, recorded_model
-from maxmatch.search.index_folder import read_origin
+from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
+from maxmatch.search.index_folder import other_model, read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import add_handlers
 from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf
@@ -60,10 +60,7 @@ def create_app(
     model = _recorded_model(index) if model is None else model
     known = index.manifest.model
     if index.manifest.dim != model.dim or (known is not None and known != model_identity(model)):
-        raise ValueError(
-            f"{index.folder}: made by another model ({(known or 'unknown')[:16]}, width {index.manifest.dim}). "
-            "Use that model, or build another index with this one."
-        )
+        raise other_model(index.folder, index.manifest, model_title(model_identity(model)))
     model.eval()
     limits = limits or Limits()
     metrics, uploads = Metrics(), Uploads()
