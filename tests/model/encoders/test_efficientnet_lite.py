@@ -112,3 +112,12 @@ def test_evaluation_folds_the_norms_into_the_convolutions_and_gives_the_same_map
     with torch.no_grad():
         network.train()(images)
     assert not torch.equal(network.stem.norm.running_mean, before["stem.norm.running_mean"])
+
+
+def test_without_gradient_many_images_have_the_maps_that_they_have_with_it():
+    torch.manual_seed(0)
+    model = EfficientNetLite().eval()
+    images = torch.randn(2 * torch.get_num_threads() * 2 + 1, 3, 64, 64)
+    with torch.no_grad():
+        few_at_a_time = model(images)
+    torch.testing.assert_close(few_at_a_time, model(images).detach(), rtol=1e-3, atol=1e-3)

@@ -12,6 +12,7 @@ from torch.nn.functional import conv2d, pad, relu, relu6
 from maxmatch.model.encoders.backbone import package_folder
 
 _STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
+_FEW = 2  # images per thread
 _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -104,8 +105,14 @@ class EfficientNetLite(nn.Module):
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The last feature map."""
-        if images.device.type == "cpu" and not torch.is_grad_enabled():
-            images = images.contiguous(memory_format=torch.channels_last)  # faster there by a third
+        if images.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Channels last is faster there by a third, and a few images at a time by another: their maps stay in the
+            # processor's cache.
+            images = images.contiguous(memory_format=torch.channels_last)
+            return torch.cat([self._map(few) for few in images.split(_FEW * torch.get_num_threads())])
+        return self._map(images)
+
+    def _map(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         x = self.stem(images)
         for stage in self.stages:
             x = stage(x)
