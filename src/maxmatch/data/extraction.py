@@ -147,7 +147,8 @@ def extract(
     size, device = reader.transform.size, next(encoder.parameters()).device
     # The exact kernels: what is done once may take a little longer, and be the same everywhere.
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        for places, batch in zip(left, read_ahead(reader, images, left, skip=True), strict=True):
+        read = read_ahead(reader, images, left, skip=True, ahead=device.type != "cpu")
+        for places, batch in zip(left, read, strict=True):
             for skipped in batch.skipped:
                 image = ids[skipped.index]
                 what = f"image {image!r} of the split {found[image][0]!r} is left out ({skipped.reason.rstrip('.')})"

@@ -242,6 +242,7 @@ class SetEncoder(nn.Module):
             empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
             encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
             within=self.evaluating(),
+            ahead=self.device.type != "cpu",
         )
         return sets
 

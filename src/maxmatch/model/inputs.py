@@ -5,6 +5,7 @@ Importing this loads no torch: models that run without it read and encode their 
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,28 +152,43 @@ class ReadBatch(NamedTuple):
 
 
 def read_ahead(
-    reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool, workers: int | None = None
+    reader: Reader,
+    items: Sequence[Any],
+    batches: Sequence[Sequence[int]],
+    skip: bool,
+    workers: int | None = None,
+    ahead: bool = True,
 ) -> Iterator[ReadBatch]:
     """The batches in order, the next few being read in `workers` threads while the model works on one.
 
-    skip: leave out an item that cannot be read; otherwise an error names it.
+    skip: leave out an item that cannot be read; otherwise an error names it. ahead: whether there are processors for
+    both; False where the model works on this one: then all threads read one batch and wait while the model works.
     """
+    threads = workers or min(_WORKERS, os.cpu_count() or 1)
 
-    def read(places: Sequence[int]) -> ReadBatch:
-        good, skipped = {}, []
-        for place in places:
-            try:
-                good[place] = reader.read(items[place])
-            except (ValueError, OSError) as error:
-                if not skip:
-                    kind = type(error) if type(error) in _PLAIN else ValueError
-                    raise kind(f"item {place}: {error}") from error
-                skipped.append(Skipped(f"item {place}", str(error), place))
+    def one(place: int) -> Any:
+        try:
+            return reader.read(items[place])
+        except (ValueError, OSError) as error:
+            if not skip:
+                kind = type(error) if type(error) in _PLAIN else ValueError
+                raise kind(f"item {place}: {error}") from error
+            return Skipped(f"item {place}", str(error), place)
+
+    def read(places: Sequence[int], each: Callable[..., Iterable[Any]] = map) -> ReadBatch:
+        found = dict(zip(places, each(one, places), strict=True))
+        good = {place: value for place, value in found.items() if not isinstance(value, Skipped)}
+        skipped = [value for value in found.values() if isinstance(value, Skipped)]
         return ReadBatch(list(good), reader.collate(list(good.values())) if good else None, skipped)
 
-    if len(batches) < 2:  # nothing to read meanwhile
-        return map(read, batches)
-    return map_ahead(read, batches, workers or min(_WORKERS, os.cpu_count() or 1), ahead=1)
+    if isinstance(reader, TextReader) and not ahead:
+        yield from map(read, batches)
+    elif ahead and len(batches) > 1:
+        yield from map_ahead(read, batches, threads, ahead=1)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            for places in batches:
+                yield read(places, pool.map)
 
 
 @dataclass(frozen=True)
@@ -211,11 +227,12 @@ def encode_items(
     empty: Callable[[int], Any],
     encode_batch: Callable[[Any], Any],
     within: AbstractContextManager[object] | None = None,
+    ahead: bool = False,
 ) -> Any:
     """The loop behind every `encode`: the sets of all items in their order, or an `Encoded` with errors="skip".
 
     empty: makes the tensor or array of n sets that is filled. encode_batch: the sets of what `reader` collated.
-    within: a context for the whole loop. Items of similar length share a batch.
+    within: a context for the whole loop. ahead: see `read_ahead`. Items of similar length share a batch.
     """
     items = checked_items(items, batch_size, errors)
     sets = empty(len(items))
@@ -224,7 +241,7 @@ def encode_items(
     skipped: list[Skipped] = []
     shown = False if show_progress is None and len(items) <= _LONG_WORK else show_progress
     with within or nullcontext(), bar(modality, len(items), shown) as advance:
-        for batch in read_ahead(reader, items, batches, errors == "skip"):
+        for batch in read_ahead(reader, items, batches, errors == "skip", ahead=ahead):
             if batch.inputs is not None:
                 sets[batch.places] = encode_batch(batch.inputs)
             skipped += batch.skipped

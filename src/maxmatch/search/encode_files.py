@@ -120,7 +120,8 @@ def encode_shards(
     pending: list[EncodedItems] = []
     kept = time.monotonic()
     with model.evaluating(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        read = read_ahead(reader, job.listing.values, [places for _, places in plan], skip=True, workers=workers)
+        batches, ahead = [places for _, places in plan], model.device.type != "cpu"
+        read = read_ahead(reader, job.listing.values, batches, skip=True, workers=workers, ahead=ahead)
         for at, batch in enumerate(read):
             number, places = plan[at]
             pending.append(_encoded(model, job, batch))
