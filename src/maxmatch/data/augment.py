@@ -147,8 +147,9 @@ def cut_phrases(
 
 
 class Phrases:
-    """Cuts a share of the captions to a phrase of one to three words, "a red car". Other images whose captions say all
-    its words match it too, and no teacher is asked about it.
+    """Cuts a share of the captions to a phrase of one to three words, "a red car"; a caption that is no longer than that
+    is a phrase already. Other images whose captions say all its words match a phrase too. No teacher is asked about a
+    caption that was cut.
     """
 
     def __init__(self, share: float, readers: Mapping[str, Reader], device: torch.device) -> None:
@@ -172,10 +173,11 @@ class Phrases:
             inputs[name], places[name] = Inputs(values, mask), places[name].masked_fill(chosen, -1)
             said[:, known.size] = True
             needed = _words_or(known.size, values, mask, known)
+            short = chosen | ((needed < known.size).sum(1) <= _PHRASE_WORDS)
             for other in batch.groups.keys() - self._words:
                 same = batch.groups[other][:, None] == batch.groups[name]
                 theirs = said[row[same.to(torch.uint8).argmax(1)]]
-                also[other, name] = theirs[:, needed].all(-1) & chosen & same.any(1, keepdim=True)
+                also[other, name] = theirs[:, needed].all(-1) & short & same.any(1, keepdim=True)
         return replace(batch, inputs=inputs, places=places, also=also)
 
 
