@@ -32,7 +32,7 @@ from maxmatch.model.inputs import FeatureReader, PixelReader, TextReader
 from maxmatch.model.text import encode, train_wordpiece_tokenizer, word_tokenizer
 
 PAD, START, END, UNK, MASK = range(5)
-KNOWN = WordIds(MASK, PAD, torch.tensor([PAD, START, END]), torch.arange(5, 50), 50)
+KNOWN = WordIds(MASK, PAD, torch.tensor([PAD, START, END]), torch.arange(5, 50), torch.arange(50) >= 5)
 
 
 def draws(*shape, seed=0):
@@ -177,8 +177,9 @@ def test_what_cannot_be_dropped_or_cropped_is_refused():
     for options, message in (({"scale": (0.5, 1.2)}, "scale:"), ({"ratio": (0.0, 1.0)}, "ratio:")):
         with pytest.raises(ValueError, match=message):
             RandomCrop(32, *COLOURS, **options)
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "dog": 2}, unk_token="<unk>"))
     with pytest.raises(ValueError, match="a tokenizer with a mask token"):
-        word_ids(Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "dog": 2}, unk_token="<unk>")), CPU)
+        SizeAugmentation({"text": 0.2}, {"text": TextReader(tokenizer)}, CPU)
 
 
 # Pictures.

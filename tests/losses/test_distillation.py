@@ -84,3 +84,15 @@ def tiny_batch():
 
     scores = torch.randn(3, 6)
     return scores, torch.arange(3)[:, None] == torch.arange(6) // 2, sets(3), sets(6), torch.randn(2, 3, 6)
+
+
+def test_pairs_that_a_teacher_does_not_know_are_left_out():
+    scores, teachers = made(1)[0], made(2, seed=1)
+    alone = distillation(scores[:, 1:], teachers[:, :, 1:], 0.3)
+    teachers[1, :, 0] = -torch.inf  # one of two does not know a caption
+    scores.requires_grad_()
+    loss = distillation(scores, teachers, 0.3)
+    assert loss.item() == pytest.approx(alone.item(), rel=1e-9)
+    loss.backward()
+    assert scores.grad[:, 0].abs().max() == 0
+    assert distillation(scores, torch.full_like(teachers, -torch.inf), 0.3).item() == 0

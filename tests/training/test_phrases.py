@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from small_runs import recipe_for
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from maxmatch.core.types import Batch, Inputs
 from maxmatch.data.augment import Phrases, SizeAugmentation
@@ -120,3 +121,33 @@ def test_in_training_the_loss_is_the_same_in_chunks_and_phrases_match_more(data,
 def test_several_processes_are_refused(data):
     with pytest.raises(ValueError, match="phrases"):
         prepare(recipe_for(data, phrases=0.2), Processes(0, 2, CPU), print)
+
+
+def test_signs_and_unknown_words_make_no_phrase_and_match_nothing():
+    tokenizer = word_tokenizer(["a dog , a cat .", "a dog ! a cat"], 1)
+    reader = TextReader(tokenizer)
+    captions = ["a zebra .", "a toaster , !", ". , !", "a dog , a cat .", "a dog"]
+    inputs = {TEXT: reader.collate([reader.read(text) for text in captions]), IMAGE: Inputs(torch.zeros(5, 1), None)}
+    numbers = {TEXT: torch.arange(5), IMAGE: torch.arange(5)}
+    for seed in range(20):
+        cut = Phrases(0.99, {TEXT: reader}, CPU)(Batch(inputs, numbers, dict(numbers)), seed)
+        texts = words(reader, cut.inputs[TEXT])
+        assert cut.places[TEXT][3] == 3 or not set(texts[3]) & set(",.!")
+        assert cut.places[TEXT][2] == 2  # has no word, and stays
+        also = cut.also[IMAGE, TEXT]
+        assert not also[:, 2].any()
+        for column, text in enumerate(texts):
+            said = set(text.split()) & {"a", "dog", "cat"}
+            mine = [set(caption.split()) for caption in captions]
+            short = 0 < sum(word in said for word in text.split()) <= 3
+            assert also[:, column].tolist() == [short and said <= one for one in mine], text
+
+
+def test_phrases_need_no_mask_token_but_leaving_out_words_does():
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "dog": 2, "cat": 3, "<unk>": 4}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(pad_id=0, pad_token="<pad>")
+    reader = {TEXT: TextReader(tokenizer)}
+    Phrases(0.5, reader, CPU)
+    with pytest.raises(ValueError, match="mask token"):
+        SizeAugmentation({TEXT: 0.5}, reader, CPU)

@@ -30,41 +30,45 @@ _PHRASE_SEED = 0x5EED  # other draws than those of the words left out
 class WordIds:
     """What the augmentation has to know of a tokenizer.
 
-    mask, padding: their ids. fixed: tokens that are no words and never touched, <start>, <end>, [CLS], [SEP], padding.
-    words: what a word may be replaced by, the vocabulary without special tokens. continues: of every id, whether it is
-    a wordpiece ("##ing") that continues the word before it; None where the tokenizer has none. size: above all ids.
+    mask, padding: their ids; mask is None where there is none. fixed: tokens that are no words and never touched:
+    <start>, <end>, [CLS], [SEP], padding. words: what a word may be replaced by, the vocabulary without special tokens.
+    readable: of every id, whether it is such a word and has a letter or a digit. continues: of every id, whether it is
+    a wordpiece ("##ing") that continues the word before it; None where the tokenizer has none.
     """
 
-    mask: int
+    mask: int | None
     padding: int
     fixed: Int[Tensor, " F"]
     words: Int[Tensor, " V"]
-    size: int
+    readable: Bool[Tensor, " T"]
     continues: Bool[Tensor, " T"] | None = None
+
+    def starts(self, ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+        """Where a word begins."""
+        word = mask & self.readable[ids]
+        return word if self.continues is None else word & ~self.continues[ids]
 
 
 def word_ids(tokenizer: Tokenizer, device: torch.device) -> WordIds:
     """The ids of a tokenizer's special tokens and of its words."""
     ids = (tokenizer.token_to_id(token) for token in _MASK_TOKENS)
     mask = next((index for index in ids if index is not None), None)
-    if mask is None:
-        raise ValueError(
-            f"drop: to leave out words takes a tokenizer with a mask token, one of {', '.join(_MASK_TOKENS)}; this one "
-            "has none. Train without dropping words, or with another tokenizer."
-        )
     padding = int((tokenizer.padding or {}).get("pad_id", 0))
     around = tokenizer.encode("").ids  # nothing but what is put around every text
     special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     vocabulary = tokenizer.get_vocab()
     words = sorted(set(vocabulary.values()) - {*special, *around, padding})
     if not words:
-        raise ValueError("drop: the tokenizer's vocabulary has special tokens only. Train it on captions.")
+        raise ValueError("the tokenizer's vocabulary has special tokens only. Train it on captions.")
     continues = None
     if prefix := getattr(tokenizer.model, "continuing_subword_prefix", None):
         continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool, device=device)
         continues[[index for piece, index in vocabulary.items() if piece.startswith(prefix)]] = True
+    readable = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool, device=device)
+    chosen = set(words)
+    readable[[index for piece, index in vocabulary.items() if index in chosen and any(map(str.isalnum, piece))]] = True
     fixed = torch.tensor(sorted({*around, padding}), device=device)
-    return WordIds(mask, padding, fixed, torch.tensor(words, device=device), max(vocabulary.values()) + 1, continues)
+    return WordIds(mask, padding, fixed, torch.tensor(words, device=device), readable, continues)
 
 
 def drop_regions(mask: Bool[Tensor, "B N"], p: float, draws: Float[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
@@ -84,6 +88,7 @@ def drop_words(
     draws: whether a word is hit (below p), what becomes of it, and by which word it is replaced. Where every word
     would be deleted, the one with the largest first draw stays as it is.
     """
+    assert known.mask is not None
     word = mask & (ids[..., None] != known.fixed).all(-1)
     if known.continues is not None:  # then a piece has the draws of the word's first
         first = torch.arange(ids.shape[1], device=ids.device).masked_fill(known.continues[ids], 0).cummax(1).values
@@ -114,13 +119,13 @@ def words_said(
     column is for what is no word.
     """
     row = (groups[:, None] == groups).to(torch.uint8).argmax(1)
-    said = torch.zeros(len(ids), known.size + 1, dtype=torch.bool, device=ids.device)
-    said[row[:, None], _words_or(known.size, ids, mask, known)] = True
+    said = torch.zeros(len(ids), len(known.readable) + 1, dtype=torch.bool, device=ids.device)
+    said[row[:, None], _words_or_last(ids, mask, known)] = True
     return said, row
 
 
-def _words_or(other: int, ids: Tensor, mask: Tensor, known: WordIds) -> Tensor:
-    return torch.where(mask & (ids[..., None] != known.fixed).all(-1), ids, other)
+def _words_or_last(ids: Tensor, mask: Tensor, known: WordIds) -> Tensor:
+    return torch.where(mask & known.readable[ids], ids, len(known.readable))
 
 
 def cut_phrases(
@@ -135,20 +140,20 @@ def cut_phrases(
 
     said: see `words_said`. draws: which word, and how many before it (the last column).
     """
-    token = _words_or(known.size, ids, mask, known)
-    word = token < known.size
+    word = mask & known.readable[ids]
     rarity = (said.any(1).sum() / said.sum(0)).log()  # groups, and groups that say it
-    keys = draws[:, :-1].clamp(min=1e-6).log() / rarity[token].clamp(min=1e-6)
-    number = (word if known.continues is None else word & ~known.continues[ids]).cumsum(1)  # of the word
+    keys = draws[:, :-1].clamp(min=1e-6).log() / rarity[_words_or_last(ids, mask, known)].clamp(min=1e-6)
+    number = known.starts(ids, mask).cumsum(1)  # of the word
     last = number.gather(1, keys.masked_fill(~word, -torch.inf).argmax(1, keepdim=True))
     first = last - (draws[:, -1:] * _PHRASE_WORDS).long().clamp(max=_PHRASE_WORDS - 1)
+    around = (ids[..., None] == known.fixed).any(-1)
     phrase = word & (number >= first) & (number <= last)
-    return _moved_up(ids, mask & (~word | phrase | ~chosen[:, None]), known.padding)
+    return _moved_up(ids, mask & (around | phrase | ~chosen[:, None]), known.padding)
 
 
 class Phrases:
-    """Cuts a share of the captions to a phrase of one to three words, "a red car"; a caption that is no longer than that
-    is a phrase already. Other images whose captions say all its words match a phrase too. No teacher is asked about a
+    """Cuts a share of the captions to a phrase of one to three words, "a red car"; a caption that is no longer is a
+    phrase already. Other images whose captions say all its words match a phrase too. No teacher is asked about a
     caption that was cut.
     """
 
@@ -167,13 +172,13 @@ class Phrases:
             values, mask = inputs[name]
             assert mask is not None
             draws = torch.rand((len(mask), mask.shape[1] + 2), generator=generator, device=self._device)
-            chosen = draws[:, -1] < self._share
+            chosen = (draws[:, -1] < self._share) & (mask & known.readable[values]).any(1)
             said, row = words_said(values, mask, batch.groups[name], known)
             values, mask = cut_phrases(values, mask, chosen, said, known, draws[:, :-1])
             inputs[name], places[name] = Inputs(values, mask), places[name].masked_fill(chosen, -1)
-            said[:, known.size] = True
-            needed = _words_or(known.size, values, mask, known)
-            short = chosen | ((needed < known.size).sum(1) <= _PHRASE_WORDS)
+            said[:, -1] = True
+            needed, count = _words_or_last(values, mask, known), known.starts(values, mask).sum(1)
+            short = (count > 0) & (count <= _PHRASE_WORDS)
             for other in batch.groups.keys() - self._words:
                 same = batch.groups[other][:, None] == batch.groups[name]
                 theirs = said[row[same.to(torch.uint8).argmax(1)]]
@@ -194,6 +199,12 @@ class SizeAugmentation:
                 raise ValueError(f"drop: expected a share from 0 to below 1 for {modality!r}, got {share}.")
             if isinstance(reader, TextReader):
                 self._words[modality] = word_ids(reader.tokenizer, device)
+                if self._words[modality].mask is None:
+                    raise ValueError(
+                        f"drop: to leave out words takes a tokenizer with a mask token, one of "
+                        f"{', '.join(_MASK_TOKENS)}; this one has none. Train without dropping words, or with another "
+                        "tokenizer."
+                    )
             elif not isinstance(reader, FeatureReader):
                 kind = "no such modality" if reader is None else type(reader).__name__
                 raise ValueError(
@@ -211,8 +222,9 @@ class SizeAugmentation:
             assert mask is not None
             if modality in self._words:
                 draws = torch.rand((3, *mask.shape), generator=generator, device=self._device)
-                if batch.also:  # some captions were cut already
-                    draws[0].masked_fill_(batch.places[modality][:, None] < 0, 1.0)
+                if batch.also:  # a phrase is short enough
+                    phrase = self._words[modality].starts(values, mask).sum(1, keepdim=True) <= _PHRASE_WORDS
+                    draws[0].masked_fill_(phrase, 1.0)
                 inputs[modality] = Inputs(*drop_words(values, mask, share, self._words[modality], draws))
             else:
                 draws = torch.rand(mask.shape, generator=generator, device=self._device)

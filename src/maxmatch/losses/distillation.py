@@ -23,8 +23,8 @@ def distillation(
 
     Args:
         scores: the student's, of every image with every caption.
-        teachers: the scores that T teachers give the same pairs; −inf for a pair that is left out, with the student's.
-            No gradient flows to them.
+        teachers: the scores that T teachers give the same pairs; −inf for a pair that one of them does not know: it
+            is left out. No gradient flows to them.
         temperature: τ, of student and teachers; the smaller, the more the best pairs count.
 
     Returns:
@@ -46,12 +46,14 @@ def distillation(
         )
     if not temperature > 0:
         raise ValueError(f"temperature: expected a positive number, got {temperature}.")
-    unknown = teachers.isneginf()
-    expected = (teachers.detach() / temperature).masked_fill(unknown, _NOTHING)
-    scores = scores.masked_fill(unknown.any(0), temperature * _NOTHING)
-    return _one_way(scores / temperature, expected) + _one_way(scores.T / temperature, expected.mT)
+    known = ~teachers.isneginf().any(0)
+    expected = (teachers.detach() / temperature).masked_fill(~known, _NOTHING)
+    logits = (scores / temperature).masked_fill(~known, _NOTHING)
+    return _one_way(logits, expected, known) + _one_way(logits.T, expected.mT, known.T)
 
 
-def _one_way(logits: Tensor, expected: Tensor) -> Tensor:
+def _one_way(logits: Tensor, expected: Tensor, known: Tensor) -> Tensor:
     wanted = expected.log_softmax(-1).logsumexp(0) - math.log(len(expected))
-    return (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(1).mean()
+    divergence = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(1)
+    anchors = known.any(1)
+    return divergence.masked_fill(~anchors, 0.0).sum() / anchors.sum().clamp(min=1)

@@ -181,7 +181,7 @@ def read_ahead(
         skipped = [value for value in found.values() if isinstance(value, Skipped)]
         return ReadBatch(list(good), reader.collate(list(good.values())) if good else None, skipped)
 
-    if isinstance(reader, TextReader) and not ahead:
+    if max(map(len, batches), default=0) < 2 or (isinstance(reader, TextReader) and not ahead):
         yield from map(read, batches)
     elif ahead and len(batches) > 1:
         yield from map_ahead(read, batches, threads, ahead=1)

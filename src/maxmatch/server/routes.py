@@ -16,6 +16,7 @@ from maxmatch import __version__
 from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
+from maxmatch.model.text import Words
 from maxmatch.search.photos import facts_condition
 from maxmatch.search.query import parse_query
 from maxmatch.server.api_schema import (
@@ -211,7 +212,7 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         for result in page.results
     ]
     texts = [term.value for term in terms if term.kind == "text"]
-    words = service.model.known_words(*texts)
+    words = service.model.known_words(*texts) if texts else Words([], [])  # a model of pictures alone reads no words
     total = len(service.gallery.passing(where))
     took = (time.perf_counter() - started) * 1000
     page_out = {

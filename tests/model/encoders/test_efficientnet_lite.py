@@ -1,4 +1,5 @@
 import sys
+import warnings
 
 import pytest
 import torch
@@ -121,3 +122,13 @@ def test_without_gradient_many_images_have_the_maps_that_they_have_with_it():
     with torch.no_grad():
         few_at_a_time = model(images)
     torch.testing.assert_close(few_at_a_time, model(images).detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_trace_of_a_few_images_holds_for_many(without_shape_checks):
+    torch.manual_seed(0)
+    model = EfficientNetLite().eval()
+    images = torch.randn(2 * torch.get_num_threads() * 2 + 1, 3, 32, 32)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # padding depends on the size of an image, which stays the same
+        traced = torch.jit.trace(model, images[:2])
+        assert traced(images).shape[0] == len(images)

@@ -105,7 +105,9 @@ class EfficientNetLite(nn.Module):
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The last feature map."""
-        if images.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        recorded = tracing or torch.compiler.is_compiling()  # for batches of any size
+        if images.device.type == "cpu" and not torch.is_grad_enabled() and not recorded:
             # Channels last is faster there by a third, and a few images at a time by another: their maps stay in the
             # processor's cache.
             images = images.contiguous(memory_format=torch.channels_last)

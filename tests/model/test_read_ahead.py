@@ -1,0 +1,49 @@
+"""Batches are read in order, whether the next ones are read meanwhile or all threads read one."""
+
+import threading
+
+import pytest
+
+from maxmatch.core.types import Inputs
+from maxmatch.model.inputs import read_ahead
+
+BATCHES = [[3, 0], [5, 1, 4], [2]]
+
+
+class Reader:
+    """Gives items back; a negative one cannot be read."""
+
+    reads = "image"
+
+    def length(self, item):
+        return 1
+
+    def read(self, item):
+        if item < 0:
+            raise ValueError(f"{item} is negative")
+        return item
+
+    def collate(self, items):
+        return Inputs(list(items), None)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_batches_come_in_order_with_what_could_be_read(ahead):
+    items = [10, 11, -12, -13, 14, 15]
+    found = list(read_ahead(Reader(), items, BATCHES, skip=True, workers=3, ahead=ahead))
+    assert [batch.places for batch in found] == [[0], [5, 1, 4], []]
+    assert [batch.inputs and batch.inputs.values for batch in found] == [[10], [15, 11, 14], None]
+    assert [[item.index for item in batch.skipped] for batch in found] == [[3], [], [2]]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_item_that_cannot_be_read_is_named_and_no_thread_stays(ahead):
+    before = threading.active_count()
+    found = read_ahead(Reader(), [0, 1, 2, 3, -4, 5], BATCHES, skip=False, workers=3, ahead=ahead)
+    assert next(found).places == [3, 0]
+    with pytest.raises(ValueError, match="item 4: -4 is negative"):
+        next(found)
+    half = read_ahead(Reader(), list(range(6)), BATCHES, skip=False, workers=3, ahead=ahead)
+    next(half)
+    half.close()
+    assert threading.active_count() == before
