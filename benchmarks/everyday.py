@@ -178,6 +178,8 @@ def _sheet(
     count_on: bool = False,
 ) -> Image.Image:
     """Numbered photos in rows, each below its heading. count_on: a row counts on from the one before."""
+    from maxmatch.model.images import load_image
+
     step = _SIDE + _GAP
     paper = Image.new("RGB", (FIRST * step + _GAP, _LINE + len(rows) * (step + _LINE)), "white")
     pen, font = ImageDraw.Draw(paper), ImageFont.load_default(18)
@@ -190,7 +192,7 @@ def _sheet(
         for column, one in enumerate(ids):
             number += 1
             left, upper = _GAP + column * step, top + _LINE
-            photo = ImageOps.contain(Image.open(photos[one]).convert("RGB"), (_SIDE - 8, _SIDE - 8))
+            photo = ImageOps.contain(load_image(photos[one]), (_SIDE - 8, _SIDE - 8))
             pen.rectangle((left, upper, left + _SIDE - 1, upper + _SIDE - 1), "#eeeeee", _COLOURS[judged.get(one)], 4)
             paper.paste(photo, (left + (_SIDE - photo.width) // 2, upper + (_SIDE - photo.height) // 2))
             pen.rectangle((left + 4, upper + 4, left + 30, upper + 28), "white")
