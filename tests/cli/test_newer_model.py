@@ -506,6 +506,7 @@ def test_the_folder_is_named_in_which_relative_paths_are_looked_up(ship, tmp_pat
     made_by_python(model, "whole.index", list(map(str, files)), files)
     ship(NEW)
     shutil.copytree("photos", "others")
+    assert f"{tmp_path}/0.png: no such file" in run(capsys, "index", "rebuild", "mine.index").err
     monkeypatch.chdir(tmp_path / "others")
     code, _, err = run(capsys, "index", "rebuild", "../mine.index")
     assert code == 0

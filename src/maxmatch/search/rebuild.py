@@ -219,11 +219,10 @@ def list_indexed(
             kept.append(place)
             relative += not file.is_absolute()
         else:
-            reason = f"{name}: the index does not note where it is"
-            if modality == IMAGE and os.path.isfile(file):
-                reason = f"{file.absolute()}: of another size than the picture that was indexed"
-            elif modality == IMAGE and path:
-                reason = f"{file.absolute()}: no such file"
+            reason = f"{name}: the index does not have its text"
+            if modality == IMAGE:
+                what = "of another size than the picture that was indexed" if os.path.isfile(file) else "no such file"
+                reason = f"{file.absolute()}: {what}"
             gone.append(Skipped(name, reason))
     root = index.folder
     if relative:
