@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from PIL import Image
 from tiny_models import saved_model, with_statistics
 
 from maxmatch import SetEncoder, SetIndex
+from maxmatch.core.files import locked
 from maxmatch.model import names
 from maxmatch.model.names import SHIPPED, ShippedModel, model_identity
-from maxmatch.search import index_folder
-from maxmatch.search.index_folder import Origin, read_origin, write_origin
+from maxmatch.search import index_folder, rebuild, set_index
+from maxmatch.search.index_folder import Origin, ReplacedIndexError, read_origin, write_origin
 
 OLD, NEW = "0.7.0", "0.8.0"
 
@@ -163,7 +165,7 @@ def test_caches_of_other_folders_and_of_models_of_ones_own_stay(ship, versions, 
     assert of_all < set(caches(tmp_path))
 
 
-def test_doctor_counts_the_caches_of_older_models(ship, capsys):
+def test_doctor_counts_and_names_the_caches_of_older_models(ship, tmp_path, capsys):
     from maxmatch.cli.doctor import cache_findings
 
     def found():
@@ -178,6 +180,12 @@ def test_doctor_counts_the_caches_of_older_models(ship, capsys):
     assert found().status == "note"
     assert "1 folders" in found().detail
     assert "maxmatch search" in found().cure
+    [old] = caches(tmp_path)
+    ship(NEW)
+    shutil.copytree("photos", "others")
+    run(capsys, "search", "a dog", "others")
+    assert len(caches(tmp_path)) == 2
+    assert f"delete {old}." in found().cure, "and not those of newer models"
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -206,7 +214,7 @@ def test_an_index_of_the_old_model_opens_and_names_model_version_and_cure(ship, 
         assert (code, out) == (1, "")
         assert f"{SHIPPED} of maxmatch {OLD}" in err
         assert "maxmatch index rebuild old.index" in err
-        assert f'pip install "maxmatch=={OLD}"' in err
+        assert f"install maxmatch {OLD}" in err
 
 
 def test_the_servers_application_names_them_too(ship, capsys):
@@ -217,7 +225,7 @@ def test_the_servers_application_names_them_too(ship, capsys):
     newer = ship(NEW)
     with SetIndex.open("old.index") as index:
         for model in (None, newer):
-            with pytest.raises(ValueError, match=rf"{SHIPPED} of maxmatch {OLD}.*maxmatch=={OLD}"):
+            with pytest.raises(ValueError, match=rf"{SHIPPED} of maxmatch {OLD}.*install maxmatch {OLD}"):
                 create_app(index, model)
 
 
@@ -233,7 +241,7 @@ def test_a_new_index_records_the_version_and_a_later_one_is_named_by_it(ship, tm
     names.SHIPPED_MODELS.clear()
     write_origin(tmp_path / "new.index", Origin(SHIPPED, "image", "77.0"))
     ship(NEW)
-    assert 'pip install "maxmatch==77.0"' in run(capsys, "search", "a dog", "new.index").err
+    assert "install maxmatch 77.0" in run(capsys, "search", "a dog", "new.index").err
     (tmp_path / "new.index" / "encoder.json").write_text(json.dumps({"model": SHIPPED, "modality": "image"}))
     assert "maxmatch index rebuild new.index" in run(capsys, "search", "a dog", "new.index").err
 
@@ -293,7 +301,7 @@ def test_where_pictures_are_gone_nothing_changes_and_a_version_is_named(ship, tm
     ship(NEW)
     code, _, err = run(capsys, "index", "rebuild", "old.index")
     assert code == 1
-    for fact in ("5 of 5", f"{tmp_path}/photos/0.png", "--source", "--missing ignore", f'"maxmatch=={OLD}"'):
+    for fact in ("5 of 5", f"{tmp_path}/photos/0.png", "--source", "--missing ignore", f"install maxmatch {OLD}"):
         assert fact in err
     assert (tmp_path / "old.index" / "index.json").read_text() == before
     (tmp_path / "moved" / "0.png").unlink()
@@ -345,11 +353,223 @@ def test_who_opened_the_index_before_is_told_that_it_was_replaced(ship, tmp_path
     with SetIndex.open("old.index") as reader, SetIndex.open("old.index") as writer:
         assert len(reader.search(queries)[0]) == 5
         assert run(capsys, "index", "rebuild", "old.index", "--model", with_other).code == 0
-        for call in (lambda: reader.search(queries), lambda: writer.add(["new"], queries)):
-            with pytest.raises(ValueError, match="Open it again"):
+        now = (tmp_path / "old.index" / "index.json").read_text()
+        for call in (
+            lambda: reader.search(queries),
+            lambda: writer.add(["new"], queries),
+            lambda: writer.remove(["0.png"]),
+            writer.verify,
+            writer.compact,
+        ):
+            with pytest.raises(ReplacedIndexError):
                 call()
+        assert (tmp_path / "old.index" / "index.json").read_text() == now
     with SetIndex.open("old.index") as index:
         assert len(index.search(other.encode_texts(["a dog"]), model=other)[0]) == 5
+
+
+def test_what_was_measured_while_the_index_was_replaced_is_not_kept(ship, tmp_path, capsys, monkeypatch):
+    ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    real = set_index.measure
+
+    def replaced_meanwhile(*arguments, **options):
+        done = real(*arguments, **options)
+        ship(NEW)
+        assert run(capsys, "index", "rebuild", "old.index").code == 0
+        return replace(done, trials=[None])
+
+    with SetIndex.open("old.index") as index:
+        monkeypatch.setattr(set_index, "measure", replaced_meanwhile)
+        with pytest.raises(ReplacedIndexError):
+            index.verify()
+    assert index_folder.read_manifest(tmp_path / "old.index").dim == 24
+
+
+def test_a_running_server_says_that_its_index_was_replaced(ship, tmp_path, capsys):
+    from fastapi.testclient import TestClient
+
+    from maxmatch.server.app import create_app
+
+    model = ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    with SetIndex.open("old.index") as index:
+        app = create_app(index, model)
+        with TestClient(app, base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000)) as client:
+            assert client.get("/api/v1/search", params={"q": "a dog"}).status_code == 200
+            ship(NEW)
+            run(capsys, "index", "rebuild", "old.index")
+            answer = client.get("/api/v1/search", params={"q": "a dog"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replaced")
+    assert "Restart" in answer.json()["error"]["message"]
+    assert str(tmp_path) not in answer.text
+
+
+def test_a_folder_with_other_files_is_not_replaced(ship, tmp_path, capsys):
+    ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    own = tmp_path / "old.index" / "photos"
+    shutil.copytree("photos", own)
+    (own.parent / "notes.txt").write_text("mine")
+    ship(NEW)
+    code, _, err = run(capsys, "index", "rebuild", "old.index")
+    assert code == 1
+    assert "notes.txt" in err
+    assert (len(list(own.iterdir())), (own.parent / "notes.txt").read_text()) == (5, "mine")
+    assert not list(tmp_path.glob(".old.index*")), "nothing was encoded"
+    own.rename(tmp_path / "own")
+    (own.parent / "notes.txt").unlink()
+    assert run(capsys, "index", "rebuild", "old.index").code == 0
+
+
+def test_a_file_that_came_while_items_were_encoded_stays(ship, tmp_path, capsys, monkeypatch):
+    ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    ship(NEW)
+    notes, real = tmp_path / "old.index" / "notes.txt", rebuild.encode_for
+    monkeypatch.setattr(
+        rebuild, "encode_for", lambda *given, **more: (notes.write_text("mine"), real(*given, **more))[1]
+    )
+    code, _, err = run(capsys, "index", "rebuild", "old.index")
+    assert (code, notes.read_text()) == (1, "mine")
+    assert "notes.txt" in err
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_picture_that_cannot_be_read_any_more_is_refused_too(ship, tmp_path, capsys, repaired):
+    ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    before = (tmp_path / "old.index" / "index.json").read_text()
+    picture = (tmp_path / "photos" / "0.png").read_bytes()
+    (tmp_path / "photos" / "0.png").write_bytes(b"no picture")
+    ship(NEW)
+    for _ in range(2):
+        code, _, err = run(capsys, "index", "rebuild", "old.index")
+        assert code == 1
+        for fact in ("1 of 5", "0.png", "--missing ignore", f"remove {tmp_path}/..old.index.rebuilt.encoding"):
+            assert fact in err
+        assert (tmp_path / "old.index" / "index.json").read_text() == before
+    if repaired:
+        (tmp_path / "photos" / "0.png").write_bytes(picture)
+        shutil.rmtree(tmp_path / "..old.index.rebuilt.encoding")
+        assert run(capsys, "index", "rebuild", "old.index").code == 0
+    else:
+        assert run(capsys, "index", "rebuild", "old.index", "--missing", "ignore").code == 0
+    with SetIndex.open("old.index") as index:
+        assert len(index) == (5 if repaired else 4)
+
+
+def test_an_index_that_was_moved_away_alone_is_moved_back(ship, tmp_path, capsys):
+    ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    (tmp_path / "old.index").rename(tmp_path / ".old.index.replaced")
+    assert "maxmatch index rebuild" in run(capsys, "index", "info", "old.index").err
+    ship(NEW)
+    code, _, err = run(capsys, "index", "rebuild", "old.index")
+    assert code == 0, err
+    with SetIndex.open("old.index") as index:
+        assert (len(index), index.manifest.dim) == (5, 24)
+    assert not list(tmp_path.glob(".old.index*"))
+
+
+def test_what_was_made_beside_the_index_is_removed_under_its_lock(ship, tmp_path, capsys, monkeypatch):
+    ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    ship(NEW)
+    real, held = rebuild.discard, []
+
+    def noticing(folder):
+        try:
+            with locked(tmp_path / "old.index"):
+                held.append(False)
+        except ValueError:
+            held.append(True)
+        real(folder)
+
+    monkeypatch.setattr(rebuild, "discard", noticing)
+    for _ in range(2):
+        assert run(capsys, "index", "rebuild", "old.index").code == 0
+    assert held == [True, True, True]
+
+
+def made_by_python(model, folder, ids, files, metadata=None):
+    with SetIndex.create(folder, dim=model.dim, set_size=4, model=model) as index:
+        index.add(ids, model.encode_images(files), metadata)
+
+
+def test_the_folder_is_named_in_which_relative_paths_are_looked_up(ship, tmp_path, capsys, monkeypatch):
+    files = sorted((tmp_path / "photos").iterdir())
+    model = ship(OLD)
+    made_by_python(model, "mine.index", [file.name for file in files], files)
+    known = [{"path": file.name, "size": file.stat().st_size + 1, "mtime": 0.0} for file in files]
+    made_by_python(model, "checked.index", [file.name for file in files], files, known)
+    made_by_python(model, "whole.index", list(map(str, files)), files)
+    ship(NEW)
+    shutil.copytree("photos", "others")
+    assert f"{tmp_path}/0.png: no such file" in run(capsys, "index", "rebuild", "mine.index").err
+    monkeypatch.chdir(tmp_path / "others")
+    code, _, err = run(capsys, "index", "rebuild", "../mine.index")
+    assert code == 0
+    assert f"5 relative paths are looked up in {tmp_path}/others" in err
+    code, _, err = run(capsys, "index", "rebuild", "../checked.index")
+    assert code == 1
+    for fact in ("5 of 5", f"{tmp_path}/others/0.png", "size"):
+        assert fact in err
+    assert "relative" not in run(capsys, "index", "rebuild", "../whole.index").err
+
+
+def test_what_was_encoded_in_another_folder_is_not_resumed(ship, tmp_path, capsys, monkeypatch):
+    files = sorted((tmp_path / "photos").iterdir())
+    made_by_python(ship(OLD), "mine.index", [file.name for file in files], files)
+    model = ship(NEW)
+    shutil.copytree("photos", "others")
+    for file in (tmp_path / "others").iterdir():
+        Image.new("RGB", (8, 8)).save(file)
+    file.write_bytes(b"no picture")  # so that the first run leaves its shards
+    monkeypatch.chdir(tmp_path / "others")
+    assert run(capsys, "index", "rebuild", "../mine.index").code == 1
+    monkeypatch.chdir(tmp_path / "photos")
+    assert run(capsys, "index", "rebuild", "../mine.index").code == 0
+    expected = best_first(model, [file.name for file in files], "a dog")
+    assert run(capsys, "search", "a dog", "../mine.index", "--paths").out.split() == expected
+
+
+def test_metadata_of_ones_own_stay_where_the_items_have_moved(ship, tmp_path, capsys):
+    model = ship(OLD)
+    run(capsys, "index", "build", "old.index", "--source", "photos")
+    with SetIndex.open("old.index") as index:
+        index.upsert(["0.png"], model.encode_images(["photos/0.png"]), [{"album": "Bath", "path": "gone"}])
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    model = ship(NEW)
+    assert run(capsys, "index", "rebuild", "old.index", "--source", "moved").code == 0
+    with SetIndex.open("old.index") as index:
+        found = {hit.id: hit.metadata for hit in index.search(model.encode_texts(["a dog"]))[0]}
+    assert found["0.png"]["album"] == "Bath"
+    assert found["0.png"]["path"] == f"{tmp_path}/moved/0.png"
+    assert found["0.png"].keys() - found["1.png"].keys() == {"album"}
+
+
+def test_names_that_no_file_can_have_count_as_gone(ship, capsys):
+    model = ship(OLD)
+    ids, files = ["photos/0.png", "photos/1.png", "a" * 300], [f"photos/{seed}.png" for seed in range(3)]
+    made_by_python(model, "mine.index", ids, files, [{}, {"path": 3}, {}])
+    ship(NEW)
+    code, _, err = run(capsys, "index", "rebuild", "mine.index")
+    assert code == 1
+    assert "1 of 3" in err, "a path that is no text is none; the id is the path"
+    assert run(capsys, "index", "rebuild", "mine.index", "--missing", "ignore").code == 0
+
+
+def test_captions_with_a_path_are_taken_for_pictures_unless_named(ship, capsys):
+    model = ship(OLD)
+    with SetIndex.create("mine.index", dim=model.dim, set_size=4, model=model) as index:
+        index.add(["1"], model.encode_texts(["a dog"]), [{"text": "a dog", "path": "a.txt"}])
+    model = ship(NEW)
+    assert "--modality text" in run(capsys, "index", "rebuild", "mine.index").err
+    code, _, err = run(capsys, "index", "rebuild", "mine.index", "--modality", "text")
+    assert code == 0, err
+    with SetIndex.open("mine.index") as index:
+        assert index.search(model.encode_texts(["a dog"]))[0][0].matches[0].cosine == pytest.approx(1, abs=1e-2)
 
 
 def test_items_on_a_server_are_not_rebuilt(ship, tmp_path, capsys):

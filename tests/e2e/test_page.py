@@ -65,6 +65,15 @@ def test_typing_shows_the_right_picture_first_and_late_answers_are_ignored(open_
     wait_first(page, gallery.key(0))
 
 
+def test_an_index_that_was_replaced_is_no_lost_connection(open_page):
+    page = open_page()
+    body = {"error": {"code": "replaced", "message": "Restart the server."}}
+    page.route(re.compile(r"/search\?q=a"), lambda route: route.fulfill(status=503, json=body))
+    search(page, "a dog")
+    expect(page.locator("#notice")).to_contain_text("Restart the server.")
+    open_page.said.clear()  # the browser's own line about the 503
+
+
 def test_words_that_the_model_does_not_know_are_named(open_page):
     page = open_page("/?q=a+dog", viewport={"width": 390, "height": 844})
     status = page.get_by_role("status")

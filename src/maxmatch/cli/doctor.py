@@ -289,16 +289,20 @@ def _compiled() -> Finding:
     return Finding("numba cache", "note", f"{places[-1]}: cannot be written to: large jobs on the CPU are slow.", cure)
 
 
+_SHOWN = 3
+
+
 def _photos() -> Finding:
     """Where `maxmatch search WORDS FOLDER` keeps the indexes of folders."""
     place = user_cache() / "maxmatch" / "photos"
     folders = list(place.iterdir()) if place.is_dir() else []
     found = _cache("photo indexes", place, f"{len(folders)} folders", "set XDG_CACHE_HOME to a folder that can")
-    old = sum(map(_is_outdated, folders))
+    old = sorted(filter(_is_outdated, folders))
     if not old or found.status != "ok":
         return found
-    cure = f"The next maxmatch search in such a folder replaces its own. To free the space at once, delete {place}."
-    return replace(found, status="note", detail=f"{found.detail}, {old} of an older {SHIPPED}.", cure=cure)
+    first = ", ".join(map(str, old[:_SHOWN])) + (f" and {len(old) - _SHOWN} more" if len(old) > _SHOWN else "")
+    cure = f"The next maxmatch search in such a folder replaces its own. To free the space at once, delete {first}."
+    return replace(found, status="note", detail=f"{found.detail}, {len(old)} of an older {SHIPPED}.", cure=cure)
 
 
 def _is_outdated(place: Path) -> bool:

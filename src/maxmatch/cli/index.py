@@ -337,15 +337,21 @@ def rebuild(
         Path | None, typer.Option(help="Where the items are now. Default: the files that the index names.")
     ] = None,
     missing: Annotated[
-        Literal["refuse", "ignore"], typer.Option(help="What to do where items are gone; ignore: leave them out.")
+        Literal["refuse", "ignore"],
+        typer.Option(help="What to do where items are gone or cannot be read; ignore: leave them out."),
     ] = "refuse",
+    modality: Annotated[
+        str | None, typer.Option(help="What the items are: image, text … Default: as the index notes, or a guess.")
+    ] = None,
     device: _Device = None,
     as_json: _Json = False,
 ) -> None:
     """Encode the items of an index again, as for a newer model.
 
-    Pictures are read from the files that the index names, captions from the texts in it; ids and metadata stay. The old
-    index is there until the new one is complete. If it is interrupted, run the same command again to resume.
+    Pictures are read from the files that the index names (relative ones in the current folder), captions from the texts
+    in it. Ids and metadata stay; those that --source has, too, are taken from there. A --stability that was given and
+    what `verify` has measured were the old model's and are not carried over. The old index is there until the new one
+    is complete. If it is interrupted, run the same command again to resume.
 
     Examples:
 
@@ -368,10 +374,11 @@ def rebuild(
     before, origin = read_manifest(folder), read_origin(folder)
     name = model or (default_model() if origin is None else recorded_model(origin.model))
     encoder = load_model(name, device)
-    options = {"batch_size": 16 if encoder.device.type == "cpu" else 64, "workers": cores()}
+    options: dict[str, Any] = {"batch_size": 16 if encoder.device.type == "cpu" else 64, "workers": cores()}
     with resumable(index):
         report = first_reasons(index / SKIPPED)
-        added = encode_again(folder, encoder, name_to_record(name), source, missing, bar=bar, report=report, **options)
+        options |= {"modality": modality, "bar": bar, "say": say, "report": report}
+        added = encode_again(folder, encoder, name_to_record(name), source, missing, **options)
     with SetIndex.open(folder) as opened:
         items, now = len(opened), opened.manifest
     if now.scoring != before.scoring:

@@ -33,6 +33,10 @@ class NewerIndexError(IndexFolderError):
     """An index of a newer version."""
 
 
+class ReplacedIndexError(ValueError):
+    """An index that `maxmatch index rebuild` has replaced since it was opened."""
+
+
 class Tuning(ConfigPart):
     """How to search, as measured against the exhaustive scan."""
 
@@ -164,13 +168,14 @@ def other_model(folder: Path, manifest: Manifest, given: str, named: str | None 
     if version is None:
         cure = f"Name the right one with --model, or {again}"
     else:
-        cure = f'{again[0].upper()}{again[1:]}. To search it as it is: pip install "maxmatch=={version}"'
+        cure = f"{again[0].upper()}{again[1:]}. To search it as it is: install maxmatch {version}."
     return ValueError(
         f"{folder}: another model than {given} made its sets: {title}. Scores between the two are meaningless. {cure}"
     )
 
 
 _LEFT = (".lock", TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
+FILES = (*_LEFT, FILE, ORIGIN)
 _PATIENCE = 60.0  # seconds
 
 
@@ -188,10 +193,14 @@ def empty_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: a file. Choose a new folder for the index.")
     folder.mkdir(parents=True, exist_ok=True)
-    names = sorted(path.name for path in folder.iterdir())
-    others = [name for name in names if name not in _LEFT and not any(is_draft(name, of) for of in (FILE, *_LEFT))]
-    if others:
+    if others := other_files(folder, _LEFT):
         raise FileExistsError(f"{folder}: holds other files ({others[0]}). Choose an empty or a new folder.")
+
+
+def other_files(folder: Path, known: Sequence[str]) -> list[str]:
+    """What a folder holds beside known files and drafts of an index's files."""
+    names = sorted(path.name for path in folder.iterdir())
+    return [name for name in names if name not in known and not any(is_draft(name, of) for of in (FILE, *known))]
 
 
 def rebuilt_folder(folder: Path) -> Path:
@@ -206,7 +215,7 @@ def replaced_folder(folder: Path) -> Path:
 
 def is_half_replaced(folder: Path) -> bool:
     """Whether a process was killed between these two steps."""
-    return not folder.exists() and replaced_folder(folder).is_dir() and rebuilt_folder(folder).is_dir()
+    return not folder.exists() and replaced_folder(folder).is_dir()
 
 
 # What comes into an index, checked: every error names the item and what to do.

@@ -27,6 +27,7 @@ from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
 from maxmatch.search.index_folder import (
     FILE,
     Manifest,
+    ReplacedIndexError,
     Tuning,
     checked_count,
     checked_ids,
@@ -283,6 +284,7 @@ class SetIndex:
         if not names:
             return
         with writing(self.folder):
+            self._refuse_replaced()
             there = present(self.engine, names)
             if unknown := [name for name in names if name not in there]:
                 raise ValueError(
@@ -423,6 +425,7 @@ class SetIndex:
             >>> index.verify(k=1).chosen.recall
             1.0
         """
+        self._refuse_replaced()
         self.check_files()
         queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
         if queries.shape[1] != self.manifest.set_size:
@@ -451,6 +454,7 @@ class SetIndex:
             >>> index.compact()
         """
         with writing(self.folder):
+            self._refuse_replaced()
             self._tune(self.engine.flush(thorough=True))
 
     def info(self) -> dict[str, JsonValue]:
@@ -520,7 +524,7 @@ class SetIndex:
         if now == self._checked:
             return
         if read_manifest(self.folder).model != self.manifest.model:
-            raise ValueError(
+            raise ReplacedIndexError(
                 f"{self.folder}: encoded again by another model since it was opened. Open it again; restart a server."
             )
         self._checked = now
@@ -545,6 +549,7 @@ class SetIndex:
         self._keep(measure(self.engine, queries, 10, self.manifest, _TARGET, real_queries=False).chosen)
 
     def _keep(self, tuning: Tuning) -> None:
+        self._refuse_replaced()
         self.manifest = self.manifest.model_copy(update={"tuning": tuning})
         write_manifest(self.folder, self.manifest)
 

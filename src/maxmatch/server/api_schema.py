@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
+from maxmatch.search.index_folder import ReplacedIndexError
 from maxmatch.search.query import LARGEST_WEIGHT, MOST_PARTS
 
 ItemKey = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The key of an item, as search returns it.")]
@@ -261,6 +262,11 @@ def add_handlers(app: FastAPI) -> None:
     async def refused(request: Request, error: Refusal) -> JSONResponse:
         headers = {"Retry-After": "1"} if error.status == 503 else None
         return JSONResponse(error_body(error.code, error.message), error.status, headers)
+
+    @app.exception_handler(ReplacedIndexError)
+    async def replaced(request: Request, error: ReplacedIndexError) -> JSONResponse:
+        message = "The index was encoded again by another model. Restart the server."
+        return JSONResponse(error_body("replaced", message), 503)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -24,7 +24,7 @@ async function ask(path, options = {}) {
   }
   const body = await answer.json().catch(() => null);
   if (answer.ok && body !== null) return body;
-  if (answer.status === 503) throw new Gone("busy");
+  if (answer.status === 503 && body?.error?.code !== "replaced") throw new Gone("busy");
   throw new Refused(answer.status, body?.error?.message ?? `The server answered ${answer.status}.`);
 }
 
