@@ -312,6 +312,7 @@ def test_where_pictures_are_gone_nothing_changes_and_a_version_is_named(ship, tm
     assert sorted(found) == [f"{tmp_path}/moved/{seed}.png" for seed in range(1, 5)]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_rebuild_keeps_an_index_and_the_next_one_resumes(ship, tmp_path, capsys, monkeypatch):
     ship(OLD)
     run(capsys, "index", "build", "old.index", "--source", "photos")
