@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maxmatch.recipe.schema import Recipe
 
 
-QUERY = "something red in front of snow"
+QUERY = "a red circle in front of snow"
 
 
 def tour(run: Path, pictures: Path, out: Path) -> None:
@@ -148,7 +148,7 @@ def _gallery(recipe: "Recipe", out: Path) -> Path:
 
     assert recipe.data.scenes is not None
     generate(out / "gallery", images=_SHOWN, size=_PIXELS, seed=recipe.data.scenes.seed + 1)
-    typer.echo(f'{_SHOWN} scenes. Try "something red in front of snow", or "two blue things on sand".', err=True)
+    typer.echo(f'{_SHOWN} scenes. Try "a red circle in front of snow", or "two blue stars on sand".', err=True)
     return out / "gallery" / "images"
 
 
