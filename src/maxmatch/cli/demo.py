@@ -148,7 +148,7 @@ def _gallery(recipe: "Recipe", out: Path) -> Path:
 
     assert recipe.data.scenes is not None
     generate(out / "gallery", images=_SHOWN, size=_PIXELS, seed=recipe.data.scenes.seed + 1)
-    typer.echo(f'{_SHOWN} scenes. Try "a red circle in front of snow", or "two blue stars on sand".', err=True)
+    typer.echo(f'{_SHOWN} scenes. Try "{QUERY}", or "two blue stars on sand".', err=True)
     return out / "gallery" / "images"
 
 

@@ -82,29 +82,12 @@ def choose_feed(
         workers = min(_MOST_WORKERS, usable)
     resident, why = _decide(split, readers, device, feed, workers)
     say(f"feed: {why}")
+    options: dict[str, Any] = {
+        "captions": captions, "drop": drop, "phrases": phrases, "crops": crops, "report": report,
+    }  # fmt: skip
     if resident:
-        return ResidentFeed(
-            split,
-            readers,
-            device,
-            captions=captions,
-            drop=drop,
-            phrases=phrases,
-            crops=crops,
-            threads=workers,
-            report=report,
-        )
-    return MappedFeed(
-        split,
-        readers,
-        device,
-        workers=workers,
-        captions=captions,
-        drop=drop,
-        phrases=phrases,
-        crops=crops,
-        report=report,
-    )
+        return ResidentFeed(split, readers, device, threads=workers, **options)
+    return MappedFeed(split, readers, device, workers=workers, **options)
 
 
 def _decide(

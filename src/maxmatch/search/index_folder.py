@@ -203,6 +203,24 @@ def other_files(folder: Path, known: Sequence[str]) -> list[str]:
     return [name for name in names if name not in known and not any(is_draft(name, of) for of in (FILE, *known))]
 
 
+def refuse_replaced(folder: Path, model: str | None, checked: object) -> object:
+    """Refuse to mix sets of two models: `maxmatch index rebuild` may have replaced an index since it was opened.
+
+    model: that of its sets. checked: what the last call returned, the state of index.json. To see that it is the same
+    takes microseconds.
+    """
+    try:
+        state = (folder / FILE).stat()
+    except OSError:
+        return checked  # the engine tells what is wrong
+    now = (state.st_ino, state.st_mtime_ns)
+    if now != checked and read_manifest(folder).model != model:
+        raise ReplacedIndexError(
+            f"{folder}: encoded again by another model since it was opened. Open it again; restart a server."
+        )
+    return now
+
+
 def rebuilt_folder(folder: Path) -> Path:
     """Where the index is built that is to replace the one in a folder (`maxmatch.search.rebuild`): beside it."""
     return folder.with_name(f".{folder.name}.rebuilt")

@@ -25,15 +25,14 @@ from maxmatch.search.engine import (
 )
 from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
 from maxmatch.search.index_folder import (
-    FILE,
     Manifest,
-    ReplacedIndexError,
     Tuning,
     checked_count,
     checked_ids,
     checked_sets,
     empty_folder,
     read_manifest,
+    refuse_replaced,
     rows_of,
     write_manifest,
     writing,
@@ -513,21 +512,7 @@ class SetIndex:
             self._settle(optimise)
 
     def _refuse_replaced(self) -> None:
-        """Refuse to mix sets of two models: `maxmatch index rebuild` may have replaced the index since it was opened.
-        Looking whether index.json has changed takes microseconds.
-        """
-        try:
-            state = (self.folder / FILE).stat()
-        except OSError:
-            return  # the engine tells what is wrong
-        now = (state.st_ino, state.st_mtime_ns)
-        if now == self._checked:
-            return
-        if read_manifest(self.folder).model != self.manifest.model:
-            raise ReplacedIndexError(
-                f"{self.folder}: encoded again by another model since it was opened. Open it again; restart a server."
-            )
-        self._checked = now
+        self._checked = refuse_replaced(self.folder, self.manifest.model, self._checked)
 
     def _settle(self, optimise: bool) -> None:
         """After a write: the engine's own work. The items are safe, so that a failure here is only logged."""
