@@ -7,7 +7,7 @@ import reference_losses as reference
 import torch
 from reference_losses import CAPTION_COUNTS, LONE_IMAGE, batch, cost_of, gradients_are_finite
 
-from maxmatch.losses import contrastive
+from maxmatch.losses import contrastive, phrase_contrastive
 
 
 @pytest.mark.parametrize("counts", CAPTION_COUNTS, ids=str)
@@ -101,3 +101,21 @@ def test_no_loop_over_items_and_nothing_larger_than_the_scores() -> None:
         assert cost.largest <= scores.numel()
         costs.append(cost.operations)
     assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_each_image_that_a_phrase_fits_stands_against_those_that_it_does_not(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(6, 9, generator=generator).double()
+    fits = torch.rand(6, 9, generator=generator) < 0.4
+    fits[:, 3] = False  # a phrase that fits no image is left out
+    fits[:, 4] = True  # one that fits all has nothing to tell apart
+    costs = []
+    for phrase in (0, 1, 2, 4, 5, 6, 7, 8):
+        own = [scores[image, phrase].item() / temperature for image in range(6) if fits[image, phrase]]
+        others = [scores[image, phrase].item() / temperature for image in range(6) if not fits[image, phrase]]
+        costs.append(sum(math.log(sum(math.exp(s - one) for s in (one, *others))) for one in own) / len(own))
+    expected = sum(costs) / len(costs)
+    assert phrase_contrastive(scores, fits, temperature).item() == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(ValueError, match="temperature"):
+        phrase_contrastive(scores, fits, 0.0)

@@ -113,7 +113,10 @@ def test_defaults_are_those_of_the_recipes() -> None:
     others = {"margin": 0.2, "gd_margin": 0.6, "isd_margin": 0.6, "scale": 0.5, "temperature": 0.01}
     choices = {"negatives": "hardest", "diversity": "uniformity", "gd_on": "sets"}
     taught = {"distill_weight": 0.0, "distill_temperature": 0.05, "teachers": None}
-    assert {name: term.weight for name, term in TABLE.items()} == {**TERMS, "distillation": "distill_weight"}
+    taught |= {"phrase_weight": 0.0, "phrases": None}
+    assert {name: term.weight for name, term in TABLE.items()} == {
+        **TERMS, "distillation": "distill_weight", "phrases": "phrase_weight"
+    }  # fmt: skip
     parameters = inspect.signature(objective).parameters.values()
     assert weights | others | choices | taught == {
         one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY

@@ -1,4 +1,4 @@
-"""Captions cut to phrases: what is left of them, and which images they match."""
+"""Phrases beside the captions: which words they have, which images they fit, and their loss."""
 
 from collections import Counter
 
@@ -8,9 +8,11 @@ from small_runs import recipe_for
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from maxmatch.core.types import Batch, Inputs
-from maxmatch.data.augment import Phrases, SizeAugmentation
+from maxmatch.data.augment import PhraseMaker, SizeAugmentation
 from maxmatch.data.dataset import IMAGE, TEXT
 from maxmatch.data.sampler import GroupSampler
+from maxmatch.losses import phrase_contrastive
+from maxmatch.losses.objective import TERMS
 from maxmatch.model.inputs import TextReader
 from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
 from maxmatch.training.distributed import Processes
@@ -44,39 +46,42 @@ def words(reader, inputs):
     return [reader.tokenizer.decode(ids[mask].tolist()) for ids, mask in zip(*inputs, strict=True)]
 
 
+def made(by_name, batch, seed, share=0.5):
+    """The phrases of a batch, as texts, and which of its images they fit (images, phrases)."""
+    phrases = PhraseMaker(share, by_name, CPU)(batch, seed).phrases[TEXT]
+    return words(by_name[TEXT], phrases.inputs), phrases.fits[IMAGE]
+
+
 @pytest.mark.parametrize("kind", ["words", "pieces"])
-def test_a_phrase_is_up_to_three_words_of_its_caption_in_their_order(kind):
+def test_a_phrase_is_up_to_three_words_of_a_caption_in_their_order_and_captions_stay(kind):
     by_name = readers(kind)
     batch = batch_of(by_name[TEXT])
-    whole = words(by_name[TEXT], batch.inputs[TEXT])
     lengths = Counter()
     for seed in range(40):
-        cut = Phrases(0.5, by_name, CPU)(batch, seed)
-        for place, (text, before) in enumerate(zip(words(by_name[TEXT], cut.inputs[TEXT]), whole, strict=True)):
-            if cut.places[TEXT][place] >= 0:
-                assert text == before
-            else:
-                assert f" {text} " in f" {before} "
-                lengths[len(text.split())] += 1
+        more = PhraseMaker(0.5, by_name, CPU)(batch, seed)
+        assert more.inputs is batch.inputs
+        texts = words(by_name[TEXT], more.phrases[TEXT].inputs)
+        assert len(texts) == 4  # half of eight captions
+        for text in texts:
+            assert any(f" {text} " in f" {caption} " for caption in CAPTIONS)
+            lengths[len(text.split())] += 1
     assert set(lengths) == {1, 2, 3}
-    assert 100 < sum(lengths.values()) < 220  # half of 320
 
 
-def test_a_phrase_matches_the_images_whose_captions_say_all_its_words():
+def test_a_phrase_fits_the_images_whose_captions_say_all_its_words():
     by_name = readers("words")
     batch = batch_of(by_name[TEXT])
     said = {group: set() for group in GROUPS}
     for group, text in zip(GROUPS, CAPTIONS, strict=True):
         said[group] |= set(text.split())
-    matched = 0
+    several = 0
     for seed in range(40):
-        cut = Phrases(0.5, by_name, CPU)(batch, seed)
-        for column, text in enumerate(words(by_name[TEXT], cut.inputs[TEXT])):
-            for row, group in enumerate(batch.groups[IMAGE].tolist()):
-                expected = len(text.split()) <= 3 and set(text.split()) <= said[group]
-                assert bool(cut.also[IMAGE, TEXT][row, column]) == bool(expected), text
-                matched += bool(expected) and group != GROUPS[column]
-    assert matched > 20
+        texts, fits = made(by_name, batch, seed)
+        for column, text in enumerate(texts):
+            expected = [set(text.split()) <= said[group] for group in batch.groups[IMAGE].tolist()]
+            assert fits[:, column].tolist() == expected, text
+            several += sum(expected) > 1
+    assert several > 20
 
 
 def test_a_phrase_ends_in_a_word_that_not_every_image_has_and_more_often_in_a_rare_one():
@@ -84,43 +89,58 @@ def test_a_phrase_ends_in_a_word_that_not_every_image_has_and_more_often_in_a_ra
     batch = batch_of(by_name[TEXT])
     last = Counter()
     for seed in range(300):
-        cut = Phrases(0.99, by_name, CPU)(batch, seed)
-        last.update(text.split()[-1] for text in words(by_name[TEXT], cut.inputs[TEXT]))
+        last.update(text.split()[-1] for text in made(by_name, batch, seed, 0.99)[0])
     assert last["a"] == 0  # said of all four images
     assert last["plays"] > last["dog"] > 0  # in one caption, of one image; in four captions, of three
 
 
-def test_words_of_a_phrase_are_not_dropped_and_without_a_seed_nothing_is_cut():
+def test_without_a_seed_there_are_no_phrases_and_leaving_out_words_leaves_them_alone():
     by_name = readers("words")
     batch = batch_of(by_name[TEXT])
-    phrases, drop = Phrases(0.99, by_name, CPU), SizeAugmentation({TEXT: 0.9}, by_name, CPU)
-    cut = phrases(batch, 3)
-    again = drop(cut, 3)
-    phrase = cut.places[TEXT] < 0
-    assert phrase.sum() >= 6
-    assert torch.equal(again.inputs[TEXT].values[phrase], cut.inputs[TEXT].values[phrase])
+    phrases, drop = PhraseMaker(0.99, by_name, CPU), SizeAugmentation({TEXT: 0.9}, by_name, CPU)
     assert phrases(batch, None) is batch
+    more = phrases(batch, 3)
+    assert drop(more, 3).phrases is more.phrases
+
+
+def phrase_recipe(data, **options):
+    return recipe_for(data, objective={"phrase_weight": 0.7}, phrases=0.6, workers=0, **options)
 
 
 @pytest.mark.parametrize("feed", ["resident", "mapped"])
-def test_in_training_the_loss_is_the_same_in_chunks_and_phrases_match_more(data, feed):
-    recipe = recipe_for(data, phrases=0.6, feed=feed, workers=0)
+def test_the_loss_of_the_phrases_is_added_and_is_the_same_in_chunks(data, feed):
+    recipe = phrase_recipe(data, feed=feed)
     parts = prepare(recipe, Processes(0, 1, CPU), print)
     plan = next(GroupSampler(parts.train.size, 16, 0).plans(0))
     (batch,) = parts.feed.batches([plan])
-    assert batch.also[IMAGE, TEXT].sum() > (batch.places[TEXT] < 0).sum() > 0
     model, criterion, found = parts.model.eval(), criterion_for(recipe, 9), []
     for chunks in (1, 3):
         model.zero_grad(set_to_none=True)
-        found.append(gradients(model, batch, criterion, seed=0, chunks=chunks).total.item())
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
-    batch.also.clear()
-    assert gradients(model, batch, criterion, seed=0).total.item() > found[0] + 1e-3
+        terms = gradients(model, batch, criterion, seed=0, chunks=chunks)
+        found.append((terms, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    (whole, steps), (parted, other_steps) = found
+    assert whole.total.item() == pytest.approx(parted.total.item(), rel=1e-4)
+    for one, other in zip(steps, other_steps, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    images, phrases = model("image", *batch.inputs[IMAGE]), batch.phrases[TEXT]
+    scores = criterion.similarity(images.vectors, model("text", *phrases.inputs).vectors)
+    expected = phrase_contrastive(scores, phrases.fits[IMAGE], recipe.objective.temperature)
+    assert whole.phrases.item() == pytest.approx(expected.item(), rel=1e-4)
+    weights = {name: getattr(recipe.objective, term.weight) for name, term in TERMS.items()}
+    parts_of = {name: value.item() for name, value in whole.computed().items() if name != "total"}
+    assert whole.total.item() == pytest.approx(sum(weights[name] * value for name, value in parts_of.items()), rel=1e-5)
+
+
+def test_one_without_the_other_is_refused(data):
+    with pytest.raises(ValueError, match=r"train\.phrases"):
+        recipe_for(data, phrases=0.2)
+    with pytest.raises(ValueError, match=r"objective\.phrase_weight"):
+        recipe_for(data, objective={"phrase_weight": 0.2})
 
 
 def test_several_processes_are_refused(data):
     with pytest.raises(ValueError, match="phrases"):
-        prepare(recipe_for(data, phrases=0.2), Processes(0, 2, CPU), print)
+        prepare(phrase_recipe(data), Processes(0, 2, CPU), print)
 
 
 def test_signs_and_unknown_words_make_no_phrase_and_match_nothing():
@@ -129,18 +149,13 @@ def test_signs_and_unknown_words_make_no_phrase_and_match_nothing():
     captions = ["a zebra .", "a toaster , !", ". , !", "a dog , a cat .", "a dog"]
     inputs = {TEXT: reader.collate([reader.read(text) for text in captions]), IMAGE: Inputs(torch.zeros(5, 1), None)}
     numbers = {TEXT: torch.arange(5), IMAGE: torch.arange(5)}
+    mine = [set(caption.split()) & {"a", "dog", "cat"} for caption in captions]
     for seed in range(20):
-        cut = Phrases(0.99, {TEXT: reader}, CPU)(Batch(inputs, numbers, dict(numbers)), seed)
-        texts = words(reader, cut.inputs[TEXT])
-        assert cut.places[TEXT][3] == 3 or not set(texts[3]) & set(",.!")
-        assert cut.places[TEXT][2] == 2  # has no word, and stays
-        also = cut.also[IMAGE, TEXT]
-        assert not also[:, 2].any()
+        texts, fits = made({TEXT: reader}, Batch(inputs, numbers, dict(numbers)), seed, 0.99)
         for column, text in enumerate(texts):
+            assert not set(text) & set(",.!")
             said = set(text.split()) & {"a", "dog", "cat"}
-            mine = [set(caption.split()) for caption in captions]
-            short = 0 < sum(word in said for word in text.split()) <= 3
-            assert also[:, column].tolist() == [short and said <= one for one in mine], text
+            assert fits[:, column].tolist() == [bool(said) and said <= one for one in mine], text
 
 
 def test_phrases_need_no_mask_token_but_leaving_out_words_does():
@@ -148,6 +163,6 @@ def test_phrases_need_no_mask_token_but_leaving_out_words_does():
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_padding(pad_id=0, pad_token="<pad>")
     reader = {TEXT: TextReader(tokenizer)}
-    Phrases(0.5, reader, CPU)
+    PhraseMaker(0.5, reader, CPU)
     with pytest.raises(ValueError, match="mask token"):
         SizeAugmentation({TEXT: 0.5}, reader, CPU)

@@ -28,21 +28,30 @@ class Inputs(NamedTuple):
     mask: Tensor | None
 
 
+class Phrases(NamedTuple):
+    """Short texts beside the captions of a batch, as people type them into a search. fits: by modality, which of the
+    batch's items each phrase fits.
+    """
+
+    inputs: Inputs
+    fits: dict[str, Bool[Tensor, "_ P"]]
+
+
 @dataclass(frozen=True)
 class Batch:
     """What one training step sees: of each modality the inputs, the group that each item belongs to, and the place of
-    each in its split, by which what a teacher made of it is found; −1 for an item that was changed too much for that.
+    each in its split, by which what a teacher made of it is found.
 
     A group is what belongs together, a picture and its captions; its number is the same wherever it turns up, in
     another batch or on another machine. `model("image", *batch.inputs["image"])` makes the sets.
 
-    also: by a pair of modalities, which of their items match although they are of different groups.
+    phrases: of a modality of texts.
     """
 
     inputs: dict[str, Inputs]
     groups: dict[str, Int[Tensor, "_"]]
     places: dict[str, Int[Tensor, "_"]] = field(default_factory=dict)
-    also: dict[tuple[str, str], Bool[Tensor, "_ _"]] = field(default_factory=dict)
+    phrases: dict[str, Phrases] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
@@ -55,17 +64,23 @@ class Batch:
     def tensors(self) -> list[Tensor]:
         """All its tensors, always in the same order."""
         of_each = [(*self.inputs[name], self.groups[name], self.places.get(name)) for name in self.inputs]
-        return [tensor for tensors in (*of_each, self.also.values()) for tensor in tensors if tensor is not None]
+        of_phrases = [(*one.inputs, *one.fits.values()) for one in self.phrases.values()]
+        return [tensor for tensors in (*of_each, *of_phrases) for tensor in tensors if tensor is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor changed."""
-        inputs = {
-            name: Inputs(change(values), None if mask is None else change(mask))
-            for name, (values, mask) in self.inputs.items()
+
+        def changed(inputs: Inputs) -> Inputs:
+            return Inputs(change(inputs.values), None if inputs.mask is None else change(inputs.mask))
+
+        inputs = {name: changed(mine) for name, mine in self.inputs.items()}
+        phrases = {
+            name: Phrases(changed(one.inputs), {other: change(fits) for other, fits in one.fits.items()})
+            for name, one in self.phrases.items()
         }
         groups = {name: change(groups) for name, groups in self.groups.items()}
         places = {name: change(places) for name, places in self.places.items()}
-        return Batch(inputs, groups, places, {pair: change(matches) for pair, matches in self.also.items()})
+        return Batch(inputs, groups, places, phrases)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.core.devices import on_device
 from maxmatch.core.progress import map_ahead
-from maxmatch.core.types import Batch, Inputs
+from maxmatch.core.types import Batch, Inputs, Phrases
 from maxmatch.data.dataset import Items
 from maxmatch.model.images import DRAFT, Channels, ImageTransform, Source, load_image, normalised
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
@@ -23,6 +23,7 @@ from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 _MASKED, _REPLACED = 0.5, 0.1  # of the words that are hit; the rest is deleted
 _MASK_TOKENS = ("<mask>", "[MASK]")
 _PHRASE_WORDS = 3  # at most
+_MOST_PIECES = 8  # of a word
 _PHRASE_SEED = 0x5EED  # other draws than those of the words left out
 
 
@@ -47,6 +48,14 @@ class WordIds:
         """Where a word begins."""
         word = mask & self.readable[ids]
         return word if self.continues is None else word & ~self.continues[ids]
+
+    def short(self, phrases: Inputs) -> Inputs:
+        """Phrases in as few columns as all of them need. Those are not counted, since a GPU would have to be waited
+        for: a word that is cut in more than eight pieces may lose some.
+        """
+        width = _PHRASE_WORDS * (1 if self.continues is None else _MOST_PIECES) + len(self.fixed)
+        assert phrases.mask is not None
+        return Inputs(phrases.values[:, :width], phrases.mask[:, :width])
 
 
 def word_ids(tokenizer: Tokenizer, device: torch.device) -> WordIds:
@@ -131,12 +140,11 @@ def _words_or_last(ids: Tensor, mask: Tensor, known: WordIds) -> Tensor:
 def cut_phrases(
     ids: Int[Tensor, "C N"],
     mask: Bool[Tensor, "C N"],
-    chosen: Bool[Tensor, " C"],
-    said: Bool[Tensor, "C V"],
+    said: Bool[Tensor, "G V"],
     known: WordIds,
     draws: Float[Tensor, "C N+1"],
 ) -> tuple[Int[Tensor, "C N"], Bool[Tensor, "C N"]]:
-    """The chosen captions become phrases: a word, the likelier the fewer groups say it, and up to two words before it.
+    """A phrase of each caption: a word, the likelier the fewer groups say it, and up to two words before it.
 
     said: see `words_said`. draws: which word, and how many before it (the last column).
     """
@@ -148,13 +156,12 @@ def cut_phrases(
     first = last - (draws[:, -1:] * _PHRASE_WORDS).long().clamp(max=_PHRASE_WORDS - 1)
     around = (ids[..., None] == known.fixed).any(-1)
     phrase = word & (number >= first) & (number <= last)
-    return _moved_up(ids, mask & (around | phrase | ~chosen[:, None]), known.padding)
+    return _moved_up(ids, mask & (around | phrase), known.padding)
 
 
-class Phrases:
-    """Cuts a share of the captions to a phrase of one to three words, "a red car"; a caption that is no longer is a
-    phrase already. Other images whose captions say all its words match a phrase too. No teacher is asked about a
-    caption that was cut.
+class PhraseMaker:
+    """Adds phrases of one to three words, "a red car", which are cut out of captions. They fit all images of the batch
+    whose captions say all their words. share: how many, as a share of the captions.
     """
 
     def __init__(self, share: float, readers: Mapping[str, Reader], device: torch.device) -> None:
@@ -163,27 +170,34 @@ class Phrases:
         self._words = {name: word_ids(reader.tokenizer, device) for name, reader in texts.items()}
 
     def __call__(self, batch: Batch, seed: int | None) -> Batch:
-        """The batch with some captions cut; as it is without a seed."""
+        """The batch with phrases; as it is without a seed."""
         if seed is None:
             return batch
         generator = torch.Generator(self._device).manual_seed(seed ^ _PHRASE_SEED)
-        inputs, places, also = dict(batch.inputs), dict(batch.places), dict(batch.also)
+        phrases = dict(batch.phrases)
         for name, known in self._words.items():
-            values, mask = inputs[name]
+            values, mask = batch.inputs[name]
             assert mask is not None
             draws = torch.rand((len(mask), mask.shape[1] + 2), generator=generator, device=self._device)
-            chosen = (draws[:, -1] < self._share) & (mask & known.readable[values]).any(1)
+            chosen = draws[:, -1].argsort()[: max(round(self._share * len(mask)), 1)]
             said, row = words_said(values, mask, batch.groups[name], known)
-            values, mask = cut_phrases(values, mask, chosen, said, known, draws[:, :-1])
-            inputs[name], places[name] = Inputs(values, mask), places[name].masked_fill(chosen, -1)
-            said[:, -1] = True
-            needed, count = _words_or_last(values, mask, known), known.starts(values, mask).sum(1)
-            short = (count > 0) & (count <= _PHRASE_WORDS)
-            for other in batch.groups.keys() - self._words:
-                same = batch.groups[other][:, None] == batch.groups[name]
-                theirs = said[row[same.to(torch.uint8).argmax(1)]]
-                also[other, name] = theirs[:, needed].all(-1) & short & same.any(1, keepdim=True)
-        return replace(batch, inputs=inputs, places=places, also=also)
+            inputs = Inputs(*cut_phrases(values[chosen], mask[chosen], said, known, draws[chosen, :-1]))
+            phrases[name] = Phrases(known.short(inputs), self._fits(batch, name, inputs, said, row))
+        return replace(batch, phrases=phrases)
+
+    def _fits(self, batch: Batch, name: str, phrases: Inputs, said: Tensor, row: Tensor) -> dict[str, Tensor]:
+        """Of each other modality the items whose captions say all words of a phrase; none for one without words."""
+        known, (values, mask) = self._words[name], phrases
+        assert mask is not None
+        needed = _words_or_last(values, mask, known)
+        some = (needed < len(known.readable)).any(1)
+        said[:, -1] = True  # what is no word
+        fits = {}
+        for other in batch.groups.keys() - self._words:
+            same = batch.groups[other][:, None] == batch.groups[name]
+            theirs = said[row[same.to(torch.uint8).argmax(1)]]
+            fits[other] = theirs[:, needed].all(-1) & some & same.any(1, keepdim=True)
+        return fits
 
 
 class SizeAugmentation:
@@ -222,9 +236,6 @@ class SizeAugmentation:
             assert mask is not None
             if modality in self._words:
                 draws = torch.rand((3, *mask.shape), generator=generator, device=self._device)
-                if batch.also:  # a phrase is short enough
-                    phrase = self._words[modality].starts(values, mask).sum(1, keepdim=True) <= _PHRASE_WORDS
-                    draws[0].masked_fill_(phrase, 1.0)
                 inputs[modality] = Inputs(*drop_words(values, mask, share, self._words[modality], draws))
             else:
                 draws = torch.rand(mask.shape, generator=generator, device=self._device)
@@ -372,7 +383,8 @@ class ResidentPictures:
         pixels = self.pixels.index_select(0, index).movedim(3, 1).float() / 255
         size = self.transform.size
         if seed is not None and self.augmentation is not None:
-            pixels = cut_out(pixels, *self._drawn(places, seed), size)
+            wanted = self.augmentation.size if isinstance(self.augmentation, RandomCrop) else size
+            pixels = cut_out(pixels, *self._drawn(places, seed), wanted)
         elif isinstance(self.augmentation, RandomCrop) and self.transform.resize == "squash":
             pixels = interpolate(pixels, size=(size, size), mode="bilinear", antialias=True)
         elif isinstance(self.augmentation, RandomCrop):

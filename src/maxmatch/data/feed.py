@@ -20,7 +20,7 @@ from maxmatch.core.checks import as_tensor
 from maxmatch.core.devices import on_device
 from maxmatch.core.progress import Skipped
 from maxmatch.core.types import Batch, Inputs
-from maxmatch.data.augment import Augmentation, Phrases, ResidentPictures, SizeAugmentation
+from maxmatch.data.augment import Augmentation, PhraseMaker, RandomCrop, ResidentPictures, SizeAugmentation
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.sampler import BatchPlan, random_words
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
@@ -173,7 +173,8 @@ class PictureLoader:
                 return self.reader.read(source)
             return self.crop(source, np.random.default_rng([seed, place]))
 
-        size = self.reader.transform.size
+        crop = self.crop if seed is not None else None
+        size = crop.size if isinstance(crop, RandomCrop) else self.reader.transform.size
         return _one_by_one(self.items, self.reader, places, one, torch.zeros(3, size, size))
 
 
@@ -432,7 +433,7 @@ class _BaseFeed:
         self._maker, self._report = maker, report
         self._changes: list[Callable[[Batch, int | None], Batch]] = []
         if phrases:
-            self._changes.append(Phrases(phrases, readers, device))
+            self._changes.append(PhraseMaker(phrases, readers, device))
         if drop:
             self._changes.append(SizeAugmentation(drop, readers, device))
 
@@ -461,8 +462,8 @@ class MappedFeed(_BaseFeed):
     """Pictures decoded, features read and texts looked up by `workers` processes (0: by this one, not ahead).
 
     readers: those of the model's towers, by modality. captions: at most so many texts per group, at random. drop:
-    the share of regions or words that is left out, by modality. phrases: the share of the captions that are cut to one
-    to three words. crops: how pictures are cropped or mirrored at random,
+    the share of regions or words that is left out, by modality. phrases: how many phrases of one to three words are
+    added, as a share of the captions. crops: how pictures are cropped or mirrored at random,
     by modality; the others are read as for evaluation.
 
     A batch is a function of its plan alone; how many workers there are changes nothing. A group with an item that

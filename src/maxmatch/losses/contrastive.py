@@ -40,6 +40,38 @@ def contrastive(
     return _one_way(logits, positive) + _one_way(logits.T, positive.T)
 
 
+@in_float32
+def phrase_contrastive(
+    scores: Float[Tensor, "B P"], fits: Bool[Tensor, "B P"], temperature: float = 0.05
+) -> Float[Tensor, ""]:
+    """Each image that a phrase fits against all images that it does not fit.
+
+        −log [exp(s(i, j)/τ) / (exp(s(i, j)/τ) + Σ_n exp(s(n, j)/τ))]
+
+    Mean over the images that phrase j fits, then over phrases. One direction only: a phrase has to find its images, but
+    an image is not asked which of many phrases fits it best.
+
+    Args:
+        scores: of every image with every phrase.
+        fits: which images each phrase fits; a phrase that fits none is left out.
+        temperature: τ.
+
+    Returns:
+        The loss, a scalar.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch.losses import phrase_contrastive
+        >>> fits = torch.tensor([[True, False], [True, False], [False, True]])
+        >>> bool(phrase_contrastive(fits.float(), fits) < phrase_contrastive(1 - fits.float(), fits))
+        True
+    """
+    fits = check_positive(scores, fits)
+    if not temperature > 0:
+        raise ValueError(f"temperature: expected a positive number, got {temperature}.")
+    return _one_way((scores / temperature).T, fits.T)
+
+
 def _one_way(logits: Tensor, positive: Tensor) -> Tensor:
     against = logits.masked_fill(positive, -torch.inf).logsumexp(1, keepdim=True)  # −inf where there is no negative
     loss = torch.nn.functional.softplus(against - logits, threshold=50)

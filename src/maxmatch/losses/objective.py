@@ -12,7 +12,7 @@ from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import in_float32
 from maxmatch.core.types import Sets
-from maxmatch.losses.contrastive import contrastive
+from maxmatch.losses.contrastive import contrastive, phrase_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
@@ -43,6 +43,7 @@ class LossTerms:
     diversity: Annotated[Loss | None, Term("div_weight", "Div", "diversity")] = None
     contrastive: Annotated[Loss | None, Term("con_weight", "CON", "contrastive")] = None
     distillation: Annotated[Loss | None, Term("distill_weight", "KD", "distillation")] = None
+    phrases: Annotated[Loss | None, Term("phrase_weight", "phrases", "phrases")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -86,10 +87,12 @@ def objective(
     distill_weight: float = 0.0,
     distill_temperature: float = 0.05,
     teachers: Float[Tensor, "T B C"] | None = None,
+    phrase_weight: float = 0.0,
+    phrases: tuple[Float[Tensor, "B P"], Bool[Tensor, "B P"]] | None = None,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON, KD); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases); a term with weight 0 is not computed.
 
     GD averages the two modalities, ISD and Div add them.
 
@@ -113,6 +116,8 @@ def objective(
         distill_weight: of `distillation`.
         distill_temperature: of the distillation.
         teachers: the scores that T teachers give the same pairs; None: no teacher.
+        phrase_weight: of `phrase_contrastive`, at the temperature of the contrastive loss.
+        phrases: the scores of every image with every phrase, and which images each phrase fits; None: no phrases.
         diversity: "uniformity" (SetDiv's) or "pvse".
         gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
             is added to them (its list of contributions).
@@ -162,12 +167,19 @@ def objective(
         "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
         "distillation": (distill_weight, lambda: distillation(scores, teachers, distill_temperature)),
+        "phrases": (phrase_weight, lambda: _phrases(phrases, temperature)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
     for name, term in terms.items():
         total = total + weighted[name][0] * term
     return LossTerms(total=total, **terms)
+
+
+def _phrases(phrases: tuple[Tensor, Tensor] | None, temperature: float) -> Tensor:
+    if phrases is None:
+        raise ValueError("phrases: phrase_weight needs the scores of phrases and what they fit, got None.")
+    return phrase_contrastive(*phrases, temperature)
 
 
 def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> Tensor:

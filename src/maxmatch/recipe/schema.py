@@ -94,6 +94,7 @@ class Objective(Section):
     teachers: tuple[str, ...] = ()
     distill_weight: NotNegative = 0.0
     distill_temperature: Positive = 0.05
+    phrase_weight: NotNegative = 0.0
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
 
@@ -181,12 +182,16 @@ class Train(Section):
     size_augmentation: Share = 0.0
     """The share of the regions and of the words that is left out."""
     phrases: Share = 0.0
-    """The share of the captions that are cut to a phrase of one to three words, as people type them into a search.
-    Other images of the batch match a phrase too if their captions say all its words."""
+    """How many phrases of one to three words, as people type them into a search, are cut out of the captions of a batch
+    and added to it, as a share of the captions. They fit all images whose captions say all their words, and count by
+    `objective.phrase_weight`."""
     crop_scale: tuple[_UpToOne, _UpToOne] | None = (0.08, 1.0)
     """The share of a picture that a random crop keeps; None for the crop of evaluation."""
     crop_ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """The least and largest ratio of width to height of a random crop, which is then squashed to a square."""
+    crop_size: Count | None = None
+    """The side of a random crop in pixels; None for the size that the model sees in evaluation. Random crops enlarge
+    what they show: smaller ones show it as large as evaluation does, and take less time."""
     flip: bool = True
     """Whether half of the pictures are mirrored."""
 
@@ -223,6 +228,8 @@ class Train(Section):
             raise refusal(f"a batch of {self.batch_size} images has no {self.accumulate} chunks", "accumulate")
         if self.crop_scale is not None and self.crop_scale[0] > self.crop_scale[1]:
             raise refusal(f"expected the smaller share first, got {list(self.crop_scale)}", "crop_scale")
+        if self.crop_size is not None and self.crop_scale is None:
+            raise refusal("there are no random crops: crop_scale is null", "crop_size")
         if self.crop_ratio[0] > self.crop_ratio[1]:
             raise refusal(f"expected the smaller ratio first, got {list(self.crop_ratio)}", "crop_ratio")
         return self
@@ -499,6 +506,9 @@ class Recipe(Section):
                 misfit = _misfit(key, towers)
                 if misfit:
                     raise refusal(misfit, "train", option, key)
+        if bool(self.train.phrases) != bool(self.objective.phrase_weight):
+            given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
+            raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
         transformer = any(tower.encoder.name == "transformer" for tower in towers.values())
         if transformer and self.data.tokenizer == "words":
             text = "a transformer does not read whole words: use 'pretrained', its own, or 'wordpiece'"

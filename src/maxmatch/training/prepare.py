@@ -123,8 +123,9 @@ def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
     """What the recipe does to a training picture."""
     picture, flip = reader.transform, 0.5 if options.flip else 0.0
     if options.crop_scale is not None:
+        size = options.crop_size or picture.size
         return RandomCrop(
-            picture.size, picture.mean, picture.std, scale=options.crop_scale, ratio=options.crop_ratio, flip=flip
+            size, picture.mean, picture.std, scale=options.crop_scale, ratio=options.crop_ratio, flip=flip
         )
     return RandomMirror(picture, flip) if flip else None
 

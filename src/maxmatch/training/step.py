@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,13 @@ TrainStep = Callable[[Batch, int], LossTerms]
 PairSimilarity = Callable[[Tensor, Tensor], Tensor]
 
 
+class PhraseSets(NamedTuple):
+    """The sets of a batch's phrases, and what each of them fits, see `Phrases`."""
+
+    sets: Sets
+    fits: Mapping[str, Tensor]
+
+
 @dataclass(frozen=True)
 class Criterion:
     """What is minimised: the objective between each of the pairs of modalities, added up."""
@@ -40,36 +47,38 @@ class Criterion:
         sets: Mapping[str, Sets],
         groups: Mapping[str, Tensor],
         places: Mapping[str, Tensor] | None = None,
-        also: Mapping[tuple[str, str], Tensor] | None = None,
+        phrases: Mapping[str, PhraseSets] | None = None,
     ) -> LossTerms:
-        """The loss of a batch. places: of its items in the split, by which teachers know them. also: see `Batch`."""
+        """The loss of a batch. places: of its items in the split, by which teachers know them."""
         terms = [
             objective(
                 self.similarity(sets[rows].vectors, sets[columns].vectors),
-                _matches(groups, also or {}, rows, columns),
+                groups[rows][:, None] == groups[columns],
                 sets[rows],
                 sets[columns],
                 teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
+                phrases=self._phrases(sets, phrases or {}, (rows, columns)),
                 **self.options,
             )
             for rows, columns in self.pairs
         ]
         return terms[0] if len(terms) == 1 else _added(terms)
 
+    def _phrases(
+        self, sets: Mapping[str, Sets], phrases: Mapping[str, PhraseSets], pair: tuple[str, str]
+    ) -> tuple[Tensor, Tensor] | None:
+        """The scores of a pair's items with the phrases of its texts, and which fit; None where it has none."""
+        for other, texts in (pair, pair[::-1]):
+            if texts in phrases and other in phrases[texts].fits:
+                mine = phrases[texts]
+                return self.similarity(sets[other].vectors, mine.sets.vectors), mine.fits[other]
+        return None
+
 
 def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) -> Criterion:
     """What a recipe minimises in an epoch."""
     similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
     return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch), teachers)
-
-
-def _matches(groups: Mapping[str, Tensor], also: Mapping[tuple[str, str], Tensor], rows: str, columns: str) -> Tensor:
-    positive = groups[rows][:, None] == groups[columns]
-    if (rows, columns) in also:
-        positive = positive | also[rows, columns]
-    if (columns, rows) in also:
-        positive = positive | also[columns, rows].T
-    return positive
 
 
 def _added(terms: Sequence[LossTerms]) -> LossTerms:
@@ -95,10 +104,10 @@ def gradients(
     if chunks == 1:
         torch.manual_seed(seed)
         with mixed:
-            sets = _sets(model, batch)
+            sets, phrases = _sets(model, batch), _phrase_sets(model, batch)
         whole = {name: gather_sets(side) for name, side in sets.items()}
         places = _gathered(batch.places) if criterion.teachers else None
-        terms = criterion(whole, _gathered(batch.groups), places, batch.also)
+        terms = criterion(whole, _gathered(batch.groups), places, phrases)
         torch.autograd.backward(scale(terms.total))
         return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
@@ -114,6 +123,8 @@ def _in_chunks(
         for place, part in enumerate(parts):
             torch.manual_seed(seed + place)
             first.append(_sets(model, part))
+        torch.manual_seed(seed + len(parts))
+        encoded = _phrase_sets(model, batch)
     whole = {name: _leaves([sets[name] for sets in first]) for name in batch.inputs}
     groups = {name: torch.cat([part.groups[name] for part in parts]) for name in batch.groups}
     places = {name: torch.cat([part.places[name] for part in parts]) for name in batch.places}
@@ -122,9 +133,19 @@ def _in_chunks(
         name: torch.cat([torch.isin(mine, part.groups[name]).nonzero()[:, 0] for part in parts])
         for name, mine in batch.groups.items()
     }
-    also = {(rows, columns): one[order[rows]][:, order[columns]] for (rows, columns), one in batch.also.items()}
-    terms = criterion(everyone, _gathered(groups), _gathered(places) if criterion.teachers else None, also)
+    phrases = {
+        name: PhraseSets(_leaves([one.sets]), {other: fits[order[other]] for other, fits in one.fits.items()})
+        for name, one in encoded.items()
+    }
+    terms = criterion(everyone, _gathered(groups), _gathered(places) if criterion.teachers else None, phrases)
     torch.autograd.backward(scale(terms.total))
+    torch.manual_seed(seed + len(parts))
+    with mixed:
+        again = _phrase_sets(model, batch)
+    for name, one in again.items():
+        gradient = phrases[name].sets.vectors.grad
+        assert gradient is not None
+        torch.autograd.backward(one.sets.vectors, gradient.to(one.sets.vectors.dtype))
     taken = dict.fromkeys(whole, 0)
     for place, part in enumerate(parts):
         torch.manual_seed(seed + place)
@@ -159,6 +180,10 @@ def split(batch: Batch, chunks: int) -> list[Batch]:
 
 def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
     return {name: model(name, *inputs) for name, inputs in batch.inputs.items()}
+
+
+def _phrase_sets(model: SetEncoder, batch: Batch) -> dict[str, PhraseSets]:
+    return {name: PhraseSets(model(name, *one.inputs), one.fits) for name, one in batch.phrases.items()}
 
 
 def _gathered(numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -288,7 +313,8 @@ def padded(batch: Batch) -> Batch:
         more = (0, -inputs.mask.shape[1] % 8)
         return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
 
-    return replace(batch, inputs={name: pad(inputs) for name, inputs in batch.inputs.items()})
+    phrases = {name: one._replace(inputs=pad(one.inputs)) for name, one in batch.phrases.items()}
+    return replace(batch, inputs={name: pad(inputs) for name, inputs in batch.inputs.items()}, phrases=phrases)
 
 
 def can_record(train: Train, negatives: str, device: torch.device) -> bool:

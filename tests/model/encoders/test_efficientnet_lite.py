@@ -90,6 +90,21 @@ def test_it_serves_as_a_backbone_in_which_every_parameter_is_trained():
     assert not encoder.backbone.stages[4][0].project.conv.weight.requires_grad
 
 
+def _unfolded(network, images):
+    """The map by convolutions and norms one after the other, and the gradient of its mean square."""
+
+    def forward(self, x):
+        missing = [self._missing(size) for size in (x.shape[3], x.shape[2])]
+        sides = [side for m in missing for side in (m // 2, m - m // 2)]
+        x = self.norm(self.conv(nn.functional.pad(x, sides)))
+        return x if self.linear else nn.functional.relu6(x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConvNorm, "forward", forward)
+        found = network(images)
+        return found.detach(), torch.autograd.grad(found.pow(2).mean(), list(network.parameters()))
+
+
 def test_evaluation_folds_the_norms_into_the_convolutions_and_gives_the_same_map():
     torch.manual_seed(0)
     network = EfficientNetLite(0)
@@ -100,7 +115,12 @@ def test_evaluation_folds_the_norms_into_the_convolutions_and_gives_the_same_map
             nn.init.normal_(module.weight, 1.0, 0.2)
             nn.init.normal_(module.bias, 0.0, 0.2)
     images = torch.randn(2, 3, 75, 64)
-    plain = network.eval()(images).detach()  # with gradient nothing is folded
+    plain, slopes = _unfolded(network.eval(), images)
+    folded = network(images)
+    found = torch.autograd.grad(folded.pow(2).mean(), list(network.parameters()))
+    assert (folded - plain).abs().max() <= 1e-5 * plain.abs().max()
+    for one, other in zip(found, slopes, strict=True):
+        assert (one - other).abs().max() <= 1e-3 * other.abs().max() + 1e-7
     before = {name: value.clone() for name, value in network.state_dict().items()}
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
