@@ -105,7 +105,9 @@ class Sets(NamedTuple):
     vectors: Float[Tensor, "B K D"]
     """The sets: unit vectors."""
     residual: Float[Tensor, "B K D"]
-    """The slots before the pooled feature is added to them."""
+    """The slots before the pooled feature is added to them. Of a Gaussian head: its mean and its log variance, both of
+    width D − 2.
+    """
     pooled: Float[Tensor, "B D"]
     """The global feature φ (after its LayerNorm, if the head says so)."""
     attention: Float[Tensor, "B K N"] | None = None

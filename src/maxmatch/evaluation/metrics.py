@@ -115,7 +115,7 @@ def slot_pairing(
     """How the slots of true pairs meet: text c with image partner[c].
 
     similarity decides what "used" means: by the one best pair ("mil"), by the k best ("top_k"), by the best one-to-one
-    matching ("maxmatch"), by all pairs ("mean"), else by the nearest vector of the other set.
+    matching ("maxmatch"), by all pairs ("mean", "csd"), else by the nearest vector of the other set.
     """
     counts = torch.zeros(images.shape[1], texts.shape[1], dtype=torch.long)
     decisive = torch.zeros_like(counts)
@@ -148,7 +148,7 @@ def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) 
         return one_hot(best, flat.shape[1]).sum(1).view(cosines.shape)
     if similarity == "maxmatch":
         return _pairs(matched, cosines.shape[2])
-    if similarity == "mean":
+    if similarity in ("mean", "csd"):
         return torch.ones_like(cosines, dtype=torch.long)
     return ((cosines == cosines.amax(2, keepdim=True)) | (cosines == cosines.amax(1, keepdim=True))).long()
 

@@ -183,14 +183,14 @@ def evaluate_runs(
 
 
 def similarity_names(asked: Sequence[str]) -> list[str]:
-    """The names of similarities, each once; "max" is "mil", and "all" all of them."""
+    """The names of similarities, each once; "max" is "mil", and "all" all of them that compare sets of any size."""
     names = []
     for name in asked:
         name = {"max": "mil"}.get(name, name)
         if name != "all" and name not in SIMILARITIES:
             known = ", ".join([*SIMILARITIES, "max", "all"])
             raise UsageError(f"similarity: expected one of {known}, got {name!r}.")
-        names += list(SIMILARITIES) if name == "all" else [name]
+        names += [one for one, entry in SIMILARITIES.items() if entry.set_size is None] if name == "all" else [name]
     return list(dict.fromkeys(names))
 
 
@@ -202,6 +202,8 @@ def members(
     for source, sets in zip(sources, encoded, strict=True):
         trained = sets.notes.get("similarity", "maxmatch")
         options = sets.notes.get("similarity_options", {}) if similarity in (None, trained) else {}
+        if similarity not in (None, trained) and SIMILARITIES[trained].set_size is not None:
+            raise UsageError(f"similarity: {source.name} makes sets that {trained} alone compares, got {similarity!r}.")
         found.append(EvaluatedModel(source.name, sets, with_options(similarity or trained, options)))
     return found
 

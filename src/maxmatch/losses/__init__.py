@@ -9,15 +9,18 @@ from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.objective import objective
+from maxmatch.losses.probabilistic import gaussian_kl, pair_bce
 from maxmatch.losses.triplet import triplet
 
 __all__ = [
     "contrastive",
     "distillation",
+    "gaussian_kl",
     "global_discriminative",
     "intra_set_divergence",
     "mmd",
     "objective",
+    "pair_bce",
     "phrase_contrastive",
     "pvse_diversity",
     "triplet",

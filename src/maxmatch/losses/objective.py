@@ -16,6 +16,7 @@ from maxmatch.losses.contrastive import contrastive, phrase_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
+from maxmatch.losses.probabilistic import gaussian_kl, pair_bce
 from maxmatch.losses.triplet import Negatives, triplet
 
 Loss = Float[Tensor, ""]
@@ -44,6 +45,8 @@ class LossTerms:
     contrastive: Annotated[Loss | None, Term("con_weight", "CON", "contrastive")] = None
     distillation: Annotated[Loss | None, Term("distill_weight", "KD", "distillation")] = None
     phrases: Annotated[Loss | None, Term("phrase_weight", "phrases", "phrases")] = None
+    pair_bce: Annotated[Loss | None, Term("bce_weight", "BCE", "pair BCE")] = None
+    kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -91,10 +94,15 @@ def objective(
     phrases: tuple[Float[Tensor, "B P"], Bool[Tensor, "B P"]] | None = None,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
+    bce_weight: float = 0.0,
+    pseudo_weight: float = 0.1,
+    label_smoothing: float = 1e-4,
+    match: tuple[Float[Tensor, ""], Float[Tensor, ""]] | None = None,
+    kl_weight: float = 0.0,
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL); a term with weight 0 is not computed.
 
-    GD averages the two modalities, ISD and Div add them.
+    GD averages the two modalities; ISD, Div and KL add them.
 
     Args:
         scores: of every image with every caption, by any similarity.
@@ -121,6 +129,11 @@ def objective(
         diversity: "uniformity" (SetDiv's) or "pvse".
         gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
             is added to them (its list of contributions).
+        bce_weight: of `pair_bce`, the loss of PCME++.
+        pseudo_weight: α of its pseudo-positives.
+        label_smoothing: ε of its labels.
+        match: the scale a and the shift b by which scores become its logits; None: no BCE.
+        kl_weight: of `gaussian_kl`, for the sets of Gaussian heads.
 
     Returns:
         The weighted total, and each term that was computed, unweighted.
@@ -168,6 +181,8 @@ def objective(
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
         "distillation": (distill_weight, lambda: distillation(scores, teachers, distill_temperature)),
         "phrases": (phrase_weight, lambda: _phrases(phrases, temperature)),
+        "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_weight, label_smoothing)),
+        "kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
@@ -180,6 +195,18 @@ def _phrases(phrases: tuple[Tensor, Tensor] | None, temperature: float) -> Tenso
     if phrases is None:
         raise ValueError("phrases: phrase_weight needs the scores of phrases and what they fit, got None.")
     return phrase_contrastive(*phrases, temperature)
+
+
+def _logits(scores: Tensor, match: tuple[Tensor, Tensor] | None) -> Tensor:
+    if match is None:
+        raise ValueError("match: bce_weight needs the scale and the shift of the scores, got None.")
+    return match[0] * scores + match[1]
+
+
+def _kl(side: Sets) -> Tensor:
+    if side.residual.shape[1] != 2:
+        raise ValueError(f"kl_weight: only Gaussian heads make a mean and a variance, got {shape_of(side.residual)}.")
+    return gaussian_kl(*side.residual.unbind(1))
 
 
 def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> Tensor:

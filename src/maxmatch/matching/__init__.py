@@ -44,6 +44,8 @@ class SetSimilarity:
     """Whether the score is the mean of exp(c) − 1 over the matched cosines c: what the compiled code (`numba_backend`,
     `triton_backend`) computes, and what a search has at hand with the matching that it reports.
     """
+    set_size: int | None = None
+    """How many vectors its sets have, where each has a meaning of its own; None: any number of vectors alike."""
 
     def __call__(self, a: Any, b: Any, *masks: Any, **given: Any) -> "Tensor":
         """The scores of all pairs, by torch: (B, K, D), (C, L, D) -> (B, C)."""
@@ -76,6 +78,7 @@ SIMILARITIES: dict[str, SetSimilarity] = {
         SetSimilarity("mil"),
         SetSimilarity("mean"),
         SetSimilarity("maxsim", one_vector=True),
+        SetSimilarity("csd", set_size=2),
     )
 }
 """Every similarity. A new one is a line here and its formula in torch and in NumPy."""

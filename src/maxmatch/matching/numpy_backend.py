@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 LARGEST = 8
 """Vectors in a set up to which `assign` works: beyond, its table of subsets would be too large."""
 _TABLE_UP_TO = 4
+_NO_CERTAINTY = 1e-9  # of a Gaussian: below, its variance is no longer told apart
 
 
 def cosine_planes(queries: Float[np.ndarray, "B K D"], items: Float[np.ndarray, "C L D"]) -> Float[np.ndarray, "K L P"]:
@@ -129,4 +130,12 @@ def mean(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
 def maxsim(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
     """Each vector of the query with its best, added up."""
     scores: np.ndarray = cosines.max(1).sum(0)
+    return scores
+
+
+def csd(cosines: Float[np.ndarray, "2 2 P"]) -> Float[np.ndarray, "P"]:
+    """Minus the closed-form sampled distance of Gaussians: see `matching.similarity.csd`."""
+    wide = np.sqrt(0.5) / np.maximum(cosines[0, 1], _NO_CERTAINTY)
+    tall = np.sqrt(0.5) / np.maximum(cosines[1, 0], _NO_CERTAINTY)
+    scores: np.ndarray = 4 * cosines[0, 0] - 2 - wide - tall
     return scores

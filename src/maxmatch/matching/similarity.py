@@ -5,6 +5,7 @@ image with vector l of each caption. What is chosen (a matching, a maximum) is c
 flows through the chosen cosines. Half-precision input gives float32 scores; arrays and lists are taken as tensors.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -17,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from maxmatch.core.array_checks import NotFiniteError, check_set_size, refuse_not_finite
+from maxmatch.core.array_checks import NotFiniteError, check_set_size, refuse_not_finite, shape_of
 from maxmatch.core.checks import (
     Array,
     as_tensor,
@@ -441,6 +442,95 @@ def maxsim(
     cosines, a_real, b_real = _compare(a, b, a_mask, b_mask)
     best = _maximum(_hide(cosines, b_real), 1)
     return (best if a_real is None else torch.where(a_real[:, 0], best, 0.0)).sum(0)
+
+
+def csd(
+    a: Float[Array, "B 2 D"],
+    b: Float[Array, "C 2 D"],
+    a_mask: Bool[Array, "B 2"] | None = None,
+    b_mask: Bool[Array, "C 2"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """PCME++: minus the closed-form sampled distance of two Gaussians, which `gaussian_sets` made sets of.
+
+        −CSD = −‖μ_a − μ_b‖² − Σ(σ_a² + σ_b²) = 4 c₀₀ − 2 − √½/c₀₁ − √½/c₁₀
+
+    −CSD is minus the expected squared distance of a sample of each. At most 0; symmetric. For one query the
+    other's variance decides as much as the cosine of the means does: what is vague ranks lower.
+
+    Args:
+        a: B Gaussians, each a set of two unit vectors.
+        b: C Gaussians.
+        a_mask: None, or all True: a Gaussian has no padding.
+        b_mask: the same for `b`.
+
+    Returns:
+        The score of every pair.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> image = similarity.gaussian_sets(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.05, 0.05]]).log())
+        >>> means, variances = torch.tensor([[0.8, 0.6], [0.6, 0.8]]), torch.tensor([[0.3, 0.3], [0.02, 0.02]])
+        >>> similarity.csd(image, similarity.gaussian_sets(means, variances.log()))  # the vague caption loses
+        tensor([[-1.1000, -0.9400]])
+    """
+    planes = _compare(a, b, a_mask, b_mask)
+    for name, sets, mask in (("a", a, a_mask), ("b", b, b_mask)):
+        _refuse_unless_gaussians(name, as_tensor(sets, name), mask)
+    cosines = planes.cosines
+    return 4 * cosines[0, 0] - 2 - _HALF / cosines[0, 1] - _HALF / cosines[1, 0]
+
+
+_HALF = math.sqrt(0.5)
+
+
+def gaussian_sets(mean: Float[Tensor, "B W"], log_variance: Float[Tensor, "B W"]) -> Float[Tensor, "B 2 D"]:
+    """Gaussians as sets of two unit vectors of width D = W + 2, whose cosines tell all that `csd` needs:
+
+        (√½ μ, √½, 0)   and   (0, w, √(1 − w²)),   w = 1 / (1 + Σσ²), the certainty
+
+    so that c₀₀ = (1 + cos)/2, and c₀₁ = √½ w of the second set, c₁₀ of the first. In at least float32.
+
+    Args:
+        mean: B means of unit length.
+        log_variance: log σ² of each of their W coordinates, which are independent.
+
+    Returns:
+        The sets.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> sets = similarity.gaussian_sets(torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2))
+        >>> sets.shape, sets.norm(dim=-1)
+        (torch.Size([1, 2, 4]), tensor([[1., 1.]]))
+    """
+    common = torch.promote_types(torch.promote_types(mean.dtype, log_variance.dtype), torch.float32)
+    mean, log_variance = mean.to(common), log_variance.to(common)
+    variance = log_variance.exp().sum(1, keepdim=True)
+    certainty = 1 / (1 + variance)
+    # What fills up the length has no part in any score, and no gradient: its slope has no bound where Σσ² is near 0.
+    rest = (variance * (2 + variance)).sqrt().detach() * certainty.detach()
+    first = torch.cat([_HALF * mean, torch.full_like(certainty, _HALF), torch.zeros_like(certainty)], 1)
+    second = torch.cat([torch.zeros_like(mean), certainty, rest], 1)
+    return torch.stack([first, second], 1)
+
+
+def _refuse_unless_gaussians(name: str, sets: Tensor, mask: Array | None) -> None:
+    """Refuse sets that `gaussian_sets` did not make; by their values where looking at them stops no queue of work."""
+    cure = "Give what a model with Gaussian heads makes, or use another similarity."
+    if sets.shape[1] != 2 or sets.shape[2] < 3:
+        raise ValueError(f"{name}: csd compares Gaussians, sets of 2 vectors, got {shape_of(sets)}. {cure}")
+    if mask is not None and not bool(as_tensor(mask, name).all()):
+        raise ValueError(f"{name}_mask: a Gaussian has no padding, but some of its vectors are masked.")
+    if sets.is_cuda:
+        return
+    marks = sets.detach()[:, 0, -2:].float() - torch.tensor([_HALF, 0.0])
+    if len(marks) and not bool((marks.abs() < _MARK_TOLERANCE).all()):
+        raise ValueError(f"{name}: csd compares Gaussians, but these are sets of other vectors. {cure}")
+
+
+_MARK_TOLERANCE = 1e-2  # as that of unit length
 
 
 def with_options(name: str, options: Mapping[str, int | float]) -> str | Similarity:

@@ -6,7 +6,7 @@
 Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.model.build` maps each name to a class.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -211,12 +211,28 @@ class PIE(ConfigPart):
     init: Literal["torch", "xavier"] = "torch"
 
 
+class Gaussian(ConfigPart):
+    """A mean and variances, the head of PCME++. start: of the logarithm of the variances. pooling: of the local
+    features.
+    """
+
+    name: Literal["gaussian"] = "gaussian"
+    start: Annotated[float, Field(allow_inf_nan=False)] = -4.0
+    pooling: Literal["mean", "max"] = "mean"
+
+
 class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
     encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
-    head: Annotated[SetPrediction | PIE, Field(discriminator="name")] = SetPrediction()
+    head: Annotated[SetPrediction | PIE | Gaussian, Field(discriminator="name")] = SetPrediction()
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
+
+    @model_validator(mode="after")
+    def _size_fits(self) -> Self:
+        if isinstance(self.head, Gaussian) and self.set_size != 2:
+            raise refusal(f"a Gaussian is a set of 2 vectors, got {self.set_size}", "set_size")
+        return self
 
     @property
     def reads(self) -> InputKind:
@@ -249,6 +265,7 @@ class ModelConfig(ConfigPart):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         check_similarity_options(self.similarity, self.similarity_options)
+        check_heads(self.similarity, self.towers)
         return self
 
     @model_validator(mode="after")
@@ -272,6 +289,17 @@ class ModelConfig(ConfigPart):
             text = f"{second.set_size}, but the model was trained with at least {fewest}. {_K}"
             raise refusal(text, "towers", other, "set_size")
         return self
+
+
+def check_heads(similarity: str, towers: Mapping[str, TowerConfig]) -> None:
+    """Refuse a similarity that does not fit the heads: `csd` compares Gaussians, and nothing else does."""
+    for name, tower in towers.items():
+        if isinstance(tower.head, Gaussian) != (similarity == "csd"):
+            advice = "use csd" if isinstance(tower.head, Gaussian) else "it takes Gaussian heads (head: gaussian)"
+            raise refusal(
+                f"{similarity} does not compare what the {tower.head.name!r} head of {name!r} makes: {advice}",
+                "similarity",
+            )
 
 
 def check_similarity_options(similarity: str, options: Iterable[str]) -> None:

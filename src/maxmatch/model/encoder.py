@@ -20,6 +20,7 @@ from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.inputs import Encoded as Encoded
 from maxmatch.model.inputs import Reader, TextReader, encode_items
+from maxmatch.model.layers import MatchProbability
 from maxmatch.model.text import Words, known_words
 
 
@@ -125,6 +126,7 @@ class SetEncoder(nn.Module):
         self.similarity_name: str = similarity
         self.similarity_options = {} if config is None else dict(config.similarity_options)
         self.config: ModelConfig | None = config
+        self.match = MatchProbability() if similarity == "csd" else None
         self.notes = ""  # Markdown for the model card: what it was trained on, how well it does
 
     @property

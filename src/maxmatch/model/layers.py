@@ -1,6 +1,6 @@
-"""From the features of an item to a set of K unit vectors: positions, pooling, slot attention and the two heads.
+"""From the features of an item to a set of K unit vectors: positions, pooling, slot attention and the heads.
 
-SetHead is the paper's, PIEHead is PVSE's.
+SetHead is the paper's, PIEHead is PVSE's, GaussianHead is PCME++'s.
 """
 
 import math
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
 from maxmatch.core.types import Features, Sets
+from maxmatch.matching.similarity import gaussian_sets
 
 TEMPERATURE = 10_000.0  # T of the sine positions
 _EPSILON = 1e-7
@@ -270,3 +271,65 @@ class PIEHead(nn.Module):
         assert isinstance(per_slot, nn.Linear)
         weight = per_slot.weight
         weight.copy_(weight[list(order)].clone())
+
+
+class GaussianHead(nn.Module):
+    """The head of PCME++: an item is a Gaussian with a mean of unit length and independent variances.
+
+        μ = L2(V φ + pool(W ψ)),   log σ² = V' φ + pool(W' ψ) + start
+
+    Its set is what `gaussian_sets` makes of them: two vectors, compared by `csd`. V and W map to width − 2.
+
+    start: of log σ². At 0 the variances of 1,024 coordinates alone add 2,048 to each distance, so that no pair is
+    likely and little is learned. pooling: of the local features, "mean" or "max".
+    """
+
+    set_size = 2
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int = 1024,
+        set_size: int = 2,
+        start: float = -4.0,
+        pooling: Literal["mean", "max"] = "mean",
+    ) -> None:
+        super().__init__()
+        if set_size != self.set_size:
+            raise ValueError(f"set_size: a Gaussian is a set of 2 vectors, got {set_size}.")
+        if width < 3:
+            raise ValueError(f"width: a Gaussian takes two coordinates beside its mean, got {width}.")
+        self.width = width
+        self.start = start
+        self.pooling = pooling
+        self.mean_of_local = nn.Linear(context_width, width - 2, bias=False)
+        self.mean_of_pooled = nn.Linear(width, width - 2)
+        self.variance_of_local = nn.Linear(context_width, width - 2, bias=False)
+        self.variance_of_pooled = nn.Linear(width, width - 2)
+        nn.init.constant_(self.variance_of_pooled.bias, start)
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items. The attention is None: nothing attends."""
+        mean = self.mean_of_pooled(features.pooled) + self._pool(self.mean_of_local(features.local), features.mask)
+        spread = self._pool(self.variance_of_local(features.local), features.mask)
+        log_variance = self.variance_of_pooled(features.pooled) + spread
+        mean, log_variance = unit_vectors(mean), log_variance.to(torch.promote_types(mean.dtype, torch.float32))
+        return Sets(gaussian_sets(mean, log_variance), torch.stack([mean, log_variance], 1), features.pooled)
+
+    def _pool(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
+        """The one place to put another pooling: PCME++'s own is GPO."""
+        return POOLING[self.pooling](local, mask)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Only the order there is: the vectors of a Gaussian have meanings of their own."""
+        if list(order) != [0, 1]:
+            raise ValueError(f"order: the two vectors of a Gaussian cannot be reordered, got {list(order)}.")
+
+
+class MatchProbability(nn.Module):
+    """How likely a pair matches, by its score: σ(a·s + b). Both are learned, and start at 5 (PCME++)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(5.0))
+        self.shift = nn.Parameter(torch.tensor(5.0))

@@ -2,7 +2,7 @@
 
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
 `projection` is that of `config.Conv`, `head="pie"` puts PVSE's head in place of the set prediction module; whatever
-else is given goes to the head.
+else is given goes to the head. `head="gaussian"` is PCME++'s, and takes `set_size=2`.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from maxmatch.model.config import (
     PIE,
     Conv,
     EfficientNetLiteBackbone,
+    Gaussian,
     HuggingFaceBackbone,
     ModelConfig,
     Pixels,
@@ -35,19 +36,23 @@ _LITE_SIZES = {0: 224, 1: 240, 2: 260}  # of the pictures they were trained on
 _LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
 
 
+HEADS: dict[str, type[SetPrediction | PIE | Gaussian]] = {"set": SetPrediction, "pie": PIE, "gaussian": Gaussian}
+
+
 def _model(
     image: Any, text: Any, heads: int, head_width: int, width: int, set_size: int, options: dict[str, Any]
 ) -> ModelConfig:
-    """Two towers with heads alike. options: of the head, and which one it is; PVSE's has no heads to size."""
-    name = options.pop("head", "set")
-    if name not in ("set", "pie"):
-        raise ValueError(f"head: expected 'set' or 'pie', got {name!r}.")
-    sizes = {"heads": heads, "head_width": head_width}
-    head = PIE.model_validate(options) if name == "pie" else SetPrediction.model_validate({**sizes, **options})
+    """Two towers with heads alike. options: of the head, and which one it is; only "set" has heads to size."""
+    kind = options.pop("head", "set")
+    if kind not in HEADS:
+        raise ValueError(f"head: expected one of {', '.join(HEADS)}, got {kind!r}.")
+    sizes = {"heads": heads, "head_width": head_width} if kind == "set" else {}
+    head = HEADS[kind].model_validate({**sizes, **options})
     towers = {"image": image, "text": text}
     return ModelConfig(
         width=width,
         towers={name: TowerConfig(encoder=tower, head=head, set_size=set_size) for name, tower in towers.items()},
+        similarity="csd" if kind == "gaussian" else "maxmatch",
     )
 
 

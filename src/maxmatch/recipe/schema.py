@@ -22,20 +22,21 @@ from pydantic import (
 
 from maxmatch.core.manifest import describe
 from maxmatch.model.config import (
-    PIE,
     ConfigPart,
     Count,
+    Gaussian,
     ModelConfig,
     Positive,
     SetPrediction,
     Share,
     SimilarityName,
     TowerConfig,
+    check_heads,
     check_similarity_options,
     refusal,
     unknown_key,
 )
-from maxmatch.model.presets import PRESETS
+from maxmatch.model.presets import HEADS, PRESETS
 
 __all__ = [
     "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
@@ -97,11 +98,15 @@ class Objective(Section):
     phrase_weight: NotNegative = 0.0
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
+    bce_weight: NotNegative = 0.0
+    pseudo_weight: NotNegative = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
+    kl_weight: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _ranks(self) -> Self:
-        if not (self.triplet_weight or self.con_weight):
-            raise refusal("nothing ranks the pairs: con_weight is 0 too", "triplet_weight")
+        if not (self.triplet_weight or self.con_weight or self.bce_weight):
+            raise refusal("nothing ranks the pairs: con_weight and bce_weight are 0 too", "triplet_weight")
         if self.distill_weight and not self.teachers:
             raise refusal("there are no teachers to learn from: name them in objective.teachers", "distill_weight")
         if self.teachers and not self.distill_weight:
@@ -380,7 +385,7 @@ class ModelSection(Section):
     def _known_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if info.data.get("preset") is not None:
             taken = signature(PRESETS[info.data["preset"]]).parameters.values()
-            head = PIE if options.get("head") == "pie" else SetPrediction
+            head = HEADS.get(str(options.get("head")), SetPrediction)
             known = [one.name for one in taken if one.kind == one.KEYWORD_ONLY]
             known += ["head", *(field for field in head.model_fields if field != "name")]
             for option, value in options.items():
@@ -402,6 +407,7 @@ class ModelSection(Section):
         except ValidationError as error:
             where, _, text = describe(error.errors()[0]).partition(": ")
             raise refusal(text, "options", *where.split(".")) from error
+        check_heads(self.similarity, self.resolved().towers)
         return self
 
     def resolved(self) -> ModelConfig:
@@ -509,6 +515,7 @@ class Recipe(Section):
         if bool(self.train.phrases) != bool(self.objective.phrase_weight):
             given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
             raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
+        self._check_gaussians(any(isinstance(tower.head, Gaussian) for tower in towers.values()))
         transformer = any(tower.encoder.name == "transformer" for tower in towers.values())
         if transformer and self.data.tokenizer == "words":
             text = "a transformer does not read whole words: use 'pretrained', its own, or 'wordpiece'"
@@ -516,6 +523,18 @@ class Recipe(Section):
         if self.data.tokenizer == "pretrained" and not transformer:
             raise refusal("'pretrained' is a transformer's; use 'words' for a Bi-GRU", "data", "tokenizer")
         return self
+
+    def _check_gaussians(self, gaussians: bool) -> None:
+        """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
+        weights = ("gd_weight", "isd_weight", "mmd_weight", "div_weight") if gaussians else ("bce_weight", "kl_weight")
+        for key in weights:
+            if getattr(self.objective, key):
+                what = "a Gaussian has no slots to keep apart: set it to 0" if gaussians else "takes Gaussian heads"
+                raise refusal(what, "objective", key)
+        for name in self.similarities:
+            if (name == "csd") != gaussians:
+                text = f"{name} does not compare what the model makes; it was given {self.model.similarity}"
+                raise refusal(text, "evaluate", "similarities")
 
 
 def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:

@@ -15,7 +15,7 @@ from maxmatch.core.array_checks import Array, check_set_size, check_sets, refuse
 from maxmatch.core.files import is_draft, locked, user_cache, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
 from maxmatch.matching import SIMILARITIES, SetSimilarity
-from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options
+from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options, refusal
 from maxmatch.model.names import model_title, package_version
 from maxmatch.search.engine import ItemRows
 
@@ -78,6 +78,9 @@ class Manifest(ConfigPart):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         check_similarity_options(self.similarity, self.similarity_options)
+        size = SIMILARITIES[self.similarity].set_size
+        if size not in (None, self.set_size):
+            raise refusal(f"{self.similarity} compares sets of {size} vectors, got {self.set_size}", "set_size")
         return self
 
     @property

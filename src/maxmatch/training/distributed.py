@@ -72,6 +72,16 @@ def gather(mine: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
+def counted_once(parameter: Tensor) -> Tensor:
+    """A parameter of the loss itself. Every process computes the whole loss, so that each takes its share of the
+    gradient: added up, they are that of one process.
+    """
+    if not several():
+        return parameter
+    fixed = parameter.detach()
+    return fixed + (parameter - fixed) / distributed.get_world_size()
+
+
 def gather_sets(mine: Sets) -> Sets:
     """The sets of all processes."""
     return Sets(gather(mine.vectors), gather(mine.residual), gather(mine.pooled)) if several() else mine

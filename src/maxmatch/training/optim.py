@@ -20,9 +20,11 @@ class Group:
     """Parameters with one learning rate."""
 
     name: str
-    """"<tower>.backbone", "<tower>.set_module" or "<tower>.encoder"."""
+    """"<tower>.backbone", "<tower>.set_module" or "<tower>.encoder"; "match" of what belongs to no tower."""
     factor: float
     parameters: dict[str, nn.Parameter]
+    decays: bool = True
+    """Whether weight decay applies."""
 
 
 def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
@@ -39,6 +41,9 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
                 continue
             group = groups.setdefault(f"{tower}.{kind}", Group(f"{tower}.{kind}", train.lr_factor(tower, kind), {}))
             group.parameters[f"towers.{tower}.{name}"] = parameter
+    if model.match is not None:
+        named = {f"match.{name}": parameter for name, parameter in model.match.named_parameters()}
+        groups["match"] = Group("match", 1.0, named, decays=False)
     return list(groups.values())
 
 
@@ -59,10 +64,11 @@ def optimiser(groups: list[Group], train: Train) -> torch.optim.AdamW:
             "params": list(group.parameters.values()),
             "lr": torch.tensor(train.lr * group.factor, device=device) if gpu else train.lr * group.factor,
             "factor": group.factor,
+            "weight_decay": train.weight_decay if group.decays else 0.0,
         }
         for group in groups
     ]
-    return torch.optim.AdamW(options, weight_decay=train.weight_decay, fused=gpu, capturable=gpu)
+    return torch.optim.AdamW(options, fused=gpu, capturable=gpu)
 
 
 def set_learning_rates(adam: torch.optim.Optimizer, train: Train, step: int, steps_per_epoch: int) -> float:

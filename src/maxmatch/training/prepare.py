@@ -210,8 +210,8 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
     ]
     for group in _parameter_groups(recipe):
         count = sum(parameter.numel() for parameter in group.parameters.values())
-        rate = recipe.train.lr * group.factor
-        lines.append(f"{group.name:<20}{count:>14,}{group.factor:>8g}{rate:>15g}{recipe.train.weight_decay:>14g}")
+        rate, decay = recipe.train.lr * group.factor, recipe.train.weight_decay if group.decays else 0.0
+        lines.append(f"{group.name:<20}{count:>14,}{group.factor:>8g}{rate:>15g}{decay:>14g}")
     if any(tower.encoder.name == "gru" for tower in towers.values()):
         lines.append("The words of a Bi-GRU come with the data and are not counted.")
     lines += ["", f"{'epoch':<8}{'learning rate':>15}  of factor 1, at its first step"]

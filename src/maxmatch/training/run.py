@@ -23,6 +23,7 @@ from maxmatch.data.feed import Feed
 from maxmatch.evaluation.encoding import EncodedSplit, encode_split
 from maxmatch.evaluation.metrics import EvaluatedModel, Pairing, slot_pairing
 from maxmatch.evaluation.significance import Interval, measure
+from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
@@ -78,6 +79,9 @@ def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str])
     the second cannot all meet one; then nothing is moved.
     """
     rows, columns = (encoded.sets[name] for name in pair)
+    if SIMILARITIES[model.similarity_name].set_size is not None:  # each slot has a meaning, by which they meet
+        size = rows.shape[1]
+        return Pairing(list(range(size)), 1.0, 1.0, len(columns) * torch.eye(size, dtype=torch.long))
     found = slot_pairing(rows, columns, encoded.partners(pair), model.similarity_name)
     order = found.partner
     if -1 not in order:

@@ -17,7 +17,7 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import RegionEncoder
 from maxmatch.model.layers import PIEHead, SetHead
 from maxmatch.recipe.schema import Recipe, Train
-from maxmatch.training.distributed import add_gradients, fewest, gather, gather_sets, several
+from maxmatch.training.distributed import add_gradients, counted_once, fewest, gather, gather_sets, several
 from maxmatch.training.optim import clip_gradients
 from maxmatch.training.state import TrainingState
 from maxmatch.training.teachers import Teacher, teachers_scores
@@ -48,8 +48,9 @@ class Criterion:
         groups: Mapping[str, Tensor],
         places: Mapping[str, Tensor] | None = None,
         phrases: Mapping[str, PhraseSets] | None = None,
+        match: tuple[Tensor, Tensor] | None = None,
     ) -> LossTerms:
-        """The loss of a batch. places: of its items in the split, by which teachers know them."""
+        """The loss of a batch. places: of its items in the split, for teachers. match: see `objective`."""
         terms = [
             objective(
                 self.similarity(sets[rows].vectors, sets[columns].vectors),
@@ -58,6 +59,7 @@ class Criterion:
                 sets[columns],
                 teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
                 phrases=self._phrases(sets, phrases or {}, (rows, columns)),
+                match=match,
                 **self.options,
             )
             for rows, columns in self.pairs
@@ -107,7 +109,7 @@ def gradients(
             sets, phrases = _sets(model, batch), _phrase_sets(model, batch)
         whole = {name: gather_sets(side) for name, side in sets.items()}
         places = _gathered(batch.places) if criterion.teachers else None
-        terms = criterion(whole, _gathered(batch.groups), places, phrases)
+        terms = criterion(whole, _gathered(batch.groups), places, phrases, _match(model))
         torch.autograd.backward(scale(terms.total))
         return terms.map(Tensor.detach)  # the graph of the step is not kept
     return _in_chunks(model, batch, criterion, seed, mixed, chunks, scale)
@@ -137,7 +139,8 @@ def _in_chunks(
         name: PhraseSets(_leaves([one.sets]), {other: fits[order[other]] for other, fits in one.fits.items()})
         for name, one in encoded.items()
     }
-    terms = criterion(everyone, _gathered(groups), _gathered(places) if criterion.teachers else None, phrases)
+    known = _gathered(places) if criterion.teachers else None
+    terms = criterion(everyone, _gathered(groups), known, phrases, _match(model))
     torch.autograd.backward(scale(terms.total))
     torch.manual_seed(seed + len(parts))
     with mixed:
@@ -180,6 +183,11 @@ def split(batch: Batch, chunks: int) -> list[Batch]:
 
 def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
     return {name: model(name, *inputs) for name, inputs in batch.inputs.items()}
+
+
+def _match(model: SetEncoder) -> tuple[Tensor, Tensor] | None:
+    """The scale and the shift that a model with a match probability learns."""
+    return None if model.match is None else (counted_once(model.match.scale), counted_once(model.match.shift))
 
 
 def _phrase_sets(model: SetEncoder, batch: Batch) -> dict[str, PhraseSets]:
