@@ -28,6 +28,23 @@ def test_on_small_data_the_contrastive_term_is_on_and_only_the_method_differs(fa
         }
 
 
+def test_pcmepp_differs_in_the_head_the_similarity_and_the_loss_alone():
+    changed = differences(load_recipe("flickr8k_pcmepp"), load_recipe("flickr8k_maxmatch"))
+    losses = {key.removeprefix("objective."): value for key, value in changed.items() if key.startswith("objective.")}
+    assert losses.pop("mean_negatives_epochs") == 0
+    assert {key: value for key, value in losses.items() if value} == {"bce_weight": 1.0, "kl_weight": 1e-4}
+    assert {key: value for key, value in changed.items() if not key.startswith("objective.")} == {
+        "model.options.head": "gaussian",
+        "model.options.set_size": 2,
+        "model.options.start": -8,
+        "model.similarity": "csd",
+        "train.clip": 2.0,
+        "evaluate.similarities": None,
+    }
+    terms = load_recipe("flickr8k_pcmepp").objective
+    assert (terms.pseudo_positives, terms.label_smoothing) == (0.1, 1e-4)
+
+
 def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
     paper = {
         f"{data_set}_{model}{suffix}" for data_set in ("coco", "f30k") for model in TABLE for suffix in ("", "_setdiv")
@@ -37,6 +54,7 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_maxmatch",
         "flickr8k_setdiv",
         "flickr8k_mil",
+        "flickr8k_pcmepp",
         "flickr8k_finetuned",
         "flickr8k_minilm",
         "flickr8k_small",

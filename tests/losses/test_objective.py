@@ -114,11 +114,13 @@ def test_defaults_are_those_of_the_recipes() -> None:
     choices = {"negatives": "hardest", "diversity": "uniformity", "gd_on": "sets"}
     taught = {"distill_weight": 0.0, "distill_temperature": 0.05, "teachers": None}
     taught |= {"phrase_weight": 0.0, "phrases": None}
+    pcmepp = {"bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "match": None, "kl_weight": 0.0}
     assert {name: term.weight for name, term in TABLE.items()} == {
-        **TERMS, "distillation": "distill_weight", "phrases": "phrase_weight"
+        **TERMS, "distillation": "distill_weight", "phrases": "phrase_weight", "pair_bce": "bce_weight",
+        "kl": "kl_weight",
     }  # fmt: skip
     parameters = inspect.signature(objective).parameters.values()
-    assert weights | others | choices | taught == {
+    assert weights | others | choices | taught | pcmepp == {
         one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY
     }
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ def test_the_matching_is_that_of_torch_ties_included(rows, columns, seed, levels
     np.testing.assert_array_equal(assign(cosines), expected.T.numpy())
 
 
-@pytest.mark.parametrize("name", SIMILARITIES)
+@pytest.mark.parametrize("name", reference.NAMES)
 @given(rows=sizes, columns=sizes, seed=st.integers(0, 1000))
 def test_scores_are_those_of_torch(name, rows, columns, seed):
     a, b = unit_sets(3, rows, 12, seed=seed), unit_sets(5, columns, 12, seed=seed + 1)

@@ -41,7 +41,7 @@ def two_coarse_batches(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 
 def test_the_table_has_every_similarity_and_the_options_of_its_function() -> None:
-    assert set(SIMILARITIES) == set(reference.NAMES)
+    assert set(SIMILARITIES) == {*reference.NAMES, "csd"}  # which compares sets of one kind alone: test_gaussians
     for name, entry in SIMILARITIES.items():
         assert entry.torch is getattr(similarity, name)
         theirs = list(inspect.signature(entry.torch).parameters.values())[4:]
@@ -205,7 +205,7 @@ def test_scores_stay_in_their_range(batches: tuple[Tensor, Tensor]) -> None:
 @given(seeds, st.integers(1, 8))
 def test_identical_sets_have_the_largest_scores(seed: int, size: int) -> None:
     sets = random_sets(seed, 3, size, 8, dtype=torch.float64)
-    same = {name: function(sets, sets).diagonal() for name, function in SIMILARITIES.items()}
+    same = {name: SIMILARITIES[name](sets, sets).diagonal() for name in reference.NAMES}
     ones = torch.ones(3, dtype=torch.float64)
     assert_close(same["maxmatch"], math.expm1(1) * ones)
     assert_close(same["top_k"], math.expm1(1) * ones)

@@ -54,7 +54,7 @@ def test_every_named_model_comes_back_from_json_and_can_have_the_head_of_pvse(na
     assert [(tower.head, tower.set_size) for tower in config.towers.values()] == [(PIE(dropout=0.0), 1)] * 2
     with pytest.raises(ValidationError, match="unknown key 'heads'"):
         PRESETS[name](head="pie", heads=4)
-    with pytest.raises(ValueError, match="head: expected 'set' or 'pie', got 3"):
+    with pytest.raises(ValueError, match="head: expected one of set, pie, gaussian, got 3"):
         PRESETS[name](head=3)
 
 

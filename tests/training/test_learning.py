@@ -36,7 +36,8 @@ def stand_in(name, data):
     """A tiny model of regions and a Bi-GRU with the recipe's head, set size, similarity and loss."""
     recipe = load_recipe(name)
     tower = recipe.model.resolved().towers["image"]
-    head = {"head": "pie"} if tower.head.name == "pie" else {"heads": 2, "head_width": 16, "depth": 1}
+    sizes = {"heads": 2, "head_width": 16, "depth": 1} if tower.head.name == "set" else {}
+    head = {"head": tower.head.name, **sizes}
     model = {"width": 64, "word_width": 16, "feature_width": 12, "set_size": tower.set_size, **head}
     small = recipe_for(data).model_dump()
     small["model"] = {"preset": "region_bigru", "options": model, "similarity": recipe.model.similarity}

@@ -95,7 +95,7 @@ def objective(
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
     bce_weight: float = 0.0,
-    pseudo_weight: float = 0.1,
+    pseudo_positives: float = 0.1,
     label_smoothing: float = 1e-4,
     match: tuple[Float[Tensor, ""], Float[Tensor, ""]] | None = None,
     kl_weight: float = 0.0,
@@ -130,7 +130,7 @@ def objective(
         gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
             is added to them (its list of contributions).
         bce_weight: of `pair_bce`, the loss of PCME++.
-        pseudo_weight: α of its pseudo-positives.
+        pseudo_positives: α of its pseudo-positives.
         label_smoothing: ε of its labels.
         match: the scale a and the shift b by which scores become its logits; None: no BCE.
         kl_weight: of `gaussian_kl`, for the sets of Gaussian heads.
@@ -181,7 +181,7 @@ def objective(
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
         "distillation": (distill_weight, lambda: distillation(scores, teachers, distill_temperature)),
         "phrases": (phrase_weight, lambda: _phrases(phrases, temperature)),
-        "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_weight, label_smoothing)),
+        "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_positives, label_smoothing)),
         "kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}

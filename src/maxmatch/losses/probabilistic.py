@@ -14,7 +14,7 @@ from maxmatch.core.devices import in_float32
 def pair_bce(
     logits: Float[Tensor, "B C"],
     positive: Bool[Tensor, "B C"] | None = None,
-    pseudo_weight: float = 0.1,
+    pseudo_positives: float = 0.1,
     label_smoothing: float = 1e-4,
 ) -> Float[Tensor, ""]:
     """Binary cross-entropy of every pair, once for each direction, and with pseudo-positives.
@@ -27,7 +27,7 @@ def pair_bce(
     Args:
         logits: a·s + b of every image with every caption; their sigmoid is the probability of a match.
         positive: which of them are true pairs; None: the diagonal.
-        pseudo_weight: α.
+        pseudo_positives: α.
         label_smoothing: ε: the label of a true pair is 1 − ε, that of the others ε.
 
     Returns:
@@ -49,10 +49,10 @@ def pair_bce(
         return binary_cross_entropy_with_logits(logits, labels)
 
     loss = 2 * bce(positive)
-    if not pseudo_weight:
+    if not pseudo_positives:
         return loss
     rows, columns = _with_pseudo(logits, positive), _with_pseudo(logits.T, positive.T).T
-    return loss + pseudo_weight * (bce(rows) + bce(columns))
+    return loss + pseudo_positives * (bce(rows) + bce(columns))
 
 
 @torch.no_grad()

@@ -445,17 +445,17 @@ def maxsim(
 
 
 def csd(
-    a: Float[Array, "B 2 D"],
-    b: Float[Array, "C 2 D"],
-    a_mask: Bool[Array, "B 2"] | None = None,
-    b_mask: Bool[Array, "C 2"] | None = None,
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
 ) -> Float[Tensor, "B C"]:
     """PCME++: minus the closed-form sampled distance of two Gaussians, which `gaussian_sets` made sets of.
 
         −CSD = −‖μ_a − μ_b‖² − Σ(σ_a² + σ_b²) = 4 c₀₀ − 2 − √½/c₀₁ − √½/c₁₀
 
-    −CSD is minus the expected squared distance of a sample of each. At most 0; symmetric. For one query the
-    other's variance decides as much as the cosine of the means does: what is vague ranks lower.
+    It is minus the expected squared distance of a sample of each. At most 0; symmetric. Among items as near as each
+    other, the one with the larger variance ranks lower.
 
     Args:
         a: B Gaussians, each a set of two unit vectors.

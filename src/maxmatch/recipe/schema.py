@@ -99,7 +99,7 @@ class Objective(Section):
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
     bce_weight: NotNegative = 0.0
-    pseudo_weight: NotNegative = 0.1
+    pseudo_positives: NotNegative = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
     kl_weight: NotNegative = 0.0
 

@@ -1,0 +1,160 @@
+"""The head of PCME++: a mean of unit length and independent variances, as a set of two unit vectors."""
+
+import math
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from jaxtyping import config as jaxtyping_config
+from pydantic import ValidationError
+from tiny_models import D, images_for, texts, tiny_config, tiny_model, tokenizer_for
+
+from maxmatch import SetEncoder, SetIndex, similarity
+from maxmatch.core.types import Features
+from maxmatch.model.build import build_model
+from maxmatch.model.config import ModelConfig
+from maxmatch.model.layers import GaussianHead
+from maxmatch.model.numpy_text import numpy_text_encoder
+from maxmatch.model.onnx_export import export_tower
+from maxmatch.model.presets import PRESETS
+
+HEAD = {"head": "gaussian", "set_size": 2, "width": D, "word_width": 10, "feature_width": 12}
+
+
+def gaussian_model(seed=0, **more):
+    config = PRESETS["region_bigru"](**HEAD, **more)
+    return build_model(config, {"text": tokenizer_for(config)}, seed=seed)
+
+
+def some_features(seed, counts=(3, 1, 5), width=7, dim=D):
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    local = torch.randn(len(counts), max(counts), width, generator=generator).double()
+    return Features(local, mask, torch.randn(len(counts), dim, generator=generator).double())
+
+
+def affine(layer, vector):
+    """The layer by loops over Python floats."""
+    bias = [0.0] * layer.out_features if layer.bias is None else layer.bias.tolist()
+    return [
+        sum(w * x for w, x in zip(row, vector, strict=True)) + b
+        for row, b in zip(layer.weight.tolist(), bias, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_the_head_agrees_with_loops_over_all_numbers(pooling):
+    head, features = GaussianHead(7, D, pooling=pooling).double(), some_features(0)
+    made = head(features)
+    assert made.attention is None
+    for item, (local, mask) in enumerate(zip(features.local, features.mask, strict=True)):
+        real, pooled = local[mask].tolist(), features.pooled[item].tolist()
+
+        def both(of_local, of_pooled, real=real, pooled=pooled):
+            columns = zip(*(affine(of_local, one) for one in real), strict=True)
+            taken = [max(column) if pooling == "max" else sum(column) / len(column) for column in columns]
+            return [x + y for x, y in zip(taken, affine(of_pooled, pooled), strict=True)]
+
+        raw = both(head.mean_of_local, head.mean_of_pooled)
+        length = math.sqrt(sum(x * x for x in raw))
+        log_variance = both(head.variance_of_local, head.variance_of_pooled)
+        mean = [x / length for x in raw]
+        certainty = 1 / (1 + sum(math.exp(s) for s in log_variance))
+        half = math.sqrt(0.5)
+        expected = [
+            [half * x for x in mean] + [half, 0.0],
+            [0.0] * (D - 2) + [certainty, math.sqrt(1 - certainty**2)],
+        ]
+        np.testing.assert_allclose(made.vectors[item].detach(), expected, atol=1e-12)
+        np.testing.assert_allclose(made.residual[item].detach(), [mean, log_variance], atol=1e-12)
+
+
+@pytest.mark.parametrize(("start", "low", "high"), [(0.0, -13_000, -10_000), (-4.0, -260, -150), (-8.0, -14, -4)])
+def test_the_start_of_the_variances_decides_where_the_logits_start(start, low, high):
+    """At log σ² = 0 and D = 1,024 the logits −5·CSD + 5 would start near −10,240."""
+    torch.manual_seed(0)
+    head = GaussianHead(7, 1024, start=start).double()
+    sets = head(some_features(1, counts=(4,) * 6, dim=1024)).vectors
+    logits = 5 * similarity.csd(sets[:3], sets[3:]) + 5
+    assert low < float(logits.detach().mean()) < high
+
+
+def test_a_set_is_the_same_alone_in_a_batch_and_after_loading(tmp_path):
+    model = gaussian_model().eval()
+    images, captions = images_for(model, 5), texts(6)
+    sets = model.encode_images(images), model.encode_texts(captions)
+    torch.testing.assert_close(sets[0].norm(dim=-1), torch.ones(5, 2))
+    torch.testing.assert_close(torch.cat([model.encode_texts([one]) for one in captions]), sets[1])
+    torch.nn.init.constant_(model.match.scale, 7.5)
+    model.save_pretrained(tmp_path / "model")
+    read = SetEncoder.from_pretrained(tmp_path / "model")
+    assert torch.equal(read.encode_images(images), sets[0])
+    assert torch.equal(read.similarity(*sets), similarity.csd(*sets))
+    assert (read.match.scale.item(), read.match.shift.item()) == (7.5, 5.0)
+    assert "`csd`" in (tmp_path / "model" / "README.md").read_text()
+    assert numpy_text_encoder(tmp_path / "model", lambda: read) is None  # torch then encodes the texts
+
+
+def test_only_gaussians_have_a_match_probability():
+    assert tiny_model("region_bigru").match is None
+    assert not [name for name in tiny_model("region_bigru").state_dict() if name.startswith("match")]
+    assert [name for name in gaussian_model().state_dict() if name.startswith("match")] == [
+        "match.scale",
+        "match.shift",
+    ]
+
+
+def test_an_index_scans_and_finds_what_all_scores_say(tmp_path):
+    model = gaussian_model().eval()
+    images, queries = model.encode_images(images_for(model, 30)), model.encode_texts(texts(4))
+    expected = model.similarity(queries, images)
+    with SetIndex.create(tmp_path / "index", dim=D, set_size=2, model=model) as index:
+        index.add([str(place) for place in range(30)], images, model=model)
+        for exact in (False, True):
+            found = index.search(queries, k=5, model=model, exact=exact)
+            for hits, scores in zip(found, expected, strict=True):
+                assert [int(hit.id) for hit in hits] == scores.topk(5).indices.tolist()
+                np.testing.assert_allclose([hit.score for hit in hits], scores.topk(5).values, atol=1e-4)
+    with pytest.raises(ValueError, match="csd compares sets of 2 vectors, got 4"):
+        SetIndex.create(tmp_path / "other", dim=D, set_size=4, similarity="csd")
+
+
+def test_a_tower_is_exported_to_onnx(tmp_path):
+    model = gaussian_model().eval()
+    jaxtyping_config.update("jaxtyping_disable", True)
+    try:
+        export_tower(model.tower("text"), tmp_path / "text.onnx")
+    finally:
+        jaxtyping_config.update("jaxtyping_disable", False)
+    session = onnxruntime.InferenceSession(tmp_path / "text.onnx")
+    some = texts(7)
+    ids, mask = model.tower("text").reader.collate(some)
+    (sets,) = session.run(["vectors"], {"ids": ids.numpy(), "mask": mask.numpy()})
+    torch.testing.assert_close(torch.from_numpy(sets), model.encode_texts(some), atol=1e-4, rtol=0)
+
+
+def test_what_a_gaussian_cannot_do_is_refused():
+    model = gaussian_model().eval()
+    with pytest.raises(ValueError, match="the head of the tower 'image' gives no attention"):
+        model.explain(images_for(model, 1)[0], "a dog")
+    head = model.tower("text").head
+    head.reorder([0, 1])
+    with pytest.raises(ValueError, match="cannot be reordered"):
+        head.reorder([1, 0])
+    with pytest.raises(ValueError, match="set_size: a Gaussian is a set of 2 vectors, got 4"):
+        GaussianHead(7, D, 4)
+    with pytest.raises(ValueError, match="width: a Gaussian takes two coordinates"):
+        GaussianHead(7, 2)
+
+
+def test_a_config_with_a_head_and_a_similarity_that_do_not_fit_is_refused():
+    config = PRESETS["region_bigru"](**HEAD)
+    assert config.similarity == "csd"
+    assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+    with pytest.raises(ValidationError, match="a Gaussian is a set of 2 vectors, got 4"):
+        PRESETS["region_bigru"](**{**HEAD, "set_size": 4})
+    with pytest.raises(ValidationError, match="maxmatch does not compare what the 'gaussian' head of 'image' makes"):
+        ModelConfig.model_validate({**config.model_dump(), "similarity": "maxmatch"})
+    with pytest.raises(ValidationError, match="takes Gaussian heads"):
+        ModelConfig.model_validate({**tiny_config("region_bigru").model_dump(), "similarity": "csd"})
