@@ -116,6 +116,8 @@ def test_an_index_scans_and_finds_what_all_scores_say(tmp_path):
             for hits, scores in zip(found, expected, strict=True):
                 assert [int(hit.id) for hit in hits] == scores.topk(5).indices.tolist()
                 np.testing.assert_allclose([hit.score for hit in hits], scores.topk(5).values, atol=1e-4)
+        with pytest.raises(ValueError, match="csd compares Gaussians, sets of 2 vectors, got 1 and 2"):
+            index.search(queries[:, :1])
     with pytest.raises(ValueError, match="csd compares sets of 2 vectors, got 4"):
         SetIndex.create(tmp_path / "other", dim=D, set_size=4, similarity="csd")
 

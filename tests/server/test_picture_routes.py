@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 from served import Gallery, client_of
-from tiny_models import tiny_model
+from tiny_models import SIZES, D, tiny_model, tokenizer_for
 
 from maxmatch import SetIndex
+from maxmatch.matching import SIMILARITIES
+from maxmatch.model.build import build_model
 from maxmatch.model.images import ImageError, load_image
+from maxmatch.model.presets import PRESETS
 from maxmatch.search.photos import photo_facts
+from maxmatch.server.api_schema import Refusal
 from maxmatch.server.gallery import key_of
-from maxmatch.server.pictures import Thumbnails
+from maxmatch.server.pictures import Thumbnails, explain
 
 ITEMS = "/api/v1/items"
 
@@ -47,6 +51,14 @@ def test_a_thumbnail_is_upright_and_has_no_exif(gallery, tmp_path):
     image = Image.open(io.BytesIO(response.content))
     assert image.size == (80, 160)
     assert not image.getexif()
+
+
+def test_where_slots_look_is_refused_for_a_model_of_gaussians():
+    config = PRESETS["resnet152_bigru"](**SIZES["resnet152_bigru"], width=D, head="gaussian", set_size=2)
+    model = build_model(config, {"text": tokenizer_for(config)})
+    with pytest.raises(Refusal) as refused:
+        explain(model, None, None, SIMILARITIES["csd"], None, [])
+    assert (refused.value.status, refused.value.code) == (422, "no_slots")
 
 
 @pytest.mark.parametrize("end", ["", "/thumbnail", "/explain"])

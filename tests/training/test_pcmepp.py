@@ -12,7 +12,7 @@ from tiny_models import D, tokenizer_for
 
 from maxmatch import SetEncoder
 from maxmatch.core.files import read_metrics
-from maxmatch.evaluation.runs import evaluate_runs
+from maxmatch.evaluation.runs import analyse_run, evaluate_runs
 from maxmatch.model.build import build_model
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
@@ -52,6 +52,11 @@ def test_a_run_learns_and_can_be_evaluated(run):
     for other in ("maxmatch", "all"):
         with pytest.raises(ValueError, match="makes sets that csd alone compares, got 'maxmatch'"):
             evaluate_runs(run, split="val", draws=0, similarity=other, say=lambda line: None)
+
+
+def test_a_report_about_slots_is_refused(run, tmp_path):
+    with pytest.raises(ValueError, match=r"a report is about the slots of sets.*maxmatch evaluate"):
+        analyse_run(run, split="val", out=tmp_path / "report", say=lambda line: None)
 
 
 def test_scale_and_shift_were_learned_and_variances_are_those_of_items(run):

@@ -348,6 +348,11 @@ def analyse_run(
         visible = pictures.split(loaded.split)
     say(f"{source.path} on {loaded.part.size:,} images of {loaded.dataset.path}, split {loaded.split!r}")
     encoder = SetEncoder.from_pretrained(source.path, where)
+    if SIMILARITIES[encoder.similarity_name].set_size is not None:
+        raise UsageError(
+            f"{source.path}: a report is about the slots of sets, which a model compared by {encoder.similarity_name} "
+            "does not have. Use `maxmatch evaluate`."
+        )
     check_features(encoder, loaded.described, loaded.dataset)
     pair = choose_pair(encoder.towers)
     with bar("encoding", loaded.part.size) as advance:

@@ -133,8 +133,10 @@ def maxsim(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
     return scores
 
 
-def csd(cosines: Float[np.ndarray, "2 2 P"]) -> Float[np.ndarray, "P"]:
+def csd(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
     """Minus the closed-form sampled distance of Gaussians: see `matching.similarity.csd`."""
+    if cosines.shape[:2] != (2, 2):
+        raise ValueError(f"csd compares Gaussians, sets of 2 vectors, got {cosines.shape[0]} and {cosines.shape[1]}.")
     wide = np.sqrt(0.5) / np.maximum(cosines[0, 1], _NO_CERTAINTY)
     tall = np.sqrt(0.5) / np.maximum(cosines[1, 0], _NO_CERTAINTY)
     scores: np.ndarray = 4 * cosines[0, 0] - 2 - wide - tall

@@ -180,6 +180,8 @@ def explain(
     """Compare an item with each part of a query; without parts, only where its slots look."""
     if not reads_pictures(model):
         raise Refusal(422, "no_pictures", "This model reads features, not pictures.")
+    if similarity.set_size is not None:
+        raise Refusal(422, "no_slots", "This model compares Gaussians: it has no slots that look anywhere.")
     seen = look_at(model, gallery.picture(item.id))
     explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
     return Explained(item=item, slots=_slots(seen), parts=explained)
