@@ -36,7 +36,7 @@ def test_pcmepp_differs_in_the_head_the_similarity_and_the_loss_alone():
     assert {key: value for key, value in changed.items() if not key.startswith("objective.")} == {
         "model.options.head": "gaussian",
         "model.options.set_size": 2,
-        "model.options.start": -8,
+        "model.options.log_variance": -8,
         "model.similarity": "csd",
         "train.clip": 2.0,
         "evaluate.similarities": None,

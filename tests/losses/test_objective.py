@@ -117,7 +117,7 @@ def test_defaults_are_those_of_the_recipes() -> None:
     pcmepp = {"bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "match": None, "kl_weight": 0.0}
     assert {name: term.weight for name, term in TABLE.items()} == {
         **TERMS, "distillation": "distill_weight", "phrases": "phrase_weight", "pair_bce": "bce_weight",
-        "kl": "kl_weight",
+        "gaussian_kl": "kl_weight",
     }  # fmt: skip
     parameters = inspect.signature(objective).parameters.values()
     assert weights | others | choices | taught | pcmepp == {

@@ -68,7 +68,7 @@ def test_the_objective_is_their_weighted_sum() -> None:
     off = dict.fromkeys(("triplet_weight", "gd_weight", "isd_weight", "mmd_weight", "div_weight"), 0.0)
     terms = objective(-DISTANCES, None, *sides, **off, bce_weight=1.0, kl_weight=1e-4, label_smoothing=0.0, match=MATCH)
     assert terms.total.item() == pytest.approx(1.09432, abs=1e-5)
-    assert set(terms.computed()) == {"total", "pair_bce", "kl"}
+    assert set(terms.computed()) == {"total", "pair_bce", "gaussian_kl"}
 
 
 @pytest.mark.parametrize("counts", CAPTION_COUNTS, ids=str)

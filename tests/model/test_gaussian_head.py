@@ -74,7 +74,7 @@ def test_the_head_agrees_with_loops_over_all_numbers(pooling):
 def test_the_start_of_the_variances_decides_where_the_logits_start(start, low, high):
     """At log σ² = 0 and D = 1,024 the logits −5·CSD + 5 would start near −10,240."""
     torch.manual_seed(0)
-    head = GaussianHead(7, 1024, start=start).double()
+    head = GaussianHead(7, 1024, log_variance=start).double()
     sets = head(some_features(1, counts=(4,) * 6, dim=1024)).vectors
     logits = 5 * similarity.csd(sets[:3], sets[3:]) + 5
     assert low < float(logits.detach().mean()) < high

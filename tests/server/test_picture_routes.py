@@ -53,6 +53,7 @@ def test_a_thumbnail_is_upright_and_has_no_exif(gallery, tmp_path):
     assert not image.getexif()
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_where_slots_look_is_refused_for_a_model_of_gaussians():
     config = PRESETS["resnet152_bigru"](**SIZES["resnet152_bigru"], width=D, head="gaussian", set_size=2)
     model = build_model(config, {"text": tokenizer_for(config)})

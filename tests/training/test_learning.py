@@ -73,5 +73,5 @@ def test_the_objective_of_every_recipe_overfits(name, pairs):
 
 def test_all_similarities_and_heads_of_the_paper_are_among_them():
     heads = {(head, size) for head, size, *_ in OBJECTIVES}
-    assert heads == {("set", 4), ("set", 1), ("pie", 2), ("pie", 4)}
-    assert {kind[2] for kind in OBJECTIVES} == {"maxmatch", "smooth_chamfer", "mil"}
+    assert heads == {("set", 4), ("set", 1), ("pie", 2), ("pie", 4), ("gaussian", 2)}
+    assert {kind[2] for kind in OBJECTIVES} == {"maxmatch", "smooth_chamfer", "mil", "csd"}

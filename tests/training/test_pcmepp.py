@@ -45,7 +45,7 @@ def test_a_run_learns_and_can_be_evaluated(run):
     assert result["rsum"] > result["chance_rsum"] + 200
     losses = [line for line in read_metrics(run) if line["kind"] == "train"]
     assert losses[-1]["pair_bce"] < losses[0]["pair_bce"]
-    assert all("kl" in line for line in losses)
+    assert all("gaussian_kl" in line for line in losses)
     found = evaluate_runs(run, split="val", draws=0, say=lambda line: None)
     assert found.results[0].figures["rsum"] == pytest.approx(result["rsum"])
     assert found.results[0].similarity == "csd"

@@ -46,7 +46,7 @@ class LossTerms:
     distillation: Annotated[Loss | None, Term("distill_weight", "KD", "distillation")] = None
     phrases: Annotated[Loss | None, Term("phrase_weight", "phrases", "phrases")] = None
     pair_bce: Annotated[Loss | None, Term("bce_weight", "BCE", "pair BCE")] = None
-    kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
+    gaussian_kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -182,7 +182,7 @@ def objective(
         "distillation": (distill_weight, lambda: distillation(scores, teachers, distill_temperature)),
         "phrases": (phrase_weight, lambda: _phrases(phrases, temperature)),
         "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_positives, label_smoothing)),
-        "kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
+        "gaussian_kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())

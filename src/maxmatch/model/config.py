@@ -212,12 +212,10 @@ class PIE(ConfigPart):
 
 
 class Gaussian(ConfigPart):
-    """A mean and variances, the head of PCME++. start: of the logarithm of the variances. pooling: of the local
-    features.
-    """
+    """A mean and variances, the head of PCME++. log_variance: where log σ² starts. pooling: of the local features."""
 
     name: Literal["gaussian"] = "gaussian"
-    start: Annotated[float, Field(allow_inf_nan=False)] = -4.0
+    log_variance: Annotated[float, Field(allow_inf_nan=False)] = -4.0
     pooling: Literal["mean", "max"] = "mean"
 
 

@@ -276,12 +276,12 @@ class PIEHead(nn.Module):
 class GaussianHead(nn.Module):
     """The head of PCME++: an item is a Gaussian with a mean of unit length and independent variances.
 
-        μ = L2(V φ + pool(W ψ)),   log σ² = V' φ + pool(W' ψ) + start
+        μ = L2(V φ + pool(W ψ)),   log σ² = V' φ + pool(W' ψ)
 
     Its set is what `gaussian_sets` makes of them: two vectors, compared by `csd`. V and W map to width − 2.
 
-    start: of log σ². At 0 the variances of 1,024 coordinates alone add 2,048 to each distance, so that no pair is
-    likely and little is learned. pooling: of the local features, "mean" or "max".
+    log_variance: where log σ² starts, the bias of V'. At 0 the variances of 1,024 coordinates alone add 2,048 to each
+    distance, so that no pair is likely and little is learned. pooling: of the local features, "mean" or "max".
     """
 
     set_size = 2
@@ -291,7 +291,7 @@ class GaussianHead(nn.Module):
         context_width: int,
         width: int = 1024,
         set_size: int = 2,
-        start: float = -4.0,
+        log_variance: float = -4.0,
         pooling: Literal["mean", "max"] = "mean",
     ) -> None:
         super().__init__()
@@ -300,13 +300,12 @@ class GaussianHead(nn.Module):
         if width < 3:
             raise ValueError(f"width: a Gaussian takes two coordinates beside its mean, got {width}.")
         self.width = width
-        self.start = start
         self.pooling = pooling
         self.mean_of_local = nn.Linear(context_width, width - 2, bias=False)
         self.mean_of_pooled = nn.Linear(width, width - 2)
         self.variance_of_local = nn.Linear(context_width, width - 2, bias=False)
         self.variance_of_pooled = nn.Linear(width, width - 2)
-        nn.init.constant_(self.variance_of_pooled.bias, start)
+        nn.init.constant_(self.variance_of_pooled.bias, log_variance)
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items. The attention is None: nothing attends."""
