@@ -181,6 +181,9 @@ class Train(Section):
     """resident: features are read into the device's memory once, and pictures decoded once, random crops then being
     parts of the square in their middle. mapped: both come from the disk. auto: resident for features that fit."""
 
+    picture_cache: str | None = None
+    """A folder where a resident feed keeps decoded pictures, so that further trainings on the same files, in the same
+    size, need not decode them again; also several at once."""
     size_augmentation: Share = 0.0
     """The share of the regions and of the words that is left out."""
     phrases: Share = 0.0

@@ -360,6 +360,7 @@ def _essence(recipe: Recipe) -> dict[str, Any]:
     """
     settings: dict[str, Any] = _without_unused(recipe.model_dump(mode="json", exclude={"name", "description"}))
     del settings["data"]["licence"]
+    settings["train"].pop("picture_cache", None)  # changes nothing
     if recipe.data.scenes is not None:
         del settings["data"]["path"]
     return settings

@@ -84,6 +84,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         raise ValueError(
             "train.phrases: phrases are compared within a batch of one process. Train with one, or without."
         )
+    cache = None if options.picture_cache is None else Path(options.picture_cache).expanduser()
     share = options.size_augmentation
     drop = {
         name: share
@@ -92,13 +93,14 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     }
     feed = choose_feed(
         train, readers, processes.device, feed=options.feed, workers=options.workers, captions=options.batch_captions,
-        drop=drop, phrases=options.phrases, crops=crops, say=say,
+        drop=drop, phrases=options.phrases, crops=crops, picture_cache=cache, say=say,
     )  # fmt: skip
     val_feed = None
     if val is not None and processes.first:
         val_feed = choose_feed(
-            val, readers, processes.device, feed=options.feed, workers=options.workers, say=lambda _: None
-        )
+            val, readers, processes.device, feed=options.feed, workers=options.workers, picture_cache=cache,
+            say=lambda _: None,
+        )  # fmt: skip
     backbones = any(
         not isinstance(reader, FeatureReader) and _reads_values(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
