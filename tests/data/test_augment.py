@@ -347,9 +347,10 @@ def test_decoded_pictures_are_kept_for_the_next_training_until_a_file_changes(ph
     Image.new("RGB", (40, 40), "red").save(items.values[5])
     assert kept().failed == {}
     assert len(list(cache.glob("*.npy"))) == 3
-    next(cache.glob("*.npy")).write_bytes(b"cut")
+    for file in cache.glob("*.npy"):
+        file.write_bytes(b"cut")
     with pytest.raises(ValueError, match="Delete it"):
-        [kept(), kept(crop)]
+        kept()
 
 
 def test_pictures_that_are_not_files_are_not_kept(photos, tmp_path):
