@@ -66,13 +66,14 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     model = new_model(recipe, train, say).to(processes.device)
     check_features(model, recipe.data, dataset)
     options = recipe.train
+    cache = None if options.picture_cache is None else Path(options.picture_cache).expanduser()
     teachers = load_teachers(
-        recipe.objective.teachers, train, processes.device, workers=options.workers,
-        precision=torch.bfloat16 if processes.device.type == "cuda" else None, say=say,
+        recipe.objective.teachers, train, processes.device, workers=options.workers, feed=options.feed,
+        picture_cache=cache, precision=torch.bfloat16 if processes.device.type == "cuda" else None, say=say,
     )  # fmt: skip
     kept = [name for name in model.towers if options.keeps(name)]
-    train = _with_sets(model, kept, train, options.workers, say)
-    val = None if val is None else _with_sets(model, kept, val, options.workers, say)
+    train = _with_sets(model, kept, train, options, cache, say)
+    val = None if val is None else _with_sets(model, kept, val, options, cache, say)
     readers = readers_for(model, train) | {name: FeatureReader(model.dim) for name in kept}
     give_sets(model, kept)
     crops = {
@@ -84,7 +85,6 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         raise ValueError(
             "train.phrases: phrases are compared within a batch of one process. Train with one, or without."
         )
-    cache = None if options.picture_cache is None else Path(options.picture_cache).expanduser()
     share = options.size_augmentation
     drop = {
         name: share
@@ -108,13 +108,18 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     return TrainingParts(model, train, val, feed, val_feed, teachers, backbones)
 
 
-def _with_sets(model: SetEncoder, names: Sequence[str], split: Split, workers: int | None, say: Say) -> Split:
+def _with_sets(
+    model: SetEncoder, names: Sequence[str], split: Split, options: Train, cache: Path | None, say: Say
+) -> Split:
     """The split with what the model makes of some modalities in the place of their items. What cannot be read becomes
     NaN, which is reported and left out as anything else that cannot be read.
     """
     for name in names:
         items = split[name]
-        feed = choose_feed(split, {name: model.tower(name).reader}, model.device, workers=workers, say=lambda _: None)
+        feed = choose_feed(
+            split, {name: model.tower(name).reader}, model.device, feed=options.feed, workers=options.workers,
+            picture_cache=cache, say=lambda _: None,
+        )  # fmt: skip
         say(f"{name}s are encoded once: {len(items):,}")
         sets = np.full((len(items), model.set_sizes[name], model.dim), np.nan, np.float32)
         with model.evaluating():
