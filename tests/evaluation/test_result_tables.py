@@ -116,13 +116,13 @@ def test_a_table_has_a_row_for_each_protocol_and_the_figures_of_the_results(coco
         for name in ("i2t_r1", "t2i_r10", "rsum"):
             assert row[name] == line.result.figures[f"{prefix}{name}"]
         low, high = line.intervals[prefix]["rsum"]
-        assert row["rsum_interval"] == f"{low:.1f} to {high:.1f}"
+        assert row["interval"] == f"{low:.1f} to {high:.1f}"
     assert not {"against_first", "p"} & rows[0].keys()
-    difference = coco[1].against_first["coco_5k_"]
+    difference = coco[1].against_first["coco_5k_"]["rsum"]
     expected = coco[1].result.figures["coco_5k_rsum"] - coco[0].result.figures["coco_5k_rsum"]
-    assert difference.rsum == pytest.approx(expected)
+    assert difference.value == pytest.approx(expected)
     assert rows[4]["p"] == difference.p
-    assert rows[4]["against_first"].startswith(f"{difference.rsum:+.1f} (")
+    assert rows[4]["against_first"].startswith(f"{difference.value:+.1f} (")
     assert (paper["model"], paper["kind"], paper["gallery"]) == ("paper: MaxMatch", "ensemble", "5K")
     assert (paper["similarity"], paper["i2t_r1"], paper.get("i2t_r5")) == ("Faster R-CNN + BERT", 65.4, None)
     assert list(table.rules) == [3, 6]
@@ -150,7 +150,7 @@ def test_the_data_for_machines_has_every_figure_interval_and_test(coco):
     first, second, both = data["results"]
     assert first["coco_1k_rsum"] == coco[0].result.figures["coco_1k_rsum"]
     assert "against_first" not in first
-    assert second["against_first"]["coco_5k_rsum"]["p"] == coco[1].against_first["coco_5k_"].p
+    assert second["against_first"]["coco_5k_rsum"]["p"] == coco[1].against_first["coco_5k_"]["rsum"].p
     assert both["members"] == 2
     low, high = first["intervals"]["coco_1k_t2i_r5"]
     assert low <= first["coco_1k_t2i_r5"] <= high
