@@ -11,6 +11,7 @@ import torch
 from cost import Cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_splits import galleries
 from reference_ranking import sorted_ranks
 
 from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
@@ -40,23 +41,6 @@ def assert_pairs_agree(scores, row_groups, column_groups, found):
     row, column, *ranks = (part.tolist() for part in found)
     assert row == sorted(row)
     assert dict(zip(zip(row, column, strict=True), zip(*ranks, strict=True), strict=True)) == expected
-
-
-@st.composite
-def galleries(draw):
-    """Groups of any size on either side, in any order, with any ids; scores of few values or of many."""
-    ids = draw(st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=6, unique=True))
-    rows, columns = (
-        draw(st.permutations([group for group in ids for _ in range(draw(st.integers(1, 4)))])) for _ in range(2)
-    )
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    shape = len(rows), len(columns)
-    values = draw(st.sampled_from([1, 2, 3, 10, None]))
-    if values is None:
-        scores = torch.randn(shape, generator=generator)
-    else:
-        scores = torch.randint(values, shape, generator=generator).float()
-    return scores, torch.tensor(rows), torch.tensor(columns)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
