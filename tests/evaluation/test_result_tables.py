@@ -12,10 +12,12 @@ from maxmatch.evaluation.result_tables import (
     Column,
     Table,
     as_data,
+    captions_table,
     extended_table,
     rank_table,
     recall_table,
     render,
+    sets_table,
 )
 from maxmatch.evaluation.significance import measure
 
@@ -103,6 +105,25 @@ def coco():
     ]
     lines, _ = measure([*([member] for member in members), members], draws=60, fold_size=4, extended_coco=False)
     return lines
+
+
+def test_all_measures_are_tables_of_their_own_and_none_where_they_were_not_measured(coco):
+    assert captions_table(coco) is sets_table(coco) is None
+    members = [EvaluatedModel(name, split_of(20, seed=seed, noise=2.0)) for name, seed in (("one", 0), ("two", 9))]
+    teams = [*([member] for member in members), members]
+    lines, _ = measure(teams, draws=60, fold_size=4, extended_coco=False, measures="all")
+    of_captions, of_sets = captions_table(lines), sets_table(lines)
+    assert [row["gallery"] for row in of_captions.rows] == ["1K"] * 3 + ["5K"] * 3
+    names = [column.name for column in of_captions.columns]
+    assert "t2i_map_at_r" not in names
+    for name in ("i2t_map_at_r", "i2t_coverage_20", "t2i_hardest_median_rank"):
+        assert name in names
+        assert of_captions.rows[4][name] == lines[1].result.figures[f"coco_5k_{name}"]
+    difference = lines[1].against_first["coco_5k_"]["i2t_map_at_r"]
+    assert (of_captions.rows[4]["p"], of_captions.rows[0].get("p")) == (difference.p, None)
+    assert [row["model"] for row in of_sets.rows] == ["one", "two"]
+    for slot in range(1, 5):
+        assert Column(str(slot), f"text_slot_{slot}_share", ".0%", "share of text slots") in of_sets.columns
 
 
 def test_a_table_has_a_row_for_each_protocol_and_the_figures_of_the_results(coco):

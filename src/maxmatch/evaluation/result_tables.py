@@ -234,22 +234,24 @@ def sets_table(lines: Sequence[ResultLine]) -> Table | None:
     rows = [
         _figures(line, "") for line in lines if any(name.endswith("_bytes_float32") for name in line.result.figures)
     ]
-    suffixes = (
-        ("_content_log_variance", "content log variance", ".2f"),
-        ("_share", "share in true scores", ".0%"),
-        ("_bytes_float32", "bytes, float32", ",.0f"),
-        ("_bytes_float16", "bytes, float16", ",.0f"),
-    )
     known = dict.fromkeys(name for row in rows for name in row)
-    content, share, *size = (
-        [Column(name.removesuffix(end).replace("_", " "), name, form, over) for name in known if name.endswith(end)]
-        for end, over, form in suffixes
-    )
+
+    def by_modality(end: str, over: str, form: str) -> list[Column]:
+        return [Column(name.removesuffix(end), name, form, over) for name in known if name.endswith(end)]
+
+    shares = [(name, *name.removesuffix("_share").split("_slot_")) for name in known if name.endswith("_share")]
     variation = [
         Column("found", "slot_variation", ".2f", "deciding slot varies"),
         Column("by chance", "slot_variation_chance", ".2f", "deciding slot varies"),
     ]
-    columns = [_MODEL, _SIMILARITY, *content, *share, *variation, *(column for some in size for column in some)]
+    columns = [
+        *(_MODEL, _SIMILARITY),
+        *by_modality("_content_log_variance", "content log variance", ".2f"),
+        *(Column(slot, name, ".0%", f"share of {side} slots") for name, side, slot in shares),
+        *variation,
+        *by_modality("_bytes_float32", "bytes, float32", ",.0f"),
+        *by_modality("_bytes_float16", "bytes, float16", ",.0f"),
+    ]
     return Table(filled(columns, rows), rows) if rows else None
 
 
