@@ -164,6 +164,26 @@ def test_text_markdown_and_latex_are_printed(capsys, place):
     ]
 
 
+def test_all_measures_are_in_the_json_and_in_the_tables_if_asked_for(capsys, place):
+    models = (place / "one", place / "two", place / "data")
+    first, second = results(capsys, *models, "--bootstrap", 20)["results"]
+    names = ("i2t_map_at_r", "i2t_coverage_5", "i2t_hardest_r10", "t2i_hardest_r1")
+    assert {*names, "image_content_log_variance", "slot_variation", "text_bytes_float16"} <= first.keys()
+    for name in names:
+        assert len(second["intervals"][name]) == 2
+        difference = second["against_first"][name]
+        assert list(difference) == [name, "low", "high", "p"]
+        assert difference[name] == pytest.approx(second[name] - first[name])
+    _, plain, _ = run(capsys, "evaluate", *models, "--bootstrap", 20)
+    _, every, _ = run(capsys, "evaluate", *models, "--bootstrap", 20, "--measures", "all")
+    assert "hardest caption" not in plain
+    assert "hardest caption" in every
+    assert plain == run(capsys, "evaluate", *models, "--bootstrap", 20, "--measures", "rsum")[1]
+    first_tables = plain.split("\n\n")
+    assert every.split("\n\n")[: len(first_tables) - 1] == first_tables[:-1]
+    assert "--measures" in refused(capsys, *models, "--measures", "most", code=2)
+
+
 def test_the_words_of_a_recipe_or_given_ones_are_measured_apart(capsys, place):
     captions = (place / "data" / "dev_caps.txt").read_text().splitlines()
     met = sum(bool({"thing1", "thing2"} & set(caption.split())) for caption in captions)

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -322,6 +323,41 @@ def test_processes_decode_many_pictures_as_threads_do(photos, monkeypatch):
     assert kept[0].failed == kept[1].failed
     assert list(kept[0].failed) == [5]
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_decoded_pictures_are_kept_for_the_next_training_until_a_file_changes(photos, tmp_path, monkeypatch):
+    items, readers, cache = photos["image"], photo_readers(), tmp_path / "cache"
+    (items.values[5]).write_bytes(b"no picture")
+    crop = RandomCrop(14, *COLOURS)
+
+    def kept(augmentation=None, cache=cache):
+        return ResidentPictures(items, readers["image"], augmentation, CPU, 2, cache)
+
+    plain, first = kept(cache=None), kept()
+    monkeypatch.setattr(augment._Decoded, "__getitem__", None)  # nothing is decoded any more
+    again = kept()
+    for one in (first, again):
+        assert torch.equal(one.pixels, plain.pixels)
+        assert one.failed == plain.failed
+        assert list(one.failed) == [5]
+    with pytest.raises(TypeError):
+        kept(crop)  # another size
+    monkeypatch.undo()
+    assert kept(crop).pixels.shape[1] == 16
+    Image.new("RGB", (40, 40), "red").save(items.values[5])
+    assert kept().failed == {}
+    assert len(list(cache.glob("*.npy"))) == 3
+    for file in cache.glob("*.npy"):
+        file.write_bytes(b"cut")
+    with pytest.raises(ValueError, match="Delete it"):
+        kept()
+
+
+def test_pictures_that_are_not_files_are_not_kept(photos, tmp_path):
+    items = replace(photos["image"], values=[path.read_bytes() for path in photos["image"].values])
+    kept = ResidentPictures(items, photo_readers()["image"], None, CPU, 1, tmp_path / "cache")
+    assert torch.equal(kept.pixels, ResidentPictures(photos["image"], photo_readers()["image"], None, CPU, 1).pixels)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_random_part_depends_on_the_seed_and_without_one_it_is_the_middle(photos):

@@ -3,6 +3,7 @@
 from itertools import product
 
 import torch
+from hypothesis import strategies as st
 from reference import random_sets
 from torch.nn.functional import normalize
 
@@ -100,3 +101,20 @@ def gallery_of(i2t, t2i, image_groups, text_groups):
     """A search whose queries have these ranks."""
     ranks = [Ranks(torch.tensor(some), torch.zeros(len(some), dtype=torch.long)) for some in (i2t, t2i)]
     return SearchRanks(*ranks, torch.tensor(image_groups), torch.tensor(text_groups))
+
+
+@st.composite
+def galleries(draw):
+    """Groups of any size on either side, in any order, with any ids; scores of few values or of many."""
+    ids = draw(st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=6, unique=True))
+    rows, columns = (
+        draw(st.permutations([group for group in ids for _ in range(draw(st.integers(1, 4)))])) for _ in range(2)
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    shape = len(rows), len(columns)
+    values = draw(st.sampled_from([1, 2, 3, 10, None]))
+    if values is None:
+        scores = torch.randn(shape, generator=generator)
+    else:
+        scores = torch.randint(values, shape, generator=generator).float()
+    return scores, torch.tensor(rows), torch.tensor(columns)

@@ -11,6 +11,7 @@ import torch
 from cost import Cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_splits import galleries
 from reference_ranking import sorted_ranks
 
 from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
@@ -18,32 +19,58 @@ from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
 
 def assert_agrees(scores, row_groups, column_groups, found=None):
     """Rows and columns, ranks and ties."""
-    rows, columns = found or ranks_both_ways(scores, row_groups, column_groups)
+    rows, columns = found[:2] if found else ranks_both_ways(scores, row_groups, column_groups)
     assert (rows.ranks.tolist(), rows.ties.tolist()) == sorted_ranks(scores, row_groups, column_groups)
     assert (columns.ranks.tolist(), columns.ties.tolist()) == sorted_ranks(scores.T, column_groups, row_groups)
 
 
-@st.composite
-def galleries(draw):
-    """Groups of any size on either side, in any order, with any ids; scores of few values or of many."""
-    ids = draw(st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=6, unique=True))
-    rows, columns = (
-        draw(st.permutations([group for group in ids for _ in range(draw(st.integers(1, 4)))])) for _ in range(2)
-    )
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    shape = len(rows), len(columns)
-    values = draw(st.sampled_from([1, 2, 3, 10, None]))
-    if values is None:
-        scores = torch.randn(shape, generator=generator)
-    else:
-        scores = torch.randint(values, shape, generator=generator).float()
-    return scores, torch.tensor(rows), torch.tensor(columns)
+def assert_pairs_agree(scores, row_groups, column_groups, found):
+    """The ranks of all true pairs, in both directions, each by a list of its own."""
+    expected = {
+        (row, column): tuple(
+            1 + sum(1 for score, other in answers if other != group and score >= scores[row, column])
+            for answers in (
+                zip(scores[row].tolist(), column_groups.tolist(), strict=True),
+                zip(scores[:, column].tolist(), row_groups.tolist(), strict=True),
+            )
+        )
+        for row, group in enumerate(row_groups.tolist())
+        for column, other in enumerate(column_groups.tolist())
+        if group == other
+    }
+    row, column, *ranks = (part.tolist() for part in found)
+    assert row == sorted(row)
+    assert dict(zip(zip(row, column, strict=True), zip(*ranks, strict=True), strict=True)) == expected
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(galleries())
 def test_ranks_and_ties_are_those_of_a_sort(gallery):
     assert_agrees(*gallery)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(galleries(), st.integers(1, 24))
+def test_all_true_pairs_rank_among_the_wrong_answers_in_blocks_of_any_height(gallery, height):
+    scores, rows, columns = gallery
+    whole = Fold(slice(0, len(rows)), slice(0, len(columns)))
+    (found,) = ranks_of_parts(lambda part: scores[part], height, rows, columns, [whole], pairs=True)
+    assert_pairs_agree(*gallery, found.pairs)
+    assert_agrees(*gallery, found)
+    for best, query, ranks in ((found.rows, 0, 2), (found.columns, 1, 3)):
+        of_query = [[] for _ in best.ranks]
+        for place, rank in zip(found.pairs[query].tolist(), found.pairs[ranks].tolist(), strict=True):
+            of_query[place].append(rank)
+        assert list(map(min, of_query)) == best.ranks.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_pairs_rank_in_every_precision_and_minus_infinity_is_a_score(dtype):
+    scores = torch.randn(12, 36, generator=torch.Generator().manual_seed(0)).to(dtype)
+    scores[:4, ::2] = -math.inf
+    groups = torch.arange(12) // 2, torch.arange(36) % 6
+    (found,) = ranks_of_parts(lambda part: scores[part], 5, *groups, [Fold(slice(0, 12), slice(0, 36))], pairs=True)
+    assert_pairs_agree(scores, *groups, found.pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -158,9 +185,11 @@ def assert_parts_agree(height):
     generator = torch.Generator().manual_seed(height)
     row_groups, column_groups = torch.arange(12), torch.arange(12).repeat_interleave(3)
     scores = torch.randint(4, (12, 36), generator=generator).float()
-    found = ranks_of_parts(lambda rows: scores[rows], height, row_groups, column_groups, PARTS)
+    found = ranks_of_parts(lambda rows: scores[rows], height, row_groups, column_groups, PARTS, pairs=True)
     for part, sides in zip(PARTS, found, strict=True):
-        assert_agrees(scores[part.rows, part.columns], row_groups[part.rows], column_groups[part.columns], sides)
+        alone = scores[part.rows, part.columns], row_groups[part.rows], column_groups[part.columns]
+        assert_agrees(*alone, sides)
+        assert_pairs_agree(*alone, sides.pairs)
 
 
 @pytest.mark.parametrize("height", [1, 5, 100])
@@ -176,7 +205,7 @@ def test_blocks_are_asked_for_twice_and_a_single_one_once(height, asked):
         starts.append(rows.start)
         return scores[rows]
 
-    ranks_of_parts(block, height, groups, groups, [Fold(slice(0, 10), slice(0, 10))])
+    ranks_of_parts(block, height, groups, groups, [Fold(slice(0, 10), slice(0, 10))], pairs=True)
     assert starts == asked
 
 

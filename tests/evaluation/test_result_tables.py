@@ -12,10 +12,12 @@ from maxmatch.evaluation.result_tables import (
     Column,
     Table,
     as_data,
+    captions_table,
     extended_table,
     rank_table,
     recall_table,
     render,
+    sets_table,
 )
 from maxmatch.evaluation.significance import measure
 
@@ -105,6 +107,25 @@ def coco():
     return lines
 
 
+def test_all_measures_are_tables_of_their_own_and_none_where_they_were_not_measured(coco):
+    assert captions_table(coco) is sets_table(coco) is None
+    members = [EvaluatedModel(name, split_of(20, seed=seed, noise=2.0)) for name, seed in (("one", 0), ("two", 9))]
+    teams = [*([member] for member in members), members]
+    lines, _ = measure(teams, draws=60, fold_size=4, extended_coco=False, measures="all")
+    of_captions, of_sets = captions_table(lines), sets_table(lines)
+    assert [row["gallery"] for row in of_captions.rows] == ["1K"] * 3 + ["5K"] * 3
+    names = [column.name for column in of_captions.columns]
+    assert "t2i_map_at_r" not in names
+    for name in ("i2t_map_at_r", "i2t_coverage_20", "t2i_hardest_median_rank"):
+        assert name in names
+        assert of_captions.rows[4][name] == lines[1].result.figures[f"coco_5k_{name}"]
+    difference = lines[1].against_first["coco_5k_"]["i2t_map_at_r"]
+    assert (of_captions.rows[4]["p"], of_captions.rows[0].get("p")) == (difference.p, None)
+    assert [row["model"] for row in of_sets.rows] == ["one", "two"]
+    for slot in range(1, 5):
+        assert Column(str(slot), f"text_slot_{slot}_share", ".0%", "share of text slots") in of_sets.columns
+
+
 def test_a_table_has_a_row_for_each_protocol_and_the_figures_of_the_results(coco):
     table = recall_table(coco, PAPER)
     *rows, paper = table.rows
@@ -116,13 +137,13 @@ def test_a_table_has_a_row_for_each_protocol_and_the_figures_of_the_results(coco
         for name in ("i2t_r1", "t2i_r10", "rsum"):
             assert row[name] == line.result.figures[f"{prefix}{name}"]
         low, high = line.intervals[prefix]["rsum"]
-        assert row["rsum_interval"] == f"{low:.1f} to {high:.1f}"
+        assert row["interval"] == f"{low:.1f} to {high:.1f}"
     assert not {"against_first", "p"} & rows[0].keys()
-    difference = coco[1].against_first["coco_5k_"]
+    difference = coco[1].against_first["coco_5k_"]["rsum"]
     expected = coco[1].result.figures["coco_5k_rsum"] - coco[0].result.figures["coco_5k_rsum"]
-    assert difference.rsum == pytest.approx(expected)
+    assert difference.value == pytest.approx(expected)
     assert rows[4]["p"] == difference.p
-    assert rows[4]["against_first"].startswith(f"{difference.rsum:+.1f} (")
+    assert rows[4]["against_first"].startswith(f"{difference.value:+.1f} (")
     assert (paper["model"], paper["kind"], paper["gallery"]) == ("paper: MaxMatch", "ensemble", "5K")
     assert (paper["similarity"], paper["i2t_r1"], paper.get("i2t_r5")) == ("Faster R-CNN + BERT", 65.4, None)
     assert list(table.rules) == [3, 6]
@@ -150,7 +171,7 @@ def test_the_data_for_machines_has_every_figure_interval_and_test(coco):
     first, second, both = data["results"]
     assert first["coco_1k_rsum"] == coco[0].result.figures["coco_1k_rsum"]
     assert "against_first" not in first
-    assert second["against_first"]["coco_5k_rsum"]["p"] == coco[1].against_first["coco_5k_"].p
+    assert second["against_first"]["coco_5k_rsum"]["p"] == coco[1].against_first["coco_5k_"]["rsum"].p
     assert both["members"] == 2
     low, high = first["intervals"]["coco_1k_t2i_r5"]
     assert low <= first["coco_1k_t2i_r5"] <= high

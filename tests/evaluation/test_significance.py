@@ -117,9 +117,9 @@ def test_the_p_of_a_difference_is_that_of_all_ways_of_swapping_answers():
         first, second = made_gallery(seed, images=10), made_gallery(seed + 50, images=10, easy=0.8)
         observed, p = exact_p(first, second)
         ours = paired_test([first], [second], 20_000, np.random.default_rng(seed))
-        assert ours.rsum == pytest.approx(observed)
+        assert ours.value == pytest.approx(observed)
         assert ours.p == pytest.approx(p, abs=0.015)
-        assert ours.low < ours.rsum < ours.high
+        assert ours.low < ours.value < ours.high
 
 
 def test_a_model_against_itself_does_not_differ():
@@ -165,7 +165,7 @@ def test_what_seeds_find_is_averaged_before_images_are_drawn():
         means = [statistics.mean(sum(slow_recalls(one, images)) for one in side) for side in (first, second)]
         return means[1] - means[0]
 
-    assert found.rsum == pytest.approx(difference(range(30)))
+    assert found.value == pytest.approx(difference(range(30)))
     drawn = [difference(images) for images in np.random.default_rng(3).integers(0, 30, (50, 30)).tolist()]
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
 

@@ -63,7 +63,7 @@ def test_every_recipe_builds_encodes_and_takes_two_steps(name):
         assert len(terms.computed()) == 1 + len(weights)
         moved = {key for key, value in model.named_parameters() if not torch.equal(value, before[key])}
         for group in state.groups:
-            tower, kind = group.name.split(".")
+            tower, _, kind = group.name.partition(".")
             still = kind == "backbone" and tower in frozen
             assert bool(moved & group.parameters.keys()) != still, f"{group.name} in epoch {epoch + 1}"
         for tower in frozen:

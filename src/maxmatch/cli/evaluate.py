@@ -39,6 +39,13 @@ def evaluate(
     paper: Annotated[
         str | None, typer.Option(help="A table of the paper to compare with: table:mscoco, tab:PVSE, …; or none.")
     ] = None,
+    measures: Annotated[
+        Literal["rsum", "all"],
+        typer.Option(
+            help="all: also print all captions of an image (mAP@R, coverage), the hardest one, and what slots and sets "
+            "do. --json always has them."
+        ),
+    ] = "rsum",
     features: Annotated[Path | None, typer.Option(help="A store of features to use in place of pictures.")] = None,
     trust_features: Annotated[
         bool, typer.Option("--trust-features", help="Use that store also if another backbone made it.")
@@ -81,6 +88,8 @@ def evaluate(
       maxmatch evaluate runs/a flickr8k --similarity maxmatch --similarity mil
 
       maxmatch evaluate runs/a runs/b f30k_precomp --ensemble --latex
+
+      maxmatch evaluate runs/a runs/b flickr8k --measures all
 
       maxmatch evaluate runs/a coco --save-sets a.safetensors
 
@@ -142,7 +151,7 @@ def evaluate(
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
-        print(found.render(style))
+        print(found.render(style, measures))
 
 
 def _words(words: str | None, recipe: str | None) -> list[str]:

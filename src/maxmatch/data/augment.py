@@ -1,8 +1,13 @@
 """Augmentation: regions and words left out at random; random crops and mirrored pictures, from disk or the device."""
 
+import hashlib
+import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +19,7 @@ from torch.nn.functional import grid_sample, interpolate
 from torch.utils.data import DataLoader, Dataset
 
 from maxmatch.core.devices import on_device
+from maxmatch.core.files import locked, whole, write_whole
 from maxmatch.core.progress import map_ahead
 from maxmatch.core.types import Batch, Inputs, Phrases
 from maxmatch.data.dataset import Items
@@ -246,6 +252,7 @@ class SizeAugmentation:
 _TRIES = 10
 _CHUNK = 64  # pictures on their way to the device at once
 _FEW_THREADS, _MANY = 4, 5000  # from more threads and pictures on, processes decode them
+_PATIENCE = 3600  # seconds to wait for another process that decodes the same pictures
 
 
 @dataclass(frozen=True)
@@ -350,6 +357,54 @@ class _Decoded(Dataset[tuple[Tensor, dict[int, str]]]):
         else:
             yield from DataLoader(self, batch_size=None, num_workers=workers, generator=torch.Generator())
 
+    def cached(self, folder: Path, workers: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
+        """All chunks, in order, from a file in the folder; it is written first where there is none of these files, as
+        they are now, in this size. Others who want it meanwhile wait. Pictures that are not files are not cached.
+        """
+        key = self._key()
+        if key is None:
+            yield from self.all(workers)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        file, notes = folder / f"{key}.npy", folder / f"{key}.json"
+        with locked(folder, _PATIENCE):
+            if not (file.is_file() and notes.is_file()):
+                self._write(file, notes, workers)
+        try:
+            pixels = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{file}: not readable as decoded pictures ({error}). Delete it.") from error
+        failed = {int(place): why for place, why in json.loads(notes.read_text(encoding="utf-8")).items()}
+        for start in range(0, len(pixels), _CHUNK):
+            places = range(start, min(start + _CHUNK, len(pixels)))
+            chunk = np.array(pixels[start : places.stop])
+            yield from_numpy(chunk), {place: why for place, why in failed.items() if place in places}
+
+    def _write(self, file: Path, notes: Path, workers: int) -> None:
+        failed: dict[int, str] = {}
+        shape = (len(self.items), self.side, self.side, 3)
+        with whole(file) as draft:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(draft, header)
+            for chunk, missing in self.all(workers):
+                draft.write(chunk.numpy().data)
+                failed |= missing
+        write_whole(notes, json.dumps(failed))
+
+    def _key(self) -> str | None:
+        """What the pixels depend on: files, sizes, times, and how they are looked at. None where some are not files."""
+        files: list[list[str | int]] = []
+        for place in range(len(self.items)):
+            value = self.items.values[place]
+            if not isinstance(value, str | Path):
+                return None
+            files.append([str(value)])
+            with suppress(OSError):  # what is not there is reported when it is read
+                found = os.stat(value)
+                files[-1] += [found.st_size, found.st_mtime_ns]
+        how = [self.side, self.look.__name__, repr(getattr(self.look, "__self__", None))]
+        return hashlib.sha256(json.dumps([how, files]).encode()).hexdigest()[:16]
+
 
 class ResidentPictures:
     """The pictures of a split as bytes on the device. failed: why some cannot be read, by their places.
@@ -357,11 +412,14 @@ class ResidentPictures:
     Without crops, exactly what evaluation sees, mirrored or not. For random crops a picture is kept as the square in
     its middle (squashed, where the model squashes), a seventh larger than what the model sees, and the parts are cut
     from that square: what is left and right of it in a wide picture is never seen, as in evaluation.
+
+    cache: a folder where decoded pictures are kept for the next training; None decodes them each time.
     """
 
     def __init__(
-        self, items: Items, reader: PixelReader, augmentation: Augmentation | None, device: torch.device, threads: int
-    ) -> None:
+        self, items: Items, reader: PixelReader, augmentation: Augmentation | None, device: torch.device, threads: int,
+        cache: Path | None = None,
+    ) -> None:  # fmt: skip
         self.augmentation, self.transform = augmentation, reader.transform
         self.failed: dict[int, str] = {}
         cut = isinstance(augmentation, RandomCrop)
@@ -369,7 +427,7 @@ class ResidentPictures:
         chunks = _Decoded(items, self.transform.square if cut else self.transform.seen, side)
         self.pixels = torch.zeros(len(items), side, side, 3, dtype=torch.uint8, device=device)
         filled = 0
-        for chunk, failed in chunks.all(threads):
+        for chunk, failed in chunks.all(threads) if cache is None else chunks.cached(cache, threads):
             self.pixels[filled : filled + len(chunk)] = chunk.to(device)
             filled += len(chunk)
             self.failed |= failed

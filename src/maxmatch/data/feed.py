@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from traceback import format_exc
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -67,6 +68,7 @@ def choose_feed(
     drop: Mapping[str, float] | None = None,
     phrases: float = 0.0,
     crops: Mapping[str, Augmentation] | None = None,
+    picture_cache: Path | None = None,
     report: Callable[[Skipped], None] = log_skipped,
     say: Callable[[str], object] = _log.info,
 ) -> Feed:
@@ -86,7 +88,7 @@ def choose_feed(
         "captions": captions, "drop": drop, "phrases": phrases, "crops": crops, "report": report,
     }  # fmt: skip
     if resident:
-        return ResidentFeed(split, readers, device, threads=workers, **options)
+        return ResidentFeed(split, readers, device, threads=workers, picture_cache=picture_cache, **options)
     return MappedFeed(split, readers, device, workers=workers, **options)
 
 
@@ -530,7 +532,8 @@ class ResidentFeed(_BaseFeed):
 
     readers, captions, drop, crops, report, skipped: as for `MappedFeed`, and the batches are the same, but for the
     random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once; processes, where there are
-    many. What cannot be read is reported while copying.
+    many. picture_cache: a folder where decoded pictures are kept for the next training. What cannot be read is reported
+    while copying.
     """
 
     def __init__(
@@ -544,6 +547,7 @@ class ResidentFeed(_BaseFeed):
         phrases: float = 0.0,
         crops: Mapping[str, Augmentation] | None = None,
         threads: int = 1,
+        picture_cache: Path | None = None,
         report: Callable[[Skipped], None] = log_skipped,
     ) -> None:
         device = torch.device(device)
@@ -554,7 +558,7 @@ class ResidentFeed(_BaseFeed):
             loader = loader_for(modality, items, reader, (crops or {}).get(modality))
             failed: dict[int, str] = {}
             if isinstance(loader, PictureLoader):
-                kept = ResidentPictures(items, loader.reader, loader.crop, device, max(threads, 1))
+                kept = ResidentPictures(items, loader.reader, loader.crop, device, max(threads, 1), picture_cache)
                 maker.loaders[modality], failed = kept, kept.failed
             elif isinstance(loader, FeatureLoader):
                 maker.loaders[modality], failed = packed(loader, device)

@@ -22,7 +22,7 @@ from maxmatch.core.files import whole
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import Dataset, Items, Split
 from maxmatch.data.extraction import check_features
-from maxmatch.data.feed import Feed, choose_feed, log_skipped
+from maxmatch.data.feed import Feed, FeedName, choose_feed, log_skipped
 from maxmatch.data.load import load_data
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
@@ -106,16 +106,21 @@ def encode_items(
     batch_size: int = 64,
     workers: int | None = None,
     precision: torch.dtype | None = None,
+    feed: FeedName = "auto",
+    picture_cache: Path | None = None,
     report: Callable[[Skipped], None] = log_skipped,
     advance: Advance = quiet,
 ) -> EncodedSplit:
     """The sets of all items of a split and their names. A group with an item that cannot be read is reported and left
-    out; the groups keep their numbers.
+    out; the groups keep their numbers. feed, picture_cache: as of `choose_feed`.
     """
     if split.size == 0:
         raise ValueError("the split is empty: there is nothing to measure. Choose another with --split.")
-    feed = choose_feed(split, readers_for(model, split), model.device, workers=workers, report=report)
-    encoded = encode_split(model, feed, split.size, batch_size, precision, advance)
+    items = choose_feed(
+        split, readers_for(model, split), model.device, feed=feed, workers=workers, picture_cache=picture_cache,
+        report=report,
+    )  # fmt: skip
+    encoded = encode_split(model, items, split.size, batch_size, precision, advance)
     kept = {name: np.isin(split[name].groups, groups.cpu().numpy()) for name, groups in encoded.groups.items()}
     ids = {name: [str(one) for one in compress(split[name].ids, keep)] for name, keep in kept.items()}
     return replace(encoded, ids=ids, notes={"groups": split.size})

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.checks import Array
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
-from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
+from maxmatch.evaluation.ranking import Fold, PairRanks, ranks_both_ways, ranks_of_parts
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.scoring import first_largest, score_matrix
 from maxmatch.matching.similarity import Similarity
@@ -89,7 +90,12 @@ def log_circular_variance(sets: Float[Tensor, "n K D"]) -> float:
     # unit vectors are so to 1e-7 only, which would show where all vectors of a set are the same.
     units = (normalize(part.double(), dim=-1) for part in torch.split(sets, _SMALL_BLOCK))
     variance = torch.cat([1 - part.mean(1).square().sum(-1) for part in units])
-    return float(variance.mean().clamp(min=_TINY).log())
+    return log_of_variance(float(variance.mean()))
+
+
+def log_of_variance(variance: float) -> float:
+    """−27.6 for one that float32 vectors cannot tell from zero."""
+    return math.log(max(variance, _TINY))
 
 
 class Pairing(NamedTuple):
@@ -126,7 +132,7 @@ def slot_pairing(
         matched = maximal_assignment(cosines)
         matchings.append(matched)
         counts += _pairs(matched, texts.shape[1]).sum(0)
-        decisive += _decisive(cosines, matched, similarity, k).sum(0)
+        decisive += decisive_pairs(cosines, matched, similarity, k).sum(0)
     usual = maximal_assignment(counts.double())
     stable = (torch.cat(matchings) == usual).all(1).double().mean() if matchings else torch.tensor(0.0)
     used = torch.cat([decisive.any(1), decisive.any(0)]).double().mean()
@@ -138,7 +144,7 @@ def _pairs(matched: Tensor, columns: int) -> Tensor:
     return one_hot(matched + 1, columns + 1)[..., 1:]
 
 
-def _decisive(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) -> Tensor:
+def decisive_pairs(cosines: Tensor, matched: Tensor, similarity: str, k: int | None) -> Tensor:
     """Which pairs of slots the score of each true pair is made of."""
     flat = cosines.flatten(1)
     if similarity == "mil":
@@ -290,12 +296,16 @@ GALLERIES = {"": "all", "coco_1k_": "1K", "coco_5k_": "5K"}
 
 @dataclass(frozen=True)
 class SearchRanks:
-    """One search: the ranks of all queries both ways, and the group that each query belongs to."""
+    """One search: the ranks of all queries both ways, and the group that each query belongs to.
+
+    pairs: the ranks of all true pairs, where they were asked for: `maxmatch.evaluation.measures` needs them.
+    """
 
     i2t: Ranks
     t2i: Ranks
     image_groups: Int[Tensor, " B"]
     text_groups: Int[Tensor, " C"]
+    pairs: PairRanks | None = None
 
 
 @dataclass(frozen=True)
@@ -323,15 +333,16 @@ def evaluate(
     max_memory: int = MAX_MEMORY,
     scores: Scores | None = None,
     fold_size: int = FOLD_SIZE,
+    pairs: bool = False,
 ) -> Result:
     """The figures of one model, or of an ensemble of several.
 
-    scores: those of the members, where they are there already (`scores_of`).
+    scores: those of the members, where they are there already (`scores_of`). pairs: keep the ranks of all true pairs.
     """
     scores = scores_of(members, pair, max_memory) if scores is None else scores
     first = members[0].encoded
     images, texts = (first.groups[name].to(first.sets[name].device) for name in pair)  # where the scores are
-    galleries = search(scores, images, texts, protocol, fold_size, first.notes.get("groups"))
+    galleries = search(scores, images, texts, protocol, fold_size, first.notes.get("groups"), pairs)
     found = {f"{prefix}{key}": value for prefix, some in galleries.items() for key, value in averaged(some).items()}
     if len(members) == 1:
         found |= collapse(members[0], pair)
@@ -356,10 +367,11 @@ def search(
     protocol: ProtocolName = "auto",
     fold_size: int = FOLD_SIZE,
     size: int | None = None,
+    pairs: bool = False,
 ) -> dict[str, list[SearchRanks]]:
     """The ranks that a protocol asks for, by the prefix of its figures: "", or "coco_1k_" and "coco_5k_".
 
-    size: how many groups the split has, where some may have been left out.
+    size: how many groups the split has, where some may have been left out. pairs: also the ranks of all true pairs.
 
     COCO 1K: five folds of `fold_size` groups, as they follow each other; each fold is a search of its own.
     """
@@ -369,11 +381,13 @@ def search(
     else:
         named = {"coco_1k_": _folds(image_groups, text_groups, fold_size), "coco_5k_": [whole]}
     parts = [part for some in named.values() for part in some]
-    ranks = iter(ranks_of_parts(scores.rows, scores.height, image_groups, text_groups, parts))
-    return {
-        prefix: [SearchRanks(*next(ranks), image_groups[part.rows], text_groups[part.columns]) for part in some]
-        for prefix, some in named.items()
-    }
+    ranks = iter(ranks_of_parts(scores.rows, scores.height, image_groups, text_groups, parts, pairs))
+
+    def one(part: Fold) -> SearchRanks:
+        found = next(ranks)
+        return SearchRanks(found.rows, found.columns, image_groups[part.rows], text_groups[part.columns], found.pairs)
+
+    return {prefix: [one(part) for part in some] for prefix, some in named.items()}
 
 
 def chosen(

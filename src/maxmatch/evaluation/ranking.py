@@ -21,6 +21,29 @@ class Fold(NamedTuple):
     columns: slice
 
 
+class PairRanks(NamedTuple):
+    """Where every true pair stands, not only the best of each query: P pairs, in the order of their rows.
+
+    A rank is among wrong answers: 1 + how many of them score as much as the pair or more. Other true answers of the
+    query do not count, so all of them may have rank 1.
+    """
+
+    row: Int[Tensor, " P"]
+    column: Int[Tensor, " P"]
+    in_row: Int[Tensor, " P"]
+    """The rank of the column among the wrong columns of the row."""
+    in_column: Int[Tensor, " P"]
+    """The rank of the row among the wrong rows of the column."""
+
+
+class PartRanks(NamedTuple):
+    """The ranks of one part: of the best true answer of each row and each column; of all true pairs, if asked for."""
+
+    rows: Ranks
+    columns: Ranks
+    pairs: PairRanks | None
+
+
 def ranks_both_ways(
     scores: Float[Array, "B C"], row_groups: Int[Array, " B"], column_groups: Int[Array, " C"]
 ) -> tuple[Ranks, Ranks]:
@@ -38,7 +61,7 @@ def ranks_both_ways(
     column_groups = _checked_groups("column_groups", column_groups, columns).to(matrix.device)
     whole = Fold(slice(0, rows), slice(0, columns))
     (found,) = ranks_of_parts(lambda part: matrix[part], rows, row_groups, column_groups, [whole])
-    return found
+    return found.rows, found.columns
 
 
 def _checked_groups(name: str, given: Array, count: int) -> Int[Tensor, " n"]:
@@ -56,8 +79,11 @@ def ranks_of_parts(
     row_groups: Int[Tensor, " B"],
     column_groups: Int[Tensor, " C"],
     parts: Sequence[Fold],
-) -> list[tuple[Ranks, Ranks]]:
+    pairs: bool = False,
+) -> list[PartRanks]:
     """`ranks_both_ways` of each part, from scores that come `height` rows at a time: score(rows) has all columns.
+
+    pairs: also the ranks of all true pairs, counted while each block is there.
 
     With more than one block every block is asked for twice, first for the scores of the true pairs, then to count those
     above them; it must come out the same. A part may start and end within a block.
@@ -67,6 +93,7 @@ def ranks_of_parts(
     blocks = [slice(start, min(start + height, rows)) for start in range(0, max(rows, 1), max(height, 1))]
     held = score(blocks[0]) if len(blocks) == 1 else None  # then it is not made twice
     true_scores = _true_scores(score, blocks, true_row, true_column) if held is None else held[true_row, true_column]
+    counters = [_PairCounter(part, true_row, true_column, true_scores) for part in parts] if pairs else []
     # From here on rows and columns are done together: B + C queries, the columns after the rows.
     query, true_scores = torch.cat([true_row, true_column + rows]), true_scores.repeat(2)
     best = true_scores.new_full((rows + columns,), -torch.inf).scatter_reduce(0, query, true_scores, "amax")
@@ -84,6 +111,8 @@ def ranks_of_parts(
                     total[seen.start - part.rows.start : seen.stop - part.rows.start] = count[: len(within)]
                     total[_length(part.rows) :] += count[len(within) :]
                 not_numbers = not_numbers + counts[2]
+        for counter in counters:
+            counter.count(scores, block)
     # One copy from the device for both checks. A query without a true answer has a best of −∞.
     bad, maybe_lonely = torch.stack([not_numbers, best.isneginf().sum()]).tolist()
     if bad:
@@ -92,11 +121,78 @@ def ranks_of_parts(
         raise ValueError(_ONE_SIDED)
     true_ties = query.new_zeros(rows + columns).scatter_add(0, query, (true_scores == best[query]).long())
     found = []
-    for part, more, as_many in zip(parts, above, equal, strict=True):
+    for number, (part, more, as_many) in enumerate(zip(parts, above, equal, strict=True)):
         own = torch.cat([true_ties[:rows][part.rows], true_ties[rows:][part.columns]])
         ties = as_many - own
         ranks, size = more + ties + 1, _length(part.rows)
-        found.append((Ranks(ranks[:size], ties[:size]), Ranks(ranks[size:], ties[size:])))
+        both = Ranks(ranks[:size], ties[:size]), Ranks(ranks[size:], ties[size:])
+        found.append(PartRanks(*both, counters[number].ranks(*both) if pairs else None))
+    return found
+
+
+class _PairCounter:
+    """The ranks of the true pairs of one part, counted block by block."""
+
+    def __init__(self, part: Fold, row: Tensor, column: Tensor, scores: Tensor) -> None:
+        """row, column, scores: of all true pairs, those of other parts too, in the order of their rows."""
+        bounds = torch.tensor([part.rows.start, part.rows.stop], device=row.device)
+        mine = slice(*torch.searchsorted(row, bounds).tolist())
+        self.part = part
+        self.row, self.column, self.level = row[mine] - part.rows.start, column[mine] - part.columns.start, scores[mine]
+        self.in_row, self.in_column = torch.zeros_like(self.row), torch.zeros_like(self.row)
+        # A query with one true answer has its rank already.
+        self.several = len(self.row) > _length(part.rows), len(self.row) > _length(part.columns)
+
+    def count(self, scores: Tensor, block: slice) -> None:
+        """Count the scores of a block of rows that are as high as those of the true pairs, or higher."""
+        rows, columns = self.part
+        seen = slice(max(rows.start, block.start), min(rows.stop, block.stop))
+        if seen.start >= seen.stop or not any(self.several):
+            return
+        within = scores[seen.start - block.start : seen.stop - block.start, columns]
+        first = seen.start - rows.start
+        if self.several[0]:
+            bounds = torch.tensor([first, first + len(within)], device=self.row.device)
+            mine = slice(*torch.searchsorted(self.row, bounds).tolist())
+            self.in_row[mine] = _as_high(within, self.row[mine] - first, self.level[mine])
+        if self.several[1]:
+            self.in_column += _as_high(within.T, self.column, self.level)
+
+    def ranks(self, rows: Ranks, columns: Ranks) -> PairRanks:
+        """rows, columns: those of the best true answers."""
+        ways = ((self.row, self.in_row, rows), (self.column, self.in_column, columns))
+        in_row, in_column = (
+            1 + counted - _own_as_high(query, self.level) if several else best.ranks[query]
+            for several, (query, counted, best) in zip(self.several, ways, strict=True)
+        )
+        return PairRanks(self.row, self.column, in_row, in_column)
+
+
+def _as_high(scores: Float[Tensor, "n m"], row: Int[Tensor, " P"], level: Float[Tensor, " P"]) -> Int[Tensor, " P"]:
+    """For each of P rows and levels: how many scores of that row are as high or higher. Few rows are copied at once."""
+    on_cpu = scores.device.type == "cpu"
+    height = max(1, (_CACHED if on_cpu else _ON_DEVICE) // max(scores.shape[1], 1))
+    parts = [slice(start, start + height) for start in range(0, len(row), height)]
+    if not on_cpu:
+        return torch.cat([(scores[row[part]] >= level[part, None]).sum(1) for part in parts] or [row])
+    if scores.dtype.itemsize == 2:  # as in `_count_on_cpu`
+        scores, level = scores.float(), level.float()
+    values, rows, levels = scores.detach().numpy(), row.numpy(), level.detach().numpy()
+    counts = [np.count_nonzero(values[rows[part]] >= levels[part, None], axis=1) for part in parts]
+    return torch.from_numpy(np.concatenate([*counts, np.zeros(0, np.int64)]))
+
+
+def _own_as_high(query: Int[Tensor, " P"], level: Float[Tensor, " P"]) -> Int[Tensor, " P"]:
+    """For each true pair: how many true pairs of its query, itself among them, score as much or more."""
+    order = level.argsort(descending=True, stable=True)
+    order = order[query[order].argsort(stable=True)]  # by query, and within a query the highest first
+    query, level = query[order], level[order]
+    place = torch.arange(1, len(query) + 1, device=query.device)
+    ends = torch.ones_like(query, dtype=torch.bool)  # of a run of equal scores of one query
+    ends[:-1] = (query.diff() != 0) | (level[1:] != level[:-1])
+    last = place[ends][ends.cumsum(0) - ends.long()]
+    found = torch.empty_like(query)
+    found[order] = last - torch.searchsorted(query, query)
     return found
 
 
@@ -167,3 +263,4 @@ def _count_on_cpu(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 _CACHED = 2**18
+_ON_DEVICE = 2**26  # scores copied at once

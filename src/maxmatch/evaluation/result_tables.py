@@ -1,10 +1,11 @@
 """Results as tables (text, Markdown, LaTeX) and as plain data for `--json`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
+from maxmatch.evaluation.measures import DEPTHS
 from maxmatch.evaluation.metrics import GALLERIES, LEVELS
 from maxmatch.evaluation.paper import ReportedRow
 from maxmatch.evaluation.significance import ResultLine
@@ -148,7 +149,7 @@ _MODEL, _SIMILARITY = Column("model", "model"), Column("similarity", "similarity
 _GALLERY = Column("images", "gallery")
 _RECALLS = [Column(f"R@{level}", f"{way}_r{level}", ".1f", over) for way, over in _WAYS for level in LEVELS]
 _SURE = [
-    Column("95 %", "rsum_interval", "s"),
+    Column("95 %", "interval", "s"),
     Column("to the first", "against_first", "s"),
     Column("p", "p", ".3g"),
 ]
@@ -162,6 +163,20 @@ _COLLAPSE = [
     Column("text", "text_log_variance", ".2f", "log variance"),
     Column("slots used", "slots_used", ".0%"),
     Column("pairing stable", "pairing_stability", ".0%"),
+]
+_ALL_ANSWERS = [
+    Column(heading, f"{way}_{name}", ".1f", over)
+    for way, over in (("i2t", "image to text: all captions"), ("t2i", "text to image: all images"))
+    for heading, name in (
+        ("mAP@R", "map_at_r"),
+        ("R-P", "r_precision"),
+        *((f"in {depth}", f"coverage_{depth}") for depth in DEPTHS),
+    )
+]
+_HARDEST = [
+    Column(heading, f"{way}_hardest_{name}", form, f"{over}: hardest caption")
+    for way, over in _WAYS
+    for heading, name, form in (*((f"R@{n}", f"r{n}", ".1f") for n in LEVELS), ("median", "median_rank", "g"))
 ]
 _EXTENDED = [
     Column(heading, f"{data}_{way}_{name}", ".1f", f"{title}, {over}")
@@ -205,6 +220,41 @@ def rank_table(lines: Sequence[ResultLine]) -> Table:
     return Table(filled([_MODEL, _SIMILARITY, _GALLERY, *_RANKS, *_COLLAPSE], rows), rows, rules=rules)
 
 
+def captions_table(lines: Sequence[ResultLine]) -> Table | None:
+    """All captions of an image, with the interval of mAP@R and the test of it; and the hardest of them."""
+    galleries = [prefix for prefix in lines[0].result.galleries if f"{prefix}i2t_map_at_r" in lines[0].result.figures]
+    rows = [{**_figures(line, prefix), **_sure(line, prefix, "i2t_map_at_r")} for prefix in galleries for line in lines]
+    sure = [replace(column, over="i2t mAP@R") for column in _SURE]
+    columns = filled([_MODEL, _SIMILARITY, _GALLERY, *_ALL_ANSWERS, *sure, *_HARDEST], rows)
+    return Table(columns, rows, rules=[len(lines)] if len(galleries) > 1 else []) if rows else None
+
+
+def sets_table(lines: Sequence[ResultLine]) -> Table | None:
+    """What the sets of single models say about items, which slots make up true scores, and how large sets are."""
+    rows = [
+        _figures(line, "") for line in lines if any(name.endswith("_bytes_float32") for name in line.result.figures)
+    ]
+    known = dict.fromkeys(name for row in rows for name in row)
+
+    def by_modality(end: str, over: str, form: str) -> list[Column]:
+        return [Column(name.removesuffix(end), name, form, over) for name in known if name.endswith(end)]
+
+    shares = [(name, *name.removesuffix("_share").split("_slot_")) for name in known if name.endswith("_share")]
+    variation = [
+        Column("found", "slot_variation", ".2f", "deciding slot varies"),
+        Column("by chance", "slot_variation_chance", ".2f", "deciding slot varies"),
+    ]
+    columns = [
+        *(_MODEL, _SIMILARITY),
+        *by_modality("_content_log_variance", "content log variance", ".2f"),
+        *(Column(slot, name, ".0%", f"share of {side} slots") for name, side, slot in shares),
+        *variation,
+        *by_modality("_bytes_float32", "bytes, float32", ",.0f"),
+        *by_modality("_bytes_float16", "bytes, float16", ",.0f"),
+    ]
+    return Table(filled(columns, rows), rows) if rows else None
+
+
 def extended_table(lines: Sequence[ResultLine]) -> Table | None:
     """CxC and ECCV Caption, if they were measured."""
     rows = [_figures(line, "") for line in lines if "cxc_rsum" in line.result.figures]
@@ -226,13 +276,14 @@ def _without(prefix: str, figures: Mapping[str, float]) -> dict[str, Cell]:
     return {name.removeprefix(prefix): value for name, value in figures.items() if name.startswith(prefix)}
 
 
-def _sure(line: ResultLine, prefix: str) -> dict[str, Cell]:
+def _sure(line: ResultLine, prefix: str, measure: str = "rsum") -> dict[str, Cell]:
+    """The interval of a measure, and how it differs from that of the first line."""
     cells: dict[str, Cell] = {}
     if prefix in line.intervals:
-        cells["rsum_interval"] = _between(*line.intervals[prefix]["rsum"])
+        cells["interval"] = _between(*line.intervals[prefix][measure])
     if prefix in line.against_first:
-        rsum, low, high, p = line.against_first[prefix]
-        cells |= {"against_first": f"{rsum:+.1f} ({_between(low, high)})", "p": p}
+        value, low, high, p = line.against_first[prefix][measure]
+        cells |= {"against_first": f"{value:+.1f} ({_between(low, high)})", "p": p}
     return cells
 
 
@@ -260,7 +311,9 @@ def as_data(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = (), **ab
             }
         if line.against_first:
             one["against_first"] = {
-                f"{prefix}rsum": difference._asdict() for prefix, difference in line.against_first.items()
+                f"{prefix}{name}": {name: value, "low": low, "high": high, "p": p}
+                for prefix, some in line.against_first.items()
+                for name, (value, low, high, p) in some.items()
             }
         results.append(one)
     reported = [

@@ -33,16 +33,19 @@ from maxmatch.evaluation.encoding import (
     raw_items,
     save_encoded,
 )
+from maxmatch.evaluation.measures import Measures
 from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair
 from maxmatch.evaluation.paper import ReportedRow, check_label, departures, paper_rows
 from maxmatch.evaluation.result_tables import (
     Style,
     Table,
     as_data,
+    captions_table,
     extended_table,
     rank_table,
     recall_table,
     render,
+    sets_table,
     words_table,
 )
 from maxmatch.evaluation.significance import ResultLine, by_words, measure
@@ -78,18 +81,22 @@ class Evaluation:
         """The results alone: `results[0].figures["rsum"]`."""
         return [line.result for line in self.lines]
 
-    def tables(self) -> list[Table]:
-        """Recalls; ranks and collapse; CxC and ECCV Caption; captions with the words. Only those that were measured."""
-        made = [recall_table(self.lines, self.paper), rank_table(self.lines), extended_table(self.lines)]
+    def tables(self, measures: Measures = "rsum") -> list[Table]:
+        """Recalls; ranks and collapse; CxC and ECCV Caption; captions with the words. Only those that were measured.
+
+        measures: "all" for two more, of all captions of an image and the hardest one, and of the sets.
+        """
+        more = [captions_table(self.lines), sets_table(self.lines)] if measures == "all" else []
+        made = [recall_table(self.lines, self.paper), rank_table(self.lines), *more, extended_table(self.lines)]
         *first, last = [table for table in made if table is not None]
         where = f"{self.about['data']}, {self.about['split']}: " if "data" in self.about else ""
         counts = f"{where}{self.about['images']:,} images, {self.about['captions']:,} captions"
         by_words = [words_table(self.by_words)] if self.by_words else []
         return [*first, replace(last, notes=[counts, *self.notes]), *by_words]
 
-    def render(self, style: Style = "text") -> str:
+    def render(self, style: Style = "text", measures: Measures = "rsum") -> str:
         """The tables as text, Markdown or LaTeX."""
-        return "\n\n".join(render(table, style) for table in self.tables())
+        return "\n\n".join(render(table, style) for table in self.tables(measures))
 
     def to_json(self) -> dict[str, Any]:
         """All figures, unrounded, as `maxmatch evaluate --json` prints them."""
@@ -175,7 +182,7 @@ def evaluate_runs(
     pair = choose_pair(encoded[0].sets)
     singles = [[member] for team in teams for member in team]
     singles += [] if names else _further(sources, encoded)
-    lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws)
+    lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws, measures="all")
     about |= {name: len(encoded[0].groups[side]) for name, side in zip(("images", "captions"), pair, strict=True)}
     theirs, paper_notes = _paper(paper, sources, about, lines)
     worded = by_words(lines, _captions_with(wanted, part, encoded[0]), draws) if part is not None and wanted else []

@@ -3,6 +3,8 @@
 What is drawn is a group: an image with all its captions, which succeed or fail together. The gallery stays as it is:
 an interval tells how much a figure would change with other queries, not with other distractors. In the COCO 1K protocol
 each fold is drawn separately, and the figures of the folds are averaged as in the result.
+
+Every measure that is a mean over queries can be resampled and tested, and RSUM, the sum of six of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maxmatch.evaluation.measures import (
+    RECALLS,
+    Measures,
+    QueryValues,
+    beyond_rsum,
+    mean_measures,
+    parts_of,
+    query_values,
+    set_measures,
+)
 from maxmatch.evaluation.metrics import (
     FOLD_SIZE,
     GALLERIES,
@@ -31,7 +43,6 @@ from maxmatch.evaluation.metrics import (
     scores_of,
 )
 
-RECALLS = tuple(f"{way}_r{level}" for way in ("i2t", "t2i") for level in LEVELS)
 SEED = 0
 """For all that is drawn here, so that a result has the same intervals every time."""
 _BLOCK = 8 * 2**20  # numbers drawn at once
@@ -45,9 +56,9 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How much higher the RSUM of a second model is than that of a first."""
+    """How much higher a measure of a second model is than that of a first."""
 
-    rsum: float
+    value: float
     low: float
     high: float
     p: float
@@ -60,8 +71,8 @@ class ResultLine:
 
     result: Result
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
-    against_first: Mapping[str, Difference] = field(default_factory=dict)
-    """How its RSUM differs from that of the first line; empty for the first one itself."""
+    against_first: Mapping[str, Mapping[str, Difference]] = field(default_factory=dict)
+    """How each measure differs from that of the first line; empty for the first one itself."""
 
 
 def measure(
@@ -72,11 +83,12 @@ def measure(
     max_memory: int = MAX_MEMORY,
     fold_size: int = FOLD_SIZE,
     extended_coco: bool = True,
+    measures: Measures = "rsum",
 ) -> tuple[list[ResultLine], list[str]]:
     """A line for each team, of one model or of an ensemble, with intervals and a test against the first; and notes.
 
     draws: of images, for both; 0 for none. extended_coco: also CxC and ECCV Caption, with the protocol "coco". All
-    teams must hold the same items.
+    teams must hold the same items. measures: "all" for those beyond RSUM, too (`maxmatch.evaluation.measures`).
     """
     first = teams[0][0]
     check_members([first, *(member for team in teams for member in team)], pair)
@@ -90,12 +102,15 @@ def measure(
     results = []
     for team in teams:
         scores = scores_of(team, pair, max_memory)
-        result = evaluate(team, pair=pair, protocol=protocol, scores=scores, fold_size=fold_size)
+        more = measures == "all"
+        result = evaluate(team, pair=pair, protocol=protocol, scores=scores, fold_size=fold_size, pairs=more)
+        if more:
+            result = replace(result, figures={**result.figures, **_beyond_rsum(result, team, pair)})
         if metrics is not None:
             try:
                 images, captions = (first.encoded.ids.get(name, ()) for name in pair)
-                more = extended(scores, images, captions, metrics)
-                result = replace(result, figures={**result.figures, **more})
+                theirs = extended(scores, images, captions, metrics)
+                result = replace(result, figures={**result.figures, **theirs})
             except NotCoco as error:
                 metrics, notes = None, [f"CxC and ECCV Caption were not measured: {error}"]
         results.append(result)
@@ -103,12 +118,21 @@ def measure(
     return [_line(result, results[0], draws) for result in results], notes
 
 
+def _beyond_rsum(result: Result, team: Sequence[EvaluatedModel], pair: ModalityPair) -> dict[str, float]:
+    of_ranks = {
+        f"{prefix}{name}": value
+        for prefix, some in result.galleries.items()
+        for name, value in beyond_rsum(some).items()
+    }
+    return of_ranks | (set_measures(team[0], pair) if len(team) == 1 else {})
+
+
 def _line(result: Result, first: Result, draws: int) -> ResultLine:
     if not draws:
         return ResultLine(result)
     sure = {prefix: intervals(some, draws, np.random.default_rng(SEED)) for prefix, some in result.galleries.items()}
     differences = {
-        prefix: paired_test(first.galleries[prefix], some, draws, np.random.default_rng(SEED))
+        prefix: paired_tests([first.galleries[prefix]], [some], draws, np.random.default_rng(SEED))
         for prefix, some in result.galleries.items()
         if result is not first
     }
@@ -118,10 +142,10 @@ def _line(result: Result, first: Result, draws: int) -> ResultLine:
 def intervals(
     galleries: Sequence[SearchRanks], draws: int, generator: np.random.Generator, level: float = 0.95
 ) -> dict[str, Interval]:
-    """The percentile interval of each recall and of RSUM, from `draws` resamplings of the images with repetition."""
-    recalls = _resampled([_sums(gallery) for gallery in galleries], draws, generator)
-    drawn = np.concatenate([recalls, recalls.sum(1, keepdims=True)], 1)
-    return {name: _interval(column, level) for name, column in zip((*RECALLS, "rsum"), drawn.T, strict=True)}
+    """The percentile interval of each measure and of RSUM, from `draws` resamplings of the images with repetition."""
+    names = mean_measures(galleries)
+    drawn = _resampled([_sums(gallery, names) for gallery in galleries], draws, generator)
+    return {measure: _interval(_total(drawn, names, measure), level) for measure in (*names, "rsum")}
 
 
 def paired_test(
@@ -130,13 +154,14 @@ def paired_test(
     draws: int,
     generator: np.random.Generator,
     level: float = 0.95,
+    measure: str = "rsum",
 ) -> Difference:
-    """The difference in RSUM of two models on the same data, image by image.
+    """The difference in a measure of two models on the same data, image by image.
 
     The interval is by bootstrap: both models are measured on the same drawn images. p is by permutation: if the two
     are alike, swapping their answers for an image changes nothing but the sign of what it adds to the difference.
     """
-    return paired_test_of_seeds([first], [second], draws, generator, level)
+    return paired_test_of_seeds([first], [second], draws, generator, level, measure)
 
 
 def paired_test_of_seeds(
@@ -145,6 +170,7 @@ def paired_test_of_seeds(
     draws: int,
     generator: np.random.Generator,
     level: float = 0.95,
+    measure: str = "rsum",
 ) -> Difference:
     """As `paired_test`, between two ways of training: each has the galleries of one model or several, of other seeds.
 
@@ -152,22 +178,49 @@ def paired_test_of_seeds(
     many images more, they would make the interval too narrow. It tells what other images would change, not what
     other seeds would: see `seeds_test`.
     """
-    pairs = list(zip(_averaged(first), _averaged(second), strict=True))
+    return paired_tests(first, second, draws, generator, level, [measure])[measure]
+
+
+def paired_tests(
+    first: Sequence[Sequence[SearchRanks]],
+    second: Sequence[Sequence[SearchRanks]],
+    draws: int,
+    generator: np.random.Generator,
+    level: float = 0.95,
+    measures: Sequence[str] | None = None,
+) -> dict[str, Difference]:
+    """`paired_test_of_seeds` for several measures, from the same draws; None: all that both sides have."""
+    known = mean_measures([gallery for side in (*first, *second) for gallery in side])
+    measures = ["rsum", *known] if measures is None else measures
+    for measure in measures:
+        if measure not in ("rsum", *known):
+            raise ValueError(f"measure: expected one of rsum, {', '.join(known)}, got {measure!r}.")
+    pairs = list(zip(_averaged(first, known), _averaged(second, known), strict=True))
     for one, other in pairs:
         _check_same_queries(one, other)
     both = [_Sums(*(np.concatenate(columns, 1) for columns in zip(one, other, strict=True))) for one, other in pairs]
     drawn = _resampled(both, draws, generator)
-    low, high = _interval(drawn[:, len(RECALLS) :].sum(1) - drawn[:, : len(RECALLS)].sum(1), level)
-    added = np.concatenate(  # what each image adds to the difference in RSUM
-        [100 * ((other.found - one.found) / one.asked.sum(0)).sum(1) / len(pairs) for one, other in pairs]
-    )
+    ours, theirs = drawn[:, len(known) :], drawn[:, : len(known)]
+    shares = [(other.found - one.found) / one.asked.sum(0) for one, other in pairs]
+    start, found = generator.bit_generator.state, {}
+    for measure in measures:
+        generator.bit_generator.state = start  # a measure has the same p whatever is tested beside it
+        low, high = _interval(_total(ours, known, measure) - _total(theirs, known, measure), level)
+        added = np.concatenate([100 * _total(some, known, measure) / len(pairs) for some in shares])  # by each image
+        observed, p = _permutation_test(added, draws, generator)
+        found[measure] = Difference(observed, low, high, p)
+    return found
+
+
+def _permutation_test(added: np.ndarray, draws: int, generator: np.random.Generator) -> tuple[float, float]:
+    """The sum of what images add to a difference, and how often random signs give one that is as large."""
     observed = float(added.sum())
     added = added[added != 0]
     larger = 0
     for count in _chunks(draws, len(added)):
         signs = generator.integers(0, 2, (count, len(added)), dtype=np.int8)
         larger += int((np.abs(2 * (signs @ added) - added.sum()) >= abs(observed) - 1e-9).sum())
-    return Difference(observed, low, high, (1 + larger) / (1 + draws))
+    return observed, (1 + larger) / (1 + draws)
 
 
 def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -184,34 +237,40 @@ def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 class _Sums(NamedTuple):
-    """Per group and recall: the queries that found their answer (groups, recalls), and how many there were."""
+    """Per group and measure: the sum of the queries' values (groups, measures), and how many queries there were."""
 
     found: np.ndarray
     asked: np.ndarray
 
 
-def _sums(gallery: SearchRanks) -> _Sums:
-    """The recalls of a gallery, group by group."""
-    sides = ((gallery.i2t, gallery.image_groups), (gallery.t2i, gallery.text_groups))
-    return _counted(*((ranks.ranks.cpu().numpy(), groups.cpu().numpy()) for ranks, groups in sides))
+def _sums(gallery: SearchRanks, names: Sequence[str]) -> _Sums:
+    """Some measures of a gallery, group by group."""
+    values = query_values(gallery)
+    return _summed([values[name] for name in names])
 
 
-def _counted(*sides: tuple[np.ndarray, np.ndarray]) -> _Sums:
-    """Of the ranks of queries and the groups these belong to; a group that the first side lacks is not counted."""
-    numbers = np.unique(sides[0][1])
+def _summed(columns: Sequence[QueryValues]) -> _Sums:
+    """Group by group; a group that the first column lacks is not counted."""
+    numbers = np.unique(columns[0].groups)
     found, asked = [], []
-    for ranks, groups in sides:
+    for values, groups in columns:
         place = np.searchsorted(numbers, groups)
-        found += [np.bincount(place, ranks <= most, len(numbers)) for most in LEVELS]
-        asked += [np.bincount(place, minlength=len(numbers)).astype(float)] * len(LEVELS)
+        found.append(np.bincount(place, values, len(numbers)))
+        asked.append(np.bincount(place, minlength=len(numbers)).astype(float))
     return _Sums(np.stack(found, 1), np.stack(asked, 1))
 
 
-def _averaged(models: Sequence[Sequence[SearchRanks]]) -> list[_Sums]:
+def _total(columns: np.ndarray, names: Sequence[str], measure: str) -> np.ndarray:
+    """A measure, from the columns of those that it is the sum of."""
+    total: np.ndarray = columns[:, [names.index(part) for part in parts_of(measure)]].sum(1)
+    return total
+
+
+def _averaged(models: Sequence[Sequence[SearchRanks]], names: Sequence[str]) -> list[_Sums]:
     """Of each gallery what was found, averaged over the models."""
     averaged = []
     for galleries in zip(*models, strict=True):
-        sums = [_sums(gallery) for gallery in galleries]
+        sums = [_sums(gallery, names) for gallery in galleries]
         for other in sums[1:]:
             _check_same_queries(sums[0], other)
         averaged.append(_Sums(np.mean([one.found for one in sums], 0), sums[0].asked))
@@ -224,7 +283,7 @@ def _check_same_queries(one: _Sums, other: _Sums) -> None:
 
 
 def _resampled(galleries: Sequence[_Sums], draws: int, generator: np.random.Generator) -> np.ndarray:
-    """The recalls in per cent (draws, recalls) of each drawing, averaged over the galleries."""
+    """The measures in per cent (draws, measures) of each drawing, averaged over the galleries."""
     if draws < 1:
         raise ValueError(f"draws: expected at least 1, got {draws}.")
     total = 0.0
@@ -286,7 +345,7 @@ def _captions(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> _Sums:
     """The captions that found their image, by the image that they belong to; images without such captions left out."""
     ranks = np.concatenate([gallery.t2i.ranks.cpu().numpy() for gallery in galleries])
     groups = np.concatenate([gallery.text_groups.cpu().numpy() for gallery in galleries])
-    return _counted((ranks[wanted], groups[wanted]))
+    return _summed([QueryValues(ranks[wanted] <= level, groups[wanted]) for level in LEVELS])
 
 
 def _side(sums: _Sums, draws: int) -> dict[str, Any]:

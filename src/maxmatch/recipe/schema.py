@@ -36,6 +36,7 @@ from maxmatch.model.config import (
     refusal,
     unknown_key,
 )
+from maxmatch.model.names import CheckpointError, model_folder, read_config
 from maxmatch.model.presets import HEADS, PRESETS
 
 __all__ = [
@@ -170,7 +171,8 @@ class Train(Section):
     clip: Positive | None = 1.0
     """The largest norm of the gradient; None for no limit."""
     freeze: Annotated[dict[str, Whole | Literal["always"]], BeforeValidator(without_null)] = Field(default_factory=dict)
-    """For how many epochs a backbone (all, or `image.backbone`) stays as it is: a number, or "always"."""
+    """For how many epochs a backbone (all, or `image.backbone`) stays as it is: a number, or "always". A whole tower
+    (`image`) can stay as it is "always": its items are then encoded once, before training, and not augmented."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16 on a GPU, fp32 on a CPU."""
@@ -184,6 +186,9 @@ class Train(Section):
     """resident: features are read into the device's memory once, and pictures decoded once, random crops then being
     parts of the square in their middle. mapped: both come from the disk. auto: resident for features that fit."""
 
+    picture_cache: str | None = None
+    """A folder where a resident feed keeps decoded pictures, so that further trainings on the same files, in the same
+    size, need not decode them again; also several at once."""
     size_augmentation: Share = 0.0
     """The share of the regions and of the words that is left out."""
     phrases: Share = 0.0
@@ -216,17 +221,20 @@ class Train(Section):
 
     @field_validator("lr_factors", "freeze")
     @classmethod
-    def _known_groups(cls, groups: dict[str, Any]) -> dict[str, Any]:
+    def _known_groups(cls, groups: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for key in groups:
-            if key.rpartition(".")[2] not in _GROUPS:
+            tower = info.field_name == "freeze" and "." not in key  # which ones there are the recipe knows
+            if key.rpartition(".")[2] not in _GROUPS and not tower:
                 raise unknown_key(key, [*_GROUPS, *(f"{tower}.{group}" for tower in _TOWERS for group in _GROUPS)])
         return groups
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        for key in self.freeze:
-            if key.rpartition(".")[2] != "backbone":
-                raise refusal("only a backbone can be frozen", "freeze", key)
+        for key, until in self.freeze.items():
+            if key.rpartition(".")[2] in ("set_module", "encoder"):
+                raise refusal("only a backbone or a whole tower can be frozen", "freeze", key)
+            if "." not in key and key != "backbone" and until != "always":
+                raise refusal("a whole tower can only be frozen 'always'", "freeze", key)
         if self.warmup_steps and self.warmup_epochs:
             raise refusal("give warmup_steps or warmup_epochs, not both", "warmup_epochs")
         if self.accumulate > self.batch_size:
@@ -242,6 +250,10 @@ class Train(Section):
     def lr_factor(self, tower: str, group: Literal["backbone", "set_module", "encoder"]) -> float:
         """The factor of a group of a tower; one given for the tower counts before one given for all."""
         return self.lr_factors.get(f"{tower}.{group}", self.lr_factors.get(group, 1.0))
+
+    def keeps(self, tower: str) -> bool:
+        """Whether the whole tower stays as it is."""
+        return tower in self.freeze
 
     def frozen(self, tower: str, epoch: int) -> bool:
         """Whether the tower's backbone is frozen in an epoch."""
@@ -342,11 +354,13 @@ class Data(Section):
 
 
 class ModelSection(Section):
-    """A preset of `model.presets` with `options`, or a whole `config`; and the similarity it is trained with, which
-    counts before that of the config.
+    """A preset of `model.presets` with `options`, a whole `config`, or a model to `start` from; and the similarity that
+    it is trained with, which counts before that of the config.
     """
 
     preset: str | None = None
+    start: str | None = None
+    """A run, a checkpoint or the name of a model whose weights, config and words training starts from."""
     options: Annotated[dict[str, JsonValue], BeforeValidator(without_null)] = Field(default_factory=dict)
     similarity: SimilarityName = "maxmatch"
     similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
@@ -359,6 +373,11 @@ class ModelSection(Section):
     @classmethod
     def _similarity_of_the_config(cls, data: Any) -> Any:
         config = data.get("config") if isinstance(data, dict) else None
+        if config is None and isinstance(data, dict) and isinstance(data.get("start"), str):
+            try:
+                config = read_config(model_folder(data["start"]))
+            except (FileNotFoundError, CheckpointError) as error:
+                raise refusal(str(error), "start") from error
         known = config.model_dump() if isinstance(config, ModelConfig) else config
         if not isinstance(known, dict) or data.get("similarity") not in (None, known.get("similarity")):
             return data
@@ -398,9 +417,11 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _can_be_resolved(self) -> Self:
         check_similarity_options(self.similarity, self.similarity_options)
-        if (self.preset is None) == (self.config is None):
-            raise refusal(f"give either a preset ({', '.join(PRESETS)}) or a whole config", "preset")
-        if self.config is not None and self.options:
+        if [self.preset, self.config, self.start].count(None) != 2:
+            raise refusal(
+                f"give either a preset ({', '.join(PRESETS)}), a whole config, or a model to start from", "preset"
+            )
+        if self.preset is None and self.options:
             raise refusal("options belong to a preset; change the config itself", "options")
         try:
             self.resolved()
@@ -412,7 +433,10 @@ class ModelSection(Section):
 
     def resolved(self) -> ModelConfig:
         """The whole config."""
-        config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
+        if self.start is not None:
+            config: ModelConfig | None = read_config(model_folder(self.start))
+        else:
+            config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
         assert config is not None
         return config.model_copy(
             update={"similarity": self.similarity, "similarity_options": dict(self.similarity_options)}
@@ -516,6 +540,10 @@ class Recipe(Section):
             given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
             raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
         self._check_gaussians(any(isinstance(tower.head, Gaussian) for tower in towers.values()))
+        if all(map(self.train.keeps, towers)):
+            raise refusal("all towers are frozen: there is nothing to train", "train", "freeze")
+        if self.model.start is not None:
+            return self  # which brings its own words
         transformer = any(tower.encoder.name == "transformer" for tower in towers.values())
         if transformer and self.data.tokenizer == "words":
             text = "a transformer does not read whole words: use 'pretrained', its own, or 'wordpiece'"
@@ -531,6 +559,10 @@ class Recipe(Section):
             if getattr(self.objective, key):
                 what = "a Gaussian has no slots to keep apart: set it to 0" if gaussians else "takes Gaussian heads"
                 raise refusal(what, "objective", key)
+        if self.objective.kl_weight and any(map(self.train.keeps, self.model.resolved().towers)):
+            raise refusal(
+                "a frozen tower is encoded once, to sets without variances: set it to 0", "objective", "kl_weight"
+            )
         for name in self.similarities:
             if (name == "csd") != gaussians:
                 text = f"{name} does not compare what the model makes; it was given {self.model.similarity}"
@@ -539,7 +571,7 @@ class Recipe(Section):
 
 def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
     """Why a group of parameters (`backbone`, `image.backbone`, …) is none of the model's."""
-    tower, _, group = key.rpartition(".")
+    tower, _, group = key.rpartition(".") if "." in key or key in _GROUPS else (key, ".", "")
     if tower and tower not in towers:
         return f"the model has the towers {', '.join(towers)}, not {tower!r}"
     meant = [towers[tower]] if tower else list(towers.values())

@@ -360,6 +360,7 @@ def _essence(recipe: Recipe) -> dict[str, Any]:
     """
     settings: dict[str, Any] = _without_unused(recipe.model_dump(mode="json", exclude={"name", "description"}))
     del settings["data"]["licence"]
+    settings["train"].pop("picture_cache", None)  # changes nothing
     if recipe.data.scenes is not None:
         del settings["data"]["path"]
     return settings
@@ -370,6 +371,7 @@ _LATER: dict[str, Any] = {
     "weights": None, "teachers": [], "distill_weight": 0.0, "distill_temperature": 0.05, "crop_ratio": [3 / 4, 4 / 3],
     "phrases": 0.0, "batches": "mixed", "crop_size": None, "phrase_weight": 0.0,
     "bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "kl_weight": 0.0,
+    "start": None,
 }  # fmt: skip
 """The defaults of options that came after models had been reproduced, whose folders must still be found."""
 

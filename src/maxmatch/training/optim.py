@@ -37,7 +37,11 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
         part = model.tower(tower)
         for name, parameter in part.named_parameters():
             kind = _kind(part, name)
-            if not parameter.requires_grad or (kind == "backbone" and train.frozen(tower, train.epochs)):
+            if (
+                train.keeps(tower)
+                or not parameter.requires_grad
+                or (kind == "backbone" and train.frozen(tower, train.epochs))
+            ):
                 continue
             group = groups.setdefault(f"{tower}.{kind}", Group(f"{tower}.{kind}", train.lr_factor(tower, kind), {}))
             group.parameters[f"towers.{tower}.{name}"] = parameter
@@ -99,7 +103,9 @@ def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:
     """Freeze and unfreeze backbones for an epoch; yields the names of the towers that are frozen."""
     for name in model.towers:
         encoder = model.tower(name).encoder
-        if isinstance(encoder, Freezable):
+        if train.keeps(name):
+            model.tower(name).eval().requires_grad_(False)
+        elif isinstance(encoder, Freezable):
             if train.frozen(name, epoch):
                 encoder.freeze()
                 yield name

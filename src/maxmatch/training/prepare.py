@@ -1,7 +1,7 @@
 """From a recipe to data, tokenizer, model and feeds; and what a recipe would do, for --dry-run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import Say, hold_out, load_data, source_names
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.data.scenes import split_sizes
-from maxmatch.evaluation.encoding import readers_for
+from maxmatch.evaluation.encoding import in_order, readers_for
 from maxmatch.evaluation.paper import departures
 from maxmatch.losses.objective import TERMS
 from maxmatch.model.build import build_model, tokenizer_file
@@ -65,8 +65,17 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training without validation")
     model = new_model(recipe, train, say).to(processes.device)
     check_features(model, recipe.data, dataset)
-    readers = readers_for(model, train)
     options = recipe.train
+    cache = None if options.picture_cache is None else Path(options.picture_cache).expanduser()
+    teachers = load_teachers(
+        recipe.objective.teachers, train, processes.device, workers=options.workers, feed=options.feed,
+        picture_cache=cache, precision=torch.bfloat16 if processes.device.type == "cuda" else None, say=say,
+    )  # fmt: skip
+    kept = [name for name in model.towers if options.keeps(name)]
+    train = _with_sets(model, kept, train, options, cache, say)
+    val = None if val is None else _with_sets(model, kept, val, options, cache, say)
+    readers = readers_for(model, train) | {name: FeatureReader(model.dim) for name in kept}
+    give_sets(model, kept)
     crops = {
         name: augmented
         for name, reader in readers.items()
@@ -77,25 +86,54 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
             "train.phrases: phrases are compared within a batch of one process. Train with one, or without."
         )
     share = options.size_augmentation
-    drop = {name: share for name, reader in readers.items() if share and not isinstance(reader, PixelReader)}
+    drop = {
+        name: share
+        for name, reader in readers.items()
+        if share and name not in kept and not isinstance(reader, PixelReader)
+    }
     feed = choose_feed(
         train, readers, processes.device, feed=options.feed, workers=options.workers, captions=options.batch_captions,
-        drop=drop, phrases=options.phrases, crops=crops, say=say,
+        drop=drop, phrases=options.phrases, crops=crops, picture_cache=cache, say=say,
     )  # fmt: skip
     val_feed = None
     if val is not None and processes.first:
         val_feed = choose_feed(
-            val, readers, processes.device, feed=options.feed, workers=options.workers, say=lambda _: None
-        )
+            val, readers, processes.device, feed=options.feed, workers=options.workers, picture_cache=cache,
+            say=lambda _: None,
+        )  # fmt: skip
     backbones = any(
         not isinstance(reader, FeatureReader) and _reads_values(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
-    teachers = load_teachers(
-        recipe.objective.teachers, train, processes.device, workers=options.workers,
-        precision=torch.bfloat16 if processes.device.type == "cuda" else None, say=say,
-    )  # fmt: skip
     return TrainingParts(model, train, val, feed, val_feed, teachers, backbones)
+
+
+def _with_sets(
+    model: SetEncoder, names: Sequence[str], split: Split, options: Train, cache: Path | None, say: Say
+) -> Split:
+    """The split with what the model makes of some modalities in the place of their items. What cannot be read becomes
+    NaN, which is reported and left out as anything else that cannot be read.
+    """
+    for name in names:
+        items = split[name]
+        feed = choose_feed(
+            split, {name: model.tower(name).reader}, model.device, feed=options.feed, workers=options.workers,
+            picture_cache=cache, say=lambda _: None,
+        )  # fmt: skip
+        say(f"{name}s are encoded once: {len(items):,}")
+        sets = np.full((len(items), model.set_sizes[name], model.dim), np.nan, np.float32)
+        with model.evaluating():
+            for batch in feed.batches(in_order(split.size, _AT_ONCE)):
+                sets[batch.places[name].cpu().numpy()] = model.sets_of(name, batch.inputs[name]).cpu().numpy()
+        values: Any = sets
+        split = replace(split, items={**split.items, name: replace(items, values=values)})
+    return split
+
+
+def give_sets(model: SetEncoder, names: Iterable[str]) -> None:
+    """Let some towers take the sets that they made before."""
+    for name in names:
+        model.tower(name).given_sets = True
 
 
 def _training_split(data: Data, dataset: Dataset, say: Say) -> Split:
@@ -139,7 +177,14 @@ def _reads_values(backbone: Any) -> bool:
 
 
 def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
-    """The model of a recipe with its first weights; the words are those of the training captions."""
+    """The model of a recipe with its first weights; the words are those of the training captions, or of the model that
+    it starts from.
+    """
+    if recipe.model.start is not None:
+        model = SetEncoder.from_pretrained(recipe.model.start)
+        model.config, model.notes = recipe.model.resolved(), ""
+        model.similarity_name, model.similarity_options = recipe.model.similarity, dict(recipe.model.similarity_options)
+        return model.train()
     config = recipe.model.resolved()
     tokenizers, vectors = {}, {}
     for name, tower in config.towers.items():
@@ -183,6 +228,8 @@ def _word_vectors(path: str, tokenizer: Tokenizer, seed: int, say: Say) -> Tenso
 def _expanded(path: str) -> str | Path:
     return path if path == PACKAGED else Path(path).expanduser()
 
+
+_AT_ONCE = 64  # items of a tower that is kept
 
 # Training images of the data sets that recipes which ship are made for, by how their names begin.
 _SIZES = {"coco": 113_287, "ablation/": 113_287, "f30k": 29_000, "flickr8k": 6_000}

@@ -30,7 +30,7 @@ from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe
 from maxmatch.training.diagnostics import measures
 from maxmatch.training.optim import with_average
-from maxmatch.training.prepare import TrainingParts
+from maxmatch.training.prepare import TrainingParts, give_sets
 from maxmatch.training.state import BEST, TrainingState
 
 RECIPE, DONE, LAST = "recipe.yaml", "done.json", "last"
@@ -94,6 +94,7 @@ def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str])
 
 
 _PATHS = ("path", "images", "features", "word_vectors", "tokenizer")
+_MODELS = (("objective", "teachers"), ("model", "start"))
 _LIMITS = """## Limits
 
 It knows what its training photos and captions showed, in their language, and repeats their biases. A score ranks
@@ -187,7 +188,7 @@ def _short(value: Any) -> str:
 
 def _without_folder(key: str, value: Any) -> Any:
     section, _, name = key.partition(".")
-    if (section, name) != ("objective", "teachers") and (section != "data" or name not in _PATHS):
+    if (section, name) not in _MODELS and (section != "data" or name not in _PATHS):
         return value
     return _last(value) if isinstance(value, str) else [_last(one) for one in value] if value else value
 
@@ -225,6 +226,7 @@ def finish(
         state.model.notes = training_notes(recipe, parts.train, progress.epoch)
         state.model.save_pretrained(run / LAST)
     model = SetEncoder.from_pretrained(run / BEST, next(state.model.parameters()).device)
+    give_sets(model, filter(recipe.train.keeps, model.towers))
     found = {"best_epoch": float(progress.best_epoch), "seconds": progress.seconds, "stability": align(model)}
     model.notes = training_notes(recipe, parts.train, progress.best_epoch + 1)
     if parts.val is not None and parts.val_feed is not None:

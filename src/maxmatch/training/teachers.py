@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import IMAGE, TEXT, Split
+from maxmatch.data.feed import FeedName
 from maxmatch.data.load import Say
 from maxmatch.evaluation.encoding import EncodedSplit, encode_items, find_model, left_out, load_encoded
 from maxmatch.matching import SIMILARITIES
@@ -66,12 +67,15 @@ def load_teachers(
     *,
     workers: int | None = None,
     precision: torch.dtype | None = None,
+    feed: FeedName = "auto",
+    picture_cache: Path | None = None,
     say: Say,
     bar: Bar = no_bar,
 ) -> list[Teacher]:
     """The teachers of a recipe; each encodes the training items once. Their sets stay on the device, in half precision.
 
     names: runs, checkpoints, files of sets, or text encoders: folders, `package:NAME/FOLDER`, or `hf:NAME` on the hub.
+    feed, picture_cache: as of `choose_feed`.
     """
     teachers = []
     for name in names:
@@ -92,8 +96,8 @@ def load_teachers(
             else:
                 model = SetEncoder.from_pretrained(source.path, device)
                 encoded = encode_items(
-                    model, train, batch_size=128, workers=workers, precision=precision, report=left_out(say),
-                    advance=advance,
+                    model, train, batch_size=128, workers=workers, precision=precision, feed=feed,
+                    picture_cache=picture_cache, report=left_out(say), advance=advance,
                 )  # fmt: skip
                 similarity, options = model.similarity_name, model.similarity_options
         sets = {kind: _by_place(name, kind, train, encoded).to(device) for kind in encoded.sets if kind in train.items}

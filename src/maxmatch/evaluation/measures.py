@@ -1,0 +1,214 @@
+"""Measures beyond RSUM: all captions of an image and the hardest of them; what sets say about an item, and their size.
+
+RSUM asks for the best of an image's captions. Sets are made to hold what different captions say, which the best one
+does not show. All measures of retrieval are computed from the ranks of the true pairs: no score is looked at again.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from maxmatch.evaluation.metrics import (
+    IMAGE_TEXT,
+    LEVELS,
+    EvaluatedModel,
+    ModalityPair,
+    SearchRanks,
+    decisive_pairs,
+    log_of_variance,
+    similarity_name,
+)
+from maxmatch.evaluation.ranking import true_pairs
+from maxmatch.matching.assignment import maximal_assignment
+
+Measures = Literal["rsum", "all"]
+"""Recalls, ranks and collapse; or all measures."""
+
+# Of retrieval. Each is a mean over queries, so that it can be resampled and tested; "rsum" is the sum of six of them.
+
+DEPTHS = (5, 10, 20)
+RECALLS = tuple(f"{way}_r{level}" for way in ("i2t", "t2i") for level in LEVELS)
+_SEVERAL = ("map_at_r", "r_precision", *(f"coverage_{depth}" for depth in DEPTHS))
+
+
+class QueryValues(NamedTuple):
+    """A measure, query by query: its value from 0 to 1, or whether it holds; and the group the query belongs to."""
+
+    values: np.ndarray
+    groups: np.ndarray
+
+
+def parts_of(measure: str) -> tuple[str, ...]:
+    """The means over queries that a measure is the sum of."""
+    return RECALLS if measure == "rsum" else (measure,)
+
+
+def mean_measures(galleries: Sequence[SearchRanks]) -> list[str]:
+    """The measures of these searches that are means over queries; the recalls alone where true pairs have no ranks.
+
+    Without `t2i_map_at_r` and its like if every caption has one image: they would repeat `t2i_r1` and its like.
+    """
+    if any(gallery.pairs is None for gallery in galleries):
+        return list(RECALLS)
+    names = list(query_values(galleries[0]))
+    several = any(
+        gallery.pairs is not None and len(gallery.pairs.row) > len(gallery.text_groups) for gallery in galleries
+    )
+    return [name for name in names if several or name not in {f"t2i_{short}" for short in _SEVERAL}]
+
+
+def query_values(gallery: SearchRanks) -> dict[str, QueryValues]:
+    """Every measure that is a mean over queries, query by query."""
+    image_groups, text_groups = (groups.cpu().numpy() for groups in (gallery.image_groups, gallery.text_groups))
+    found = dict[str, QueryValues]()
+    for way, ranks, groups in (("i2t", gallery.i2t, image_groups), ("t2i", gallery.t2i, text_groups)):
+        reached = ranks.ranks.cpu().numpy()
+        found |= {f"{way}_r{level}": QueryValues(reached <= level, groups) for level in LEVELS}
+    if gallery.pairs is None:
+        return found
+    row, column, in_row, in_column = (part.cpu().numpy() for part in gallery.pairs)
+    for way, query, rank, groups in (("i2t", row, in_row, image_groups), ("t2i", column, in_column, text_groups)):
+        found |= {f"{way}_{name}": QueryValues(one, groups) for name, one in _all_answers(query, rank).items()}
+    for way, rank in hardest_ranks(gallery).items():
+        found |= {f"{way}_hardest_r{level}": QueryValues(rank <= level, image_groups) for level in LEVELS}
+    return found
+
+
+def _all_answers(query: Int[np.ndarray, " P"], rank: Int[np.ndarray, " P"]) -> dict[str, Float[np.ndarray, " n"]]:
+    """mAP@R, R-precision and coverage of each query, from the ranks of its true answers among the wrong ones.
+
+    The j-th best true answer has the place rank − 1 + j among all answers: the wrong ones that score as much or more
+    stand before it, and so do j − 1 true ones.
+    """
+    order = np.lexsort((rank, query))
+    query, rank = query[order], rank[order]
+    true = np.bincount(query)
+    nth = np.arange(1, len(query) + 1) - (np.cumsum(true) - true)[query]
+    place = rank - 1 + nth
+    within = place <= true[query]
+
+    def share(weights: np.ndarray) -> np.ndarray:
+        shares: np.ndarray = np.bincount(query, weights) / true
+        return shares
+
+    values = [share(within * nth / place), share(within), *(share(place <= depth) for depth in DEPTHS)]
+    return dict(zip(_SEVERAL, values, strict=True))
+
+
+def hardest_ranks(gallery: SearchRanks) -> dict[str, Int[np.ndarray, " B"]]:
+    """For each image the rank of its hardest caption, by direction.
+
+    i2t: of the caption that scores least, among captions of other images: 1 if all its own stand before all others.
+    t2i: as of `t2i_r1`, of the caption that finds it latest, among images.
+    """
+    assert gallery.pairs is not None
+    row, column, in_row, _ = (part.cpu().numpy() for part in gallery.pairs)
+    found = {}
+    for way, ranks in (("i2t", in_row), ("t2i", gallery.t2i.ranks.cpu().numpy()[column])):
+        found[way] = np.zeros(len(gallery.image_groups), np.int64)
+        np.maximum.at(found[way], row, ranks)
+    return found
+
+
+def beyond_rsum(galleries: Sequence[SearchRanks]) -> dict[str, float]:
+    """The mean over galleries of the measures of retrieval that RSUM does not show, in per cent; and median ranks."""
+    names = [name for name in mean_measures(galleries) if name not in RECALLS]
+    found = []
+    for gallery in galleries:
+        values = query_values(gallery)
+        medians = {f"{way}_hardest_median_rank": np.median(ranks) for way, ranks in hardest_ranks(gallery).items()}
+        found.append({**{name: 100 * values[name].values.mean() for name in names}, **medians})
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+# Of the sets alone, and of those of true pairs.
+
+_BLOCK = 512
+_PAIRS = 8_192
+_SAME = 1e-6  # terms of float32 scores closer than this count as equal
+
+
+def set_measures(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[str, float]:
+    """Of one model: content variance, the share of each slot in true scores and which decides, bytes per item."""
+    found = {f"{name}_content_log_variance": content_log_variance(member.encoded.sets[name]) for name in pair}
+    found |= slot_shares(member, pair)
+    for name in pair:
+        numbers = member.encoded.sets[name][0].numel()
+        found |= {f"{name}_bytes_float32": 4.0 * numbers, f"{name}_bytes_float16": 2.0 * numbers}
+    return found
+
+
+def content_log_variance(sets: Float[Tensor, "n K D"]) -> float:
+    """log of the mean over sets of mean_k ‖y_k‖² − ‖mean_k y_k‖², y_k = x_k − the mean of slot k over all sets.
+
+    With x_k in place of y_k this is `log_circular_variance`: that variance is the sum of this one, and that of the
+    slots' means. A set may be spread out by constant offsets alone, which say nothing about the item: then −27.6.
+    """
+    variance, total = 0.0, torch.zeros(sets.shape[1:], dtype=torch.float64, device=sets.device)
+    for part in torch.split(sets, _BLOCK):
+        units = normalize(part.double(), dim=-1)
+        variance += float((1 - units.mean(1).square().sum(-1)).sum())
+        total += units.sum(0)
+    offsets = total / len(sets)
+    of_offsets = offsets.square().sum(-1).mean() - offsets.mean(0).square().sum()
+    return log_of_variance(variance / len(sets) - float(of_offsets))
+
+
+def slot_shares(member: EvaluatedModel, pair: ModalityPair = IMAGE_TEXT) -> dict[str, float]:
+    """What each slot adds to the scores of true pairs, and whether another slot decides for another caption.
+
+    A score is made of terms, one for each pair of slots that it takes (exp(cosine) − 1, or the cosine); negative ones
+    count as 0. `image_slot_1_share`: what the terms of that slot add up to, as a share, averaged over true pairs.
+
+    The slot of the image that adds most decides; the first of those that add the same. `slot_variation`: how often two
+    captions of one image are decided by different slots, averaged over images that have two. `slot_variation_chance`:
+    the same if the deciding slots were dealt to the captions at random. Neither is there without such images.
+    """
+    images, texts = (member.encoded.sets[name] for name in pair)
+    row, column = true_pairs(*(member.encoded.groups[name].to(images.device).contiguous() for name in pair))
+    name, options = similarity_name(member).split("(")[0], getattr(member.similarity, "keywords", {})
+    shares = [torch.zeros(sets.shape[1], dtype=torch.float64) for sets in (images, texts)]
+    deciding = []
+    for start in range(0, len(row), _PAIRS):
+        part = slice(start, start + _PAIRS)
+        cosines = (images[row[part]].float() @ texts[column[part]].float().transpose(1, 2)).cpu()
+        taken = decisive_pairs(cosines, maximal_assignment(cosines), name, options.get("k"))
+        terms = (cosines.expm1() if name in ("maxmatch", "top_k") else cosines).clamp(min=0) * taken
+        for total, axis in zip(shares, (2, 1), strict=True):
+            added = terms.sum(axis).double()
+            whole = added.sum(1, keepdim=True)
+            total += torch.where(whole > 0, added / whole.clamp(min=1e-30), 1 / len(total)).sum(0)
+        of_slots = terms.sum(2)
+        deciding.append((of_slots >= of_slots.amax(1, keepdim=True) - _SAME).int().argmax(1))
+    found = {
+        f"{side}_slot_{slot}_share": share / len(row)
+        for side, total in zip(pair, shares, strict=True)
+        for slot, share in enumerate(total.tolist(), start=1)
+    }
+    return found | _variation(row.cpu().numpy(), torch.cat(deciding).numpy(), images.shape[1])
+
+
+def _variation(image: Int[np.ndarray, " P"], slot: Int[np.ndarray, " P"], slots: int) -> dict[str, float]:
+    """Of true pairs, in the order of their images, and the slot that decides each."""
+    captions = np.bincount(image)
+    several = captions[image] > 1
+    if not several.any():
+        return {}
+    image = np.unique(image[several], return_inverse=True)[1]
+    counts = np.bincount(image * slots + slot[several], minlength=(image.max() + 1) * slots).reshape(-1, slots)
+    return {
+        "slot_variation": float(_differing(counts).mean()),
+        "slot_variation_chance": float(_differing(counts.sum(0, keepdims=True))[0]),
+    }
+
+
+def _differing(counts: Int[np.ndarray, "n K"]) -> Float[np.ndarray, " n"]:
+    """The share of pairs of captions with different slots: 1 − Σ_k n_k (n_k − 1) / (n (n − 1))."""
+    captions = counts.sum(1)
+    shares: np.ndarray = 1 - (counts * (counts - 1)).sum(1) / (captions * (captions - 1))
+    return shares
