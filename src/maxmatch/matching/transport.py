@@ -29,7 +29,7 @@ def transport_plan(
     """The plan P that maximises Σ P c + ε H(P), without gradient; 0 where a vector is not real.
 
     Every real vector has mass 1. The smaller set moves completely; what is left of the larger one goes to a column of
-    mass |K − L| that is no vector's. As ε → 0 the plan becomes the best one-to-one matching.
+    mass |K − L| that is no vector's, and counts in H. As ε → 0 the plan becomes the best one-to-one matching.
 
     One iteration scales the rows, then the columns. The columns are those of the smaller set (of `b`, where both have
     as many): their mass is exactly 1 after any number of iterations, so that Σ P is the number of pairs.
