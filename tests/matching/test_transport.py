@@ -341,3 +341,11 @@ def test_options_reach_sinkhorn_by_name_and_by_function() -> None:
     assert entry.options == {"epsilon": 0.3, "iterations": 50}
     assert_close(entry(a, b), similarity.sinkhorn(a, b, epsilon=0.3))
     assert_close(score_matrix(a, b, similarity.with_options("sinkhorn", {"epsilon": 0.3})), entry(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_plan_is_made_in_float32_at_least(dtype: torch.dtype) -> None:
+    cosines = similarity.cosine_planes(random_sets(35, 4, 3, 8), random_sets(36, 5, 4, 8)).to(dtype)
+    exact = transport_plan(cosines.float(), 0.05, 50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(transport_plan(cosines, 0.05, 50), exact)

@@ -5,6 +5,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from maxmatch.core.devices import in_float32
+
 SMALLEST = 1e-6
 """The least ε: with less, float32 rounds away what the plan depends on."""
 _BLOCK = 2**19  # cosines at work at once: on a CPU more leave the cache, and take three times as long
@@ -19,6 +21,7 @@ def check_transport(epsilon: float, iterations: int) -> None:
 
 
 @torch.no_grad()
+@in_float32
 def transport_plan(
     cosines: Float[Tensor, "K L B C"],
     epsilon: float,
