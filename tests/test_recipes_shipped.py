@@ -28,6 +28,15 @@ def test_on_small_data_the_contrastive_term_is_on_and_only_the_method_differs(fa
         }
 
 
+@pytest.mark.parametrize("similarity", ["paired", "sinkhorn"])
+def test_what_the_matching_is_worth_is_measured_by_the_similarity_alone(similarity):
+    recipe = load_recipe(f"flickr8k_{similarity}")
+    changed = differences(recipe, load_recipe("flickr8k_maxmatch"))
+    changed.pop("model.config.similarity", None)
+    assert changed == {"model.similarity": similarity, "evaluate.similarities": None}
+    assert recipe.similarities == (similarity,)
+
+
 def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
     paper = {
         f"{data_set}_{model}{suffix}" for data_set in ("coco", "f30k") for model in TABLE for suffix in ("", "_setdiv")
@@ -37,6 +46,8 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_maxmatch",
         "flickr8k_setdiv",
         "flickr8k_mil",
+        "flickr8k_paired",
+        "flickr8k_sinkhorn",
         "flickr8k_finetuned",
         "flickr8k_minilm",
         "flickr8k_small",

@@ -136,12 +136,20 @@ def test_region_features_come_as_one_array_a_list_or_tensors(regions):
 
 
 def test_similarity_is_the_configs():
-    for name in ("maxmatch", "smooth_chamfer", "mil"):
+    for name in ("maxmatch", "smooth_chamfer", "mil", "paired", "sinkhorn"):
         config = tiny_config("region_bigru").model_copy(update={"similarity": name})
         model = build_model(config, {"text": tokenizer_for(config)})
         a, b = model.encode_images(images_for(model, 3)), model.encode_texts(texts(4))
         assert torch.equal(model.similarity(a, b), SIMILARITIES[name](a, b))
         assert torch.equal(model.similarity(a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
+
+
+def test_an_explanation_of_paired_slots_shows_slot_i_with_slot_i():
+    config = tiny_config("region_bigru").model_copy(update={"similarity": "paired"})
+    model = build_model(config, {"text": tokenizer_for(config)})
+    why = model.explain(images_for(model, 1)[0], "a dog runs")
+    assert [(pair.image_slot, pair.text_slot) for pair in why.pairs] == [(slot, slot) for slot in range(4)]
+    assert np.mean([np.expm1(pair.cosine) for pair in why.pairs]) == pytest.approx(why.score, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["region_bigru", "resnext101_bert"])

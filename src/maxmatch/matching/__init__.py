@@ -45,6 +45,9 @@ class SetSimilarity:
     `triton_backend`) computes, and what a search has at hand with the matching that it reports.
     """
 
+    in_order: bool = False
+    """Whether slot i meets slot i and no other: then sets have one size, and no matching is looked for."""
+
     def __call__(self, a: Any, b: Any, *masks: Any, **given: Any) -> "Tensor":
         """The scores of all pairs, by torch: (B, K, D), (C, L, D) -> (B, C)."""
         return self.torch(a, b, *masks, **{**self.options, **given})
@@ -76,6 +79,8 @@ SIMILARITIES: dict[str, SetSimilarity] = {
         SetSimilarity("mil"),
         SetSimilarity("mean"),
         SetSimilarity("maxsim", one_vector=True),
+        SetSimilarity("paired", one_vector=True, in_order=True),
+        SetSimilarity("sinkhorn", {"epsilon": 0.05, "iterations": 50}, one_vector=True),
     )
 }
 """Every similarity. A new one is a line here and its formula in torch and in NumPy."""

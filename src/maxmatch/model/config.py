@@ -6,7 +6,7 @@
 Parts are chosen by name (`name`, or `source` for a backbone); `maxmatch.model.build` maps each name to a class.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -230,7 +230,8 @@ _K = "The number of vectors cannot be changed afterwards: restore it, or train a
 class ModelConfig(ConfigPart):
     """A whole model.
 
-    similarity_options: alpha of smooth_chamfer, k of top_k, as it was trained; where not given, the function's own.
+    similarity_options: alpha of smooth_chamfer, k of top_k, epsilon and iterations of sinkhorn, as it was trained;
+    where not given, the function's own.
     pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
     pairing_stability: the share of true pairs whose best matching is exactly that one. Nothing here acts on the two:
     they are kept for search, which may lay out sets by them.
@@ -249,6 +250,7 @@ class ModelConfig(ConfigPart):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         check_similarity_options(self.similarity, self.similarity_options)
+        check_set_sizes(self.similarity, {name: tower.set_size for name, tower in self.towers.items()})
         return self
 
     @model_validator(mode="after")
@@ -272,6 +274,15 @@ class ModelConfig(ConfigPart):
             text = f"{second.set_size}, but the model was trained with at least {fewest}. {_K}"
             raise refusal(text, "towers", other, "set_size")
         return self
+
+
+def check_set_sizes(similarity: str, sizes: Mapping[str, int]) -> None:
+    """Refuse towers whose sets the similarity cannot compare."""
+    first, *others = sizes.items()
+    for name, size in others:
+        if SIMILARITIES[similarity].in_order and size != first[1]:
+            text = f"{size}, but {similarity} compares slot i with slot i, and {first[0]} has {first[1]}"
+            raise refusal(text, "towers", name, "set_size")
 
 
 def check_similarity_options(similarity: str, options: Iterable[str]) -> None:

@@ -400,7 +400,8 @@ class SetEncoder(nn.Module):
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
         seen, read = self.look("image", image), self.look("text", text)
         cosines = seen.vectors @ read.vectors.T
-        chosen = maximal_assignment(cosines)
+        in_order = SIMILARITIES[self.similarity_name].in_order
+        chosen = torch.arange(len(cosines)) if in_order else maximal_assignment(cosines)
         pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(chosen) if j >= 0]
         score = self.similarity(seen.vectors[None], read.vectors[None])
         return Explanation(float(score), pairs, cosines, seen.attention, read.attention, read.words or [])

@@ -31,6 +31,7 @@ from maxmatch.model.config import (
     Share,
     SimilarityName,
     TowerConfig,
+    check_set_sizes,
     check_similarity_options,
     refusal,
     unknown_key,
@@ -361,7 +362,7 @@ class ModelSection(Section):
     similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
         default_factory=dict
     )
-    """alpha of smooth_chamfer, k of top_k; where not given, the function's own."""
+    """alpha of smooth_chamfer, k of top_k, epsilon and iterations of sinkhorn; where not given, the function's own."""
     config: ModelConfig | None = None
 
     @model_validator(mode="before")
@@ -419,10 +420,11 @@ class ModelSection(Section):
         if self.preset is None and self.options:
             raise refusal("options belong to a preset; change the config itself", "options")
         try:
-            self.resolved()
+            resolved = self.resolved()
         except ValidationError as error:
             where, _, text = describe(error.errors()[0]).partition(": ")
             raise refusal(text, "options", *where.split(".")) from error
+        check_set_sizes(self.similarity, {name: tower.set_size for name, tower in resolved.towers.items()})
         return self
 
     def resolved(self) -> ModelConfig:

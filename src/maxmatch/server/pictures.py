@@ -210,11 +210,11 @@ def _part(
         look, picture, label = seen.look, _slots(seen), "your picture" if part.kind == "upload" else "that picture"
     slots = list(range(len(look.vectors)))
     if part.slot is not None:
-        check_slot(part.slot, len(slots))
+        check_slot(part.slot, len(slots), similarity)
         slots = [part.slot]
     vectors = look.vectors[slots]
     cosines = vectors @ item.look.vectors.T
-    chosen = maximal_assignment(cosines).tolist()
+    chosen = slots if similarity.in_order else maximal_assignment(cosines).tolist()
     pairs = [
         PairOut(query_slot=slot, item_slot=partner, cosine=round(float(cosines[row, partner]), _DIGITS))
         for row, (slot, partner) in enumerate(zip(slots, chosen, strict=True))
