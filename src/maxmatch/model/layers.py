@@ -298,11 +298,14 @@ _CODE = 32  # width of a rank's code, and of the GRU that reads it
 _SHARPNESS = 0.1  # the temperature of the softmax over ranks
 
 
-def rank_codes(count: int, device: torch.device | None = None) -> Float[Tensor, "{count} 32"]:
+def rank_codes(
+    count: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "{count} 32"]:
     """The sine codes of ranks 0..n−1: sin(i / T^(w/W)) for even w, cos(i / T^((w−1)/W)) for odd w, W = 32."""
     wave = torch.arange(_CODE, device=device)
-    angle = torch.arange(count, device=device)[:, None] / TEMPERATURE ** (2 * (wave // 2) / _CODE)
-    return torch.where(wave % 2 == 0, angle.sin(), angle.cos())
+    precise = torch.promote_types(dtype, torch.float32)
+    angle = torch.arange(count, device=device)[:, None] / TEMPERATURE ** (2 * (wave // 2).to(precise) / _CODE)
+    return torch.where(wave % 2 == 0, angle.sin(), angle.cos()).to(dtype)
 
 
 class GPOHead(nn.Module):
@@ -339,7 +342,7 @@ class GPOHead(nn.Module):
 
     def weights(self, ranked: Bool[Tensor, "B N"]) -> Float[Tensor, "B N"]:
         """θ of B items. ranked: True for the ranks that an item has, its first."""
-        codes = rank_codes(ranked.shape[1], ranked.device).to(self.score.weight.dtype)
+        codes = rank_codes(ranked.shape[1], ranked.device, self.score.weight.dtype)
         with torch.autocast(ranked.device.type, enabled=False):  # it is small, and the softmax sharp
             states = self.states(codes.expand(len(ranked), -1, -1), ranked)
             scores = self.score(states.mean(2))[..., 0].masked_fill(~ranked, -torch.inf)
