@@ -344,7 +344,7 @@ class GPOHead(nn.Module):
         """θ of B items. ranked: True for the ranks that an item has, its first."""
         codes = rank_codes(ranked.shape[1], ranked.device, self.score.weight.dtype)
         with torch.autocast(ranked.device.type, enabled=False):  # it is small, and the softmax sharp
-            states = self.states(codes.expand(len(ranked), -1, -1), ranked)
+            states = self.states(codes.expand(ranked.shape[0], -1, -1), ranked)
             scores = self.score(states.mean(2))[..., 0].masked_fill(~ranked, -torch.inf)
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         weights: Tensor = (scores / _SHARPNESS).softmax(1)
