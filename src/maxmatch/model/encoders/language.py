@@ -127,9 +127,9 @@ class GRUEncoder(nn.Module):
 
     directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2;
     "forward" has one direction, at D. local: the "words", or the "states" of the GRU at each of them, after dropout.
-    word_vectors: the initial vectors (see `read_glove`); otherwise N(0, word_scale²), or ("uniform") from −word_scale
-    to word_scale: the smaller they are, the faster
-    they learn for their size. They are trained, that of the padding token included, unless train_words is False.
+    word_vectors: the initial vectors (see `read_glove`); otherwise N(0, word_scale²), or (word_init "uniform") from
+    −word_scale to word_scale: the smaller they are, the faster they learn for their size. They are trained, that of the
+    padding token included, unless train_words is False.
     vector_width: where given, the width of the vectors, which a learned projection maps to `word_width`; a small
     word_scale makes its results small at first. Where the vectors are not trained, a word that no training caption has
     is understood if its vector is near that of one that some caption has. own_words: how many of the first words also
