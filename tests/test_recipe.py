@@ -30,8 +30,8 @@ def refusal(**parts):
 def test_the_objective_has_the_options_of_the_loss_and_its_defaults():
     parameters = inspect.signature(objective).parameters.values()
     expected = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert expected.pop("teachers") is None  # their scores, and those of phrases, come with a batch
-    assert expected.pop("phrases") is None
+    for given in ("teachers", "phrases"):  # their scores, which come with a batch
+        assert expected.pop(given) is None
     assert Objective().keywords(epoch=0) == expected
 
 

@@ -12,8 +12,9 @@ from torch.nn.parallel import scatter_gather
 from maxmatch.core.types import Sets
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
-from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.encoder import NoAttentionError, SetEncoder
 from maxmatch.model.images import ImageError
+from maxmatch.model.presets import PRESETS
 from maxmatch.model.text import TextTruncated
 
 
@@ -169,6 +170,18 @@ def test_an_explanation_agrees_with_the_score(name):
     assert why.image_attention.shape == ((4, len(image)) if name == "region_bigru" else (4, 8, 8))
     for attention in (why.image_attention, why.text_attention):
         torch.testing.assert_close(attention.flatten(1).sum(1), torch.ones(4), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["gpo", "global"])
+def test_a_head_without_attention_encodes_and_scores_but_cannot_be_explained(head):
+    config = PRESETS["resnet152_bigru"](width=D, head=head, set_size=1, **SIZES["resnet152_bigru"])
+    model = trained(build_model(config, {"text": tokenizer_for(config)}, seed=0))
+    image = images_for(model, 1)[0]
+    a, b = model.encode_images([image]), model.encode_texts(["a dog runs", "two people"])
+    assert (a.shape, b.shape) == ((1, 1, D), (2, 1, D))
+    assert torch.isfinite(model.similarity(a, b)).all()
+    with pytest.raises(NoAttentionError, match=r"explain: .*'image'.*'set' or 'pie'"):
+        model.explain(image, "a dog runs")
 
 
 def test_no_items_give_no_sets(regions, pictures):

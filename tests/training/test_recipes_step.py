@@ -23,7 +23,7 @@ def stand_in(name):
     if recipe.model.preset is None:
         return recipe  # small as it is
     options = {**HEAD, **SIZES[recipe.model.preset]}
-    if recipe.model.options.get("head") == "pie":
+    if "head" in recipe.model.options:
         options = {key: value for key, value in options.items() if key not in SetPrediction.model_fields}
     return load_recipe(name, [f"model.options={json.dumps(options)}"])
 

@@ -98,6 +98,10 @@ class Explanation:
     """The words, as the tokenizer divides the text, special tokens included."""
 
 
+class NoAttentionError(ValueError):
+    """The head of a tower has no slots that attend to parts of an item."""
+
+
 class SetEncoder(nn.Module):
     """Images, texts and whatever else has a tower -> sets of K unit vectors in one space of width D.
 
@@ -429,7 +433,10 @@ class SetEncoder(nn.Module):
             features = tower.encoder(*inputs)
             sets = tower.head(features)
         if sets.attention is None:
-            raise ValueError(f"explain: the head of the tower {modality!r} gives no attention.")
+            raise NoAttentionError(
+                f"explain: the head of the tower {modality!r} gives no attention. A model with the head 'set' or 'pie' "
+                "can be explained."
+            )
         attention, grid = sets.attention[0].float().cpu(), features.grid
         attention = attention[:, features.mask[0].cpu()] if grid is None else attention.view(-1, *grid)
         words = tower.reader.words(inputs.values[0]) if isinstance(tower.reader, TextReader) else None

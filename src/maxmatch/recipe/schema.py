@@ -22,7 +22,6 @@ from pydantic import (
 
 from maxmatch.core.manifest import describe
 from maxmatch.model.config import (
-    PIE,
     ConfigPart,
     Count,
     ModelConfig,
@@ -37,7 +36,7 @@ from maxmatch.model.config import (
     unknown_key,
 )
 from maxmatch.model.names import CheckpointError, model_folder, read_config
-from maxmatch.model.presets import PRESETS
+from maxmatch.model.presets import HEADS, PRESETS
 
 __all__ = [
     "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
@@ -83,6 +82,7 @@ class Objective(Section):
     mean_negatives_epochs: Whole = 0
     margin: NotNegative = 0.2
     negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
+    triplet_reduction: Literal["mean", "sum"] = "mean"
     triplet_weight: NotNegative = 1.0
     gd_weight: NotNegative = 0.1
     isd_weight: NotNegative = 0.1
@@ -121,11 +121,12 @@ def _by_name(data: Any) -> Any:
 
 
 class StepSchedule(Section):
-    """Multiplied by `factor` after every `every` epochs."""
+    """Multiplied by `factor` after every `every` epochs, at most `times` times (None: no limit)."""
 
     name: Literal["step"] = "step"
     every: Count
     factor: _UpToOne = 0.1
+    times: Count | None = None
 
 
 class Cosine(Section):
@@ -400,7 +401,7 @@ class ModelSection(Section):
     def _known_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if info.data.get("preset") is not None:
             taken = signature(PRESETS[info.data["preset"]]).parameters.values()
-            head = PIE if options.get("head") == "pie" else SetPrediction
+            head = HEADS.get(str(options.get("head", "set")), SetPrediction)
             known = [one.name for one in taken if one.kind == one.KEYWORD_ONLY]
             known += ["head", *(field for field in head.model_fields if field != "name")]
             for option, value in options.items():

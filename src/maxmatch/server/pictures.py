@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.model.encoder import Look, SetEncoder
+from maxmatch.model.encoder import Look, NoAttentionError, SetEncoder
 from maxmatch.model.images import FORMATS, ImageError, load_image
 from maxmatch.model.inputs import PixelReader
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
@@ -180,8 +180,11 @@ def explain(
     """Compare an item with each part of a query; without parts, only where its slots look."""
     if not reads_pictures(model):
         raise Refusal(422, "no_pictures", "This model reads features, not pictures.")
-    seen = look_at(model, gallery.picture(item.id))
-    explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
+    try:
+        seen = look_at(model, gallery.picture(item.id))
+        explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
+    except NoAttentionError as error:
+        raise Refusal(422, "no_attention", str(error)) from error
     return Explained(item=item, slots=_slots(seen), parts=explained)
 
 
