@@ -1,6 +1,6 @@
 """The settings that the paper reports for its models, and how recipes differ."""
 
-STEP = {"name": "step", "every": 20, "factor": 0.1}
+STEP = {"name": "step", "every": 20, "factor": 0.1, "times": None}
 COSINE = {"name": "cosine"}
 
 # The paper's settings by column: one value for both data sets, or (COCO, Flickr30k).

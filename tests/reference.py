@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, normalize
 
-NAMES = ("maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim")
+NAMES = ("maxmatch", "top_k", "smooth_chamfer", "chamfer", "mil", "mean", "maxsim", "paired", "sinkhorn")
 
 
 # --- sets to try things on ------------------------------------------------------------------------------------------
@@ -120,6 +120,51 @@ def _maxsim(c: np.ndarray) -> float:
     return sum(max(row) for row in c)
 
 
+def _paired(c: np.ndarray) -> float:
+    return sum(math.exp(c[i, i]) - 1 for i in range(len(c))) / max(1, len(c))
+
+
+def transport(
+    c: np.ndarray, epsilon: float = 0.05, iterations: int = 50, moved: int | None = None, unrolled: bool = False
+) -> np.ndarray:
+    """The plan of partial transport, by scaling a kernel in turn: every vector has mass 1, and `moved` of each side
+    (None: of the smaller) go to the other side, what is left to a row and a column that are no vector's.
+
+    The larger side is scaled first; of two as large, the rows. unrolled: c is a tensor, whose gradient is kept.
+    """
+    if c.shape[0] < c.shape[1]:
+        return transport(c.T, epsilon, iterations, moved, unrolled).T
+    rows, columns = c.shape
+    moved = min(rows, columns) if moved is None else moved
+    masses = [1.0] * rows + [columns - moved] * (moved < columns), [1.0] * columns + [rows - moved] * (moved < rows)
+    exp = torch.exp if unrolled else math.exp
+    kernel = [
+        [
+            exp(c[i, j] / epsilon) if i < rows and j < columns else float(i < rows or j < columns)
+            for j, _ in enumerate(masses[1])
+        ]
+        for i, _ in enumerate(masses[0])
+    ]
+    down, across = [1.0] * len(masses[0]), [1.0] * len(masses[1])
+    for _ in range(iterations):
+        down = [
+            mass / sum(k * scale for k, scale in zip(row, across, strict=True))
+            for mass, row in zip(masses[0], kernel, strict=True)
+        ]
+        across = [
+            mass / sum(row[j] * scale for row, scale in zip(kernel, down, strict=True))
+            for j, mass in enumerate(masses[1])
+        ]
+    plan = [[down[i] * kernel[i][j] * across[j] for j in range(columns)] for i in range(rows)]
+    return torch.stack([torch.stack(row) for row in plan]) if unrolled else np.array(plan)
+
+
+def _sinkhorn(c: np.ndarray, epsilon: float = 0.05, iterations: int = 50) -> float:
+    plan = transport(c, epsilon, iterations)
+    total = sum(plan[i, j] * (math.exp(c[i, j]) - 1) for i, j in itertools.product(*map(range, c.shape)))
+    return total / min(c.shape)
+
+
 _OF_A_PAIR = {
     "maxmatch": maxmatch_of,
     "top_k": _top_k,
@@ -128,17 +173,24 @@ _OF_A_PAIR = {
     "mil": _mil,
     "mean": _mean,
     "maxsim": _maxsim,
+    "paired": _paired,
+    "sinkhorn": _sinkhorn,
 }
 
 
 def scores(
     name: str, a: Tensor, b: Tensor, a_mask: Tensor | None = None, b_mask: Tensor | None = None, **options: float
 ) -> Tensor:
-    """The scores of all pairs, pair by pair; masked vectors are left out before anything is computed."""
+    """The scores of all pairs, pair by pair; masked vectors are left out before anything is computed. "paired" leaves
+    out their partners, too.
+    """
     result = torch.empty(len(a), len(b), dtype=torch.float64)
     for (i, x), (j, y) in itertools.product(enumerate(a), enumerate(b)):
-        x = x if a_mask is None else x[a_mask[i]]
-        y = y if b_mask is None else y[b_mask[j]]
+        of_x = torch.ones(len(x), dtype=torch.bool) if a_mask is None else a_mask[i]
+        of_y = torch.ones(len(y), dtype=torch.bool) if b_mask is None else b_mask[j]
+        if name == "paired":
+            of_x = of_y = of_x & of_y
+        x, y = x[of_x], y[of_y]
         cosines = x.detach().double().numpy() @ y.detach().double().numpy().T
         result[i, j] = _OF_A_PAIR[name](cosines, **options)
     return result

@@ -174,6 +174,22 @@ def test_the_similarity_of_a_config_counts_unless_the_recipe_gives_another():
     assert (own.similarity, own.config.similarity, own.resolved().similarity) == ("chamfer",) * 3
 
 
+def test_sinkhorn_takes_its_options_and_paired_sets_of_one_size():
+    model = {
+        "preset": "region_bigru",
+        "similarity": "sinkhorn",
+        "similarity_options": {"epsilon": 0.1, "iterations": 9},
+    }
+    assert recipe(model=model).similarity_options("sinkhorn") == {"epsilon": 0.1, "iterations": 9}
+    assert "sinkhorn takes epsilon, iterations" in refusal(model={**model, "similarity_options": {"alpha": 1}})
+    config = PRESETS["region_bigru"]().model_dump()
+    config["towers"]["text"]["set_size"] = 2
+    assert recipe(model={"config": config, "similarity": "sinkhorn"}).model.similarity == "sinkhorn"
+    assert "set_size: 2, but paired compares slot i" in refusal(model={"config": config, "similarity": "paired"})
+    with pytest.raises(ValueError, match="paired compares slot i with slot i, and image has 4"):
+        ModelConfig.model_validate({**config, "similarity": "paired"})
+
+
 def test_inference_has_the_options_of_training_for_its_similarity_only():
     model = {"preset": "region_bigru", "similarity": "smooth_chamfer", "similarity_options": {"alpha": 4.0}}
     trained = recipe(model=model)

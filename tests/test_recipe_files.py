@@ -81,8 +81,8 @@ def test_a_shipped_recipe_can_be_extended_by_name(write):
     [
         ("{name: cosine}", {"name": "cosine"}),
         ("cosine", {"name": "cosine"}),
-        ("{every: 3}", {"name": "step", "every": 3, "factor": 0.5}),
-        ("{name: step, every: 3}", {"name": "step", "every": 3, "factor": 0.5}),
+        ("{every: 3}", {"name": "step", "every": 3, "factor": 0.5, "times": None}),
+        ("{name: step, every: 3}", {"name": "step", "every": 3, "factor": 0.5, "times": None}),
     ],
 )
 def test_the_options_of_a_part_go_when_another_is_chosen(write, text, expected):

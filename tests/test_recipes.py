@@ -5,8 +5,9 @@ they change.
 import pytest
 from paper_values import ABLATION, PER_DATA_SET, TABLE, differences
 
-from maxmatch.model.config import PIE
+from maxmatch.model.config import GPO, GRU, PIE, GlobalFeature
 from maxmatch.recipe.yaml_files import load_recipe
+from maxmatch.training.optim import schedule_factor
 
 
 def given(recipe):
@@ -128,6 +129,44 @@ def test_maxmatch_on_pvse_changes_similarity_losses_and_set_size_only():
 @pytest.mark.parametrize("data_set", ["coco", "f30k"])
 def test_vsepp_has_one_vector_and_the_triplet_loss_alone(data_set):
     recipe = load_recipe(f"{data_set}_vsepp")
-    assert {tower.set_size for tower in recipe.model.resolved().towers.values()} == {1}
-    weights = {key: value for key, value in recipe.objective.keywords(0).items() if key.endswith("_weight") and value}
-    assert (weights, recipe.objective.margin, recipe.objective.negatives) == ({"triplet_weight": 1.0}, 0.2, "hardest")
+    alone(recipe, GlobalFeature(), mean_negatives_epochs=0)
+    image, text = (tower.encoder for tower in recipe.model.resolved().towers.values())
+    assert (image.projection, image.pooling, image.unit_pooled, image.init) == ("none", "mean", True, "xavier")
+    words = {"word_init": "uniform", "word_scale": 0.1, "directions": "forward", "dropout": 0.0}
+    assert text == GRU(**words)
+    train = recipe.train
+    assert (train.lr, train.weight_decay, train.batch_size) == (2e-4, 0.0, 128)
+    assert [train.frozen("image", 5 * epoch) for epoch in range(45)] == [True] * 30 + [False] * 15
+    rates = [schedule_factor(train, 5 * epoch, 1) for epoch in range(45)]  # as if its epochs were ours
+    assert rates == pytest.approx([1.0] * 15 + [0.1] * 30)
+    assert train.epochs == 5 * 45
+
+
+def alone(recipe, head, mean_negatives_epochs):
+    """A recipe whose sets are one vector, and whose loss is the triplet loss of pairs, summed."""
+    assert [(tower.head, tower.set_size) for tower in recipe.model.resolved().towers.values()] == [(head, 1)] * 2
+    goal = recipe.objective
+    weights = {key: value for key, value in goal.keywords(0).items() if key.endswith("_weight") and value}
+    assert (weights, goal.margin, goal.negatives) == ({"triplet_weight": 1.0}, 0.2, "hardest")
+    assert (goal.triplet_reduction, goal.mean_negatives_epochs) == ("sum", mean_negatives_epochs)
+    assert (recipe.model.similarity, recipe.similarities) == ("mil", ("mil",))
+    assert (recipe.train.batch_captions, recipe.train.clip, recipe.train.validate_every) == (1, 2.0, 5)
+
+
+@pytest.mark.parametrize(("text", "decay"), [("bigru", 0.01), ("bert", 1e-4)])
+@pytest.mark.parametrize("data_set", ["coco", "f30k"])
+def test_vse_infinity_has_the_values_of_its_code(data_set, text, decay):
+    recipe = load_recipe(f"{data_set}_vseinf_region_{text}")
+    alone(recipe, GPO(), mean_negatives_epochs=5)
+    towers, train = recipe.model.resolved().towers, recipe.train
+    image = towers["image"].encoder
+    assert (image.mlp_reads, image.init, image.dropout) == ("input", "xavier", 0.0)
+    if text == "bigru":
+        words = {"word_init": "uniform", "word_scale": 0.1, "local": "states", "dropout": 0.0}
+        assert towers["text"].encoder == GRU(directions="mean", **words)
+    else:
+        assert (train.lr_factors, recipe.data.tokenizer) == ({"text.backbone": 0.1}, "pretrained")
+    assert (train.lr, train.weight_decay, train.batch_size, train.size_augmentation) == (5e-4, decay, 128, 0.2)
+    rates = [schedule_factor(train, 5 * epoch, 1) for epoch in range(25)]
+    assert rates == pytest.approx([1.0] * 15 + [0.1] * 10)
+    assert train.epochs == 5 * 25

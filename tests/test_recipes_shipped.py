@@ -28,6 +28,27 @@ def test_on_small_data_the_contrastive_term_is_on_and_only_the_method_differs(fa
         }
 
 
+@pytest.mark.parametrize("similarity", ["paired", "sinkhorn"])
+def test_what_the_matching_is_worth_is_measured_by_the_similarity_alone(similarity):
+    recipe = load_recipe(f"flickr8k_{similarity}")
+    changed = differences(recipe, load_recipe("flickr8k_maxmatch"))
+    changed.pop("model.config.similarity", None)
+    assert changed == {"model.similarity": similarity, "evaluate.similarities": None}
+    assert recipe.similarities == (similarity,)
+
+
+@pytest.mark.parametrize("name", ["flickr8k_vsepp", "flickr8k_vseinf"])
+def test_the_rivals_on_flickr8k_see_what_maxmatch_sees_and_have_one_vector(name):
+    recipe, ours = load_recipe(name), load_recipe("flickr8k_maxmatch")
+    assert (recipe.data, recipe.evaluate.split) == (ours.data, ours.evaluate.split)
+    mine, other = (one.model.resolved().towers["image"].encoder for one in (recipe, ours))
+    assert (mine.backbone, mine.pixels) == (other.backbone, other.pixels)
+    assert recipe.train.freeze == {"image.backbone": "always"}
+    assert {tower.set_size for tower in recipe.model.resolved().towers.values()} == {1}
+    weights = {key: value for key, value in recipe.objective.keywords(0).items() if key.endswith("_weight") and value}
+    assert weights == {"triplet_weight": 1.0}
+
+
 def test_pcmepp_differs_in_the_head_the_similarity_and_the_loss_alone():
     changed = differences(load_recipe("flickr8k_pcmepp"), load_recipe("flickr8k_maxmatch"))
     losses = {key.removeprefix("objective."): value for key, value in changed.items() if key.startswith("objective.")}
@@ -50,15 +71,20 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         f"{data_set}_{model}{suffix}" for data_set in ("coco", "f30k") for model in TABLE for suffix in ("", "_setdiv")
     }
     peers = {"coco_pvse", "f30k_pvse", "f30k_pvse_maxmatch", "coco_vsepp", "f30k_vsepp"}
+    peers |= {f"{data_set}_vseinf_region_{text}" for data_set in ("coco", "f30k") for text in ("bigru", "bert")}
     small = {
         "flickr8k_maxmatch",
         "flickr8k_setdiv",
         "flickr8k_mil",
+        "flickr8k_paired",
+        "flickr8k_sinkhorn",
         "flickr8k_pcmepp",
         "flickr8k_finetuned",
         "flickr8k_minilm",
         "flickr8k_small",
         "flickr8k_held_out",
+        "flickr8k_vsepp",
+        "flickr8k_vseinf",
         "maxmatch_large",
         "maxmatch_small",
         "scenes",

@@ -11,7 +11,9 @@ from tiny_models import FEATURES, tiny_config, tokenizer_for
 
 from maxmatch import SetEncoder
 from maxmatch.data.load import read_dataset
+from maxmatch.evaluation.encoding import EncodedSplit, save_encoded
 from maxmatch.evaluation.metrics import retrieval
+from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
 from maxmatch.recipe.yaml_files import dump_recipe, load_recipe
 
@@ -123,7 +125,18 @@ def test_several_similarities_are_measured_from_one_encoding(capsys, place, monk
     for result in data["results"]:
         assert_same(result, expected(place / "one", place / "data", similarity=result["similarity"]))
     every = results(capsys, place / "one", place / "data", "--similarity", "all", "--bootstrap", 0)
-    assert len(every["results"]) == 7
+    assert [one["similarity"] for one in every["results"]] == list(SIMILARITIES)
+
+
+def test_all_similarities_are_those_that_can_compare_the_sets(capsys, tmp_path):
+    sets = {
+        name: torch.nn.functional.normalize(torch.randn(6, size, 8), dim=-1)
+        for name, size in (("image", 3), ("text", 2))
+    }
+    groups = torch.arange(6)
+    save_encoded(EncodedSplit(sets, {"image": groups, "text": groups}), tmp_path / "sets.safetensors")
+    every = results(capsys, tmp_path / "sets.safetensors", "--similarity", "all", "--bootstrap", 0)
+    assert {one["similarity"] for one in every["results"]} == set(SIMILARITIES) - {"paired"}
 
 
 def test_several_models_and_their_ensemble_are_compared_also_from_kept_sets(capsys, place, tmp_path):

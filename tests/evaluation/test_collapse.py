@@ -58,10 +58,26 @@ def test_mil_uses_only_the_slots_that_hold_the_best_pair():
 
 @pytest.mark.parametrize(
     ("similarity", "k", "used"),
-    [("maxmatch", None, 1.0), ("top_k", None, 0.75), ("top_k", 1, 0.5), ("mean", None, 1.0)],
+    [
+        ("maxmatch", None, 1.0),
+        ("top_k", None, 0.75),
+        ("top_k", 1, 0.5),
+        ("mean", None, 1.0),
+        ("paired", None, 1.0),
+        ("sinkhorn", None, 1.0),
+    ],
 )
 def test_what_is_used_depends_on_the_similarity(similarity, k, used):
     """Image slot 0 is near all text slots, image slot 1 near none: matching still uses it."""
     images = torch.tensor([[[1.0, 0, 0], [0, 0, 1.0]]])
     texts = torch.nn.functional.normalize(torch.tensor([[[1.0, 0.1, 0], [1.0, -0.1, 0]]]), dim=-1)
     assert slot_pairing(images, texts, torch.tensor([0]), similarity, k).used == used
+
+
+def test_slots_that_are_paired_meet_in_their_order_and_stability_is_how_often_they_match_so():
+    images = unit(40, 3, 8)
+    texts = images.clone()
+    texts[:30] = texts[:30, [1, 0, 2]]
+    found = slot_pairing(images, texts, torch.arange(40), "paired")
+    assert found.partner == [0, 1, 2]
+    assert found.stability == pytest.approx(0.25)

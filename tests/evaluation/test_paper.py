@@ -169,6 +169,7 @@ VECTORS = "data.word_vectors=glove.840B.300d.txt"
         ("ablation/07", ["model.options.pretrained=false"], ["model.options.pretrained"]),
         ("f30k_resnet152_bigru", ["model.options.pretrained=false"], ["model.options.pretrained", "data.word_vectors"]),
         ("f30k_vsepp", [], []),  # whose words are learned from the captions alone
+        ("coco_vseinf_region_bigru", [], []),  # likewise
         ("flickr8k_maxmatch", ["model.options.pretrained=false"], []),  # not the paper's
     ],
 )

@@ -82,7 +82,7 @@ def test_several_images_of_one_group_are_all_true_pairs():
     assert (ours.true_pairs, ours.wrong) == (6, None)
 
 
-@pytest.mark.parametrize("similarity", ["maxmatch", "mil", "smooth_chamfer", "maxsim"])
+@pytest.mark.parametrize("similarity", ["maxmatch", "mil", "smooth_chamfer", "maxsim", "sinkhorn"])
 def test_every_slot_kept_agrees_with_sets_of_one_vector_scored_pair_by_pair(similarity):
     split = random_split(dtype=torch.float64)
     images, captions = split.sets["image"], split.sets["text"]
@@ -93,6 +93,16 @@ def test_every_slot_kept_agrees_with_sets_of_one_vector_scored_pair_by_pair(simi
         expected = slow_figures(scores(similarity, *sides), split.groups["image"], split.groups["text"])
         assert found == pytest.approx(expected)
     assert ours.rsum("text") == [figures["rsum"] for figures in ours.kept["text"]]
+
+
+def test_a_slot_kept_of_paired_sets_meets_the_same_slot():
+    images, captions = random_sets(30, 7, 3, 8, dtype=torch.float64), random_sets(31, 7, 3, 8, dtype=torch.float64)
+    split = encoded(images, captions, range(7), range(7))
+    ours = element_analysis(pairs_of(split), "paired", {"rsum": 1.0})
+    for slot in range(3):
+        matrix = scores("maxmatch", images[:, [slot]], captions[:, [slot]])
+        expected = slow_figures(matrix, split.groups["image"], split.groups["text"])
+        assert ours.kept["image"][slot] == ours.kept["text"][slot] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("turned", [False, True])

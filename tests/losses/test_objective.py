@@ -111,7 +111,7 @@ def test_defaults_are_those_of_the_recipes() -> None:
     """λ: TRI 1, GD and ISD 0.1, MMD and Div 0.01, CON 0; δ₁ 0.2, δ₂ and δ₃ 0.6, s 0.5, τ 0.01, uniformity."""
     weights = dict(zip(TERMS.values(), (1.0, 0.1, 0.1, 0.01, 0.01, 0.0), strict=True))
     others = {"margin": 0.2, "gd_margin": 0.6, "isd_margin": 0.6, "scale": 0.5, "temperature": 0.01}
-    choices = {"negatives": "hardest", "diversity": "uniformity", "gd_on": "sets"}
+    choices = {"negatives": "hardest", "triplet_reduction": "mean", "diversity": "uniformity", "gd_on": "sets"}
     taught = {"distill_weight": 0.0, "distill_temperature": 0.05, "teachers": None}
     taught |= {"phrase_weight": 0.0, "phrases": None}
     pcmepp = {"bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "match": None, "kl_weight": 0.0}
@@ -128,7 +128,7 @@ def test_defaults_are_those_of_the_recipes() -> None:
 @pytest.mark.parametrize(
     ("loss", "names"),
     [
-        (losses.triplet, {"margin": "margin", "negatives": "negatives"}),
+        (losses.triplet, {"margin": "margin", "negatives": "negatives", "reduction": "triplet_reduction"}),
         (losses.contrastive, {"temperature": "temperature"}),
         (losses.global_discriminative, {"margin": "gd_margin", "scale": "scale"}),
         (losses.intra_set_divergence, {"margin": "isd_margin", "scale": "scale"}),

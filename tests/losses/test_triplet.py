@@ -41,6 +41,35 @@ def test_value_by_hand() -> None:
     assert triplet(scores, positive, 0.2).item() == pytest.approx((0.1 + 0.5 + 0) / 3 + (0 + 0.1 + 0.3) / 3)
 
 
+def test_the_sum_of_vsepp_by_hand() -> None:
+    scores = torch.tensor([[0.5, 0.45], [0.3, 0.6]], dtype=torch.float64)
+    # images to captions: .2+.45−.5, [.2+.3−.6]₊;  captions to images: [.2+.3−.5]₊, .2+.45−.6
+    assert triplet(scores, None, 0.2, "hardest", "sum").item() == pytest.approx(0.15 + 0.05)
+    assert triplet(scores, None, 0.1, "hardest").item() == pytest.approx(0.025)
+    assert triplet(scores, None, 0.1, "mean").item() == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("negatives", ["hardest", "mean"])
+@pytest.mark.parametrize("size", [2, 5, 16])
+def test_the_sum_over_a_square_batch_agrees_with_vsepps_loops(size: int, negatives: str) -> None:
+    scores = torch.rand(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+    expected = 0.0
+    for i in range(size):
+        others = [j for j in range(size) if j != i]
+        caption = [max(0.0, 0.2 + scores[i, j].item() - scores[i, i].item()) for j in others]
+        image = [max(0.0, 0.2 + scores[j, i].item() - scores[i, i].item()) for j in others]
+        expected += max(caption) + max(image) if negatives == "hardest" else sum(caption) + sum(image)
+    assert triplet(scores, None, 0.2, negatives, "sum").item() == pytest.approx(expected, rel=1e-10)
+    times = size if negatives == "hardest" else size * (size - 1)
+    assert times * triplet(scores, None, 0.2, negatives).item() == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"reduction: .*'median'"):
+        triplet(torch.eye(2), None, reduction="median")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("negatives", MODES)
 @pytest.mark.parametrize("counts", CAPTION_COUNTS, ids=str)
 def test_single_precision_is_enough(counts: tuple[int, ...], negatives: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from maxmatch import score_matrix, top_hits, top_hits_both
 
 every_similarity = pytest.mark.parametrize("name", reference.NAMES)
+of_any_two_sizes = pytest.mark.parametrize("name", [name for name in reference.NAMES if name != "paired"])
 every_function = pytest.mark.parametrize(
     "function", [score_matrix, partial(top_hits, k=2), partial(top_hits_both, k=2)], ids=["matrix", "hits", "both"]
 )
@@ -24,6 +25,11 @@ FEW, MANY = random_sets(5, 3, 4, 64), random_sets(6, 40, 4, 64)  # so few rows t
 
 seeds = st.integers(0, 10**6)
 sizes = st.integers(1, 6)
+
+
+def size_beside(name: str, rows: int, columns: int) -> int:
+    """The size of the second sets: `columns`, but for a similarity of sets of one size."""
+    return rows if name == "paired" else columns
 
 
 @st.composite

@@ -27,13 +27,21 @@ def test_the_matching_is_that_of_torch_ties_included(rows, columns, seed, levels
 @pytest.mark.parametrize("name", reference.NAMES)
 @given(rows=sizes, columns=sizes, seed=st.integers(0, 1000))
 def test_scores_are_those_of_torch(name, rows, columns, seed):
+    columns = rows if SIMILARITIES[name].in_order else columns
     a, b = unit_sets(3, rows, 12, seed=seed), unit_sets(5, columns, 12, seed=seed + 1)
     scores = SIMILARITIES[name].of_planes(cosine_planes(a.numpy(), b.numpy())).reshape(3, 5)
     np.testing.assert_allclose(scores, SIMILARITIES[name](a, b).numpy(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("smooth_chamfer", {"alpha": 3.0}), ("top_k", {"k": 2}), ("top_k", {"k": 99})]
+    ("name", "options"),
+    [
+        ("smooth_chamfer", {"alpha": 3.0}),
+        ("top_k", {"k": 2}),
+        ("top_k", {"k": 99}),
+        ("sinkhorn", {"epsilon": 0.5, "iterations": 1}),
+        ("sinkhorn", {"epsilon": 0.02, "iterations": 20}),
+    ],
 )
 def test_options_count_in_numpy_as_in_torch(name, options):
     a, b = unit_sets(3, 4, 12, seed=0), unit_sets(5, 3, 12, seed=1)
@@ -41,6 +49,13 @@ def test_options_count_in_numpy_as_in_torch(name, options):
     scores = similarity.of_planes(cosine_planes(a.numpy(), b.numpy())).reshape(3, 5)
     np.testing.assert_allclose(scores, similarity(a, b).numpy(), atol=1e-6, rtol=0)
     np.testing.assert_allclose(scores, SIMILARITIES[name].torch(a, b, **options).numpy(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_paired_refuses_sets_of_two_sizes():
+    planes = cosine_planes(unit_sets(3, 4, 12).numpy(), unit_sets(5, 3, 12).numpy())
+    with pytest.raises(ValueError, match=r"paired: sets of 4 and of 3 vectors"):
+        SIMILARITIES["paired"].of_planes(planes)
 
 
 def test_a_row_without_a_partner_has_the_cosine_zero():

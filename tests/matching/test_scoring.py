@@ -44,7 +44,15 @@ def test_tiles_change_no_score(name: str, max_memory: int, masked: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "k", "masked"), [("maxmatch", 1, False), ("maxmatch", 7, True), ("mil", 1000, False), ("chamfer", 7, True)]
+    ("name", "k", "masked"),
+    [
+        ("maxmatch", 1, False),
+        ("maxmatch", 7, True),
+        ("mil", 1000, False),
+        ("chamfer", 7, True),
+        ("paired", 7, True),
+        ("sinkhorn", 7, False),
+    ],
 )
 def test_hits_are_the_sorted_scores(name: str, k: int, masked: bool) -> None:
     a, b, masks = A.double(), B.double(), MASKS if masked else {}

@@ -65,13 +65,16 @@ def test_what_is_allocated_stays_within_max_memory(
     assert peak(allocation_meter, a, b, name, 2**18, **masks) <= 2**18
 
 
+@pytest.mark.parametrize("name", ["maxmatch", "sinkhorn"])
 @pytest.mark.parametrize(
     ("rows", "columns", "masked"), [(1, 16, True), (16, 1, False), (2, 6, True), (5, 5, True), (8, 8, False)]
 )
-def test_max_memory_holds_for_sets_of_every_size(rows: int, columns: int, masked: bool, allocation_meter: type) -> None:
+def test_max_memory_holds_for_sets_of_every_size(
+    name: str, rows: int, columns: int, masked: bool, allocation_meter: type
+) -> None:
     a, b = random_sets(15, 12, rows, 8), random_sets(16, 13, columns, 8)
     masks = {"a_mask": random_mask(17, 12, rows), "b_mask": random_mask(18, 13, columns)} if masked else {}
-    assert peak(allocation_meter, a, b, "maxmatch", 2**18, **masks) <= 2**18
+    assert peak(allocation_meter, a, b, name, 2**18, **masks) <= 2**18
 
 
 @pytest.mark.usefixtures("path")

@@ -9,6 +9,7 @@ from jaxtyping import TypeCheckError
 from matching_cases import every_similarity
 from reference import random_mask, random_sets
 
+from maxmatch import score_matrix, top_hits
 from maxmatch.core.checks import NotFiniteError, NotUnitLength
 from maxmatch.matching import SIMILARITIES, similarity
 
@@ -101,9 +102,29 @@ def test_shapes_are_checked_at_run_time_in_the_tests() -> None:
 @pytest.mark.parametrize(
     ("name", "option"),
     [("top_k", {"k": 0}), ("top_k", {"k": -1})]
-    + [("smooth_chamfer", {"alpha": value}) for value in (0.0, -16.0, math.nan)],
+    + [("smooth_chamfer", {"alpha": value}) for value in (0.0, -16.0, math.nan)]
+    + [("sinkhorn", {"epsilon": value}) for value in (0.0, -0.05, 1e-9, math.nan)]
+    + [("sinkhorn", {"iterations": value}) for value in (0, -1)],
 )
 def test_an_option_out_of_range_is_refused(name: str, option: dict[str, float]) -> None:
     ((key, value),) = option.items()
     with pytest.raises(ValueError, match=f"{key}: expected .*, got {value}"):
         SIMILARITIES[name](SETS, SETS, **option)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_half_an_iteration_is_refused_and_a_whole_number_of_any_type_is_taken() -> None:
+    with pytest.raises(ValueError, match=r"iterations: expected a whole number .*, got 2\.5"):
+        similarity.sinkhorn(SETS, SETS, iterations=2.5)
+    assert torch.equal(similarity.sinkhorn(SETS, SETS, iterations=3.0), similarity.sinkhorn(SETS, SETS, iterations=3))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_paired_refuses_sets_of_two_sizes() -> None:
+    for compare in (
+        similarity.paired,
+        lambda a, b: score_matrix(a, b, "paired"),
+        lambda a, b: top_hits(a, b, 1, "paired"),
+    ):
+        with pytest.raises(ValueError, match=r"paired: sets of 4 and of 3 vectors.*maxmatch"):
+            compare(SETS, SETS[:, :3])

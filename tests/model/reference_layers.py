@@ -137,3 +137,40 @@ def pie_head(local: Matrix, pooled: Vector, weights: dict):
         residuals.append(residual)
         attention.append(a)
     return vectors, residuals, attention
+
+
+def gru_step(state: Vector, x: Vector, weights: dict, direction: str) -> Vector:
+    """One step of a GRU, whose gates stand one after another in the weights: reset, update, new."""
+    of_input, of_state = (
+        linear(given, weights[f"gru.weight_{kind}_l0{direction}"], weights[f"gru.bias_{kind}_l0{direction}"])
+        for kind, given in (("ih", x), ("hh", state))
+    )
+    size, following = len(state), []
+    for i, old in enumerate(state):
+        reset = 1 / (1 + math.exp(-of_input[i] - of_state[i]))
+        update = 1 / (1 + math.exp(-of_input[size + i] - of_state[size + i]))
+        new = math.tanh(of_input[2 * size + i] + reset * of_state[2 * size + i])
+        following.append((1 - update) * new + update * old)
+    return following
+
+
+def gpo_weights(length: int, weights: dict) -> Vector:
+    """The weight of each rank of an item with `length` features."""
+    ranks = range(length)
+    codes = [wave(float(i), 32) for i in ranks]
+    states = {}
+    for direction, order in (("", ranks), ("_reverse", reversed(ranks))):
+        state = [0.0] * 32
+        for i in order:
+            state = states[direction, i] = gru_step(state, codes[i], weights, direction)
+    scores = []
+    for i in ranks:
+        mean = [(a + b) / 2 for a, b in zip(states["", i], states["_reverse", i], strict=True)]
+        scores += linear(mean, weights["score.weight"])
+    return softmax([score / 0.1 for score in scores])
+
+
+def gpo_pool(local: Matrix, weights: Vector) -> Vector:
+    """Every column sorted on its own, the largest first, and weighted by rank."""
+    columns = [sorted(column, reverse=True) for column in zip(*local, strict=True)]
+    return [sum(w * v for w, v in zip(weights, column, strict=True)) for column in columns]

@@ -74,6 +74,8 @@ def test_a_loaded_model_gives_the_same_sets_bit_by_bit_and_half_a_checkpoint_nea
         {"projection": "mlp"},
         {"projection": "none"},
         {"projection": "none", "head": "pie", "init": "xavier"},
+        {"head": "gpo", "set_size": 1},
+        {"head": "global", "set_size": 1},
     ],
 )
 def test_other_readings_of_the_paper_are_kept_in_a_checkpoint(options, tmp_path):

@@ -54,8 +54,41 @@ def test_every_named_model_comes_back_from_json_and_can_have_the_head_of_pvse(na
     assert [(tower.head, tower.set_size) for tower in config.towers.values()] == [(PIE(dropout=0.0), 1)] * 2
     with pytest.raises(ValidationError, match="unknown key 'heads'"):
         PRESETS[name](head="pie", heads=4)
-    with pytest.raises(ValueError, match="head: expected one of set, pie, gaussian, got 3"):
+    with pytest.raises(ValueError, match="head: expected one of set, pie, gpo, global, gaussian, got 3"):
         PRESETS[name](head=3)
+
+
+@pytest.mark.parametrize("head", ["gpo", "global"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_named_model_can_have_a_head_of_one_vector(name, head):
+    config = PRESETS[name](head=head, set_size=1)
+    assert ModelConfig.model_validate(json.loads(config.model_dump_json())) == config
+    assert [(tower.head.name, tower.set_size) for tower in config.towers.values()] == [(head, 1)] * 2
+    with pytest.raises(ValidationError, match=rf"'{head}' makes one vector, got 4"):
+        PRESETS[name](head=head)
+    with pytest.raises(ValidationError, match="unknown key 'dropout'"):
+        PRESETS[name](head=head, set_size=1, dropout=0.0)
+
+
+def test_words_of_one_vector_start_small_unless_their_scale_is_given():
+    for more, bound in (({}, 0.1), ({"word_scale": 0.3}, 0.3)):
+        text = PRESETS["efficientnet_lite0_bigru"](head="gpo", set_size=1, **more).towers["text"].encoder
+        assert (text.word_init, text.word_scale, text.local) == ("uniform", bound, "states")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "option"),
+    [
+        ({"name": "gru"}, "encoder.local"),
+        (
+            {"name": "conv", "backbone": {"source": "efficientnet_lite"}, "projection": "none"},
+            "encoder.projection",
+        ),
+    ],
+)
+def test_gpo_takes_no_features_of_another_width_than_the_models(encoder, option):
+    tower = {"encoder": encoder, "head": {"name": "gpo"}, "set_size": 1}
+    assert f"towers.a.{option}: the head 'gpo' pools features of the model's width" in refusal({"towers": {"a": tower}})
 
 
 @pytest.mark.parametrize(

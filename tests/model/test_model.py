@@ -12,8 +12,9 @@ from torch.nn.parallel import scatter_gather
 from maxmatch.core.types import Sets
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
-from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.encoder import NoAttentionError, SetEncoder
 from maxmatch.model.images import ImageError
+from maxmatch.model.presets import PRESETS
 from maxmatch.model.text import TextTruncated
 
 
@@ -136,12 +137,20 @@ def test_region_features_come_as_one_array_a_list_or_tensors(regions):
 
 
 def test_similarity_is_the_configs():
-    for name in ("maxmatch", "smooth_chamfer", "mil"):
+    for name in ("maxmatch", "smooth_chamfer", "mil", "paired", "sinkhorn"):
         config = tiny_config("region_bigru").model_copy(update={"similarity": name})
         model = build_model(config, {"text": tokenizer_for(config)})
         a, b = model.encode_images(images_for(model, 3)), model.encode_texts(texts(4))
         assert torch.equal(model.similarity(a, b), SIMILARITIES[name](a, b))
         assert torch.equal(model.similarity(a.numpy(), b.numpy()), SIMILARITIES[name](a, b))
+
+
+def test_an_explanation_of_paired_slots_shows_slot_i_with_slot_i():
+    config = tiny_config("region_bigru").model_copy(update={"similarity": "paired"})
+    model = build_model(config, {"text": tokenizer_for(config)})
+    why = model.explain(images_for(model, 1)[0], "a dog runs")
+    assert [(pair.image_slot, pair.text_slot) for pair in why.pairs] == [(slot, slot) for slot in range(4)]
+    assert np.mean([np.expm1(pair.cosine) for pair in why.pairs]) == pytest.approx(why.score, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["region_bigru", "resnext101_bert"])
@@ -161,6 +170,18 @@ def test_an_explanation_agrees_with_the_score(name):
     assert why.image_attention.shape == ((4, len(image)) if name == "region_bigru" else (4, 8, 8))
     for attention in (why.image_attention, why.text_attention):
         torch.testing.assert_close(attention.flatten(1).sum(1), torch.ones(4), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["gpo", "global"])
+def test_a_head_without_attention_encodes_and_scores_but_cannot_be_explained(head):
+    config = PRESETS["resnet152_bigru"](width=D, head=head, set_size=1, **SIZES["resnet152_bigru"])
+    model = trained(build_model(config, {"text": tokenizer_for(config)}, seed=0))
+    image = images_for(model, 1)[0]
+    a, b = model.encode_images([image]), model.encode_texts(["a dog runs", "two people"])
+    assert (a.shape, b.shape) == ((1, 1, D), (2, 1, D))
+    assert torch.isfinite(model.similarity(a, b)).all()
+    with pytest.raises(NoAttentionError, match=r"explain: .*'image'.*'set' or 'pie'"):
+        model.explain(image, "a dog runs")
 
 
 def test_no_items_give_no_sets(regions, pictures):

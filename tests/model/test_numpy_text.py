@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from second_search import arguments, scores, second_search, write_photos
-from tiny_models import texts, tiny_model, with_statistics
+from tiny_models import SIZES, texts, tiny_model, tokenizer_for, with_statistics
 
 from maxmatch import SetEncoder
 from maxmatch.cli.common import load_for_search
 from maxmatch.cli.main import main
+from maxmatch.model.build import build_model
 from maxmatch.model.names import model_identity
 from maxmatch.model.numpy_text import NumpyTextEncoder, numpy_text_encoder
+from maxmatch.model.presets import PRESETS
 
 _LITE = "efficientnet_lite0_bigru"
 _KINDS = {
@@ -76,6 +78,11 @@ def test_whatever_is_not_known_here_or_damaged_is_left_to_the_whole_model(folder
     tiny_model("region_bert").save_pretrained(tmp_path / "bert")
     assert numpy_text_encoder(tmp_path / "bert", never) is None
     assert numpy_text_encoder(tmp_path / "nothing", never) is None
+    for head in ("gpo", "global"):
+        config = PRESETS["region_bigru"](width=16, head=head, set_size=1, **SIZES["region_bigru"])
+        build_model(config, {"text": tokenizer_for(config)}, seed=0).save_pretrained(tmp_path / head)
+        assert numpy_text_encoder(tmp_path / head, never) is None
+        assert load_for_search(str(tmp_path / head), "cpu").encode_texts(["a dog"]).shape == (1, 1, 16)
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
         copy = tmp_path / file
         shutil.copytree(folder, copy)

@@ -11,15 +11,17 @@ from jaxtyping import config
 from made_sets import unit_sets
 from PIL import Image
 from second_search import arguments, second_search, write_photos
-from tiny_models import SIZES, images_for, texts, tiny_model, with_statistics
+from tiny_models import SIZES, images_for, texts, tiny_model, tokenizer_for, with_statistics
 
 from maxmatch import SetEncoder, SetIndex
 from maxmatch.cli.main import main
+from maxmatch.model.build import build_model
 from maxmatch.model.encoders import cnn
 from maxmatch.model.images import ImageError
 from maxmatch.model.names import model_identity
 from maxmatch.model.onnx_export import OPSET, export_tower
 from maxmatch.model.onnx_runtime import FILE, OnnxEncoder, OnnxError, read_exported
+from maxmatch.model.presets import PRESETS
 from maxmatch.model.text import load_tokenizer
 
 CLOSE = 1e-4
@@ -145,6 +147,23 @@ def test_a_transformer_of_texts_is_exported_as_well(tmp_path):
         ids, mask = model.tower("text").reader.collate(some)
         (sets,) = session.run(["vectors"], {"ids": ids.numpy(), "mask": mask.numpy()})
         torch.testing.assert_close(torch.from_numpy(sets), model.encode_texts(some), atol=CLOSE, rtol=0)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(("head", "tower"), [("gpo", "text"), ("gpo", "image"), ("global", "text")])
+def test_heads_of_one_vector_are_exported_as_well(head, tower, tmp_path):
+    config = PRESETS["region_bigru"](width=16, head=head, set_size=1, **SIZES["region_bigru"])
+    model = with_statistics(build_model(config, {"text": tokenizer_for(config)}, seed=0)).eval()
+    export_tower(model.tower(tower), tmp_path / "tower.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "tower.onnx")
+    assert [output.name for output in session.get_outputs()] == ["vectors"]
+    for count in (1, 7):
+        items = texts(count) if tower == "text" else images_for(model, count)
+        reader = model.tower(tower).reader
+        inputs = reader.collate([reader.read(item) for item in items])
+        names = [given.name for given in session.get_inputs()]
+        (sets,) = session.run(["vectors"], {name: one.numpy() for name, one in zip(names, inputs, strict=True)})
+        torch.testing.assert_close(torch.from_numpy(sets), model.encode(tower, items), atol=CLOSE, rtol=0)
 
 
 _HEAVY = {"transformers", "lancedb", "pyarrow", "scipy", "numba", "datasets", "matplotlib", "huggingface_hub", "onnx"}

@@ -163,7 +163,7 @@ def test_an_ensemble_is_of_two_seeds_and_comes_after_them(tmp_path):
         assert [recipe.seed for recipe in job.recipes] == [0, 1]
         places = [other.folder for other in three.jobs]
         assert all(places.index(member) < places.index(job.folder) for member in job.members)
-    assert len(three.jobs) == 8 * 3 + 2
+    assert len(three.jobs) == 10 * 3 + 2
 
 
 def test_what_the_user_changes_does_not_undo_the_row(tmp_path):

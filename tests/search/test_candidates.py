@@ -136,6 +136,19 @@ def test_unstable_slots_are_answered_by_a_scan_and_the_reason_is_logged_once(dat
             assert _recall(found, expected) == 1
 
 
+def test_paired_slots_need_no_stability_for_candidates(data, tmp_path, monkeypatch):
+    items, queries = data[0][:120], data[1][:5]
+    for stability in (None, 0.0):
+        folder, settings = tmp_path / str(stability), {"train_from": 100}
+        with SetIndex.create(folder, 16, 4, similarity="paired", stability=stability, settings=settings) as index:
+            index.add([str(n) for n in range(120)], items)
+            monkeypatch.setattr("maxmatch.search.set_index._SCAN_BELOW", 0)
+            with monkeypatch.context() as patch:
+                _no_scan(index, patch)
+                found = index.search(queries, k=5, candidates=120, effort=16.0)
+            assert _recall(found, top_hits(queries, items, 5, "paired")) == 1
+
+
 def test_verify_measures_what_a_search_finds_and_what_it_keeps_reaches_the_target(index, data):
     result = index.verify(data[1], target=0.99)
     assert result.reached

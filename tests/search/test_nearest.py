@@ -44,6 +44,8 @@ def _said(hits):
         ("chamfer", "float32", 7),
         ("top_k", "float16", 1),
         ("maxsim", "float32", 1),
+        ("paired", "float32", 7),
+        ("sinkhorn", "float32", 1),
     ],
 )
 def test_with_all_items_as_candidates_the_answer_is_that_of_the_scan(tmp_path, monkeypatch, similarity, dtype, count):

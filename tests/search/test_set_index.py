@@ -76,6 +76,21 @@ def test_sets_of_another_size_than_the_index_are_matched_as_far_as_they_go(make)
         assert all(len(hit.matches) == 2 for hit in hits)
 
 
+def test_paired_sets_are_found_in_the_order_of_their_slots(make):
+    items, queries = unit_sets(9), unit_sets(3, seed=1)
+    index = make(similarity="paired")
+    index.add(_ids(9), items)
+    expected = top_hits(queries, items, 4, "paired")
+    for row, hits in enumerate(index.search(queries, k=4)):
+        assert [hit.id for hit in hits] == [f"item {place}" for place in expected.indices[row].tolist()]
+        assert [hit.score for hit in hits] == pytest.approx(expected.scores[row].tolist(), abs=1e-6)
+        assert all(match.query_slot == match.item_slot for hit in hits for match in hit.matches)
+        for hit in hits:
+            assert np.expm1([match.cosine for match in hit.matches]).mean() == pytest.approx(hit.score, abs=1e-6)
+    with pytest.raises(ValueError, match="paired: sets of 3 and of 2 vectors"):
+        index.search(unit_sets(1, size=3), k=4)
+
+
 def test_what_is_added_is_there_when_the_folder_is_opened_again(make):
     index = make(similarity="mil", dtype="float16", model="some model", stability=0.75)
     items = unit_sets(6)
@@ -259,7 +274,11 @@ def test_info_tells_what_there_is_and_how_it_is_searched(make, engine, tmp_path)
 
 def test_a_search_scores_with_the_options_of_the_similarity(tmp_path):
     items, queries = unit_sets(40), unit_sets(3, seed=1)
-    for similarity, options in (("smooth_chamfer", {"alpha": 2.0}), ("top_k", {"k": 1})):
+    for similarity, options in (
+        ("smooth_chamfer", {"alpha": 2.0}),
+        ("top_k", {"k": 1}),
+        ("sinkhorn", {"epsilon": 0.5, "iterations": 5}),
+    ):
         expected = top_hits(queries, items, 5, with_options(similarity, options))
         assert not torch.allclose(expected.scores, top_hits(queries, items, 5, similarity).scores, atol=1e-3)
         created = {"dim": 8, "set_size": 2, "similarity": similarity, "similarity_options": options}

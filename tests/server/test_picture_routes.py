@@ -107,6 +107,15 @@ def test_an_explanation_agrees_with_the_model(client, gallery):
     assert sum(map(sum, attention[0])) == pytest.approx(1, abs=1e-3)
 
 
+def test_a_model_without_attention_is_refused_with_its_reason(client, gallery, monkeypatch):
+    head = gallery.model.tower("image").head
+    plain = head.forward
+    monkeypatch.setattr(head, "forward", lambda features: plain(features)._replace(attention=None))
+    response = client.get(f"{ITEMS}/{gallery.key(9)}/explain", params={"q": "a dog"})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "no_attention")
+    assert "'set' or 'pie'" in response.json()["error"]["message"]
+
+
 def test_explanations_by_item_by_slot_and_by_parts(client, gallery):
     address = f"{ITEMS}/{gallery.key(9)}/explain"
     [part] = client.get(address, params={"like": gallery.key(9)}).json()["parts"]

@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 from maxmatch import SetIndex
 from maxmatch.matching import SIMILARITIES
 from maxmatch.search.index_folder import Origin, write_origin
-from maxmatch.server.api_schema import DEEPEST, SearchResult
+from maxmatch.server.api_schema import DEEPEST, Refusal, SearchResult
 from maxmatch.server.app import create_app
+from maxmatch.server.searcher import check_slot
 
 SEARCH = "/api/v1/search"
 
@@ -151,6 +152,13 @@ def test_an_item_is_most_similar_to_itself(client, gallery):
     response = client.get(SEARCH, params={"like": gallery.key(5)})
     assert found(response)[0] == gallery.ids[5]
     assert response.json()["hits"][0]["matches"][0]["cosine"] == pytest.approx(1, abs=1e-4)
+
+
+def test_one_slot_is_refused_where_slots_are_paired():
+    with pytest.raises(Refusal) as refusal:
+        check_slot(1, 3, SIMILARITIES["paired"])
+    assert refusal.value.status == 422
+    check_slot(1, 3, SIMILARITIES["sinkhorn"])
 
 
 def test_a_search_with_one_slot_uses_only_that_vector(client, gallery):

@@ -92,6 +92,19 @@ def test_the_steps_are_those_of_the_data_where_it_is_at_hand(data):
     assert re.search(r"80 epochs of [345] steps", held_out)
 
 
+def test_vse_infinity_has_the_sizes_of_its_code_and_says_that_its_loss_is_a_sum():
+    text = describe(load_recipe("f30k_vseinf_region_bigru"))
+    sizes = {group: figures[0] for group, figures in groups_in(text).items()}
+    regions = (2048 + 1) * 1024 + (2048 + 1) * 512 + 2 * 512 + (512 + 1) * 1024
+    bigru = 2 * 3 * 1024 * (300 + 1024 + 2)
+    assert sizes["image.set_module"] == regions + 12_704
+    assert sizes["text.set_module"] == 12_704
+    assert bigru <= sizes["text.encoder"] < bigru + 300 * 10  # and the few words that are always there
+    assert "loss 1·triplet (sum); " in text
+    printed = {epoch: rate for epoch, (rate, _) in epochs_in(describe(load_recipe("f30k_vsepp"))).items()}
+    assert (printed[1], printed[76], printed[151], printed[225]) == (2e-4, 2e-5, 2e-5, 2e-5)
+
+
 def test_by_its_name_alone_a_recipe_says_whose_images_it_counts(tmp_path):
     assert "29,000" in describe(load_recipe("f30k_region_bigru"))
     (tmp_path / "coconut.yaml").write_text("extends: f30k_region_bigru\n")

@@ -61,6 +61,22 @@ def test_a_triplet_loss_that_stays_at_twice_the_margin_is_stuck(losses, options,
     assert (stuck(losses, **options) is not None) == expected
 
 
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([12.8] * 20, True),  # 2 × 0.2 × 32 pairs
+        ([12.8] * 19 + [4.0], True),  # the last batch of an epoch is smaller
+        ([0.4] * 20, False),
+        ([9.0] * 20, False),  # it learns
+        ([12.8] * 10 + [4.0] * 10, False),
+    ],
+)
+def test_a_sum_is_stuck_at_twice_the_margin_for_each_pair(losses, expected):
+    objective = {**TRIPLET_ALONE, "triplet_reduction": "sum"}
+    recipe = recipe_for("nowhere", objective=objective, batch_size=32, batch_captions=1)
+    assert (diagnostics.stuck(recipe, 0, losses, 40) is not None) == expected
+
+
 def test_half_an_epoch_is_watched_but_at_least_20_steps_and_at_most_100():
     assert [diagnostics.watched_steps(steps) for steps in (3, 40, 100, 150, 567)] == [20, 20, 50, 75, 100]
 

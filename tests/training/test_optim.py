@@ -34,6 +34,7 @@ def rates(train, steps_per_epoch=5):
     [
         ("constant", [1.0] * 30),
         ({"name": "step", "every": 2, "factor": 0.1}, [1.0] * 10 + [0.1] * 10 + [0.01] * 10),
+        ({"name": "step", "every": 2, "factor": 0.1, "times": 1}, [1.0] * 10 + [0.1] * 20),
         ("cosine", [math.cos(math.pi * step / 60) ** 2 for step in range(30)]),
     ],
 )

@@ -53,6 +53,15 @@ def test_text_slots_are_put_in_the_order_in_which_they_meet_those_of_images(head
     torch.testing.assert_close(model.similarity(before[1], model.encode_texts(words)), model.similarity(*before[::-1]))
 
 
+def test_the_slots_of_a_model_that_pairs_them_stay_in_their_order():
+    config = tiny_config("region_bigru").model_copy(update={"similarity": "paired"})
+    model = build_model(config, {"text": tokenizer_for(config)}, seed=0).eval()
+    before, images = model.encode_texts(texts(6)), unit(20, 4, 32)
+    assert align_slots(model, encoded(images, images[:, [1, 0, 2, 3]]), PAIR).partner == [0, 1, 2, 3]
+    assert torch.equal(model.encode_texts(texts(6)), before)
+    assert (model.config.pairing, model.config.pairing_stability) == ([0, 1, 2, 3], 0.0)
+
+
 def sized(image, text):
     whole = tiny_config("region_bigru").model_dump()
     whole["towers"]["image"]["set_size"], whole["towers"]["text"]["set_size"] = image, text

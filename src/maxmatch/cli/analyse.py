@@ -24,7 +24,8 @@ def analyse(
     ] = 5,
     umap: Annotated[bool, typer.Option("--umap", help="Deprecated: draw the vectors by UMAP.")] = False,
     similarity: Annotated[
-        str | None, typer.Option(help="maxmatch, smooth_chamfer, mil … Default: what the model was trained with.")
+        str | None,
+        typer.Option(help="maxmatch, smooth_chamfer, mil, sinkhorn … Default: what the model was trained with."),
     ] = None,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
     images: Annotated[str | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,

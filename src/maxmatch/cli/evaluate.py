@@ -22,8 +22,8 @@ def evaluate(
     similarity: Annotated[
         list[str] | None,
         typer.Option(
-            help="maxmatch, top_k, max, … or all; may be given again. Default: the one of training, then the others "
-            "of a run's recipe."
+            help="maxmatch, top_k, max, sinkhorn, … or all; may be given again. Default: the one of training, then "
+            "the others of a run's recipe."
         ),
     ] = None,
     ensemble: Annotated[

@@ -48,6 +48,15 @@ def check_set_size(name: str, size: int) -> None:
         )
 
 
+def check_equal_sizes(first: int, second: int) -> None:
+    """Refuse sets of two sizes, for a similarity in which slot i meets slot i and no other."""
+    if first != second:
+        raise ValueError(
+            f"paired: sets of {first} and of {second} vectors; slot i meets slot i, so that both need as many. "
+            "Compare sets of one size, or use 'maxmatch'."
+        )
+
+
 def refuse_not_finite(name: str, sets: Array, mask: Array | None = None) -> None:
     """Raise if any value of a real vector is NaN or infinite, naming the first item that has one."""
     for start in range(0, len(sets), _BLOCK):

@@ -121,7 +121,9 @@ def slot_pairing(
     """How the slots of true pairs meet: text c with image partner[c].
 
     similarity decides what "used" means: by the one best pair ("mil"), by the k best ("top_k"), by the best one-to-one
-    matching ("maxmatch"), by all pairs ("mean", "csd"), else by the nearest vector of the other set.
+    matching ("maxmatch", and "sinkhorn", which softens it), by slot i with slot i ("paired"), by all pairs ("mean",
+    "csd"), else by the nearest vector of the other set. The partner of slot i is slot i for "paired", whatever would
+    match better.
     """
     counts = torch.zeros(images.shape[1], texts.shape[1], dtype=torch.long)
     decisive = torch.zeros_like(counts)
@@ -133,7 +135,7 @@ def slot_pairing(
         matchings.append(matched)
         counts += _pairs(matched, texts.shape[1]).sum(0)
         decisive += decisive_pairs(cosines, matched, similarity, k).sum(0)
-    usual = maximal_assignment(counts.double())
+    usual = torch.arange(len(counts)) if similarity == "paired" else maximal_assignment(counts.double())
     stable = (torch.cat(matchings) == usual).all(1).double().mean() if matchings else torch.tensor(0.0)
     used = torch.cat([decisive.any(1), decisive.any(0)]).double().mean()
     return Pairing(usual.tolist(), float(stable), float(used), counts)
@@ -152,7 +154,9 @@ def decisive_pairs(cosines: Tensor, matched: Tensor, similarity: str, k: int | N
     if similarity == "top_k":
         best = flat.topk(min(k or min(cosines.shape[1:]), flat.shape[1]), dim=1).indices
         return one_hot(best, flat.shape[1]).sum(1).view(cosines.shape)
-    if similarity == "maxmatch":
+    if similarity == "paired":
+        return torch.eye(*cosines.shape[1:], dtype=torch.long).expand_as(cosines)
+    if similarity in ("maxmatch", "sinkhorn"):
         return _pairs(matched, cosines.shape[2])
     if similarity in ("mean", "csd"):
         return torch.ones_like(cosines, dtype=torch.long)

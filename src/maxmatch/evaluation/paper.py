@@ -146,7 +146,7 @@ _RECIPES = ("coco_", "f30k_", "ablation/")  # how the names of the paper's recip
 
 def departures(recipe: Recipe) -> list[str]:
     """What a recipe of the paper lacks that the paper used: pretrained weights, and the word vectors of a Bi-GRU (of
-    which VSE++ has none). Nothing for any other recipe.
+    which VSE++ and VSE∞ have none). Nothing for any other recipe.
     """
     if not recipe.name.startswith(_RECIPES):
         return []
@@ -156,7 +156,7 @@ def departures(recipe: Recipe) -> list[str]:
         for name, encoder in encoders.items()
         if not getattr(getattr(encoder, "backbone", None), "pretrained", True)
     ]
-    words = any(encoder.name == "gru" for encoder in encoders.values()) and "vsepp" not in recipe.name
+    words = [encoder for encoder in encoders.values() if encoder.name == "gru" and encoder.word_init == "normal"]
     if words and recipe.data.word_vectors is None:
         lines.append(
             "not as in the paper: words start at random instead of GloVe (data.word_vectors=glove.840B.300d.txt)"

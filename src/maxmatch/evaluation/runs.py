@@ -129,8 +129,8 @@ def evaluate_runs(
         models: Runs (their best epoch is taken), checkpoints, names of models, or files written with `save_sets`.
         data: Data in any format. None: the data that the runs were trained on.
         split: None: the split that the run's recipe names, else "test", else "val".
-        similarity: Names of similarities, or "all". None given: the one each model was trained with, then the others
-            that the recipe of a run lists.
+        similarity: Names of similarities, or "all" that can compare the sets. None given: the one each model was
+            trained with, then the others that the recipe of a run lists.
         ensemble: Also measure all models together, by the mean of their scores.
         protocol: "plain", "coco" (1K in five folds, and 5K), or "auto": "coco" if there are 5,000 images.
         draws: Bootstrap samples of the images for intervals and paired tests; 0 for none.
@@ -151,7 +151,8 @@ def evaluate_runs(
         >>> found = evaluate_runs("runs/first")  # doctest: +SKIP
         >>> found.results[0].figures["rsum"]  # doctest: +SKIP
     """
-    names = similarity_names([similarity] if isinstance(similarity, str) else similarity)
+    asked = [similarity] if isinstance(similarity, str) else similarity
+    names = similarity_names(asked)
     check_label(paper)
     wanted = checked_words(words, "words") if words else frozenset()
     file = None if save_sets is None else Path(save_sets).expanduser()
@@ -178,8 +179,10 @@ def evaluate_runs(
     if file is not None:
         save_encoded(encoded[0], file)
         say(f"{save_sets}: sets written")
-    teams = [members(sources, encoded, name) for name in names] or [members(sources, encoded)]
     pair = choose_pair(encoded[0].sets)
+    if "all" in asked and any(one.sets[pair[0]].shape[1] != one.sets[pair[1]].shape[1] for one in encoded):
+        names = [name for name in names if not SIMILARITIES[name].in_order]
+    teams = [members(sources, encoded, name) for name in names] or [members(sources, encoded)]
     singles = [[member] for team in teams for member in team]
     singles += [] if names else _further(sources, encoded)
     lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws, measures="all")

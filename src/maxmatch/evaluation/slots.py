@@ -121,11 +121,15 @@ def element_analysis(data: Paired, similarity: str | Similarity, whole: dict[str
     """Retrieval with one slot kept, for each slot of both modalities, by the same scores as in evaluation.
 
     In a collapsed model every slot does as well as the whole set; in one that uses a single slot, only that one does.
-    whole: the figures with all vectors.
+    whole: the figures with all vectors. Where slot i meets slot i alone ("paired"), it meets only that one here, too.
     """
     rows, columns = data.sets
-    first = [retrieval(part, columns, *data.groups, similarity) for part in torch.split(rows, 1, dim=1)]
-    second = [retrieval(rows, part, *data.groups, similarity) for part in torch.split(columns, 1, dim=1)]
+    if similarity == "paired":
+        slots = zip(torch.split(rows, 1, dim=1), torch.split(columns, 1, dim=1), strict=True)
+        first = second = [retrieval(*parts, *data.groups, similarity) for parts in slots]
+    else:
+        first = [retrieval(part, columns, *data.groups, similarity) for part in torch.split(rows, 1, dim=1)]
+        second = [retrieval(rows, part, *data.groups, similarity) for part in torch.split(columns, 1, dim=1)]
     return Elements(whole, dict(zip(data.names, (first, second), strict=True)))
 
 

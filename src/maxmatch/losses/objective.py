@@ -17,7 +17,7 @@ from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
 from maxmatch.losses.probabilistic import gaussian_kl, pair_bce
-from maxmatch.losses.triplet import Negatives, triplet
+from maxmatch.losses.triplet import Negatives, Reduction, triplet
 
 Loss = Float[Tensor, ""]
 
@@ -77,6 +77,7 @@ def objective(
     *,
     margin: float = 0.2,
     negatives: Negatives = "hardest",
+    triplet_reduction: Reduction = "mean",
     triplet_weight: float = 1.0,
     gd_weight: float = 0.1,
     isd_weight: float = 0.1,
@@ -111,6 +112,7 @@ def objective(
         texts: the captions' sets.
         margin: of the triplet loss.
         negatives: of the triplet loss: "hardest", "mean" or "semi_hard".
+        triplet_reduction: of the triplet loss: "mean" or "sum".
         triplet_weight: of the triplet loss.
         gd_weight: of `global_discriminative`.
         isd_weight: of `intra_set_divergence`.
@@ -173,7 +175,7 @@ def objective(
     gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale)
     isd = partial(intra_set_divergence, margin=isd_margin, scale=scale)
     weighted: dict[str, tuple[float, Callable[[], Tensor]]] = {
-        "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives)),
+        "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives, triplet_reduction)),
         "global_discriminative": (gd_weight, lambda: (gd(images) + gd(texts)) / 2),
         "intra_set_divergence": (isd_weight, lambda: isd(images.vectors) + isd(texts.vectors)),
         "mmd": (mmd_weight, lambda: mmd(images.vectors, texts.vectors)),

@@ -1,6 +1,6 @@
 """The triplet loss (eqn:triplet-loss)."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,6 +10,7 @@ from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import in_float32
 
 Negatives = Literal["hardest", "mean", "semi_hard"]
+Reduction = Literal["mean", "sum"]
 
 
 @in_float32
@@ -18,6 +19,7 @@ def triplet(
     positive: Bool[Tensor, "B C"] | None = None,
     margin: float = 0.2,
     negatives: Negatives = "hardest",
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
     """Every true pair must beat its negatives by the margin, image to caption and caption to image.
 
@@ -30,6 +32,8 @@ def triplet(
         negatives: "hardest" of each true pair; "mean" over all pairs of a true pair and a negative of it; "semi_hard":
             over those below the positive but within the margin (violations are cut at the margin; mean of those that
             are not zero).
+        reduction: "mean", or "sum" of the same violations, as in VSE++ and VSE∞: its gradient grows with the batch, and
+            so the largest gradient that is allowed has to.
 
     Returns:
         The loss, a scalar.
@@ -45,24 +49,37 @@ def triplet(
     one_way = _ONE_WAY.get(negatives)
     if one_way is None:
         raise ValueError(f"negatives: expected one of {', '.join(_ONE_WAY)}, got {negatives!r}.")
-    return one_way(scores, positive, margin) + one_way(scores.T, positive.T, margin)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction: expected mean or sum, got {reduction!r}.")
+    rows, columns = one_way(scores, positive, margin), one_way(scores.T, positive.T, margin)
+    return rows.total + columns.total if reduction == "sum" else rows.mean() + columns.mean()
 
 
-def _hardest(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
+class _Violations(NamedTuple):
+    """The violations of one direction: their sum, and how many they are."""
+
+    total: Tensor
+    number: Tensor
+
+    def mean(self) -> Tensor:
+        return self.total / self.number.clamp(min=1)
+
+
+def _hardest(scores: Tensor, positive: Tensor, margin: float) -> _Violations:
     hardest = scores.masked_fill(positive, -torch.inf).amax(1, keepdim=True)
     violation = (margin + hardest - scores).clamp(min=0)
-    return violation.masked_fill(~positive, 0.0).sum() / positive.sum().clamp(min=1)
+    return _Violations(violation.masked_fill(~positive, 0.0).sum(), positive.sum())
 
 
-def _mean(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
+def _mean(scores: Tensor, positive: Tensor, margin: float) -> _Violations:
     violation, valid = _violations(scores, positive, margin)
-    return violation.clamp(min=0).masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)
+    return _Violations(violation.clamp(min=0).masked_fill(~valid, 0.0).sum(), valid.sum())
 
 
-def _semi_hard(scores: Tensor, positive: Tensor, margin: float) -> Tensor:
+def _semi_hard(scores: Tensor, positive: Tensor, margin: float) -> _Violations:
     violation, valid = _violations(scores, positive, margin)
     cut = violation.clamp(0, margin).masked_fill(~valid, 0.0)
-    return cut.sum() / (cut > 0).sum().clamp(min=1)
+    return _Violations(cut.sum(), (cut > 0).sum())
 
 
 _ONE_WAY = {"hardest": _hardest, "mean": _mean, "semi_hard": _semi_hard}

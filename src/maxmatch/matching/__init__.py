@@ -46,6 +46,8 @@ class SetSimilarity:
     """
     set_size: int | None = None
     """How many vectors its sets have, where each has a meaning of its own; None: any number of vectors alike."""
+    in_order: bool = False
+    """Whether slot i meets slot i and no other: then sets have one size, and no matching is looked for."""
 
     def __call__(self, a: Any, b: Any, *masks: Any, **given: Any) -> "Tensor":
         """The scores of all pairs, by torch: (B, K, D), (C, L, D) -> (B, C)."""
@@ -78,6 +80,8 @@ SIMILARITIES: dict[str, SetSimilarity] = {
         SetSimilarity("mil"),
         SetSimilarity("mean"),
         SetSimilarity("maxsim", one_vector=True),
+        SetSimilarity("paired", one_vector=True, in_order=True),
+        SetSimilarity("sinkhorn", {"epsilon": 0.05, "iterations": 50}, one_vector=True),
         SetSimilarity("csd", set_size=2),
     )
 }

@@ -6,6 +6,8 @@ from itertools import permutations
 import numpy as np
 from jaxtyping import Float, Int
 
+from maxmatch.core.array_checks import check_equal_sizes
+
 LARGEST = 8
 """Vectors in a set up to which `assign` works: beyond, its table of subsets would be too large."""
 _TABLE_UP_TO = 4
@@ -131,6 +133,40 @@ def maxsim(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:
     """Each vector of the query with its best, added up."""
     scores: np.ndarray = cosines.max(1).sum(0)
     return scores
+
+
+def paired(cosines: Float[np.ndarray, "K K P"]) -> Float[np.ndarray, "P"]:
+    """The mean of exp(c) − 1 over the slots, slot i with slot i."""
+    check_equal_sizes(*cosines.shape[:2])
+    slots = np.arange(len(cosines))
+    return mean_exp(cosines[slots, slots])
+
+
+def sinkhorn(cosines: Float[np.ndarray, "K L P"], epsilon: float, iterations: int) -> Float[np.ndarray, "P"]:
+    """The mean of exp(c) − 1 over a soft matching: `transport.transport_plan`, of sets whose vectors are all real."""
+    if len(cosines) < cosines.shape[1]:
+        cosines = cosines.transpose(1, 0, 2)
+    rows, columns, pairs = cosines.shape
+    log_mass = np.zeros((1, columns, 1), cosines.dtype)
+    x = cosines
+    if rows > columns:  # what is left of the larger set
+        x = np.concatenate([cosines, np.zeros((rows, 1, pairs), cosines.dtype)], 1)
+        log_mass = np.append(log_mass, np.full((1, 1, 1), np.log(rows - columns), cosines.dtype), 1)
+    x = (x - x.max(1, keepdims=True)) / np.asarray(epsilon, cosines.dtype)
+    f = -_log_sum_exp(x, 1)
+    for _ in range(int(iterations) - 1):
+        g = log_mass - _log_sum_exp(x + f, 0)
+        f = -_log_sum_exp(x + g, 1)
+    x = (x + f)[:, :columns]
+    plan = np.exp(x - _log_sum_exp(x, 0))
+    scores: np.ndarray = (plan * np.expm1(cosines)).sum((0, 1)) / columns
+    return scores
+
+
+def _log_sum_exp(values: np.ndarray, axis: int) -> np.ndarray:
+    highest = values.max(axis, keepdims=True)
+    summed: np.ndarray = np.log(np.exp(values - highest).sum(axis, keepdims=True)) + highest
+    return summed
 
 
 def csd(cosines: Float[np.ndarray, "K L P"]) -> Float[np.ndarray, "P"]:

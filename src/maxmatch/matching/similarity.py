@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from maxmatch.core.array_checks import NotFiniteError, check_set_size, refuse_not_finite, shape_of
+from maxmatch.core.array_checks import NotFiniteError, check_equal_sizes, check_set_size, refuse_not_finite, shape_of
 from maxmatch.core.checks import (
     Array,
     as_tensor,
@@ -30,6 +30,7 @@ from maxmatch.core.checks import (
 )
 from maxmatch.matching import SIMILARITIES as SIMILARITIES
 from maxmatch.matching.assignment import assign_planes, maximal_assignment
+from maxmatch.matching.transport import check_transport, transport_plan
 
 _BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared out among cores
 _CAST_BLOCK = 2**20  # where they are cast first: more leave the cache
@@ -146,15 +147,21 @@ def _mean(values: Tensor, real: Tensor | None) -> Tensor:
     return values.mean(0) if real is None else torch.where(real, values, 0.0).sum(0) / real.sum(0)
 
 
-def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, matched: bool = False) -> Planes:
-    """Check the input at the border and multiply. matched: one to one, which sets of at most 16 vectors can be."""
+class _Input(NamedTuple):
+    """Two batches of sets and their masks, checked; padding is zero."""
+
+    a: Float[Tensor, "B K D"]
+    b: Float[Tensor, "C L D"]
+    a_mask: Bool[Tensor, "B K"] | None
+    b_mask: Bool[Tensor, "C L"] | None
+
+
+def _checked(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> _Input:
+    """Check the input at the border."""
     a, b = as_tensor(a, "a"), as_tensor(b, "b")
     refuse_vmap(a, "similarities compare all pairs of two batches of sets: give them whole.")
     refuse_vmap(b, "similarities compare all pairs of two batches of sets: give them whole.")
     check_pair(a, b)
-    if matched:
-        check_set_size("a", a.shape[1])
-        check_set_size("b", b.shape[1])
     a_mask = None if a_mask is None else as_tensor(a_mask, "a_mask")
     b_mask = None if b_mask is None else as_tensor(b_mask, "b_mask")
     check_mask("a_mask", a_mask, tuple(a.shape[:2]))
@@ -162,21 +169,34 @@ def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, mat
     # The values of padding must not matter, even NaN.
     a = a if a_mask is None else a.masked_fill(~a_mask[..., None], 0.0)
     b = b if b_mask is None else b.masked_fill(~b_mask[..., None], 0.0)
-    cosines = cosine_planes(a, b)
+    return _Input(a, b, a_mask, b_mask)
+
+
+def _check_values(given: _Input, cosines: Tensor, stacklevel: int) -> None:
+    """Refuse what is not finite; warn of vectors that are not of unit length, at that level of the stack."""
     # In training on a GPU a look at the values would stop the queue of work: there the loop watches the loss. While a
     # CUDA graph is recorded there are no values yet.
-    if not (cosines.is_cuda and (cosines.requires_grad or torch.cuda.is_current_stream_capturing())):
-        for name, sets, mask in (("a", a, a_mask), ("b", b, b_mask)):
-            low, high = range_of_norms(sets, mask).tolist()
-            warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
-        if not bool(torch.isfinite(cosines.detach().sum())):
-            refuse_not_finite("a", a)
-            refuse_not_finite("b", b)
-            raise NotFiniteError(
-                "a product is not finite, though every vector is: they are far too long. " + _NORMALISE
-            )
-    a_real = None if a_mask is None else a_mask.T[:, None, :, None]
-    b_real = None if b_mask is None else b_mask.T[None, :, None, :]
+    if cosines.is_cuda and (cosines.requires_grad or torch.cuda.is_current_stream_capturing()):
+        return
+    for name, sets, mask in (("a", given.a, given.a_mask), ("b", given.b, given.b_mask)):
+        low, high = range_of_norms(sets, mask).tolist()
+        warn_unless_unit(name, low, high, _NORMALISE, stacklevel)
+    if not bool(torch.isfinite(cosines.detach().sum())):
+        refuse_not_finite("a", given.a)
+        refuse_not_finite("b", given.b)
+        raise NotFiniteError("a product is not finite, though every vector is: they are far too long. " + _NORMALISE)
+
+
+def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, matched: bool = False) -> Planes:
+    """Check the input and multiply. matched: one to one, which sets of at most 16 vectors can be."""
+    given = _checked(a, b, a_mask, b_mask)
+    if matched:
+        check_set_size("a", given.a.shape[1])
+        check_set_size("b", given.b.shape[1])
+    cosines = cosine_planes(given.a, given.b)
+    _check_values(given, cosines, stacklevel=4)
+    a_real = None if given.a_mask is None else given.a_mask.T[:, None, :, None]
+    b_real = None if given.b_mask is None else given.b_mask.T[None, :, None, :]
     return Planes(cosines, a_real, b_real)
 
 
@@ -442,6 +462,98 @@ def maxsim(
     cosines, a_real, b_real = _compare(a, b, a_mask, b_mask)
     best = _maximum(_hide(cosines, b_real), 1)
     return (best if a_real is None else torch.where(a_real[:, 0], best, 0.0)).sum(0)
+
+
+def paired(
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C K D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C K"] | None = None,
+) -> Float[Tensor, "B C"]:
+    """Slot i always meets slot i, as if `maxmatch` had chosen that matching: mean_i [exp(c_ii) − 1].
+
+    Symmetric; the order within a set matters. With masks only the slots that are real in both sets count, each at its
+    place; a pair without any scores 0, as orthogonal sets do.
+
+    Args:
+        a: B sets of K unit vectors, K any number.
+        b: C sets of as many vectors.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
+
+    Returns:
+        The score of every pair.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> e = torch.eye(3)
+        >>> image = e[None, [0, 1]]
+        >>> captions = torch.stack([e[[1, 0]], e[[0, 2]]])  # the same two vectors, the other way round; only the first
+        >>> similarity.paired(image, captions)
+        tensor([[0.0000, 0.8591]])
+    """
+    given = _checked(a, b, a_mask, b_mask)
+    check_equal_sizes(given.a.shape[1], given.b.shape[1])
+    with torch.autocast(given.a.device.type, enabled=False):
+        slots = zip(given.a.unbind(1), given.b.unbind(1), strict=True)
+        cosines = torch.stack([multiply(x, y) for x, y in slots])
+    _check_values(given, cosines, stacklevel=3)
+    masks = [given.a_mask.T[:, :, None]] if given.a_mask is not None else []
+    masks += [given.b_mask.T[:, None, :]] if given.b_mask is not None else []
+    if not masks:
+        return cosines.expm1().mean(0)
+    real = (masks[0] & masks[-1]).expand_as(cosines)
+    return torch.where(real, cosines.expm1(), 0.0).sum(0) / real.sum(0).clamp(min=1)
+
+
+def sinkhorn(
+    a: Float[Array, "B K D"],
+    b: Float[Array, "C L D"],
+    a_mask: Bool[Array, "B K"] | None = None,
+    b_mask: Bool[Array, "C L"] | None = None,
+    epsilon: float = 0.05,
+    iterations: int = 50,
+) -> Float[Tensor, "B C"]:
+    """Entropic transport: `maxmatch` with a soft matching, the plan P that maximises Σ P c + ε H(P).
+
+        s(X, Y) = 1/m · Σ_kl P_kl [exp(c_kl) − 1],   m = min(K, L)
+
+    Every vector has mass 1 and the smaller set moves completely. As ε → 0 the score becomes `maxmatch`'s, for sets of
+    any two sizes; as ε → ∞ the mean of exp(c) − 1 over all pairs. Identical sets score below e − 1.
+
+    The plan has no gradient, as a matching has none: ∂s/∂c = P exp(c) / m. This is not the derivative of the score,
+    which also changes with P; it needs no memory for the iterations, and is `maxmatch`'s as ε → 0.
+
+    Symmetric, and the order within a set does not matter, up to what the iterations leave where both sets have as many
+    vectors. A smaller ε needs more of them.
+
+    Args:
+        a: B sets, as in `maxmatch`, but of any number of vectors.
+        b: C sets.
+        a_mask: which vectors of `a` are real.
+        b_mask: which of `b`.
+        epsilon: how soft the matching is, at least 1e-6.
+        iterations: how often rows and columns are scaled in turn.
+
+    Returns:
+        The score of every pair.
+
+    Examples:
+        >>> import torch
+        >>> from maxmatch import similarity
+        >>> image, caption = torch.eye(3)[None, [0, 1]], torch.eye(3)[None, [0, 2]]
+        >>> similarity.sinkhorn(image, caption, epsilon=0.5)
+        tensor([[0.6281]])
+        >>> similarity.sinkhorn(image, caption, epsilon=0.05)  # maxmatch: 0.8591
+        tensor([[0.8506]])
+    """
+    check_transport(epsilon, iterations)
+    planes = _compare(a, b, a_mask, b_mask)
+    plan = transport_plan(planes.cosines, epsilon, iterations, planes.a_real, planes.b_real)
+    total = (plan * planes.cosines.expm1()).sum((0, 1))
+    masked = planes.a_real is not None or planes.b_real is not None
+    return total / (planes.matched_size() if masked else min(planes.cosines.shape[:2]))
 
 
 def csd(

@@ -27,7 +27,7 @@ from maxmatch.model.encoders import (
 from maxmatch.model.encoders.backbone import weights_place
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
-from maxmatch.model.layers import GaussianHead, PIEHead, SetHead
+from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, SetHead
 from maxmatch.model.names import is_hub_name
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
@@ -252,4 +252,10 @@ ENCODERS: dict[str, Callable[[Any, _Materials], tuple[Encoder, Reader]]] = {
     "gru": _gru,
     "transformer": _transformer,
 }
-HEADS: dict[str, Callable[..., Head]] = {"set": SetHead, "pie": PIEHead, "gaussian": GaussianHead}
+HEADS: dict[str, Callable[..., Head]] = {
+    "set": SetHead,
+    "pie": PIEHead,
+    "gpo": GPOHead,
+    "global": GlobalHead,
+    "gaussian": GaussianHead,
+}

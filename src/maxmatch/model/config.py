@@ -135,39 +135,53 @@ Backbone = Annotated[
 
 
 Projection = Literal["linear", "mlp", "none"]
+Init = Literal["torch", "xavier"]
 
 
 class Conv(ConfigPart):
     """Pixels through a vision backbone.
 
     projection: what its cells go through before the head: one "linear" layer, the residual "mlp" of regions, or "none".
+    pooling: of the cells, for the global feature; "none": the mean of the local features stands for it.
+    unit_pooled: whether the pooled cells have unit length before their projection. init: of the linear layers, as
+    torch's, or "xavier", with no bias.
     """
 
     reads: ClassVar[InputKind] = "pixels"
     name: Literal["conv"] = "conv"
     backbone: Backbone
-    pooling: Literal["mean", "max"] = "mean"
+    pooling: Literal["mean", "max", "none"] = "mean"
     projection: Projection = "linear"
+    unit_pooled: bool = False
+    init: Init = "torch"
     stride: Count | None = None
     pixels: Pixels = Pixels()
 
 
 class Region(ConfigPart):
-    """Features extracted beforehand, of regions or (ordered) of a sequence."""
+    """Features extracted beforehand, of regions or (ordered) of a sequence. Each becomes fc(x) + MLP(fc(x)).
+
+    mlp_reads: "input" for fc(x) + MLP(x). init: of fc, as torch's, or "xavier", with no bias.
+    """
 
     reads: ClassVar[InputKind] = "features"
     name: Literal["region"] = "region"
     feature_width: Count = 2048
     dropout: Share = 0.1
     ordered: bool = False
+    mlp_reads: Literal["fc", "input"] = "fc"
+    init: Init = "torch"
 
 
 class GRU(ConfigPart):
-    """Word vectors and a bidirectional GRU. The vocabulary is the tokenizer's.
+    """Word vectors and a GRU. The vocabulary is the tokenizer's.
 
     vector_width: where given, the width of the vectors, which a learned projection maps to word_width.
-    train_words: whether the vectors themselves are trained. word_scale: their standard deviation where they are random.
+    train_words: whether the vectors themselves are trained. word_scale: where they are random, their standard
+    deviation or, with word_init "uniform", their bound.
     own_words: how many of the first words also have a learned vector, of word_width.
+    directions: "forward" for a GRU that reads in one direction only.
+    local: what the head sees of each word, its vector or the GRU's "states".
     """
 
     reads: ClassVar[InputKind] = "text"
@@ -176,8 +190,10 @@ class GRU(ConfigPart):
     vector_width: Count | None = None
     train_words: bool = True
     word_scale: Positive = 1.0
+    word_init: Literal["normal", "uniform"] = "normal"
     own_words: Annotated[int, Field(ge=0)] = 0
-    directions: Literal["mean", "concatenate"] = "mean"
+    directions: Literal["mean", "concatenate", "forward"] = "mean"
+    local: Literal["words", "states"] = "words"
     dropout: Share = 0.1
 
 
@@ -208,7 +224,22 @@ class PIE(ConfigPart):
 
     name: Literal["pie"] = "pie"
     dropout: Share = 0.1
-    init: Literal["torch", "xavier"] = "torch"
+    init: Init = "torch"
+
+
+class GPO(ConfigPart):
+    """The generalised pooling operator, the head of VSE∞: one vector."""
+
+    name: Literal["gpo"] = "gpo"
+
+
+class GlobalFeature(ConfigPart):
+    """The global feature alone, as in VSE++: one vector."""
+
+    name: Literal["global"] = "global"
+
+
+_ONE_VECTOR = ("gpo", "global")  # heads with K = 1
 
 
 class Gaussian(ConfigPart):
@@ -223,13 +254,23 @@ class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
     encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
-    head: Annotated[SetPrediction | PIE | Gaussian, Field(discriminator="name")] = SetPrediction()
+    head: Annotated[SetPrediction | PIE | GPO | GlobalFeature | Gaussian, Field(discriminator="name")] = SetPrediction()
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 
     @model_validator(mode="after")
-    def _size_fits(self) -> Self:
+    def _head_fits(self) -> Self:
+        if self.head.name in _ONE_VECTOR and self.set_size != 1:
+            raise refusal(f"the head {self.head.name!r} makes one vector, got {self.set_size}: set it to 1", "set_size")
         if isinstance(self.head, Gaussian) and self.set_size != 2:
             raise refusal(f"a Gaussian is a set of 2 vectors, got {self.set_size}", "set_size")
+        if self.head.name == "gpo":
+            if isinstance(self.encoder, GRU) and self.encoder.local == "words":
+                raise refusal(
+                    "the head 'gpo' pools features of the model's width: set it to states", "encoder", "local"
+                )
+            if isinstance(self.encoder, Conv) and self.encoder.projection == "none":
+                text = "the head 'gpo' pools features of the model's width: set it to linear"
+                raise refusal(text, "encoder", "projection")
         return self
 
     @property
@@ -244,7 +285,8 @@ _K = "The number of vectors cannot be changed afterwards: restore it, or train a
 class ModelConfig(ConfigPart):
     """A whole model.
 
-    similarity_options: alpha of smooth_chamfer, k of top_k, as it was trained; where not given, the function's own.
+    similarity_options: alpha of smooth_chamfer, k of top_k, epsilon and iterations of sinkhorn, as it was trained;
+    where not given, the function's own.
     pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
     pairing_stability: the share of true pairs whose best matching is exactly that one. Nothing here acts on the two:
     they are kept for search, which may lay out sets by them.
@@ -264,6 +306,7 @@ class ModelConfig(ConfigPart):
     def _options_fit(self) -> Self:
         check_similarity_options(self.similarity, self.similarity_options)
         check_heads(self.similarity, self.towers)
+        check_set_sizes(self.similarity, {name: tower.set_size for name, tower in self.towers.items()})
         return self
 
     @model_validator(mode="after")
@@ -298,6 +341,15 @@ def check_heads(similarity: str, towers: Mapping[str, TowerConfig]) -> None:
                 f"{similarity} does not compare what the {tower.head.name!r} head of {name!r} makes: {advice}",
                 "similarity",
             )
+
+
+def check_set_sizes(similarity: str, sizes: Mapping[str, int]) -> None:
+    """Refuse towers whose sets the similarity cannot compare."""
+    first, *others = sizes.items()
+    for name, size in others:
+        if SIMILARITIES[similarity].in_order and size != first[1]:
+            text = f"{size}, but {similarity} compares slot i with slot i, and {first[0]} has {first[1]}"
+            raise refusal(text, "towers", name, "set_size")
 
 
 def check_similarity_options(similarity: str, options: Iterable[str]) -> None:

@@ -99,6 +99,10 @@ class Explanation:
     """The words, as the tokenizer divides the text, special tokens included."""
 
 
+class NoAttentionError(ValueError):
+    """The head of a tower has no slots that attend to parts of an item."""
+
+
 class SetEncoder(nn.Module):
     """Images, texts and whatever else has a tower -> sets of K unit vectors in one space of width D.
 
@@ -402,7 +406,8 @@ class SetEncoder(nn.Module):
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
         seen, read = self.look("image", image), self.look("text", text)
         cosines = seen.vectors @ read.vectors.T
-        chosen = maximal_assignment(cosines)
+        in_order = SIMILARITIES[self.similarity_name].in_order
+        chosen = torch.arange(len(cosines)) if in_order else maximal_assignment(cosines)
         pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(chosen) if j >= 0]
         score = self.similarity(seen.vectors[None], read.vectors[None])
         return Explanation(float(score), pairs, cosines, seen.attention, read.attention, read.words or [])
@@ -430,7 +435,10 @@ class SetEncoder(nn.Module):
             features = tower.encoder(*inputs)
             sets = tower.head(features)
         if sets.attention is None:
-            raise ValueError(f"explain: the head of the tower {modality!r} gives no attention.")
+            raise NoAttentionError(
+                f"explain: the head of the tower {modality!r} gives no attention. A model with the head 'set' or 'pie' "
+                "can be explained."
+            )
         attention, grid = sets.attention[0].float().cpu(), features.grid
         attention = attention[:, features.mask[0].cpu()] if grid is None else attention.view(-1, *grid)
         words = tower.reader.words(inputs.values[0]) if isinstance(tower.reader, TextReader) else None

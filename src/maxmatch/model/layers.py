@@ -1,14 +1,16 @@
 """From the features of an item to a set of K unit vectors: positions, pooling, slot attention and the heads.
 
-SetHead is the paper's, PIEHead is PVSE's, GaussianHead is PCME++'s.
+SetHead is the paper's, PIEHead is PVSE's, GaussianHead is PCME++'s; GPOHead (VSE∞) and GlobalHead (VSE++) make sets of
+one vector.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
@@ -80,6 +82,27 @@ def widened(x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n V"]:
     """On a GPU, x with zeros after it up to a width that suits."""
     missing = -x.shape[-1] % _TENSOR_CORE
     return pad(x, (0, missing)) if x.is_cuda and missing else x
+
+
+def gru_states(gru: nn.GRU, inputs: Float[Tensor, "B N W"], direction: str = "") -> Float[Tensor, "B N H"]:
+    """The states of one direction of a GRU, "" or "_reverse", after each input; it reads from the first to the last.
+
+    It runs in the precision of the inputs. They may be `widened`.
+    """
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    weights = [getattr(gru, f"{name}_l0{direction}").to(inputs.dtype) for name in names]
+    weights[0] = pad(weights[0], (0, inputs.shape[2] - weights[0].shape[1]))
+    start = inputs.new_zeros(1, inputs.shape[0], gru.hidden_size)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single")  # they were just cast
+        states, _ = torch.gru(inputs, start, weights, True, 1, 0.0, gru.training, False, True)
+    return states
+
+
+def turned(x: Float[Tensor, "B N W"], length: Int[Tensor, " B"]) -> Float[Tensor, "B N W"]:
+    """The first `length` features of each item in reverse order. What follows them is arbitrary."""
+    place = torch.arange(x.shape[1], device=x.device)
+    return x.gather(1, (length[:, None] - 1 - place).clamp(min=0)[..., None].expand_as(x))
 
 
 class Context(NamedTuple):
@@ -271,6 +294,95 @@ class PIEHead(nn.Module):
         assert isinstance(per_slot, nn.Linear)
         weight = per_slot.weight
         weight.copy_(weight[list(order)].clone())
+
+
+_CODE = 32  # width of a rank's code, and of the GRU that reads it
+_SHARPNESS = 0.1  # the temperature of the softmax over ranks
+
+
+def rank_codes(
+    count: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "{count} 32"]:
+    """The sine codes of ranks 0..n−1: sin(i / T^(w/W)) for even w, cos(i / T^((w−1)/W)) for odd w, W = 32."""
+    wave = torch.arange(_CODE, device=device)
+    precise = torch.promote_types(dtype, torch.float32)
+    angle = torch.arange(count, device=device)[:, None] / TEMPERATURE ** (2 * (wave // 2).to(precise) / _CODE)
+    return torch.where(wave % 2 == 0, angle.sin(), angle.cos()).to(dtype)
+
+
+class GPOHead(nn.Module):
+    """The generalised pooling operator, the head of VSE∞: S = Σ_i θ_i x_(i), one vector, then to unit length.
+
+        θ = softmax over ranks i of (wᵀ h_i / 0.1),   h_i: the mean of both directions of a Bi-GRU over ranks 0..n−1
+
+    x_(i) holds the i-th largest value of every channel, each channel sorted on its own. So θ depends on the number n of
+    real features alone, and the order of features does not matter. It has no attention: a rank belongs to another
+    feature in every channel.
+    """
+
+    def __init__(self, context_width: int, width: int = 1024, set_size: int = 1) -> None:
+        super().__init__()
+        _check_one_vector("gpo", set_size)
+        if context_width != width:
+            raise ValueError(
+                f"context_width: gpo pools features of the model's width, {width}, got {context_width}. Let the "
+                "encoder project them, and a GRU give its states (local='states')."
+            )
+        self.width = width
+        self.set_size = set_size
+        self.gru = nn.GRU(_CODE, _CODE, batch_first=True, bidirectional=True)
+        self.score = nn.Linear(_CODE, 1, bias=False)
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items."""
+        mask = features.mask
+        ranked = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
+        values = features.local.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True).values
+        values = values.masked_fill(~ranked[..., None], 0.0)
+        pooled = self.weights(ranked)[:, None].to(values.dtype) @ values
+        return Sets(unit_vectors(pooled), pooled, pooled[:, 0])
+
+    def weights(self, ranked: Bool[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+        """θ of B items. ranked: True for the ranks that an item has, its first."""
+        codes = rank_codes(ranked.shape[1], ranked.device, self.score.weight.dtype)
+        with torch.autocast(ranked.device.type, enabled=False):  # it is small, and the softmax sharp
+            states = self.states(codes.expand(ranked.shape[0], -1, -1), ranked)
+            scores = self.score(states.mean(2))[..., 0].masked_fill(~ranked, -torch.inf)
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        weights: Tensor = (scores / _SHARPNESS).softmax(1)
+        return weights
+
+    def states(self, codes: Float[Tensor, "B N 32"], ranked: Bool[Tensor, "B N"]) -> Float[Tensor, "B N 2 32"]:
+        """The states of both directions at each rank; each item is read backwards from its own last rank."""
+        length = ranked.sum(1)
+        last = turned(gru_states(self.gru, turned(codes, length), "_reverse"), length)
+        return torch.stack([gru_states(self.gru, codes), last], 2)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """One vector has one order."""
+
+
+class GlobalHead(nn.Module):
+    """The head of VSE++: S = φ, one vector, to unit length. It has no parameters and no attention."""
+
+    def __init__(self, context_width: int, width: int = 1024, set_size: int = 1) -> None:
+        super().__init__()
+        _check_one_vector("global", set_size)
+        self.width = width
+        self.set_size = set_size
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items."""
+        pooled = features.pooled[:, None]
+        return Sets(unit_vectors(pooled), pooled, features.pooled)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """One vector has one order."""
+
+
+def _check_one_vector(head: str, set_size: int) -> None:
+    if set_size != 1:
+        raise ValueError(f"set_size: the head {head!r} makes one vector per item, got {set_size}. Set it to 1.")
 
 
 class GaussianHead(nn.Module):

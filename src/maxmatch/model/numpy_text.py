@@ -127,7 +127,10 @@ def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "Numpy
         from safetensors.numpy import load_file
 
         config = read_config(folder)
-        if (config.towers[_TEXT].encoder.name, config.towers[_TEXT].head.name) != ("gru", "set"):
+        encoder, head = config.towers[_TEXT].encoder, config.towers[_TEXT].head
+        if not isinstance(encoder, GRU) or not isinstance(head, SetPrediction):
+            return None
+        if encoder.directions == "forward" or encoder.local == "states":
             return None
         tokenizer = load_tokenizer(folder / "tokenizer.json")  # of several towers of text each has a name of its own
         stored = load_file(folder / WEIGHTS).items()  # what is rounded to float16 is computed in float32

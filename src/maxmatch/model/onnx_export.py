@@ -17,6 +17,7 @@ from maxmatch.model.checkpoint import tokenizer_names
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import GRUEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader
+from maxmatch.model.layers import GPOHead
 from maxmatch.model.names import model_identity
 from maxmatch.model.onnx_runtime import FILE, FORMAT, Exported, Graph, digest
 
@@ -70,44 +71,61 @@ class _Exportable(nn.Module):
     def __init__(self, tower: Tower) -> None:
         super().__init__()
         self.tower = copy.deepcopy(tower).cpu().float()
-        encoder = self.tower.encoder
+        encoder, head = self.tower.encoder, self.tower.head
         if isinstance(encoder, GRUEncoder):
-            states = _LastStates(encoder.gru)
-            encoder.last_states_on_device = states.__call__  # type: ignore[method-assign]
+            words = _States(encoder.gru)
+            encoder.states_on_device = words.__call__  # type: ignore[assignment, method-assign]
+            encoder.last_states_on_device = words.last  # type: ignore[assignment, method-assign]
+        if isinstance(head, GPOHead):
+            head.states = _States(head.gru).every  # type: ignore[assignment, method-assign]
 
     def forward(self, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         sets = self.tower(values, mask)
         return (sets.vectors,) if sets.attention is None else (sets.vectors, sets.attention)
 
 
-class _LastStates:
-    """ONNX's GRU instead of packed sequences, which ONNX lacks: given the lengths, it reads each text backwards from
-    its own last word, as those do.
+class _States:
+    """ONNX's GRU instead of packed sequences, which ONNX lacks: given the lengths, it reads each item backwards from
+    its own end, as those do.
     """
 
     def __init__(self, gru: nn.GRU) -> None:
         self.hidden = gru.hidden_size
+        self.directions = ("", "_reverse") if gru.bidirectional else ("",)
         with torch.no_grad():
-            self.weight, self.recurrence = (self._both(gru, name) for name in ("weight_ih", "weight_hh"))
-            self.bias = torch.cat([self._both(gru, name) for name in ("bias_ih", "bias_hh")], 1)
+            self.weight, self.recurrence = (self._stacked(gru, name) for name in ("weight_ih", "weight_hh"))
+            self.bias = torch.cat([self._stacked(gru, name) for name in ("bias_ih", "bias_hh")], 1)
 
-    def _both(self, gru: nn.GRU, name: str) -> Tensor:
-        """The parameter of both directions, its gates in ONNX's order: update, reset, new."""
-        stacked = torch.stack([getattr(gru, f"{name}_l0{direction}") for direction in ("", "_reverse")])
+    def _stacked(self, gru: nn.GRU, name: str) -> Tensor:
+        """The parameter of all directions, its gates in ONNX's order: update, reset, new."""
+        stacked = torch.stack([getattr(gru, f"{name}_l0{direction}") for direction in self.directions])
         reset, update, new = stacked.chunk(3, 1)
         return torch.cat([update, reset, new], 1)
 
-    def __call__(self, local: Tensor, mask: Tensor) -> Tensor:
-        words = local.transpose(0, 1)
-        length, batch = words.shape[:2]
-        _, last = torch.onnx.ops.symbolic_multi_out(
+    def __call__(self, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The states of each direction at every input (B, N, d, H), and after the last (d, B, H)."""
+        steps, count = inputs.transpose(0, 1), len(self.directions)
+        length, batch = steps.shape[:2]
+        every, last = torch.onnx.ops.symbolic_multi_out(
             "GRU",
-            [words, self.weight, self.recurrence, self.bias, mask.sum(1).to(torch.int32)],
-            {"direction": "bidirectional", "hidden_size": self.hidden, "linear_before_reset": 1},
-            dtypes=[local.dtype, local.dtype],
-            shapes=[(length, 2, batch, self.hidden), (2, batch, self.hidden)],
+            [steps, self.weight, self.recurrence, self.bias, mask.sum(1).to(torch.int32)],
+            {
+                "direction": "bidirectional" if count == 2 else "forward",
+                "hidden_size": self.hidden,
+                "linear_before_reset": 1,
+            },
+            dtypes=[inputs.dtype, inputs.dtype],
+            shapes=[(length, count, batch, self.hidden), (count, batch, self.hidden)],
         )
-        return last
+        return every.permute(2, 0, 1, 3), last
+
+    def every(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        """The states at every input."""
+        return self(inputs, mask)[0]
+
+    def last(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        """The states after the last input."""
+        return self(inputs, mask)[1]
 
 
 def _example(tower: Tower) -> tuple[dict[str, Tensor], tuple[dict[int, str], ...]]:

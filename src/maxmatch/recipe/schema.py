@@ -32,6 +32,7 @@ from maxmatch.model.config import (
     SimilarityName,
     TowerConfig,
     check_heads,
+    check_set_sizes,
     check_similarity_options,
     refusal,
     unknown_key,
@@ -83,6 +84,7 @@ class Objective(Section):
     mean_negatives_epochs: Whole = 0
     margin: NotNegative = 0.2
     negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
+    triplet_reduction: Literal["mean", "sum"] = "mean"
     triplet_weight: NotNegative = 1.0
     gd_weight: NotNegative = 0.1
     isd_weight: NotNegative = 0.1
@@ -125,11 +127,12 @@ def _by_name(data: Any) -> Any:
 
 
 class StepSchedule(Section):
-    """Multiplied by `factor` after every `every` epochs."""
+    """Multiplied by `factor` after every `every` epochs, at most `times` times (None: no limit)."""
 
     name: Literal["step"] = "step"
     every: Count
     factor: _UpToOne = 0.1
+    times: Count | None = None
 
 
 class Cosine(Section):
@@ -366,7 +369,7 @@ class ModelSection(Section):
     similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
         default_factory=dict
     )
-    """alpha of smooth_chamfer, k of top_k; where not given, the function's own."""
+    """alpha of smooth_chamfer, k of top_k, epsilon and iterations of sinkhorn; where not given, the function's own."""
     config: ModelConfig | None = None
 
     @model_validator(mode="before")
@@ -404,7 +407,7 @@ class ModelSection(Section):
     def _known_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if info.data.get("preset") is not None:
             taken = signature(PRESETS[info.data["preset"]]).parameters.values()
-            head = HEADS.get(str(options.get("head")), SetPrediction)
+            head = HEADS.get(str(options.get("head", "set")), SetPrediction)
             known = [one.name for one in taken if one.kind == one.KEYWORD_ONLY]
             known += ["head", *(field for field in head.model_fields if field != "name")]
             for option, value in options.items():
@@ -424,11 +427,12 @@ class ModelSection(Section):
         if self.preset is None and self.options:
             raise refusal("options belong to a preset; change the config itself", "options")
         try:
-            self.resolved()
+            resolved = self.resolved()
         except ValidationError as error:
             where, _, text = describe(error.errors()[0]).partition(": ")
             raise refusal(text, "options", *where.split(".")) from error
-        check_heads(self.similarity, self.resolved().towers)
+        check_heads(self.similarity, resolved.towers)
+        check_set_sizes(self.similarity, {name: tower.set_size for name, tower in resolved.towers.items()})
         return self
 
     def resolved(self) -> ModelConfig:

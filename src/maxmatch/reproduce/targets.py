@@ -178,13 +178,14 @@ def target_called(name: str) -> Target:
     return found
 
 
-def _model_of(method: str, data: str, backbones: str) -> tuple[str, Variant] | tuple[None, None]:
+def _model_of(method: str, data: str, backbones: str) -> tuple[str | None, Variant | None]:
     """The recipe and the variant of one of the paper's methods; None for one that is only listed."""
-    known = {
+    known: dict[str, tuple[str, Variant | None]] = {
         OURS: (f"{data}_{backbones}", MAXMATCH),
         "Set Div": (f"{data}_{backbones}_setdiv", SETDIV),
         "VSE++": (f"{data}_vsepp", VSEPP),
         "PVSE": (f"{data}_pvse", PVSE),
+        **({"VSE∞": (f"{data}_vseinf_{backbones}", None)} if backbones.startswith("region_") else {}),
         "MaxMatch + PVSE": (f"{data}_pvse_maxmatch", MAXMATCH_ON_PVSE),
     }
     return known.get(method, (None, None))
@@ -369,9 +370,9 @@ def _essence(recipe: Recipe) -> dict[str, Any]:
 _LATER: dict[str, Any] = {
     "hold_out_words": [], "trust_features": False, "global_feature": "raw", "projection": "linear", "init": "torch",
     "weights": None, "teachers": [], "distill_weight": 0.0, "distill_temperature": 0.05, "crop_ratio": [3 / 4, 4 / 3],
-    "phrases": 0.0, "batches": "mixed", "crop_size": None, "phrase_weight": 0.0,
+    "phrases": 0.0, "batches": "mixed", "crop_size": None, "phrase_weight": 0.0, "triplet_reduction": "mean",
+    "times": None, "unit_pooled": False, "mlp_reads": "fc", "word_init": "normal", "local": "words", "start": None,
     "bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "kl_weight": 0.0,
-    "start": None,
 }  # fmt: skip
 """The defaults of options that came after models had been reproduced, whose folders must still be found."""
 

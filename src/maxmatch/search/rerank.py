@@ -71,12 +71,18 @@ def _scored(queries: np.ndarray, found: Found, k: int, similarity: SetSimilarity
         scores, chosen = hits.scores.numpy(), hits.indices.numpy()
     products = queries[:, None] @ sets[chosen].transpose(0, 1, 3, 2)
     planes = products.transpose(2, 3, 0, 1).reshape(queries.shape[1], sets.shape[1], -1)
-    partners = _assigned(planes)
+    partners = _met(planes, similarity)
     by_hit = (*chosen.shape, queries.shape[1])
     places = order[chosen]
     ids = np.array(found.ids, object)[places]
     cosines = matched(planes, partners)
     return _Running(scores, found.added[places], ids, partners.T.reshape(by_hit), cosines.T.reshape(by_hit))
+
+
+def _met(planes: np.ndarray, similarity: SetSimilarity) -> np.ndarray:
+    """Which slot each slot of a query meets, (L, pairs): as the similarity fixes it, else by the best matching."""
+    rows, _, pairs = planes.shape
+    return np.tile(np.arange(rows)[:, None], (1, pairs)) if similarity.in_order else _assigned(planes)
 
 
 def _assigned(planes: np.ndarray) -> np.ndarray:
@@ -96,7 +102,7 @@ def _assigned(planes: np.ndarray) -> np.ndarray:
 def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, similarity: SetSimilarity) -> list[Best]:
     """The k best of each query (n, K, D) among its own candidates."""
     ends, planes = _planes(queries, [found.vectors for found in candidates])
-    partners = _assigned(planes)
+    partners = _met(planes, similarity)
     cosines = matched(planes, partners)
     scores = mean_exp(cosines) if similarity.fast else similarity.of_planes(planes)
     best = []
@@ -183,6 +189,8 @@ def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
         return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
     if manifest.tuning is not None and manifest.tuning.real_queries:
         return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
+    if manifest.scoring.in_order:  # slot i meets slot i in any case
+        return None
     if manifest.stability is None:
         return (
             "it is not known whether slot i of a query meets slot i of its item. "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import JsonValue, ValidationError
 
-from maxmatch.core.array_checks import Array
+from maxmatch.core.array_checks import Array, check_equal_sizes
 from maxmatch.core.manifest import problems
 from maxmatch.model.names import AnyModel, check_same_model, model_identity, slot_stability
 from maxmatch.search.engine import (
@@ -337,6 +337,8 @@ class SetIndex:
         check_same_model(self.manifest.model, model, self.folder)
         self._refuse_replaced()
         queries = np.array(checked_sets(self.manifest, sets), dtype=np.float32)
+        if self.manifest.scoring.in_order:
+            check_equal_sizes(queries.shape[1], self.manifest.set_size)
         condition = self._condition(where)
         tuning = self.manifest.tuning
         in_memory = condition is None and self.engine.in_memory

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
-from maxmatch.model.encoder import Look, SetEncoder
+from maxmatch.model.encoder import Look, NoAttentionError, SetEncoder
 from maxmatch.model.images import FORMATS, ImageError, load_image
 from maxmatch.model.inputs import PixelReader
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
@@ -182,8 +182,11 @@ def explain(
         raise Refusal(422, "no_pictures", "This model reads features, not pictures.")
     if similarity.set_size is not None:
         raise Refusal(422, "no_slots", "This model compares Gaussians: it has no slots that look anywhere.")
-    seen = look_at(model, gallery.picture(item.id))
-    explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
+    try:
+        seen = look_at(model, gallery.picture(item.id))
+        explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
+    except NoAttentionError as error:
+        raise Refusal(422, "no_attention", str(error)) from error
     return Explained(item=item, slots=_slots(seen), parts=explained)
 
 
@@ -212,11 +215,11 @@ def _part(
         look, picture, label = seen.look, _slots(seen), "your picture" if part.kind == "upload" else "that picture"
     slots = list(range(len(look.vectors)))
     if part.slot is not None:
-        check_slot(part.slot, len(slots))
+        check_slot(part.slot, len(slots), similarity)
         slots = [part.slot]
     vectors = look.vectors[slots]
     cosines = vectors @ item.look.vectors.T
-    chosen = maximal_assignment(cosines).tolist()
+    chosen = slots if similarity.in_order else maximal_assignment(cosines).tolist()
     pairs = [
         PairOut(query_slot=slot, item_slot=partner, cosine=round(float(cosines[row, partner]), _DIGITS))
         for row, (slot, partner) in enumerate(zip(slots, chosen, strict=True))

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from maxmatch.matching import SetSimilarity
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.engine import Hit, Match
 from maxmatch.search.filters import Condition
@@ -205,7 +206,7 @@ class Searcher:
         """A text as it is; of an item or an uploaded picture, its vectors."""
         if part.kind == "text":
             if part.slot is not None:
-                check_slot(part.slot, self._model.set_sizes["text"])
+                check_slot(part.slot, self._model.set_sizes["text"], self._gallery.index.manifest.scoring)
             return part
         if part.kind == "item":
             stored = await asyncio.to_thread(self._gallery.index.fetch, [part.value])
@@ -215,7 +216,7 @@ class Searcher:
         else:
             found = self._uploaded(part.value)
         if part.slot is not None:
-            check_slot(part.slot, len(found))
+            check_slot(part.slot, len(found), self._gallery.index.manifest.scoring)
         return found[_slots(part)]
 
     def _answer(self, asked: Sequence[Search]) -> list[list[Hit]]:
@@ -261,7 +262,9 @@ def _result(group: Sequence[Hit | ItemFacts]) -> SearchResult:
     return SearchResult(first, score, matches, others)
 
 
-def check_slot(slot: int, count: int) -> None:
-    """Refuse a slot that a query does not have."""
+def check_slot(slot: int, count: int, similarity: SetSimilarity) -> None:
+    """Refuse a slot that a query does not have, and any where one slot cannot be compared with whole sets."""
+    if similarity.in_order:
+        raise Refusal(422, "invalid", f"slot: {similarity.name} compares whole sets. Search with the whole query.")
     if slot >= count:
         raise Refusal(404, "not_found", f"slot: this query has slots 0 to {count - 1}, got {slot}.")

@@ -1,5 +1,6 @@
 """Validation during training, and diagnoses when training does not work: the symptom, the cause and the cure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -77,11 +78,18 @@ def not_finite(value: float, recipe: Recipe) -> Diagnosis:
 def stuck(recipe: Recipe, epoch: int, losses: Sequence[float], steps_per_epoch: int) -> Diagnosis | None:
     """A triplet loss that stays at 2 × margin with hardest negatives: all pairs have the same score."""
     goal = recipe.objective
-    window = losses[-watched_steps(steps_per_epoch) :]
+    watched = watched_steps(steps_per_epoch)
+    window = losses[-watched:]
     if goal.keywords(epoch)["negatives"] != "hardest" or not goal.triplet_weight or goal.margin == 0:
         return None
     level = 2 * goal.margin * len(goal.pairs)
-    if len(window) < watched_steps(steps_per_epoch) or abs(fmean(window) - level) > _NEAR * level:
+    if len(window) < watched:
+        return None
+    if goal.triplet_reduction == "sum":  # of a full batch, by pair; the last batch of an epoch may be smaller
+        captions = recipe.train.batch_captions or recipe.data.captions_per_image or 0
+        full = sorted(window)[math.ceil(watched / steps_per_epoch) :]
+        window = [loss / (recipe.train.batch_size * captions or 1) for loss in full]
+    if not window or abs(fmean(window) - level) > _NEAR * level:
         return None
     if max(window) - min(window) > 4 * _NEAR * level:
         return None

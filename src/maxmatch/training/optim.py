@@ -91,7 +91,8 @@ def schedule_factor(train: Train, step: int, steps_per_epoch: int) -> float:
     warmup, schedule = train.warmup(steps_per_epoch), train.schedule
     risen = min(1.0, (step + 1) / warmup) if warmup else 1.0
     if schedule.name == "step":
-        return risen * float(schedule.factor ** (step // steps_per_epoch // schedule.every))
+        passed = step // steps_per_epoch // schedule.every
+        return risen * float(schedule.factor ** (passed if schedule.times is None else min(passed, schedule.times)))
     if schedule.name == "cosine":
         return risen * 0.5 * (1 + math.cos(math.pi * step / (train.epochs * steps_per_epoch)))
     if schedule.name == "constant":

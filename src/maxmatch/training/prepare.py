@@ -316,6 +316,8 @@ def _steps(recipe: Recipe, say: Say) -> tuple[int | None, str]:
 def _objective(recipe: Recipe) -> str:
     goal = recipe.objective
     weights = {term.symbol: getattr(goal, term.weight) for term in TERMS.values()}
+    if goal.triplet_reduction == "sum":
+        weights = {f"{symbol} (sum)" if symbol == "triplet" else symbol: value for symbol, value in weights.items()}
     terms = " + ".join(f"{weight:g}·{symbol}" for symbol, weight in weights.items() if weight)
     return f"loss {terms}; margins {goal.margin:g}, {goal.gd_margin:g}, {goal.isd_margin:g}"
 
@@ -327,5 +329,6 @@ def _milestones(recipe: Recipe) -> list[int]:
     marks |= {until for until in train.freeze.values() if isinstance(until, int)}
     marks |= {recipe.objective.mean_negatives_epochs}
     if train.schedule.name == "step":
-        marks |= set(range(0, train.epochs, train.schedule.every))
+        times = train.epochs if train.schedule.times is None else train.schedule.times
+        marks |= set(range(0, train.epochs, train.schedule.every)[: times + 1])
     return sorted(epoch for epoch in marks if 0 <= epoch < train.epochs)

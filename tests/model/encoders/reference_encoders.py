@@ -32,11 +32,11 @@ def mean(rows: Matrix) -> Vector:
     return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
 
 
-def region(regions: Matrix, weights: dict) -> tuple[Matrix, Vector]:
+def region(regions: Matrix, weights: dict, mlp_reads: str = "fc") -> tuple[Matrix, Vector]:
     local = []
     for x in regions:
         base = linear(x, weights["fc.weight"], weights["fc.bias"])
-        hidden = linear(base, weights["mlp.0.weight"], weights["mlp.0.bias"])
+        hidden = linear(base if mlp_reads == "fc" else x, weights["mlp.0.weight"], weights["mlp.0.bias"])
         for i, h in enumerate(hidden):
             spread = math.sqrt(weights["mlp.1.running_var"][i] + 1e-5)
             normal = (h - weights["mlp.1.running_mean"][i]) / spread
@@ -50,12 +50,12 @@ def sigmoid(v: float) -> float:
     return 1 / (1 + math.exp(-v))
 
 
-def gru_direction(words: Matrix, weights: dict, suffix: str) -> Vector:
-    """The last state of a GRU. Its three gates stand one after another in the weights: reset, update, new."""
+def gru_direction(words: Matrix, weights: dict, suffix: str) -> Matrix:
+    """The states of a GRU. Its three gates stand one after another in the weights: reset, update, new."""
     weight_i, weight_h = weights[f"gru.weight_ih_l0{suffix}"], weights[f"gru.weight_hh_l0{suffix}"]
     bias_i, bias_h = weights[f"gru.bias_ih_l0{suffix}"], weights[f"gru.bias_hh_l0{suffix}"]
     size = len(weight_h) // 3
-    state = [0.0] * size
+    state, states = [0.0] * size, []
     for x in words:
         from_input, from_state = linear(x, weight_i, bias_i), linear(state, weight_h, bias_h)
         following = []
@@ -65,27 +65,44 @@ def gru_direction(words: Matrix, weights: dict, suffix: str) -> Vector:
             new = math.tanh(from_input[2 * size + i] + reset * from_state[2 * size + i])
             following.append((1 - update) * new + update * state[i])
         state = following
-    return state
+        states.append(state)
+    return states
 
 
-def gru(ids: list[int], weights: dict, directions: str) -> tuple[Matrix, Vector]:
+def gru(ids: list[int], weights: dict, directions: str, local: str = "words") -> tuple[Matrix, Vector]:
     words = [weights["words.weight"][i] for i in ids]
     forward = gru_direction(words, weights, "")
-    backward = gru_direction(words[::-1], weights, "_reverse")
-    return words, mean([forward, backward]) if directions == "mean" else forward + backward
+    if directions == "forward":
+        return words if local == "words" else forward, forward[-1]
+    backward = gru_direction(words[::-1], weights, "_reverse")[::-1]
+
+    def joined(one: Vector, other: Vector) -> Vector:
+        return mean([one, other]) if directions == "mean" else one + other
+
+    states = [joined(*pair) for pair in zip(forward, backward, strict=True)]
+    return words if local == "words" else states, joined(forward[-1], backward[0])
 
 
 POOLING = {"max": maximum, "mean": mean, "first": lambda rows: rows[0]}
 
 
-def conv(cells: Matrix, weights: dict, pooling: str, projection: str = "linear") -> tuple[Matrix, Vector]:
+def unit(x: Vector) -> Vector:
+    norm = math.sqrt(sum(v * v for v in x))
+    return [v / norm for v in x]
+
+
+def conv(
+    cells: Matrix, weights: dict, pooling: str, projection: str = "linear", unit_pooled: bool = False
+) -> tuple[Matrix, Vector]:
     prefix = "local_projection."
     mine = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     if projection == "linear":
         local = [linear(x, mine["weight"], mine["bias"]) for x in cells]
     else:
         local = cells if projection == "none" else region(cells, mine)[0]
-    pooled = POOLING[pooling](cells)
+    if pooling == "none":
+        return local, mean(local)
+    pooled = unit(POOLING[pooling](cells)) if unit_pooled else POOLING[pooling](cells)
     return local, linear(pooled, weights["pooled_projection.weight"], weights["pooled_projection.bias"])
 
 

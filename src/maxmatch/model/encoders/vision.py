@@ -6,12 +6,13 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, distributed, nn
+from torch.nn.functional import normalize
 
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_images, check_width
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, grid_cells, mask_for, output_width, patch_size, probe_images
-from maxmatch.model.layers import POOLING, grid_positions, masked_max, sine_positions
+from maxmatch.model.layers import POOLING, grid_positions, masked_max, masked_mean, sine_positions
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
@@ -70,22 +71,47 @@ class ResidualProjection(nn.Module):
     """P(x) = dropout(MLP(fc(x)) + fc(x));  MLP: D → D/2, BatchNorm, ReLU, → D.
 
     BatchNorm sees real features only: padding would move its statistics.
+    mlp_reads: "fc", as above, or the "input": MLP(x) + fc(x), as in VSE∞.
+    init: of fc, as torch starts linear layers, or "xavier": uniform in Glorot's bounds, bias 0.
     """
 
-    def __init__(self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        feature_width: int = 2048,
+        width: int = 1024,
+        dropout: float = 0.1,
+        mlp_reads: Literal["fc", "input"] = "fc",
+        init: Literal["torch", "xavier"] = "torch",
+    ) -> None:
         super().__init__()
+        if mlp_reads not in ("fc", "input"):
+            raise ValueError(f"mlp_reads: expected 'fc' or 'input', got {mlp_reads!r}.")
+        self.mlp_reads = mlp_reads
         self.fc = nn.Linear(feature_width, width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, width // 2), MaskedBatchNorm(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
+            nn.Linear(width if mlp_reads == "fc" else feature_width, width // 2),
+            MaskedBatchNorm(width // 2),
+            nn.ReLU(),
+            nn.Linear(width // 2, width),
         )
         self.dropout = nn.Dropout(dropout)
+        _start(self.fc, init)
 
     def project(self, x: Float[Tensor, "B N F"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
         """P of the real features, anything of the others."""
         projected = self.fc(x).masked_fill(~mask[..., None], 0.0)
+        read = projected if self.mlp_reads == "fc" else x.masked_fill(~mask[..., None], 0.0)
         narrow, norm, relu, wide = self.mlp
-        out: Tensor = self.dropout(wide(relu(norm(narrow(projected), mask))) + projected)
+        out: Tensor = self.dropout(wide(relu(norm(narrow(read), mask))) + projected)
         return out
+
+
+def _start(layer: nn.Linear, init: str) -> None:
+    if init not in ("torch", "xavier"):
+        raise ValueError(f"init: expected torch or xavier, got {init!r}.")
+    if init == "xavier":
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
 
 
 _PROJECTIONS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "mlp": ResidualProjection, "none": nn.Identity}
@@ -96,6 +122,9 @@ class ConvEncoder(Freezable):
     maximum) over the map, through a projection of its own.
 
     projection: of the local features; in place of the "linear" 1×1 convolution the "mlp" of regions, or "none".
+    pooling: "none": no projection of its own; the mean of the local features stands for the global one.
+    unit_pooled: whether the pooled map has unit length before its projection, as in VSE++.
+    init: of the linear projections, as torch starts them, or "xavier": uniform in Glorot's bounds, bias 0.
 
     backbone: a Hugging Face vision model (ResNet, ConvNeXt, ViT, DINO, the vision tower of CLIP or SigLIP), a timm
     model, or any module that maps images to (B, C, h, w) or (B, N, C). Class and register tokens are dropped.
@@ -106,24 +135,32 @@ class ConvEncoder(Freezable):
         self,
         backbone: nn.Module,
         width: int = 1024,
-        pooling: Literal["mean", "max"] = "mean",
+        pooling: Literal["mean", "max", "none"] = "mean",
         stride: int | None = None,
         projection: Literal["linear", "mlp", "none"] = "linear",
+        unit_pooled: bool = False,
+        init: Literal["torch", "xavier"] = "torch",
     ) -> None:
         super().__init__()
-        if pooling not in POOLING:
-            raise ValueError(f"pooling: expected one of {', '.join(POOLING)}, got {pooling!r}.")
+        if pooling not in (*POOLING, "none"):
+            raise ValueError(f"pooling: expected one of {', '.join(POOLING)}, none, got {pooling!r}.")
         if projection not in _PROJECTIONS:
             raise ValueError(f"projection: expected one of {', '.join(_PROJECTIONS)}, got {projection!r}.")
+        if pooling == projection == "none":
+            raise ValueError("pooling: 'none' needs a projection, since the local features stand for the global one.")
         self.backbone = backbone
         self.width = width
         self.stride = stride or patch_size(backbone)
-        self.pooling = POOLING[pooling]
+        self.pooling = POOLING.get(pooling)
+        self.unit_pooled = unit_pooled
         channels = output_width(backbone, lambda: grid_cells(backbone, probe_images(backbone), self.stride)[0])
         self.feature_width = channels
         self.local_width = channels if projection == "none" else width
         self.local_projection = _PROJECTIONS[projection](channels, width)
-        self.pooled_projection = nn.Linear(channels, width)
+        self.pooled_projection = None if self.pooling is None else nn.Linear(channels, width)
+        for layer in (self.local_projection, self.pooled_projection):
+            if isinstance(layer, nn.Linear):
+                _start(layer, init)
 
     def forward(
         self, images: Float[Tensor, "B c H W"] | Float[Tensor, "B N w"], mask: Bool[Tensor, "B N"] | None = None
@@ -148,10 +185,11 @@ class ConvEncoder(Freezable):
             cells, (rows, columns) = self.cells(images)
         mask = mask_for(cells, mask)
         positions = grid_positions(rows, columns, self.local_width, cells.device, cells.dtype)
+        local = self._local(cells, mask)
         return Features(
-            local=self._local(cells, mask),
+            local=local,
             mask=mask,
-            pooled=self.pooled_projection(self.pooling(cells, mask)),
+            pooled=masked_mean(local, mask) if self.pooling is None else self._pooled(self.pooling(cells, mask)),
             positions=positions.expand(cells.shape[0], -1, -1),
             grid=(rows, columns),
         )
@@ -161,6 +199,11 @@ class ConvEncoder(Freezable):
             return self.local_projection.project(cells, mask)
         local: Tensor = self.local_projection(cells)
         return local
+
+    def _pooled(self, cell: Float[Tensor, "B w"]) -> Float[Tensor, "B D"]:
+        assert self.pooled_projection is not None
+        pooled: Tensor = self.pooled_projection(normalize(cell, dim=-1) if self.unit_pooled else cell)
+        return pooled
 
     def cells(self, images: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B N w"], tuple[int, int]]:
         """What the backbone makes of images: the cells of a grid, row by row, and its rows and columns."""
@@ -174,9 +217,15 @@ class RegionEncoder(ResidualProjection):
     """
 
     def __init__(
-        self, feature_width: int = 2048, width: int = 1024, dropout: float = 0.1, ordered: bool = False
+        self,
+        feature_width: int = 2048,
+        width: int = 1024,
+        dropout: float = 0.1,
+        ordered: bool = False,
+        mlp_reads: Literal["fc", "input"] = "fc",
+        init: Literal["torch", "xavier"] = "torch",
     ) -> None:
-        super().__init__(feature_width, width, dropout)
+        super().__init__(feature_width, width, dropout, mlp_reads, init)
         self.ordered = ordered
         self.feature_width = feature_width
         self.local_width = self.width = width
