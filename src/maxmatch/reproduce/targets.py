@@ -370,7 +370,7 @@ _LATER: dict[str, Any] = {
     "hold_out_words": [], "trust_features": False, "global_feature": "raw", "projection": "linear", "init": "torch",
     "weights": None, "teachers": [], "distill_weight": 0.0, "distill_temperature": 0.05, "crop_ratio": [3 / 4, 4 / 3],
     "phrases": 0.0, "batches": "mixed", "crop_size": None, "phrase_weight": 0.0,
-    "start": None,
+    "start": None, "set_aside": None, "max_images": None,
 }  # fmt: skip
 """The defaults of options that came after models had been reproduced, whose folders must still be found."""
 
