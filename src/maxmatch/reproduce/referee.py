@@ -5,13 +5,13 @@ compared; a table, curves and a page.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Bar
+from maxmatch.data.dataset import Dataset
 from maxmatch.data.load import Say, load_data
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.report.make_report import data_uri, render_page
@@ -141,31 +141,32 @@ class Budget(NamedTuple):
 def count_budget(plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], say: Say) -> Budget:
     """Count before anything is trained. The data is read: what cannot be read is refused here."""
 
-    @cache
-    def sizes(data: str, batch_size: int) -> tuple[int, int, dict[str, int]]:
-        """Images in the training split, images shown in an epoch, and images by split."""
-        recipe = recipes[data]
-        dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
-        train = training_split(recipe.data, dataset, lambda line: None)
-        sampler = GroupSampler(
-            train.size, batch_size, recipe.seed, weights=group_weights(recipe.data, train),
-            sources=group_sources(recipe.data, train),
-        )  # fmt: skip
-        shown = sum(len(batch.groups) for batch in sampler.plans(0))
-        dataset.split(plan.study.final.split)  # refuses one that is not there
-        return train.size, shown, {name: split.size for name, split in dataset.splits.items()}
+    datasets: dict[str, Dataset] = {}
+    shown: dict[tuple[str, int], int] = {}  # images in an epoch, by data and batch size
 
-    recipes: dict[str, Recipe] = {}
+    def loaded(recipe: Recipe) -> Dataset:
+        whole = recipe.data.model_copy(update={"max_images": None})
+        key = whole.model_dump_json()
+        if key not in datasets:
+            datasets[key] = load_data(whole, say, recipe.model.resolved().towers)
+            datasets[key].split(plan.study.final.split)  # refuses one that is not there
+        return datasets[key]
 
-    def counted(recipe: Recipe) -> tuple[int, int, dict[str, int]]:
-        key = recipe.data.model_dump_json()
-        recipes.setdefault(key, recipe)
-        return sizes(key, recipe.train.batch_size)
+    def images_of(job: Job) -> int:
+        recipe = job.recipes[0]
+        key = recipe.data.model_dump_json(), recipe.train.batch_size
+        if key not in shown:
+            train = training_split(recipe.data, loaded(recipe), lambda line: None)
+            sampler = GroupSampler(
+                train.size, recipe.train.batch_size, recipe.seed, weights=group_weights(recipe.data, train),
+                sources=group_sources(recipe.data, train),
+            )  # fmt: skip
+            shown[key] = sum(len(batch.groups) for batch in sampler.plans(0))
+        return recipe.train.epochs * shown[key]
 
     def phase(name: str, methods: int, jobs: Sequence[Job], done: int) -> Phase:
-        epochs = [job.recipes[0].train.epochs for job in jobs]
-        images = sum(count * counted(job.recipes[0])[1] for count, job in zip(epochs, jobs, strict=True))
-        return Phase(name, methods, len(jobs), done, sum(epochs), images)
+        epochs = sum(job.recipes[0].train.epochs for job in jobs)
+        return Phase(name, methods, len(jobs), done, epochs, sum(map(images_of, jobs)))
 
     tried = _once(
         trial.job
@@ -178,11 +179,11 @@ def count_budget(plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], 
     others = [job for title in trials if title not in frozen for job in plan.finals(title, ())]
     tuning = phase("tuning", len(trials), tried, sum(job.result() is not None for job in tried))
     finals = phase("finals", len(trials), [*known, *others], sum(job.result() is not None for job in known))
-    by_split = counted((known or others)[0].recipes[0])
-    first = next(iter(trials.values()))[0].job.recipes[0]
-    return Budget(
-        (tuning, finals), counted(first)[0], by_split[0], by_split[2][SET_ASIDE], by_split[2][plan.study.final.split]
-    )
+    first, last = next(iter(trials.values()))[0].job.recipes[0], (known or others)[0].recipes[0]
+    dataset = loaded(last)
+    few, many = (training_split(one.data, dataset, lambda line: None).size for one in (first, last))
+    aside, final = (dataset.split(name).size for name in (SET_ASIDE, plan.study.final.split))
+    return Budget((tuning, finals), few, many, aside, final)
 
 
 def budget_table(plan: StudyPlan, budget: Budget) -> Table:

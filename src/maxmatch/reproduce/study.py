@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from math import prod
@@ -121,8 +120,7 @@ def load_study(name: str) -> Study:
     """A study that ships, by its name, or from a file (`.yaml`). Files that it names lie beside it."""
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
     if not path.is_file():
-        near = get_close_matches(name, studies(), n=1)
-        raise UsageError(f"{name}: no such study.{f' Did you mean {near[0]!r}?' if near else ''}")
+        raise UsageError(f"{name}: no such file. A study is a .yaml file, or one that ships: {', '.join(studies())}.")
     found = parse_file(path)
     if path.stem in targets():
         raise UsageError(f"{path}: {path.stem!r} is also a table of the paper. Rename the file.")
