@@ -420,14 +420,24 @@ def test_what_would_be_unfair_or_fail_is_refused_before_the_first_training(chang
         run(tmp_path, tmp_path / "out", dry_run=True)
 
 
-def test_values_that_were_chosen_for_another_grid_are_refused(place, tmp_path, made_up):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tune": {"train.lr": [1e-3, 3e-3], "objective.isd_margin": [0.3, 0.6]}},
+        {"tune": {"train.lr": [1e-3, 3e-3, 1e-2]}, "tuning": {**STUDY["tuning"], "trials": 3}},
+        {"tuning": {**STUDY["tuning"], "images": PART + 1}},
+        {"set_aside": "other.txt"},
+    ],
+)
+def test_values_that_were_chosen_with_another_grid_budget_or_list_are_refused(changed, place, tmp_path, made_up):
     for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
         (tmp_path / name).symlink_to(place / name)
+    (tmp_path / "other.txt").write_text("\n".join(read_ids(place / "ids.txt")[1:]))
     written(tmp_path)
     run(tmp_path, tmp_path / "out")
-    written(tmp_path, tune={"train.lr": [1e-3, 3e-3], "objective.isd_margin": [0.3, 0.6]})
-    with pytest.raises(UsageError, match=r"small-chosen.yaml: MaxMatch: .*isd_margin"):
-        run(tmp_path, tmp_path / "out")
+    written(tmp_path, **changed)
+    with pytest.raises(UsageError, match=r"small-chosen.yaml: MaxMatch: .*other trials"):
+        run(tmp_path, tmp_path / "out", dry_run=True)
 
 
 def test_a_model_is_known_by_what_is_set_aside_and_not_by_where_the_list_lies(place, tmp_path):

@@ -20,7 +20,7 @@ from maxmatch.evaluation.significance import cohens_d, holm
 from maxmatch.recipe.schema import Recipe
 from maxmatch.reproduce import Reproduced, Reproduction
 from maxmatch.reproduce.compare import COLLAPSE, HEADINGS, Outcomes, between, cell_of, draw_curves, run_jobs, table_data
-from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values
+from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.worker import Outcome
 from maxmatch.training.prepare import group_sources, group_weights, training_split
@@ -80,7 +80,12 @@ def choose(trials: Sequence[Trial], outcomes: Outcomes, measure: str) -> Chosen 
     best = max(scores, key=lambda number: (scores[number], -number))
     trial, failed = trials[best - 1], len(trials) - len(scores)
     return Chosen(
-        trial=best, score=scores[best], trials=len(trials), failed=failed, values=trial.values, changes=trial.changes
+        trial=best,
+        cells=cells_of(trials),
+        score=scores[best],
+        failed=failed,
+        values=trial.values,
+        changes=trial.changes,
     )
 
 
@@ -273,7 +278,7 @@ def study_table(
         cells |= {column.name: cell_of(row, column.name, column.form) for column in (*ours, *COLLAPSE)}
         if row["chosen"] is not None:
             one = row["chosen"]
-            cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {one['trials']}"}
+            cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
         if not row["ours"]:
             cells[study.measure] = "failed"
         test = row["against_reference"]
@@ -293,7 +298,9 @@ def study_table(
     for row in data:
         title, one = row["title"]["method"], row["chosen"]
         notes += [f"{title}: not in the finals: {row['not_trained']}."] if row["not_trained"] else []
-        notes += [f"{title}: {one['failed']} of its {one['trials']} trials failed."] if one and one["failed"] else []
+        notes += (
+            [f"{title}: {one['failed']} of its {len(one['cells'])} trials failed."] if one and one["failed"] else []
+        )
         notes += [f"{title}: failed: {reason}" for reason in row["failed"]]
     return Table(filled(columns, rows), rows, notes)
 

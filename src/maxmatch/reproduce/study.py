@@ -182,13 +182,19 @@ class Trial:
     job: Job
 
 
+def cells_of(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The names of their folders."""
+    return tuple(trial.job.folder.name for trial in trials)
+
+
 class Chosen(Section):
     """What a method goes into the finals with: the values of one trial, and how well it did."""
 
     trial: Count
     """Counted from 1; the first has the recipe's own values."""
+    cells: tuple[str, ...]
+    """The folders of all trials: with other data, recipes, grids or budgets they are others."""
     score: float
-    trials: Count
     failed: Whole = 0
     values: dict[str, JsonValue]
     changes: tuple[str, ...] = ()
@@ -266,13 +272,14 @@ class StudyPlan:
             found = TypeAdapter(dict[str, Chosen]).validate_python(parse_file(self.chosen_file).values.get("methods"))
         except ValidationError as error:
             raise UsageError(f"{self.chosen_file}: {describe(error.errors()[0])}. Correct it, or remove it.") from error
-        for title, one in found.items():
-            if title in self.study.methods and set(one.values) != set(self.study.grid(title)):
+        known = {title: one for title, one in found.items() if title in self.study.methods}
+        for title, one in known.items():
+            if one.cells != cells_of(self.trials(title)):
                 raise UsageError(
-                    f"{self.chosen_file}: {title}: was tuned in {', '.join(one.values) or 'nothing'}, but now may be "
-                    f"in {', '.join(self.study.grid(title)) or 'nothing'}. Remove its entry to tune it anew."
+                    f"{self.chosen_file}: {title}: was chosen among other trials: with other data, another recipe, "
+                    "grid, budget or list of images set aside. Remove its entry to tune it anew, or take another --out."
                 )
-        return {title: one for title, one in found.items() if title in self.study.methods}
+        return known
 
     def write_chosen(self, chosen: Mapping[str, Chosen]) -> None:
         """Freeze what was chosen."""
