@@ -9,6 +9,8 @@ import pytest
 from commands import run
 from small_runs import command, ended, kill_at, recipe_for, start, write_data
 
+from maxmatch.data.load import load_data
+from maxmatch.recipe.schema import Data
 from maxmatch.recipe.yaml_files import dump_recipe
 from maxmatch.reproduce import compare, reproduce, worker
 from maxmatch.training import step
@@ -236,6 +238,9 @@ def test_a_table_is_reproduced_from_python(data, tmp_path, monkeypatch):
         (["wurst"], "wurst"),
         (["flickr30k", "--data", "resnext=."], "nothing to train"),
         ([], "name one of these"),
+        (["ablation", "--data", "scenes", "--dry-run"], "study"),
+        (["referee", "ablation", "--data", "scenes"], "alone"),
+        (["nowhere.yaml", "--data", "scenes"], "nowhere.yaml"),
     ],
 )
 def test_wrong_use_is_exit_2(given, expected, capsys, tmp_path, monkeypatch):
@@ -250,3 +255,27 @@ def test_the_list_names_targets_and_labels(capsys):
     assert code == 0
     listed = [line.split()[:2] for line in printed.splitlines()]
     assert listed[2:4] == [["ablation", "table_abl"], ["elements", "tab:5"]]
+    assert listed[-1] == ["referee", "study"]
+
+
+def test_a_study_is_counted_by_a_dry_run_and_not_begun(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(worker, "start", None)  # would fail if it were called
+    names = load_data(Data(path=str(data / "regions")), print).split("train")["image"].ids
+    (tmp_path / "ids.txt").write_text("\n".join(names[:4]))
+    study = {
+        "base": str(data / "tiny.yaml"), "reference": "MaxMatch", "set_aside": "ids.txt",
+        "tune": {"train.lr": [1e-3, 2e-3]}, "tuning": {"trials": 2, "images": 8, "epochs": 3},
+        "final": {"seeds": 5, "epochs": 7}, "methods": {"MaxMatch": {}, "MIL": {"changes": ["model.similarity=mil"]}},
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(json.dumps(study))
+    given = ["reproduce", tmp_path / "own.yaml", "--data", data / "regions", "--out", tmp_path / "out", "--dry-run"]
+    code, printed, _ = run(capsys, *map(str, given), "--json")
+    assert code == 0
+    phases = json.loads(printed)["phases"]
+    counted = {name: (phase["models"], phase["epochs"], phase["images"]) for name, phase in phases.items()}
+    assert counted == {"tuning": (4, 12, 96), "finals": (10, 70, 840), "in all": (14, 82, 936)}
+    code, printed, err = run(capsys, *map(str, given), "--seeds", "2")
+    assert code == 0
+    assert printed.splitlines()[3].split()[:3] == ["finals", "2", "4"]
+    assert "written" not in err
+    assert not (tmp_path / "out").exists()

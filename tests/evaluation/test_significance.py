@@ -14,6 +14,8 @@ from maxmatch.evaluation.significance import (
     RECALLS,
     ResultLine,
     by_words,
+    cohens_d,
+    holm,
     intervals,
     measure,
     paired_test,
@@ -179,6 +181,27 @@ def test_the_test_over_seeds_is_welchs():
     assert seeds_test(second, first) == pytest.approx(seeds_test(first, second))
     assert seeds_test([1.0], second) is None
     assert seeds_test([2.0, 2.0], [3.0, 3.0]) is None
+
+
+def test_holm_is_as_computed_by_hand():
+    # 4 · 0.005 = 0.02, 3 · 0.01 = 0.03, 2 · 0.03 = 0.06, and 1 · 0.04, which may not be less than what came before
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+def test_holm_does_not_count_tests_that_were_not_made():
+    assert holm([None, 0.02, None, 0.04]) == [None, 0.04, None, 0.04]
+    assert holm([None]) == [None]
+
+
+def test_the_effect_size_is_the_difference_in_pooled_deviations():
+    # means 2 and 6, variances 1 and 8 with 2 and 1 degrees of freedom
+    assert cohens_d([1.0, 2.0, 3.0], [4.0, 8.0]) == pytest.approx(4 / ((2 * 1 + 1 * 8) / 3) ** 0.5)
+    assert cohens_d([4.0, 8.0], [1.0, 2.0, 3.0]) == pytest.approx(-4 / (10 / 3) ** 0.5)
+    assert cohens_d([1.0], [2.0, 3.0]) is None
+    assert cohens_d([1.0, 1.0], [2.0, 2.0]) is None
 
 
 # Captions with certain words, and those without, against loops over captions.

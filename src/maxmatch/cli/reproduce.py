@@ -16,8 +16,8 @@ def reproduce(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. With a '=', a change "
-            "to all recipes: train.epochs=5 …",
+            help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. Or a study: referee, "
+            "or a .yaml file. With a '=', a change to all recipes: train.epochs=5 …",
             metavar="TARGET|KEY=VALUE",
         ),
     ] = None,
@@ -34,13 +34,21 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Where models and tables go; what is finished there is not done again.")
     ] = Path("runs/reproduce"),
-    seeds: Annotated[int, typer.Option(min=1, help="Models per row: mean ± deviation over this many seeds.")] = 1,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Models per row: mean ± deviation over this many seeds. Default: 1; of a study, its own."
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shows that everything works.")] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Models trained at the same time. Default: one per core; on a GPU 1.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     split: Annotated[str | None, typer.Option(help="To measure on. Default: the recipe's (test), else val.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Of a study: only count its models, epochs and images.")
+    ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON; of several, by target.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")] = False,
@@ -55,6 +63,9 @@ def reproduce(
     Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as Markdown
     and JSON, with a picture of the models' validation by epoch.
 
+    A study (referee, or a .yaml file of your own) compares methods fairly: each is tuned with the same number of
+    trials on training images that are set aside, then trained by several seeds and measured once.
+
     Examples:
 
       maxmatch reproduce --list
@@ -68,14 +79,19 @@ def reproduce(
       maxmatch reproduce elements --data f8k.json --base flickr8k_maxmatch
 
       maxmatch reproduce ablation pvse --data f8k.json --base flickr8k_maxmatch
+
+      maxmatch reproduce referee --data coco.json --dry-run
     """
     from maxmatch.reproduce import targets as known
+    from maxmatch.reproduce.study import is_study, studies
     from maxmatch.reproduce.targets import target_called
 
     names = [one for one in targets or () if "=" not in one]
     if list_them or not names:
         for target in known.targets().values():
             print(f"{target.name:<18} {target.label:<16} {target.about}")
+        for name, about in studies().items():
+            print(f"{name:<18} {'study':<16} {about}")
         if list_them:
             return
         raise typer.BadParameter("name one of these: maxmatch reproduce ablation --data scenes --quick")
@@ -83,7 +99,8 @@ def reproduce(
         raise typer.BadParameter("--json, --markdown and --latex: choose one of them.")
     with usage_errors():
         for name in names:
-            target_called(name)
+            if not is_study(name):
+                target_called(name)
     if not data:
         raise typer.BadParameter("where is the data? --data PATH, or --data scenes to generate it.")
     from maxmatch import reproduce as reproducing
@@ -102,6 +119,7 @@ def reproduce(
             changes=[one for one in targets or () if "=" in one],
             jobs=jobs,
             device=device,
+            dry_run=dry_run,
             say=say,
             bar=bar,
         )
@@ -113,7 +131,7 @@ def reproduce(
         shown = [render(one.table, style) if one.table else "\n".join(map(str, one.files)) for one in made]
         print("\n\n".join(shown))
     for one in made:
-        if one.table is not None:
+        if one.table is not None and one.files:
             say(f"written to {', '.join(map(str, one.files))}")
     if failed:
         say(f"{failed} of {models} models failed; the same command tries them again")

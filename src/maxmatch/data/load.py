@@ -22,6 +22,7 @@ from maxmatch.data.dataset import (
     joined,
     refuse,
     report_first,
+    without_groups,
     without_items,
 )
 from maxmatch.data.features import FeatureStore, with_features
@@ -155,7 +156,10 @@ def load_data(data: Data, say: Say, modalities: Collection[str] = ()) -> Dataset
     """
     parts = data.sources()
     read = [_load_one(part, say, modalities) for part in parts]
-    return read[0] if len(read) == 1 else joined(dict(zip(source_names(parts), read, strict=True)))
+    dataset = read[0] if len(read) == 1 else joined(dict(zip(source_names(parts), read, strict=True)))
+    if data.set_aside is None:
+        return dataset
+    return set_aside(dataset, Path(data.set_aside).expanduser(), data.train_split, say)
 
 
 def source_names(parts: Sequence[Data]) -> list[str]:
@@ -213,6 +217,84 @@ def checked_words(words: Iterable[str], option: str) -> frozenset[str]:
 def words_met(captions: Iterable[str], words: frozenset[str]) -> list[frozenset[str]]:
     """Which of the words each caption has, as `word_tokenizer` divides captions."""
     return [words.intersection(own) for own in split_into_words(captions)]
+
+
+SET_ASIDE = "set_aside"
+"""The split of the training images that are set aside."""
+
+
+def read_ids(file: Path) -> list[str]:
+    """The ids of a text file, one per line; empty lines and those that begin with # are not counted."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"data.set_aside: {file}: no such file. Give a text file of image ids.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data.set_aside: {file}: not UTF-8 ({error}). Give a text file of image ids.") from error
+    ids = [line for line in lines if line and not line.startswith("#")]
+    if not ids:
+        raise ValueError(f"data.set_aside: {file}: no id in it. Write image ids, one per line.")
+    return ids
+
+
+def set_aside(dataset: Dataset, file: Path, train_split: str, say: Say) -> Dataset:
+    """The data set with the images of a file of ids in a split of their own, no longer in the training split."""
+    option = f"data.set_aside: {file}"
+    if SET_ASIDE in dataset.splits:
+        raise ValueError(f"{option}: {dataset.path} has a split {SET_ASIDE!r} already. Rename it.")
+    train = dataset.split(train_split)
+    groups = _groups_of_ids(train)
+    chosen, missing = set[int](), list[str]()
+    for one in read_ids(file):
+        found = groups.get(one, [])
+        if len(found) > 1:
+            where = ", ".join(
+                dict.fromkeys(f"{train.sources[group]}/{one}" for group in found if train.sources is not None)
+            )
+            raise ValueError(f"{option}: {one} is in several data sets. Write one of {where}.")
+        chosen.update(found)
+        if not found:
+            missing.append(one)
+    if missing:
+        elsewhere = [name for name, split in dataset.splits.items() if _groups_of_ids(split).keys() & set(missing)]
+        where = f" Some are in {', '.join(elsewhere)}." if elsewhere else ""
+        raise ValueError(
+            f"{option}: {len(missing)} of its ids, such as {', '.join(missing[:3])}, are no images of the split "
+            f"{train_split!r} of {dataset.path}.{where} Give ids of training images of this data."
+        )
+    others = np.setdiff1d(np.arange(train.size), list(chosen))
+    if not len(others):
+        raise ValueError(f"{option}: names all {train.size} training images. Leave some to train on.")
+    say(f"set aside: {len(chosen):,} of {train.size:,} training images, by {file.name}")
+    return replace(
+        dataset,
+        splits={
+            **dataset.splits,
+            train_split: without_groups(train, chosen),
+            SET_ASIDE: without_groups(train, others),
+        },
+    )
+
+
+def _groups_of_ids(split: Split) -> dict[str, list[int]]:
+    """The groups of each id; where data sets were joined, also of the id without the name of its data set."""
+    items = split.items.get(IMAGE) or next(iter(split.items.values()))
+    found: dict[str, list[int]] = {}
+    for one, group in zip(items.ids, items.groups.tolist(), strict=True):
+        found.setdefault(one, []).append(group)
+        if split.sources is not None:
+            found.setdefault(one.removeprefix(f"{split.sources[group]}/"), []).append(group)
+    return found
+
+
+def random_part(train: Split, images: int, say: Say) -> Split:
+    """So many of the training images. Always the same ones, and a smaller part is in every larger one."""
+    if images >= train.size:
+        say(f"data.max_images: there are only {train.size:,} training images, not {images:,}; all are used")
+        return train
+    say(f"training on {images:,} of {train.size:,} images (data.max_images)")
+    order = np.random.default_rng(0).permutation(train.size)
+    return without_groups(train, order[images:])
 
 
 def hold_out(train: Split, words: Sequence[str], say: Callable[[str], object]) -> Split:

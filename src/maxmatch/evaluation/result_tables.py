@@ -53,7 +53,7 @@ def render(table: Table, style: Style = "text") -> str:
 
 def _as_text(table: Table) -> str:
     """For a terminal: columns of equal width, two spaces apart."""
-    headings, body = [column.heading for column in table.columns], _written(table)
+    headings, body = [column.heading for column in table.columns], written(table)
     widths = [max(map(len, cells)) for cells in zip(headings, *body, strict=True)]
     above = []
     for over, places in _spans(table):
@@ -78,7 +78,7 @@ def _as_markdown(table: Table) -> str:
     """For GitHub and its like. Markdown has one line of headings: the one above goes in front."""
     headings = [" ".join(filter(None, (column.over, column.heading))) for column in table.columns]
     marks = ["--:" if column.form else ":--" for column in table.columns]
-    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (headings, *_written(table))]
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (headings, *written(table))]
     lines = ["| " + " | ".join(row) + " |" for row in (rows[0], marks, *rows[1:])]
     notes = [line for note in table.notes for line in ("", note)]
     return "\n".join(lines + notes)
@@ -95,7 +95,7 @@ def _as_latex(table: Table) -> str:
         lines += [rf"\cmidrule(lr){{{places[0] + 1}-{places[-1] + 1}}}" for over, places in spans if over]
     lines.append(" & ".join(_escaped(column.heading) for column in table.columns) + r" \\")
     lines.append(r"\midrule")
-    for number, row in enumerate(_written(table)):
+    for number, row in enumerate(written(table)):
         if number in table.rules:
             lines.append(r"\midrule")
         lines.append(" & ".join(map(_escaped, row)) + r" \\")
@@ -126,7 +126,8 @@ def _escaped(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-def _written(table: Table) -> list[list[str]]:
+def written(table: Table) -> list[list[str]]:
+    """The cells of each row as they are shown."""
     return [[_cell(row.get(column.name), column.form) for column in table.columns] for row in table.rows]
 
 

@@ -236,6 +236,32 @@ def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
     return float(ttest_ind(second, first, equal_var=False).pvalue)
 
 
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """p of several tests, corrected for their number after Holm: the chance that any difference is found where none is
+    stays what it is for one test.
+
+    With m tests the smallest p is multiplied by m, the next by m − 1, …; none becomes smaller than one before it, or
+    larger than 1. A test that was not made (None) does not count.
+    """
+    made = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for before, (p, place) in enumerate(made):
+        largest = max(largest, min(1.0, (len(made) - before) * p))
+        corrected[place] = largest
+    return corrected
+
+
+def cohens_d(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """How many standard deviations of the seeds the mean of the second is above that of the first: Cohen's d, by the
+    pooled deviation. None if one side has fewer than two, or neither side varies.
+    """
+    if min(len(first), len(second)) < 2:
+        return None
+    pooled = sum(np.var(side, ddof=1) * (len(side) - 1) for side in (first, second)) / (len(first) + len(second) - 2)
+    return float((np.mean(second) - np.mean(first)) / np.sqrt(pooled)) if pooled > 0 else None
+
+
 class _Sums(NamedTuple):
     """Per group and measure: the sum of the queries' values (groups, measures), and how many queries there were."""
 

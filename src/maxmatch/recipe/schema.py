@@ -304,6 +304,12 @@ class Data(Section):
     hold_out_words: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Training captions with any of these words are left out, validation's and all others are not: to measure how a
     model does with words that it has never seen."""
+    set_aside: str | None = None
+    """A text file of image ids, one per line: these leave the training split and become the split "set_aside", to
+    choose settings or the best epoch by (val_split=set_aside). Of several data sets, an id that two of them have is
+    preceded by the data set's name: coco/9."""
+    max_images: Count | None = None
+    """Train on a random part of the training images, so many, the same for every seed; None for all."""
 
     tokenizer: str = "words"
     """"words", "wordpiece" (both learned from the training captions), "vectors" (the captions' words, then the first of

@@ -164,7 +164,7 @@ def load_recipe(path_or_name: str | PathLike[str], overrides: Sequence[str] = ()
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        lines = [f"{_place_of_keys(found, location(problem))}: {describe(problem)}" for problem in error.errors()]
+        lines = [f"{place_of_keys(found, location(problem))}: {describe(problem)}" for problem in error.errors()]
         raise RecipeError("\n".join(lines)) from error
 
 
@@ -176,7 +176,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def list_recipes() -> list[tuple[str, str]]:
     """The recipes that ship: name and description, by name."""
     files = sorted(SHIPPED.rglob("*.yaml"))
-    return [(_name(file), str(_parse_file(file).values.get("description", ""))) for file in files]
+    return [(_name(file), str(parse_file(file).values.get("description", ""))) for file in files]
 
 
 def _name(file: Path) -> str:
@@ -200,7 +200,8 @@ def _find(wanted: str, beside: Path) -> Path:
     return names[wanted]
 
 
-def _parse_file(path: Path) -> LocatedValues:
+def parse_file(path: Path) -> LocatedValues:
+    """The keys and values of a YAML file."""
     try:
         found = parse(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -214,7 +215,7 @@ def _parse_file(path: Path) -> LocatedValues:
 
 def _read(path: Path, chain: tuple[Path, ...]) -> LocatedValues:
     """A file merged with all that it extends."""
-    own = _parse_file(path)
+    own = parse_file(path)
     wanted = own.values.pop("extends", None)
     if wanted is None:
         return own
@@ -281,7 +282,7 @@ def _another_part(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return any(choice in new and new[choice] != old.get(choice) for choice in ("name", "source"))
 
 
-def _place_of_keys(found: LocatedValues, keys: tuple[Key, ...]) -> str:
+def place_of_keys(found: LocatedValues, keys: tuple[Key, ...]) -> str:
     """Where the innermost of the keys was given. What is no key of the data (the name of a choice) is skipped."""
     place, path, value = found.places[()], tuple[Key, ...](), found.values
     for key in keys:

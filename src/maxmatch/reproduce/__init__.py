@@ -1,17 +1,16 @@
 """The paper's tables and figures, reproduced: what is missing is trained, and compared with what the paper reports."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.progress import Bar, no_bar
-from maxmatch.reproduce.targets import Job, ReproduceOptions, jobs_of, plan, target_called
+from maxmatch.reproduce.study import StudyPlan, is_study, load_study
+from maxmatch.reproduce.targets import ReproduceOptions, jobs_of, plan, target_called
 
 if TYPE_CHECKING:
     from maxmatch.evaluation.result_tables import Table
-    from maxmatch.reproduce.worker import Outcome
 
 
 class Reproduced(NamedTuple):
@@ -37,28 +36,30 @@ def reproduce(
     *,
     base: str | None = None,
     out: str | Path = "runs/reproduce",
-    seeds: int = 1,
+    seeds: int | None = None,
     quick: bool = False,
     split: str | None = None,
     changes: Sequence[str] = (),
     jobs: int | None = None,
     device: str | None = None,
+    dry_run: bool = False,
     say: Callable[[str], object] = lambda line: None,
     bar: Bar = no_bar,
 ) -> Reproduction:
     """Train what the paper's tables and figures need, measure it, and compare with what the paper reports.
 
     Args:
-        targets: Names of tables and figures (`maxmatch reproduce --list`), or the paper's labels.
+        targets: Names of tables and figures (`maxmatch reproduce --list`), or the paper's labels; or one study.
         data: A path, or "scenes" to generate it. Several as "region=PATH", each for the recipes with that word.
         base: The recipe of MaxMatch that rows are made from, for data that is not the paper's.
         out: Where models and tables go; what is finished there is not done again.
-        seeds: Models per row.
+        seeds: Models per row. None: 1, or as many as a study says.
         quick: A small version: shows that everything works, in minutes.
         split: To measure on. None: the recipe's, else validation's.
         changes: To all recipes: "train.epochs=5", …
         jobs: Models trained at the same time. None: one for each core, at most 8; on a GPU 1.
         device: None: a GPU if there is one.
+        dry_run: Of a study: only count its models, epochs and images.
         say: Called with each message.
         bar: Opens a progress bar.
 
@@ -70,15 +71,28 @@ def reproduce(
     """
     from maxmatch.core.devices import chosen_device
     from maxmatch.evaluation.report.make_report import check_plots
-    from maxmatch.reproduce.compare import draw, make_data, outcome_line, write
-    from maxmatch.reproduce.worker import sweep
+    from maxmatch.reproduce.compare import draw, run_jobs, write
 
     names = [targets] if isinstance(targets, str) else targets
     given = [data] if isinstance(data, str) else data
+    if any(map(is_study, names)):
+        from maxmatch.reproduce.referee import referee
+
+        if len(names) > 1 or quick:
+            raise UsageError(f"{', '.join(names)}: a study is run alone, and its size is what its file says.")
+        study = load_study(names[0])
+        final = study.final.model_copy(
+            update={"seeds": seeds or study.final.seeds, "split": split or study.final.split}
+        )
+        options = ReproduceOptions(given, Path(out), base, final.seeds, changes=changes)
+        plan_of_study = StudyPlan(study.model_copy(update={"final": final}), options)
+        return referee(plan_of_study, jobs, str(chosen_device(device)), dry_run=dry_run, say=say, bar=bar)
+    if dry_run:
+        raise UsageError("dry_run: only of a study is the work counted before it is done.")
     wanted = {target.name: target for target in map(target_called, names)}
     if any(target.kind == "figure" for target in wanted.values()):
         check_plots()
-    options = ReproduceOptions(given, Path(out), base, seeds, quick, split, changes)
+    options = ReproduceOptions(given, Path(out), base, seeds or 1, quick, split, changes)
     plans = [plan(target, options) for target in wanted.values()]
     for one in plans:
         if not one.jobs:
@@ -87,19 +101,7 @@ def reproduce(
     work, where = jobs_of(plans), str(chosen_device(device))
     for departure in dict.fromkeys(departure for one in plans for departure in one.departures):
         say(f"! {departure}")
-    make_data(work, say)
-    with bar("models", len(work)) as advance:
-
-        def report(job: Job, outcome: "Outcome") -> None:
-            say(outcome_line(job, outcome))
-            advance(1)
-
-        try:
-            cores = min(8, os.cpu_count() or 1)
-            outcomes = sweep(work, jobs or (1 if where.startswith("cuda") else cores), where, report)
-        except KeyboardInterrupt:
-            say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
-            raise
+    outcomes = run_jobs(work, Path(out), jobs, where, say, bar)
     made = []
     for one in plans:
         if one.target.kind == "figure":

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from maxmatch.core.files import read_metrics, whole, write_whole
+from maxmatch.core.progress import Bar
 from maxmatch.data.load import load_data
 from maxmatch.evaluation.encoding import Paired, Say, encode_model, paired
 from maxmatch.evaluation.metrics import SearchRanks
@@ -23,7 +25,7 @@ from maxmatch.evaluation.significance import paired_test_of_seeds, seeds_test
 from maxmatch.evaluation.slots import between_sets, project
 from maxmatch.reproduce import Reproduced
 from maxmatch.reproduce.targets import SLOTS, Job, PlannedLine, TablePlan, Target
-from maxmatch.reproduce.worker import Outcome, data_of, read_ranks, sources_of
+from maxmatch.reproduce.worker import Outcome, data_of, read_ranks, sources_of, sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,12 +101,12 @@ def _same_queries(one: _Search, other: _Search) -> bool:
 
 # The paper's table with our figures beside it, from the data that is written for machines.
 
-_HEADINGS = {
+HEADINGS = {
     f"{prefix}{name}": f"{over}{heading}"
     for prefix, over in (("", ""), ("coco_1k_", "1K "), ("coco_5k_", "5K "))
     for name, heading in (("i2t_r1", "i→t R@1"), ("t2i_r1", "t→i R@1"), ("rsum", "RSUM"))
 }
-_COLLAPSE = [
+COLLAPSE = [
     Column("image", "image_log_variance", ".2f", "log(Var.)"),
     Column("text", "text_log_variance", ".2f", "log(Var.)"),
     Column("used", "slots_used", ".0%", "slots"),
@@ -162,9 +164,7 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
     names, over = plan.target.figures, f"against {plan.target.reference_name}"
     tested = any(row["against_reference"] for row in data)
     reported = [name for name in names if any(name in row["paper"] for row in data)]
-    ours = [
-        Column(_HEADINGS[name], name, ".1f", "ours") for name in dict.fromkeys(_known(name, data) for name in names)
-    ]
+    ours = [Column(HEADINGS[name], name, ".1f", "ours") for name in dict.fromkeys(_known(name, data) for name in names)]
     tests = [
         Column("RSUM", "rsum_difference", "+.1f", over),
         Column("95 %", "interval", ".1f", over),
@@ -173,12 +173,9 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
     ]
     columns = [
         *(Column(heading, heading) for heading in plan.target.headings),
-        *(
-            Column(_HEADINGS[one], f"paper_{one}", ".2f" if one.endswith("rsum") else ".1f", "paper")
-            for one in reported
-        ),
+        *(Column(HEADINGS[one], f"paper_{one}", ".2f" if one.endswith("rsum") else ".1f", "paper") for one in reported),
         *ours,
-        *_COLLAPSE,
+        *COLLAPSE,
         *(tests if tested else []),
     ]
     rows: list[Mapping[str, Cell]] = []
@@ -189,12 +186,12 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
             rules.append(len(rows))
             rows.append({plan.target.headings[0]: group})
         cells = {**row["title"], **{f"paper_{name}": value for name, value in row["paper"].items()}}
-        cells |= {column.name: _cell(row, column.name, column.form) for column in (*ours, *_COLLAPSE)}
+        cells |= {column.name: cell_of(row, column.name, column.form) for column in (*ours, *COLLAPSE)}
         if row["failed"] and not row["ours"]:
             cells[ours[0].name] = "failed"
         test = row["against_reference"]
         if test is not None:
-            cells |= {"rsum_difference": test["rsum"], "interval": _between(test["low"], test["high"])}
+            cells |= {"rsum_difference": test["rsum"], "interval": between(test["low"], test["high"])}
             cells |= {"p": test["p"], "p_seeds": test["p_seeds"]}
         rows.append(cells)
     return Table(columns, rows, _notes(plan, outcomes, data, [_TESTED] if tested else []), rules)
@@ -219,7 +216,7 @@ def _by_slot(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
         over = next(iter(row["title"].values()))
         columns += [Column("paper", f"paper_{over}", ".2f", over), Column("ours", over, ".1f", over)]
         for cells, (_, theirs, ours, form) in zip(rows, kept, strict=True):
-            cells |= {f"paper_{over}": row["paper"].get(theirs), over: _cell(row, ours, form)}
+            cells |= {f"paper_{over}": row["paper"].get(theirs), over: cell_of(row, ours, form)}
     notes = ["log(Var.): the paper gives one figure for both modalities, measured on Flickr30k."]
     notes += [
         f"{_called(second)} against {_called(first)}: {_sentence(test)}."
@@ -255,13 +252,14 @@ def _called(row: Row) -> str:
     return " ".join(filter(None, (row["group"], *row["title"].values())))
 
 
-def _between(low: float, high: float) -> str:
+def between(low: float, high: float) -> str:
+    """An interval, to stand in a cell."""
     return f"{low:+.1f} … {high:+.1f}"
 
 
 def _sentence(test: Comparison) -> str:
     seeds = "" if test.p_seeds is None else f", p seeds {test.p_seeds:.4f}"
-    return f"RSUM {test.rsum:+.1f}, 95 % {_between(test.low, test.high)}, p {test.p:.4f}{seeds}"
+    return f"RSUM {test.rsum:+.1f}, 95 % {between(test.low, test.high)}, p {test.p:.4f}{seeds}"
 
 
 def _known(name: str, data: Sequence[Row]) -> str:
@@ -270,7 +268,7 @@ def _known(name: str, data: Sequence[Row]) -> str:
     return name if any(name in row["ours"] for row in data) else plain
 
 
-def _cell(row: Row, name: str, form: str) -> Cell:
+def cell_of(row: Row, name: str, form: str) -> Cell:
     """A figure over the seeds, to stand in a cell."""
     if name not in row["ours"]:
         return None
@@ -345,7 +343,26 @@ def label(target: Target, planned: PlannedLine) -> str:
     return f"{planned.line.group}: {named}" if planned.line.group else named
 
 
-# Before and after a sweep: generated data, and tables on disk.
+# A sweep with what comes before and after it: generated data, messages, and tables on disk.
+
+
+def run_jobs(
+    work: Sequence[Job], out: Path, at_once: int | None, device: str, say: Say, bar: Bar
+) -> dict[Path, Outcome]:
+    """Do all jobs that are not done, and report each. at_once: None for one per core, at most 8, and one on a GPU."""
+    make_data(work, say)
+    with bar("models", len(work)) as advance:
+
+        def report(job: Job, outcome: Outcome) -> None:
+            say(outcome_line(job, outcome))
+            advance(1)
+
+        try:
+            cores = min(8, os.cpu_count() or 1)
+            return sweep(work, at_once or (1 if device.startswith("cuda") else cores), device, report)
+        except KeyboardInterrupt:
+            say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
+            raise
 
 
 def make_data(jobs: Sequence[Job], say: Say) -> None:

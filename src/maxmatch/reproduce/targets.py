@@ -364,6 +364,10 @@ def _essence(recipe: Recipe) -> dict[str, Any]:
     settings["train"].pop("picture_cache", None)  # changes nothing
     if recipe.data.scenes is not None:
         del settings["data"]["path"]
+    if recipe.data.set_aside is not None:  # known by what it lists, wherever the file lies
+        from maxmatch.data.load import read_ids
+
+        settings["data"]["set_aside"] = _digest(sorted(set(read_ids(Path(recipe.data.set_aside).expanduser()))))
     return settings
 
 
@@ -373,6 +377,7 @@ _LATER: dict[str, Any] = {
     "phrases": 0.0, "batches": "mixed", "crop_size": None, "phrase_weight": 0.0, "triplet_reduction": "mean",
     "times": None, "unit_pooled": False, "mlp_reads": "fc", "word_init": "normal", "local": "words", "start": None,
     "bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "kl_weight": 0.0,
+    "set_aside": None, "max_images": None,
 }  # fmt: skip
 """The defaults of options that came after models had been reproduced, whose folders must still be found."""
 
@@ -477,7 +482,7 @@ def plan(target: Target, options: ReproduceOptions) -> TablePlan:
         recipe = load(name, *overrides)
         if variant is not None:
             overrides += changes(variant, recipe)
-        return load(name, *overrides, _data_path(recipe, data, options.out))
+        return load(name, *overrides, data_override(recipe, data, options.out))
 
     def planned(line: TableLine) -> PlannedLine:
         name = line.recipe if base is None else base
@@ -516,7 +521,7 @@ def _quick(recipe: Recipe) -> list[str]:
     return [f"train.epochs={-(-recipe.train.epochs // _QUICK_SHARE)}"]
 
 
-def _data_path(recipe: Recipe, data: str, out: Path) -> str:
+def data_override(recipe: Recipe, data: str, out: Path) -> str:
     """Where the data is, as an override. Scenes of each number and size have a folder of their own."""
     path = Path(data).expanduser()
     if data == SCENES:

@@ -14,7 +14,7 @@ from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror
 from maxmatch.data.dataset import Dataset, Split
 from maxmatch.data.extraction import check_features
 from maxmatch.data.feed import Feed, choose_feed
-from maxmatch.data.load import Say, hold_out, load_data, source_names
+from maxmatch.data.load import Say, hold_out, load_data, random_part, source_names
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import in_order, readers_for
@@ -59,7 +59,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         say(f"! {line}")
     with first_alone(processes):
         dataset = load_data(recipe.data, say, recipe.model.resolved().towers)
-    train = _training_split(recipe.data, dataset, say)
+    train = training_split(recipe.data, dataset, say)
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training without validation")
@@ -136,9 +136,12 @@ def give_sets(model: SetEncoder, names: Iterable[str]) -> None:
         model.tower(name).given_sets = True
 
 
-def _training_split(data: Data, dataset: Dataset, say: Say) -> Split:
+def training_split(data: Data, dataset: Dataset, say: Say) -> Split:
+    """What a recipe trains on: without held-out captions, and a part of it where the recipe says so."""
     train = dataset.split(data.train_split)
-    return hold_out(train, data.hold_out_words, say) if data.hold_out_words else train
+    if data.hold_out_words:
+        train = hold_out(train, data.hold_out_words, say)
+    return train if data.max_images is None else random_part(train, data.max_images, say)
 
 
 def group_weights(data: Data, train: Split) -> np.ndarray | None:
@@ -298,10 +301,11 @@ def _steps(recipe: Recipe, say: Say) -> tuple[int | None, str]:
     absent = next((path for path in paths if not path.expanduser().exists()), None)
     weights = None
     if paths and absent is None:
-        train = _training_split(data, load_data(data, say, recipe.model.resolved().towers), say)
+        train = training_split(data, load_data(data, say, recipe.model.resolved().towers), say)
         size, weights = train.size, group_weights(data, train)
     elif data.scenes is not None:
         size = split_sizes(data.scenes.images)[data.train_split]
+        size = min(size, data.max_images or size)
     elif data.path is not None:
         return None, f"; the number of steps is not known: {absent}: no such file or folder"
     else:

@@ -93,7 +93,7 @@ def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str])
     return found._replace(partner=order)
 
 
-_PATHS = ("path", "images", "features", "word_vectors", "tokenizer")
+_PATHS = ("path", "set_aside", "images", "features", "word_vectors", "tokenizer")
 _MODELS = (("objective", "teachers"), ("model", "start"))
 _LIMITS = """## Limits
 
@@ -117,6 +117,8 @@ def training_notes(recipe: Recipe, train: Split, epochs: int) -> str:
         lines.append(f"Beside the captions it learned from the scores of {names}.")
     if data.hold_out_words:
         lines.append(f"Captions with any of these words were left out: {', '.join(data.hold_out_words)}.")
+    if data.set_aside is not None:
+        lines.append(f"The images of `{_last(data.set_aside)}` were set aside: the model has not seen them.")
     licence = data.licence or "That of the training data, which the author has to name."
     parts = ["## Training", "\n".join(lines), "To train it again:", f"```\n{command(recipe)}\n```"]
     return "\n\n".join([*parts, "## Licence", licence, _LIMITS])

@@ -118,10 +118,6 @@ def page(
     attention: Attention | None,
 ) -> str:
     """The whole page. pictures: the figures as PNG files, by name; those that are not there are left out."""
-    style = _resource("style.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.filters.update(num=number, an=an)
     elements = [("all slots", analysis.elements.whole)]
     elements += [
         (f"{name} slot {slot} only", kept)
@@ -150,18 +146,17 @@ def page(
         small = _thumbnail(value)
         return {
             "text": value if isinstance(value, str) else None,
-            "picture": None if small is None else _data_uri(small, "image/jpeg"),
+            "picture": None if small is None else data_uri(small, "image/jpeg"),
         }
 
-    return environment.from_string(_resource("report.html")).render(
+    return render_page(
+        _resource("report.html"),
         title=title,
         analysis=analysis,
         attention=attention,
         titles={name: text for name, text in titles.items() if text},
-        pictures={name: _data_uri(content, "image/png") for name, content in pictures.items()},
+        pictures={name: data_uri(content, "image/png") for name, content in pictures.items()},
         display=display,
-        style=style,
-        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         set_sizes=sorted(set(analysis.set_sizes.values())),
         usual_partners=", ".join(f"{slot}{_DASH}{partner + 1}" for slot, partner in partners if partner >= 0),
         element_rows=elements,
@@ -172,11 +167,21 @@ def page(
     )
 
 
+def render_page(template: str, **values: Any) -> str:
+    """A page that stands alone, from a Jinja2 template. `style` is that of all reports; `policy` allows no other."""
+    style = _resource("style.css")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters.update(num=number, an=an)
+    return environment.from_string(template).render(style=style, policy=policy, **values)
+
+
 def _resource(name: str) -> str:
     return files("maxmatch.evaluation.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _data_uri(content: bytes, kind: str) -> str:
+def data_uri(content: bytes, kind: str) -> str:
     """A file as an address that holds it."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 

@@ -1,0 +1,377 @@
+"""A study at work: every method is tuned with the same budget, what was chosen is frozen, the finalists are trained and
+compared; a table, curves and a page.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from maxmatch.core.files import write_whole
+from maxmatch.core.progress import Bar
+from maxmatch.data.dataset import Dataset
+from maxmatch.data.load import Say, load_data
+from maxmatch.data.sampler import GroupSampler
+from maxmatch.evaluation.report.make_report import data_uri, render_page
+from maxmatch.evaluation.result_tables import Cell, Column, Table, filled, render, written
+from maxmatch.evaluation.significance import cohens_d, holm
+from maxmatch.recipe.schema import Recipe
+from maxmatch.reproduce import Reproduced, Reproduction
+from maxmatch.reproduce.compare import COLLAPSE, HEADINGS, Outcomes, between, cell_of, draw_curves, run_jobs, table_data
+from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
+from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
+from maxmatch.reproduce.worker import Outcome
+from maxmatch.training.prepare import group_sources, group_weights, training_split
+
+Trials = Mapping[str, Sequence[Trial]]
+"""By method."""
+_TESTED = (
+    "Against {reference}: its mean {measure} is taken off. 95 % is of a bootstrap over photos and p of a permutation "
+    "test over them, what a query finds averaged over the seeds: what other photos would change. p seeds is of Welch's "
+    "test over the seeds: what other seeds would change. Both p are corrected for the number of rivals (Holm). d is "
+    "Cohen's: the difference in standard deviations of the seeds. A difference stands where both p are small."
+)
+
+
+def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar) -> Reproduction:
+    """Run both phases of a study; what is done already is not done again. dry_run: only count what there is to do."""
+    study, frozen = plan.study, plan.read_chosen()
+    trials = {title: plan.trials(title) for title in study.methods}
+    budget = count_budget(plan, trials, frozen, say)
+    if dry_run:
+        about = {"target": study.name, "dry_run": True, **budget.to_json()}
+        return Reproduction([Reproduced(study.name, about, [], budget_table(plan, budget))], 0, 0)
+    for phase in budget.phases:
+        say(f"{phase.name}: {phase.models} models, {phase.done} of them done before")
+    tuned = _once(trial.job for title in trials if title not in frozen for trial in trials[title])
+    outcomes = run_jobs(tuned, plan.options.out, at_once, device, say, bar)
+    chosen = {}
+    for title, tried in trials.items():
+        best = frozen.get(title) or choose(tried, outcomes, study.measure)
+        if best is None:
+            say(f"{title}: all its trials failed; it is not in the finals")
+        else:
+            chosen[title] = best
+    if chosen.keys() - frozen.keys():
+        plan.write_chosen(chosen)
+    say(f"chosen values: {plan.chosen_file}")
+    finals = finals_plan(plan, chosen)
+    outcomes |= run_jobs(finals.jobs, plan.options.out, at_once, device, say, bar)
+    made = write_study(plan, trials, chosen, finals, budget, outcomes)
+    return Reproduction([made], len(outcomes), sum(outcome.result is None for outcome in outcomes.values()))
+
+
+def _once(jobs: Any) -> list[Job]:
+    return list({job.folder: job for job in jobs}.values())
+
+
+def choose(trials: Sequence[Trial], outcomes: Outcomes, measure: str) -> Chosen | None:
+    """The trial that did best among the images set aside, of equals the first; None if all failed."""
+    scores = {}
+    for number, trial in enumerate(trials, start=1):
+        result = outcomes[trial.job.folder].result
+        if result is not None:
+            assert result["split"] == SET_ASIDE
+            scores[number] = float(result["figures"][measure])
+    if not scores:
+        return None
+    best = max(scores, key=lambda number: (scores[number], -number))
+    trial, failed = trials[best - 1], len(trials) - len(scores)
+    return Chosen(
+        trial=best,
+        cells=cells_of(trials),
+        score=scores[best],
+        failed=failed,
+        values=trial.values,
+        changes=trial.changes,
+    )
+
+
+def finals_plan(plan: StudyPlan, chosen: Mapping[str, Chosen]) -> TablePlan:
+    """The finalists as the lines of a table."""
+    study = plan.study
+    lines = []
+    for title, method in study.methods.items():
+        line = TableLine((title,), {}, method.recipe or study.base, reference=title == study.reference)
+        if title in chosen:
+            lines.append(PlannedLine(line, plan.finals(title, chosen[title].changes)))
+        else:
+            lines.append(PlannedLine(line, why_none="all its trials failed"))
+    figures = tuple(dict.fromkeys((study.measure, "i2t_r1", "t2i_r1")))
+    target = Target(
+        study.name, study.name, study.description, "coco", tuple(one.line for one in lines), figures=figures,
+        reference_name=study.reference,
+    )  # fmt: skip
+    return TablePlan(target, plan.options, study.base, tuple(lines))
+
+
+# The budget: how many models, epochs and images each phase takes.
+
+
+class Phase(NamedTuple):
+    """What a phase takes in all. epochs and images, those shown in training, are the most: models may stop early."""
+
+    name: str
+    methods: int
+    models: int
+    done: int
+    epochs: int
+    images: int
+
+
+class Budget(NamedTuple):
+    """Both phases, and the images there are: for tuning, for the finals, set aside, and in the final split."""
+
+    phases: tuple[Phase, Phase]
+    tuning_images: int
+    final_images: int
+    set_aside: int
+    final_split: int
+
+    @property
+    def total(self) -> Phase:
+        """Both phases together."""
+        first, second = self.phases
+        models, done, epochs, images = (one + other for one, other in zip(first[2:], second[2:], strict=True))
+        return Phase("in all", second.methods, models, done, epochs, images)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        phases = {phase.name: phase._asdict() for phase in (*self.phases, self.total)}
+        return {"phases": phases, **{name: getattr(self, name) for name in self._fields[1:]}}
+
+
+def count_budget(plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], say: Say) -> Budget:
+    """Count before anything is trained. The data is read: what cannot be read is refused here."""
+
+    datasets: dict[str, Dataset] = {}
+    shown: dict[tuple[str, int], int] = {}  # images in an epoch, by data and batch size
+
+    def loaded(recipe: Recipe) -> Dataset:
+        whole = recipe.data.model_copy(update={"max_images": None})
+        key = whole.model_dump_json()
+        if key not in datasets:
+            datasets[key] = load_data(whole, say, recipe.model.resolved().towers)
+            datasets[key].split(plan.study.final.split)  # refuses one that is not there
+        return datasets[key]
+
+    def images_of(job: Job) -> int:
+        recipe = job.recipes[0]
+        key = recipe.data.model_dump_json(), recipe.train.batch_size
+        if key not in shown:
+            train = training_split(recipe.data, loaded(recipe), lambda line: None)
+            sampler = GroupSampler(
+                train.size, recipe.train.batch_size, recipe.seed, weights=group_weights(recipe.data, train),
+                sources=group_sources(recipe.data, train),
+            )  # fmt: skip
+            shown[key] = sum(len(batch.groups) for batch in sampler.plans(0))
+        return recipe.train.epochs * shown[key]
+
+    def phase(name: str, methods: int, jobs: Sequence[Job], done: int) -> Phase:
+        epochs = sum(job.recipes[0].train.epochs for job in jobs)
+        return Phase(name, methods, len(jobs), done, epochs, sum(map(images_of, jobs)))
+
+    tried = _once(
+        trial.job
+        for title, own in trials.items()
+        for trial in own
+        if title not in frozen or trial.job.result() is not None
+    )
+    known = _once(job for title, one in frozen.items() for job in plan.finals(title, one.changes))
+    # What is not chosen yet takes as long, whatever is chosen.
+    others = [job for title in trials if title not in frozen for job in plan.finals(title, ())]
+    tuning = phase("tuning", len(trials), tried, sum(job.result() is not None for job in tried))
+    finals = phase("finals", len(trials), [*known, *others], sum(job.result() is not None for job in known))
+    first, last = next(iter(trials.values()))[0].job.recipes[0], (known or others)[0].recipes[0]
+    dataset = loaded(last)
+    few, many = (training_split(one.data, dataset, lambda line: None).size for one in (first, last))
+    aside, final = (dataset.split(name).size for name in (SET_ASIDE, plan.study.final.split))
+    return Budget((tuning, finals), few, many, aside, final)
+
+
+def budget_table(plan: StudyPlan, budget: Budget) -> Table:
+    """What there is to do, for people."""
+    columns = [
+        Column("phase", "name"), Column("methods", "methods", ",d"), Column("models", "models", ",d"),
+        Column("done before", "done", ",d"), Column("epochs, at most", "epochs", ",d"),
+        Column("images shown, at most", "images", ",d"),
+    ]  # fmt: skip
+    rows: list[Mapping[str, Cell]] = [phase._asdict() for phase in (*budget.phases, budget.total)]
+    return Table(columns, rows, [*_protocol(plan, budget), "A dry run: nothing was trained."], [len(rows) - 1])
+
+
+def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
+    study = plan.study
+    tuning, final = study.tuning, study.final
+    seeds = f"{final.seeds} seeds" if final.seeds > 1 else "one seed"
+    return [
+        f"Tuning: {tuning.trials} trials for every method, the first with its recipe's own values, on "
+        f"{budget.tuning_images:,} training images for at most {tuning.epochs} epochs; the best "
+        f"{_called(study.measure)} on {budget.set_aside:,} training images that are set aside is chosen.",
+        f"Finals: {seeds}, at most {final.epochs} epochs on {budget.final_images:,} training images; the images "
+        f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
+        "model.",
+    ]
+
+
+# The result: table, JSON, curves, page.
+
+
+def write_study(
+    plan: StudyPlan, trials: Trials, chosen: Mapping[str, Chosen], finals: TablePlan, budget: Budget, outcomes: Outcomes
+) -> Reproduced:
+    """Write the table as Markdown and as JSON, the curves, if they can be drawn, and the page."""
+    study, out = plan.study, plan.options.out
+    rows = study_data(finals, chosen, outcomes, study.measure)
+    made = study_table(plan, budget, rows, outcomes, finals.jobs)
+    tried = {title: trials_data(own, chosen.get(title), outcomes, study.measure) for title, own in trials.items()}
+    data = {
+        "target": study.name, "about": study.description, "measure": study.measure, "reference": study.reference,
+        "budget": budget.to_json(), "rows": rows, "tuning": tried,
+    }  # fmt: skip
+    paths = [out / f"{study.name}.{kind}" for kind in ("md", "json")]
+    for path, text in zip(paths, (render(made, "markdown"), json.dumps(data, indent=2)), strict=True):
+        write_whole(path, text + "\n")
+    curves = draw_curves(finals, outcomes)
+    page = out / f"{study.name}.html"
+    write_whole(page, study_page(plan, made, tried, curves))
+    written_files = [*paths, *([curves] if curves is not None else []), page, plan.chosen_file]
+    return Reproduced(study.name, data, written_files, made)
+
+
+def study_data(
+    finals: TablePlan, chosen: Mapping[str, Chosen], outcomes: Outcomes, measure: str
+) -> list[dict[str, Any]]:
+    """The rows of `table_data`, with what was chosen, p corrected for the number of rivals, and the effect size."""
+    rows = table_data(finals, outcomes)
+    seeds = [row["ours"][measure]["seeds"] if measure in row["ours"] else [] for row in rows]
+    reference = next(one for line, one in zip(finals.lines, seeds, strict=True) if line.line.reference)
+    tests = [row["against_reference"] for row in rows]
+    corrected = {name: holm([test and test[name] for test in tests]) for name in ("p", "p_seeds")}
+    for place, row in enumerate(rows):
+        one = chosen.get(row["title"]["method"])
+        row["chosen"] = one and one.model_dump(mode="json")
+        if tests[place] is not None:
+            row["against_reference"] |= {f"{name}_holm": values[place] for name, values in corrected.items()}
+            row["against_reference"]["effect_size"] = cohens_d(reference, seeds[place])
+    return rows
+
+
+def study_table(
+    plan: StudyPlan, budget: Budget, data: Sequence[dict[str, Any]], outcomes: Outcomes, jobs: Sequence[Job]
+) -> Table:
+    """The table for people. data: that of `study_data`."""
+    study, over = plan.study, f"against {plan.study.reference}"
+    names = dict.fromkeys((study.measure, "i2t_r1", "t2i_r1"))
+    ours = [Column(HEADINGS.get(name, name), name, ".1f") for name in names]
+    columns = [
+        Column("method", "method"), Column("tuned", "tuned"), Column("trial", "trial"), *ours,
+        Column(_called(study.measure), "difference", "+.1f", over), Column("95 %", "interval", ".1f", over),
+        Column("p", "p", ".4f", over), Column("p seeds", "p_seeds", ".4f", over), Column("d", "d", "+.1f", over),
+        *COLLAPSE,
+    ]  # fmt: skip
+    rows: list[Mapping[str, Cell]] = []
+    for row in data:
+        cells: dict[str, Cell] = {"method": row["title"]["method"]}
+        cells |= {column.name: cell_of(row, column.name, column.form) for column in (*ours, *COLLAPSE)}
+        if row["chosen"] is not None:
+            one = row["chosen"]
+            cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
+        if not row["ours"]:
+            cells[study.measure] = "failed"
+        test = row["against_reference"]
+        if test is not None:
+            cells |= {"difference": test["rsum"], "interval": between(test["low"], test["high"])}
+            cells |= {"p": test["p_holm"], "p_seeds": test["p_seeds_holm"], "d": test["effect_size"]}
+        rows.append(cells)
+    chances = {
+        f"{result['figures']['chance_rsum']:.1f}"
+        for job in jobs
+        if (result := outcomes[job.folder].result) is not None and "chance_rsum" in result["figures"]
+    }
+    notes = [f"{study.name}: {study.description}.", *_protocol(plan, budget)]
+    notes += [f"RSUM by chance: {', '.join(sorted(chances))}."] if chances else []
+    if any(row["against_reference"] for row in data):
+        notes.append(_TESTED.format(reference=study.reference, measure=_called(study.measure)))
+    for row in data:
+        title, one = row["title"]["method"], row["chosen"]
+        notes += [f"{title}: not in the finals: {row['not_trained']}."] if row["not_trained"] else []
+        notes += (
+            [f"{title}: {one['failed']} of its {len(one['cells'])} trials failed."] if one and one["failed"] else []
+        )
+        notes += [f"{title}: failed: {reason}" for reason in row["failed"]]
+    return Table(filled(columns, rows), rows, notes)
+
+
+def trials_data(
+    trials: Sequence[Trial], chosen: Chosen | None, outcomes: Outcomes, measure: str
+) -> list[dict[str, Any]]:
+    """The trials of a method, as plain data. Those of a method that was chosen before are read from their folders."""
+    rows = []
+    for number, trial in enumerate(trials, start=1):
+        outcome = outcomes.get(trial.job.folder) or Outcome(trial.job.result(), again=True)
+        result = outcome.result
+        rows.append(
+            {
+                "trial": number,
+                "values": trial.values,
+                "score": None if result is None else result["figures"][measure],
+                "chosen": chosen is not None and chosen.trial == number,
+                "failed": outcome.failure if result is None else None,
+                "run": str(trial.job.folder),
+            }
+        )
+    return rows
+
+
+def study_page(plan: StudyPlan, made: Table, tried: Mapping[str, Sequence[dict[str, Any]]], curves: Path | None) -> str:
+    """The page: table, curves and trials. It stands alone."""
+    study = plan.study
+    tables = {title: _trials_table(rows, study.measure) for title, rows in tried.items()}
+    return render_page(
+        files("maxmatch.reproduce").joinpath("referee.html").read_text(encoding="utf-8"),
+        study=study,
+        measure=_called(study.measure),
+        result=_for_page(made),
+        notes=made.notes,
+        curves=None if curves is None else data_uri(curves.read_bytes(), "image/png"),
+        trials={title: _for_page(table) for title, table in tables.items()},
+    )
+
+
+def _trials_table(rows: Sequence[Mapping[str, Any]], measure: str) -> Table:
+    keys = list(rows[0]["values"])
+    columns = [
+        Column("trial", "trial"),
+        *(Column(key, key, "g") for key in keys),
+        Column(f"{_called(measure)}, set aside", "score", ".1f"),
+        Column("", "mark"),
+    ]
+    cells: list[Mapping[str, Cell]] = [
+        {
+            **{
+                key: value if isinstance(value, int | float) else json.dumps(value)
+                for key, value in row["values"].items()
+            },
+            "trial": row["trial"],
+            "score": row["score"],
+            "mark": "chosen" if row["chosen"] else f"failed: {row['failed']}" if row["failed"] else "",
+        }
+        for row in rows
+    ]
+    return Table(columns, cells)
+
+
+def _for_page(table: Table) -> dict[str, Any]:
+    headings = [" ".join(filter(None, (column.over, column.heading))) for column in table.columns]
+    return {"headings": headings, "rows": written(replace(table, rules=()))}
+
+
+def _shown(values: Values) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {json.dumps(value)}" for key, value in values.items())
+
+
+def _called(measure: str) -> str:
+    return HEADINGS.get(measure, measure)

@@ -1,0 +1,314 @@
+"""Studies: a fair comparison of methods as one YAML file, and the jobs of its two phases, tuning and finals.
+
+Every method is tuned with the same number of trials, on the same part of the training images, by what it finds among
+training images that are set aside. The best values are frozen, and models with them are trained on all other training
+images, by several seeds. The photos of the final split are looked at once per model. No torch here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError, model_validator
+
+from maxmatch.core.array_checks import UsageError
+from maxmatch.core.files import write_whole
+from maxmatch.core.manifest import describe, location
+from maxmatch.model.config import Count, refusal
+from maxmatch.recipe.schema import Recipe, Section, Whole
+from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe, parse_file, place_of_keys
+from maxmatch.reproduce.targets import CELLS, Job, ReproduceOptions, data_for, data_override, single, targets
+
+STUDIES = Path(__file__).resolve().parent / "studies"
+SET_ASIDE = "set_aside"  # the split of what data.set_aside lists
+Measure = Literal["rsum"]
+"""What trials are chosen by and methods are compared by."""
+Grid = Annotated[dict[str, list[JsonValue] | None], BeforeValidator(lambda given: given or {})]
+"""The values that may be tried, by the recipe's key."""
+_MOST = 100_000  # combinations of a grid
+
+
+class Tuning(Section):
+    """The first phase. Every method has as many trials."""
+
+    trials: Count = 6
+    images: Count | None = 10_000
+    """Training images, a random part; None for all but those set aside."""
+    epochs: Count = 12
+    early_stop: Count | None = None
+    seed: Whole = 0
+    """Of the order in which trials are drawn."""
+
+
+class Final(Section):
+    """The second phase: models with the chosen values, trained on all training images but those set aside."""
+
+    seeds: Count = 3
+    epochs: Count = 15
+    early_stop: Count | None = None
+    split: str = "val"
+    """Looked at once per model, when it is trained."""
+
+
+class Method(Section):
+    """One that is compared: a recipe, what changes in it, and what may be tuned.
+
+    tune: beside what all methods may tune; null for a key takes it from this method.
+    """
+
+    recipe: str | None = None
+    changes: tuple[str, ...] = ()
+    tune: Grid = Field(default_factory=dict)
+
+
+class Study(Section):
+    """A comparison: what is compared, what may be tuned, and the budget.
+
+    base: the recipe of methods that name none. changes: to the recipes of all methods. tune: what every method may
+    tune. set_aside: the ids of the training images to choose by, a file beside the study's.
+    """
+
+    name: str
+    description: str = ""
+    base: str
+    reference: str
+    measure: Measure = "rsum"
+    set_aside: str
+    changes: tuple[str, ...] = ()
+    tune: Grid = Field(default_factory=dict)
+    tuning: Tuning = Tuning()
+    final: Final = Final()
+    methods: Annotated[dict[str, Method], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _budget_is_equal(self) -> "Study":
+        if self.reference not in self.methods:
+            raise refusal(f"expected one of the methods {', '.join(self.methods)}, got {self.reference!r}", "reference")
+        for title in self.methods:
+            grid = self.grid(title)
+            for key, values in grid.items():
+                if not values:
+                    raise refusal(f"{key}: no value to try", "methods", title)
+            if prod(map(len, grid.values())) > _MOST:
+                raise refusal(f"more than {_MOST:,} combinations; try fewer values", "methods", title)
+        return self
+
+    def grid(self, title: str) -> dict[str, list[JsonValue]]:
+        """What a method may tune: the common keys, then its own."""
+        both = {**self.tune, **self.methods[title].tune}
+        return {key: values for key, values in both.items() if values is not None}
+
+
+def studies() -> dict[str, str]:
+    """The studies that ship: name and description."""
+    return {file.stem: str(parse_file(file).values.get("description", "")) for file in sorted(STUDIES.glob("*.yaml"))}
+
+
+def is_study(name: str) -> bool:
+    """Whether a target is a study: one that ships, or a file of one's own."""
+    return name.endswith((".yaml", ".yml")) or (STUDIES / f"{name}.yaml").is_file()
+
+
+def load_study(name: str) -> Study:
+    """A study that ships, by its name, or from a file (`.yaml`). Files that it names lie beside it."""
+    path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
+    if not path.is_file():
+        raise UsageError(f"{name}: no such file. A study is a .yaml file, or one that ships: {', '.join(studies())}.")
+    found = parse_file(path)
+    if path.stem in targets():
+        raise UsageError(f"{path}: {path.stem!r} is also a table of the paper. Rename the file.")
+    try:
+        study = Study.model_validate({"name": path.stem, **found.values})
+    except ValidationError as error:
+        lines = [f"{place_of_keys(found, location(problem))}: {describe(problem)}" for problem in error.errors()]
+        raise RecipeError("\n".join(lines)) from error
+    beside = path.resolve().parent
+    methods = {
+        title: method.model_copy(update={"recipe": _beside(method.recipe, beside)})
+        for title, method in study.methods.items()
+    }
+    set_aside = str(beside / Path(study.set_aside).expanduser())
+    return study.model_copy(update={"set_aside": set_aside, "base": _beside(study.base, beside), "methods": methods})
+
+
+def _beside(recipe: str | None, folder: Path) -> str | None:
+    return str(folder / recipe) if recipe is not None and recipe.endswith((".yaml", ".yml")) else recipe
+
+
+# Trials.
+
+Values = dict[str, Any]
+"""By the recipe's key."""
+
+
+def draw_trials(grid: Mapping[str, Sequence[Any]], own: Values, count: int, seed: int) -> list[Values]:
+    """So many trials of a grid, none twice. The first has the recipe's own values; of the others each is one of those
+    whose values were tried least so far, in an order drawn by the seed, so that all values come about equally often.
+    """
+    others = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    others = [one for one in others if one != own]
+    if len(others) + 1 < count:
+        raise ValueError(
+            f"expected {count} trials, as of every method, but its grid and its own values make {len(others) + 1}. "
+            "Give it more to tune."
+        )
+    left = [others[place] for place in np.random.default_rng(seed).permutation(len(others))]
+    drawn, tried = [own], Counter(_marks(own))
+    while len(drawn) < count:
+        best = min(left, key=lambda one: sum(tried[mark] for mark in _marks(one)))
+        left.remove(best)
+        drawn.append(best)
+        tried.update(_marks(best))
+    return drawn
+
+
+def _marks(values: Values) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that are tried, how they change the recipe, and the job that tries them."""
+
+    values: Values
+    changes: tuple[str, ...]
+    job: Job
+
+
+def cells_of(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The names of their folders."""
+    return tuple(trial.job.folder.name for trial in trials)
+
+
+class Chosen(Section):
+    """What a method goes into the finals with: the values of one trial, and how well it did."""
+
+    trial: Count
+    """Counted from 1; the first has the recipe's own values."""
+    cells: tuple[str, ...]
+    """The folders of all trials: with other data, recipes, grids or budgets they are others."""
+    score: float
+    failed: Whole = 0
+    values: dict[str, JsonValue]
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """The jobs of a study. options: the data, where all is written, and the user's changes to all recipes."""
+
+    study: Study
+    options: ReproduceOptions
+
+    def trials(self, title: str) -> list[Trial]:
+        """All trials of a method."""
+        grid, tuning = self.study.grid(title), self.study.tuning
+        own = {key: _value_at(self._recipe(title), key) for key in grid}
+        try:
+            drawn = draw_trials(grid, own, tuning.trials, tuning.seed)
+        except ValueError as error:
+            raise UsageError(f"{self.study.name}: {title}: {error}") from error
+        made = []
+        for number, values in enumerate(drawn):
+            changes = tuple(_marks(values)) if number else ()
+            phase = _phase(tuning.epochs, tuning.early_stop)
+            recipe = self._recipe(title, *changes, *phase, f"data.max_images={json.dumps(tuning.images)}")
+            made.append(Trial(values, changes, single(self._cells, recipe, SET_ASIDE, "plain")))
+        if len({trial.job.folder for trial in made}) < len(made):
+            raise UsageError(f"{self.study.name}: {title}: two trials are the same model. Tune something that matters.")
+        return made
+
+    def finals(self, title: str, changes: Sequence[str]) -> tuple[Job, ...]:
+        """The models of a method with the chosen values, one per seed."""
+        final = self.study.final
+        recipe = self._recipe(title, *changes, *_phase(final.epochs, final.early_stop))
+        if final.split in (SET_ASIDE, recipe.data.train_split):
+            raise UsageError(
+                f"{self.study.name}: {title}: final.split is {final.split!r}, which the model was trained or chosen "
+                "on. Take another split."
+            )
+        seeds = [recipe.model_copy(update={"seed": recipe.seed + place}) for place in range(final.seeds)]
+        return tuple(single(self._cells, one, final.split, "plain") for one in seeds)
+
+    @property
+    def _cells(self) -> Path:
+        return self.options.out / CELLS
+
+    def _recipe(self, title: str, *changes: str) -> Recipe:
+        """What all share, the user's changes, what makes the method, what is tried, and the data."""
+        method, study = self.study.methods[title], self.study
+        name = method.recipe or self.options.base or study.base
+        data = data_for(name, self.options.data)
+        if data is None:
+            raise UsageError(f"{study.name}: {title}: no --data for {name}.")
+        # Each is measured by the similarity that it is trained with, unless the method says otherwise.
+        first = ("evaluate.similarities=null", *study.changes, *self.options.changes, *method.changes)
+        aside = (f"data.set_aside={json.dumps(study.set_aside)}", f"data.val_split={SET_ASIDE}")
+        whole = (*first, *changes, *aside)
+        try:
+            return _load(name, *whole, data_override(_load(name, *whole), data, self.options.out))
+        except RecipeError as error:
+            raise RecipeError(f"{study.name}: {title}: {error}") from error
+
+    # What was chosen, kept in a file: once it is there, it is not chosen again.
+
+    @property
+    def chosen_file(self) -> Path:
+        """Where the chosen values are kept."""
+        return self.options.out / f"{self.study.name}-chosen.yaml"
+
+    def read_chosen(self) -> dict[str, Chosen]:
+        """What was chosen before, by method; empty if nothing was."""
+        if not self.chosen_file.exists():
+            return {}
+        try:
+            found = TypeAdapter(dict[str, Chosen]).validate_python(parse_file(self.chosen_file).values.get("methods"))
+        except ValidationError as error:
+            raise UsageError(f"{self.chosen_file}: {describe(error.errors()[0])}. Correct it, or remove it.") from error
+        known = {title: one for title, one in found.items() if title in self.study.methods}
+        for title, one in known.items():
+            if one.cells != cells_of(self.trials(title)):
+                raise UsageError(
+                    f"{self.chosen_file}: {title}: was chosen among other trials: with other data, another recipe, "
+                    "grid, budget or list of images set aside. Remove its entry to tune it anew, or take another --out."
+                )
+        return known
+
+    def write_chosen(self, chosen: Mapping[str, Chosen]) -> None:
+        """Freeze what was chosen."""
+        methods = {title: one.model_dump(mode="json") for title, one in chosen.items()}
+        about = {"study": self.study.name, "measure": self.study.measure, "tuning": self.study.tuning.model_dump()}
+        head = (
+            "# Chosen on the images set aside, before the first final model. Remove an entry to tune its method anew.\n"
+        )
+        write_whole(self.chosen_file, head + dump({**about, "methods": methods}))
+
+
+@cache  # many models begin with the same file
+def _load(name: str, *overrides: str) -> Recipe:
+    return load_recipe(name, overrides)
+
+
+def _phase(epochs: int, early_stop: int | None) -> tuple[str, ...]:
+    return f"train.epochs={epochs}", f"train.early_stop={json.dumps(early_stop)}"
+
+
+def _value_at(recipe: Recipe, key: str) -> Any:
+    """A recipe's own value; None where it leaves it to the model or the function."""
+    value: Any = recipe.model_dump(mode="json")
+    parts = key.split(".")
+    for place, part in enumerate(parts):
+        if not isinstance(value, dict):
+            return None
+        rest = ".".join(parts[place:])
+        if rest in value:  # the dots belong to the key: train.freeze.image.backbone
+            return value[rest]
+        value = value.get(part)
+    return value

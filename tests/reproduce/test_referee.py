@@ -1,0 +1,486 @@
+"""A study: the same budget for every method, chosen by images that nothing is trained on, frozen, and measured once."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from finished_jobs import Ended, at_once, failed, finish, search_of
+from small_runs import recipe_for, write_data
+
+from maxmatch.core.array_checks import UsageError
+from maxmatch.core.files import read_metrics
+from maxmatch.data.load import load_data, read_ids
+from maxmatch.evaluation.result_tables import render
+from maxmatch.evaluation.significance import cohens_d, holm
+from maxmatch.recipe.schema import Data
+from maxmatch.recipe.yaml_files import RecipeError, dump_recipe
+from maxmatch.reproduce import compare, reproduce, worker
+from maxmatch.reproduce.study import STUDIES, StudyPlan, draw_trials, is_study, load_study, studies
+from maxmatch.reproduce.targets import ReproduceOptions
+from maxmatch.training import loop
+
+TRAIN, ASIDE, PART, VAL, EPOCHS, FINAL_EPOCHS, SEEDS, TRIALS = 24, 6, 10, 8, 1, 2, 2, 2
+STUDY = {
+    "description": "three tiny methods",
+    "base": "tiny.yaml",
+    "reference": "MaxMatch",
+    "set_aside": "ids.txt",
+    "tune": {"train.lr": [1e-3, 3e-3]},
+    "tuning": {"trials": TRIALS, "images": PART, "epochs": EPOCHS},
+    "final": {"seeds": SEEDS, "epochs": FINAL_EPOCHS},
+    "methods": {
+        "MaxMatch": {},
+        "MIL": {"changes": ["model.similarity=mil"], "tune": {"objective.margin": [0.1, 0.2]}},
+        "one vector": {"recipe": "single.yaml"},
+    },
+}
+
+
+def written(folder, **changed):
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, **changed}, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Data, recipes, ids and a study beside each other."""
+    folder = tmp_path_factory.mktemp("study")
+    write_data(folder / "data", train=TRAIN, val=VAL)
+    for name, size in (("tiny", 4), ("single", 1)):
+        recipe = recipe_for(folder / "data", epochs=9, batch_size=4, model={"set_size": size})
+        (folder / f"{name}.yaml").write_text(dump_recipe(recipe))
+    names = load_data(Data(path=str(folder / "data")), print).split("train")["image"].ids
+    (folder / "ids.txt").write_text("\n".join(names[n] for n in (1, 4, 9, 16, 20, 23)) + "\n")
+    written(folder)
+    return folder
+
+
+def run(place, out, study="small.yaml", **more):
+    return reproduce(str(place / study), str(place / "data"), out=out, jobs=1, device="cpu", **more)
+
+
+def plan_of(place, out, study="small.yaml"):
+    return StudyPlan(load_study(str(place / study)), ReproduceOptions([str(place / "data")], out))
+
+
+@pytest.fixture(scope="module")
+def ran(place, tmp_path_factory):
+    """A dry run, a run, and a second run; what was trained on which images, and what was measured."""
+    out = tmp_path_factory.mktemp("ran") / "out"
+    started, trained, shown, measured = [], [], Counter(), []
+
+    class Counted(loop.GroupSampler):
+        def plans(self, epoch, start=0):
+            for plan in super().plans(epoch, start):
+                shown["images"] += len(plan.groups)
+                yield plan
+            shown["epochs"] += 1
+
+    def prepared(recipe, *more):
+        parts = prepare(recipe, *more)
+        trained.append((recipe, set(parts.train["image"].ids), set(parts.val["image"].ids)))
+        return parts
+
+    def started_one(job, device):
+        started.append(job)
+        return at_once(job, device)
+
+    def read(job, *more):
+        found = data_of(job, *more)
+        measured.append((job.folder, found.split))
+        return found
+
+    prepare, data_of = loop.prepare, worker.data_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "start", None)  # would fail if it were called
+        dry = run(place, out, dry_run=True)
+        assert not out.exists()
+        patch.setattr(loop, "GroupSampler", Counted)
+        patch.setattr(loop, "prepare", prepared)
+        patch.setattr(worker, "data_of", read)
+        patch.setattr(worker, "start", started_one)
+        first = run(place, out)
+        patch.setattr(worker, "start", None)
+        again = run(place, out)
+    return SimpleNamespace(
+        out=out, dry=dry, first=first, again=again, started=started, trained=trained, shown=shown, measured=measured
+    )
+
+
+def test_no_image_that_is_set_aside_is_in_any_training_or_in_the_final_split(place, ran):
+    aside = set(read_ids(place / "ids.txt"))
+    dataset = load_data(Data(path=str(place / "data")), print)
+    everything, val = (set(dataset.split(name)["image"].ids) for name in ("train", "val"))
+    assert len(aside) == ASIDE
+    sizes = Counter(len(images) for _, images, _ in ran.trained)
+    assert sizes == {PART: 3 * TRIALS, TRAIN - ASIDE: 3 * SEEDS}
+    for _, images, validated in ran.trained:
+        assert images <= everything - aside
+        assert validated == aside  # also by which the best epoch is chosen
+    assert not aside & val
+    assert len({frozenset(images) for _, images, _ in ran.trained if len(images) == PART}) == 1
+
+
+def test_trials_are_chosen_by_what_is_set_aside_and_val_is_looked_at_once_per_finalist(place, ran):
+    plan = plan_of(place, ran.out)
+    chosen = plan.read_chosen()
+    finals = [job.folder for title in STUDY["methods"] for job in plan.finals(title, chosen[title].changes)]
+    assert sorted(folder for folder, split in ran.measured if split == "val") == sorted(finals)
+    for title in STUDY["methods"]:
+        results = [trial.job.result() for trial in plan.trials(title)]
+        assert {(result["split"], result["images"]) for result in results} == {("set_aside", ASIDE)}
+        scores = [result["figures"]["rsum"] for result in results]
+        assert (chosen[title].score, chosen[title].trial) == (max(scores), 1 + scores.index(max(scores)))
+    assert {split for _, split in ran.measured} == {"set_aside", "val"}
+
+
+def test_every_method_has_the_same_budget(place, ran):
+    plan = plan_of(place, ran.out)
+    for title in STUDY["methods"]:
+        recipes = [trial.job.recipes[0] for trial in plan.trials(title)]
+        assert len(recipes) == TRIALS
+        assert {(one.train.epochs, one.data.max_images, one.seed) for one in recipes} == {(EPOCHS, PART, 0)}
+        finals = [job.recipes[0] for job in plan.finals(title, ())]
+        assert [(one.train.epochs, one.data.max_images, one.seed) for one in finals] == [
+            (FINAL_EPOCHS, None, seed) for seed in range(SEEDS)
+        ]
+
+
+def test_a_dry_run_trains_nothing_and_counts_what_a_run_then_does(ran):
+    assert (ran.dry.models, ran.dry.failed) == (0, 0)
+    phases = ran.dry.targets[0].data["phases"]
+    assert phases["tuning"]["models"] == 3 * TRIALS
+    assert phases["finals"]["models"] == 3 * SEEDS
+    assert phases["in all"] == {
+        "name": "in all",
+        "methods": 3,
+        "models": len(ran.started),
+        "done": 0,
+        "epochs": ran.shown["epochs"],
+        "images": ran.shown["images"],
+    }
+    printed = render(ran.dry.targets[0].table)
+    assert "dry run" in printed
+    assert ran.first.targets[0].data["budget"]["phases"] == phases
+
+
+def test_a_second_run_trains_nothing_and_gives_the_same(ran):
+    assert ran.first.models == len(ran.started) == 3 * (TRIALS + SEEDS)
+    assert ran.again.failed == 0
+    for key in ("rows", "tuning"):
+        assert ran.again.targets[0].data[key] == ran.first.targets[0].data[key]
+    assert ran.again.targets[0].data["budget"]["phases"]["in all"]["done"] == ran.first.models
+
+
+def test_the_table_has_tuned_values_differences_and_corrected_tests(ran):
+    made = ran.first.targets[0]
+    reference, *rivals = made.data["rows"]
+    assert reference["against_reference"] is None
+    tests = [row["against_reference"] for row in rivals]
+    seeds = [row["ours"]["rsum"]["seeds"] for row in made.data["rows"]]
+    for name in ("p", "p_seeds"):
+        assert [test[f"{name}_holm"] for test in tests] == holm([test[name] for test in tests])
+    for test, own in zip(tests, seeds[1:], strict=True):
+        assert test["rsum"] == pytest.approx(np.mean(own) - np.mean(seeds[0]))
+        assert test["effect_size"] == cohens_d(seeds[0], own)
+    lines = (ran.out / "small.md").read_text().splitlines()
+    for row, line in zip(made.data["rows"], lines[2:5], strict=True):
+        assert row["title"]["method"] in line
+        assert f"{row['ours']['rsum']['mean']:.1f} ± {row['ours']['rsum']['deviation']:.1f}" in line
+        assert f"lr {json.dumps(row['chosen']['values']['train.lr'])}" in line
+    assert "margin" in lines[3]
+    assert "Holm" in (ran.out / "small.md").read_text()
+    assert json.loads((ran.out / "small.json").read_text()) == json.loads(json.dumps(ran.again.targets[0].data))
+
+
+def test_the_page_stands_alone_with_table_curves_and_trials(ran):
+    page = (ran.out / "small.html").read_text()
+    assert ran.out / "small.html" in ran.first.targets[0].files
+    assert 'src="data:image/png;base64,' in page
+    assert "http://" not in page.replace("http-equiv", "")
+    assert page.count(">chosen<") == 3
+    for title in STUDY["methods"]:
+        assert f"<h3>{title}</h3>" in page
+    scores = [trial["score"] for rows in ran.first.targets[0].data["tuning"].values() for trial in rows]
+    assert len(scores) == 3 * TRIALS
+    assert all(f"{score:.1f}" in page for score in scores)
+
+
+def test_curves_of_the_finalists_are_by_epoch_on_the_images_set_aside(place, ran):
+    plan = plan_of(place, ran.out)
+    job = plan.finals("MIL", plan.read_chosen()["MIL"].changes)[0]
+    assert [record["epoch"] for record in read_metrics(job.folder, "val")] == list(range(FINAL_EPOCHS))
+    assert (ran.out / "small-curves.png").stat().st_size > 1000
+
+
+# Without training: results that are made up.
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """In place of training: how easy it is for a job, or why it fails. started: the jobs."""
+    found = SimpleNamespace(easy=lambda job: 0.5, started=[])
+
+    def start(job, device):
+        found.started.append(job)
+        easy = found.easy(job)
+        if isinstance(easy, str):
+            return failed(job, easy)
+        job.write()
+        finish(job, search_of(easy, job.recipes[0].seed), job.split)
+        return Ended()
+
+    monkeypatch.setattr(worker, "start", start)
+    monkeypatch.setattr(compare, "draw_curves", lambda plan, outcomes: None)
+    monkeypatch.setattr("maxmatch.reproduce.referee.draw_curves", lambda plan, outcomes: None)
+    return found
+
+
+def rate(job):
+    return job.recipes[0].train.lr
+
+
+def tuning_only(jobs):
+    return [job for job in jobs if job.split == "set_aside"]
+
+
+def test_what_was_chosen_is_frozen_before_the_finals_and_not_chosen_again(place, tmp_path, made_up):
+    plan = plan_of(place, tmp_path)
+    present = []
+
+    def easy(job):
+        if job.split == "val":
+            present.append(plan.chosen_file.exists())
+        return 0.9 if rate(job) == 1e-3 else 0.1
+
+    made_up.easy = easy
+    run(place, tmp_path)
+    assert present == [True] * 3 * SEEDS
+    chosen = plan.read_chosen()
+    before = plan.chosen_file.read_text()
+    assert {one.values["train.lr"] for one in chosen.values()} == {1e-3}
+    for title in STUDY["methods"]:  # had they been chosen now, others would be
+        for trial in plan.trials(title):
+            finish(trial.job, search_of(0.1 if rate(trial.job) == 1e-3 else 0.9, 0), "set_aside")
+    made_up.started.clear()
+    again = run(place, tmp_path)
+    assert not made_up.started
+    assert plan.chosen_file.read_text() == before
+    assert {row["chosen"]["values"]["train.lr"] for row in again.targets[0].data["rows"]} == {1e-3}
+
+
+def test_by_hand_the_frozen_values_are_those_of_the_finals(place, tmp_path, made_up):
+    run(place, tmp_path)
+    plan = plan_of(place, tmp_path)
+    chosen = plan.read_chosen()
+    (other,) = (one for one in plan.trials("MaxMatch") if list(one.changes) != list(chosen["MaxMatch"].changes))
+    update = {"trial": 2, "values": other.values, "changes": other.changes}
+    plan.write_chosen({**chosen, "MaxMatch": chosen["MaxMatch"].model_copy(update=update)})
+    made_up.started.clear()
+    run(place, tmp_path)
+    assert [rate(job) for job in made_up.started] == [other.values["train.lr"]] * SEEDS
+
+
+def test_a_method_that_is_added_later_is_tuned_and_the_others_stay(place, tmp_path, made_up):
+    two = {title: STUDY["methods"][title] for title in ("MaxMatch", "MIL")}
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    written(tmp_path, methods=two)
+    run(tmp_path, tmp_path / "out")
+    made_up.started.clear()
+    written(tmp_path)
+    run(tmp_path, tmp_path / "out")
+    assert len(made_up.started) == TRIALS + SEEDS
+    assert {tower.set_size for job in made_up.started for tower in job.recipes[0].model.resolved().towers.values()} == {
+        1
+    }
+    assert list(plan_of(tmp_path, tmp_path / "out").read_chosen()) == list(STUDY["methods"])
+
+
+def test_what_fails_is_reported_and_does_not_stop_the_rest(place, tmp_path, made_up):
+    def easy(job):
+        recipe = job.recipes[0]
+        if recipe.model.similarity == "mil" and job.split == "set_aside":
+            return "no room left."
+        if "-k1-" in job.folder.name and rate(job) == 1e-3:
+            return "it diverged."
+        return 0.5
+
+    made_up.easy, said = easy, []
+    found = run(place, tmp_path, say=said.append)
+    assert found.failed == TRIALS + 1
+    assert any("MIL" in line and "not in the finals" in line for line in said)
+    first, mil, single = found.targets[0].data["rows"]
+    assert mil["chosen"] is None
+    assert mil["not_trained"]
+    assert len(first["ours"]["rsum"]["seeds"]) == len(single["ours"]["rsum"]["seeds"]) == SEEDS
+    assert single["chosen"]["failed"] == 1
+    notes = "\n".join(found.targets[0].table.notes)
+    assert "one vector: 1 of its 2 trials failed" in notes
+    assert "it diverged." in (tmp_path / "small.html").read_text()
+    made_up.easy = lambda job: 0.5
+    made_up.started.clear()
+    assert run(place, tmp_path).failed == 0
+    assert len(made_up.started) == TRIALS + SEEDS  # MIL's; what is frozen is not tried again
+
+
+def test_interrupted_in_the_tuning_nothing_is_frozen_and_the_same_command_resumes(place, tmp_path, made_up):
+    def easy(job):
+        if len(made_up.started) == 3:
+            raise KeyboardInterrupt
+        return 0.5
+
+    made_up.easy = easy
+    with pytest.raises(KeyboardInterrupt):
+        run(place, tmp_path)
+    assert not plan_of(place, tmp_path).chosen_file.exists()
+    done = [job.folder for job in made_up.started[:2]]
+    made_up.easy = lambda job: 0.5
+    made_up.started.clear()
+    run(place, tmp_path)
+    assert not set(done) & {job.folder for job in made_up.started}
+    assert len(tuning_only(made_up.started)) == 3 * TRIALS - 2
+
+
+def test_seeds_base_and_changes_of_the_command_count(place, tmp_path, made_up):
+    run(place, tmp_path, seeds=1, base=str(place / "single.yaml"), changes=["train.clip=0.5"])
+    finals = [job for job in made_up.started if job.split == "val"]
+    assert len(finals) == 2  # MaxMatch and the single vector are now one model, which is trained once
+    assert {job.recipes[0].train.clip for job in made_up.started} == {0.5}
+
+
+# Trials.
+
+
+def test_trials_begin_with_the_own_values_and_try_all_others_about_equally_often():
+    grid = {"a": [1, 2, 3], "b": [0.1, 0.2], "c": ["x", "y"]}
+    own = {"a": 1, "b": 0.5, "c": "x"}
+    drawn = draw_trials(grid, own, 7, seed=0)
+    assert drawn == draw_trials(grid, own, 7, seed=0)
+    assert drawn != draw_trials(grid, own, 7, seed=1)
+    assert drawn[0] == own
+    assert len({json.dumps(one) for one in drawn}) == 7
+    for key, values in grid.items():
+        times = Counter(one[key] for one in drawn)
+        assert set(times) >= set(values)
+        assert max(times[value] for value in values) - min(times[value] for value in values) <= 1
+    assert len(draw_trials(grid, own, 13, seed=0)) == 13  # all twelve, and its own
+
+
+def test_the_own_values_are_not_tried_twice_and_too_small_a_grid_is_refused(place, tmp_path):
+    assert draw_trials({"a": [1, 2]}, {"a": 2}, 2, seed=0) == [{"a": 2}, {"a": 1}]
+    with pytest.raises(ValueError, match="expected 3 trials"):
+        draw_trials({"a": [1, 2]}, {"a": 2}, 3, seed=0)
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    written(tmp_path, tuning={"trials": 9})
+    with pytest.raises(UsageError, match=r"small: MaxMatch: expected 9 trials"):
+        run(tmp_path, tmp_path / "out", dry_run=True)
+
+
+# Files.
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"reference": "SetDiv"}, r"small.yaml:\d+: reference: .*MaxMatch, MIL"),
+        ({"tuning": {"trails": 3}}, r"small.yaml:\d+: .*trails.*trials"),
+        ({"methods": {"MaxMatch": {}}}, r"small.yaml:\d+: methods"),
+        ({"measure": "taste"}, r"small.yaml:\d+: measure"),
+        ({"tune": {"train.lr": []}}, r"train.lr: no value"),
+    ],
+)
+def test_a_wrong_study_is_refused_with_the_line(changed, expected, tmp_path):
+    with pytest.raises(RecipeError, match=expected):
+        load_study(str(written(tmp_path, **changed)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"final": {"split": "train"}}, "final.split"),
+        ({"final": {"split": "set_aside"}}, "final.split"),
+        ({"final": {"split": "nowhere"}}, "nowhere"),
+        ({"tune": {"train.epochs": [1, 2]}}, "two trials are the same"),
+        ({"tune": {"train.lrr": [1, 2]}}, r"small: MaxMatch: .*lrr"),
+        ({"set_aside": "none.txt"}, "none.txt"),
+    ],
+)
+def test_what_would_be_unfair_or_fail_is_refused_before_the_first_training(changed, expected, place, tmp_path):
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    written(tmp_path, **changed)
+    with pytest.raises((ValueError, OSError), match=expected):
+        run(tmp_path, tmp_path / "out", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tune": {"train.lr": [1e-3, 3e-3], "objective.isd_margin": [0.3, 0.6]}},
+        {"tune": {"train.lr": [1e-3, 3e-3, 1e-2]}, "tuning": {**STUDY["tuning"], "trials": 3}},
+        {"tuning": {**STUDY["tuning"], "images": PART + 1}},
+        {"set_aside": "other.txt"},
+    ],
+)
+def test_values_that_were_chosen_with_another_grid_budget_or_list_are_refused(changed, place, tmp_path, made_up):
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    (tmp_path / "other.txt").write_text("\n".join(read_ids(place / "ids.txt")[1:]))
+    written(tmp_path)
+    run(tmp_path, tmp_path / "out")
+    written(tmp_path, **changed)
+    with pytest.raises(UsageError, match=r"small-chosen.yaml: MaxMatch: .*other trials"):
+        run(tmp_path, tmp_path / "out", dry_run=True)
+
+
+def test_a_model_is_known_by_what_is_set_aside_and_not_by_where_the_list_lies(place, tmp_path):
+    for name in ("data", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    written(tmp_path)
+
+    def folder(ids):
+        (tmp_path / "ids.txt").write_text("# again\n" + "\n".join(ids))
+        options = ReproduceOptions([str(place / "data")], tmp_path)
+        return StudyPlan(load_study(str(tmp_path / "small.yaml")), options).trials("MaxMatch")[0].job.folder
+
+    known = read_ids(place / "ids.txt")
+    assert folder(known[::-1]) == plan_of(place, tmp_path).trials("MaxMatch")[0].job.folder
+    assert folder(known[1:]) != folder(known)
+
+
+def test_the_study_that_ships_gives_every_method_the_same_budget(tmp_path):
+    assert list(studies()) == ["referee"]
+    assert is_study("referee")
+    assert not is_study("ablation")
+    study = load_study("referee")
+    plan = StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path))
+    assert study.reference == "MaxMatch"
+    assert len(study.methods) >= 12
+    for title in study.methods:
+        trials = plan.trials(title)
+        assert len(trials) == study.tuning.trials == 6
+        assert len(plan.finals(title, trials[1].changes)) == study.final.seeds
+        assert {trial.job.recipes[0].similarities for trial in trials} == {(trials[0].job.recipes[0].model.similarity,)}
+    assert len(set(read_ids(STUDIES / "coco_set_aside.txt"))) == 2000
+    assert Path(study.set_aside) == STUDIES / "coco_set_aside.txt"
+
+
+def test_a_study_is_run_alone_and_only_a_study_is_counted_first(place, tmp_path):
+    with pytest.raises(UsageError, match="alone"):
+        reproduce([str(place / "small.yaml"), "ablation"], "scenes", out=tmp_path)
+    with pytest.raises(UsageError, match="alone"):
+        run(place, tmp_path, quick=True)
+    with pytest.raises(UsageError, match="study"):
+        reproduce("ablation", "scenes", out=tmp_path, dry_run=True)
+    with pytest.raises(UsageError, match=r"nowhere.yaml: no such file.*referee"):
+        load_study("nowhere.yaml")
+    (tmp_path / "ablation.yaml").write_text((place / "small.yaml").read_text())
+    with pytest.raises(UsageError, match="Rename"):
+        load_study(str(tmp_path / "ablation.yaml"))
