@@ -37,7 +37,7 @@ from maxmatch.model.config import (
     refusal,
     unknown_key,
 )
-from maxmatch.model.names import CheckpointError, model_folder, read_config
+from maxmatch.model.names import CheckpointError, local_model, read_config
 from maxmatch.model.presets import HEADS, PRESETS
 
 __all__ = [
@@ -362,6 +362,17 @@ class Data(Section):
         ]
 
 
+def _config_of(start: str) -> ModelConfig:
+    """The config of a model on this machine: no network is asked."""
+    try:
+        folder = local_model(start)
+        if folder is not None:
+            return read_config(folder)
+    except CheckpointError as error:
+        raise refusal(str(error), "start") from error
+    raise refusal(f"{start}: no such folder. Give a run, a checkpoint or the name of a model that ships", "start")
+
+
 class ModelSection(Section):
     """A preset of `model.presets` with `options`, a whole `config`, or a model to `start` from; and the similarity that
     it is trained with, which counts before that of the config.
@@ -383,10 +394,7 @@ class ModelSection(Section):
     def _similarity_of_the_config(cls, data: Any) -> Any:
         config = data.get("config") if isinstance(data, dict) else None
         if config is None and isinstance(data, dict) and isinstance(data.get("start"), str):
-            try:
-                config = read_config(model_folder(data["start"]))
-            except (FileNotFoundError, CheckpointError) as error:
-                raise refusal(str(error), "start") from error
+            config = _config_of(data["start"])
         known = config.model_dump() if isinstance(config, ModelConfig) else config
         if not isinstance(known, dict) or data.get("similarity") not in (None, known.get("similarity")):
             return data
@@ -444,7 +452,7 @@ class ModelSection(Section):
     def resolved(self) -> ModelConfig:
         """The whole config."""
         if self.start is not None:
-            config: ModelConfig | None = read_config(model_folder(self.start))
+            config: ModelConfig | None = _config_of(self.start)
         else:
             config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
         assert config is not None
