@@ -353,6 +353,23 @@ def test_decoded_pictures_are_kept_for_the_next_training_until_a_file_changes(ph
         kept()
 
 
+def test_a_picture_that_could_not_be_read_once_is_tried_again(photos, tmp_path, monkeypatch):
+    items, reader = photos["image"], photo_readers()["image"]
+    plain, look = ResidentPictures(items, reader, None, CPU, 1), ImageTransform.seen
+
+    def once(transform, source):
+        if source == items.values[3]:
+            raise OSError(5, "Input/output error")
+        return look(transform, source)
+
+    monkeypatch.setattr(ImageTransform, "seen", once)
+    assert list(ResidentPictures(items, reader, None, CPU, 1, tmp_path / "cache").failed) == [3]
+    monkeypatch.setattr(ImageTransform, "seen", look)
+    again = ResidentPictures(items, reader, None, CPU, 1, tmp_path / "cache")
+    assert again.failed == {}
+    assert torch.equal(again.pixels, plain.pixels)
+
+
 def test_pictures_that_are_not_files_are_not_kept(photos, tmp_path):
     items = replace(photos["image"], values=[path.read_bytes() for path in photos["image"].values])
     kept = ResidentPictures(items, photo_readers()["image"], None, CPU, 1, tmp_path / "cache")

@@ -76,6 +76,12 @@ def test_words_of_one_vector_start_small_unless_their_scale_is_given():
         assert (text.word_init, text.word_scale, text.local) == ("uniform", bound, "states")
 
 
+@pytest.mark.parametrize(("head", "option", "value"), [("gpo", "pooling", "max"), ("global", "projection", "mlp")])
+def test_an_option_that_a_head_would_change_is_refused_not_ignored(head, option, value):
+    with pytest.raises(ValueError, match=f"{option}: the head '{head}'"):
+        PRESETS["efficientnet_lite0_bigru"](head=head, set_size=1, **{option: value})
+
+
 @pytest.mark.parametrize(
     ("encoder", "option"),
     [

@@ -329,6 +329,26 @@ def test_what_fails_is_reported_and_does_not_stop_the_rest(place, tmp_path, made
     assert len(made_up.started) == TRIALS + SEEDS  # MIL's; what is frozen is not tried again
 
 
+def test_a_method_with_a_trial_that_was_killed_is_not_frozen_and_is_tried_again(place, tmp_path, made_up, monkeypatch):
+    whole = worker.start
+
+    def start(job, device):
+        ended = whole(job, device)
+        killed = job.recipes[0].model.similarity == "mil" and rate(job) == 1e-3
+        if killed:
+            (job.folder / "result.json").unlink()
+        return Ended(-9) if killed else ended
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "start", start)
+        said = []
+        run(place, tmp_path, say=said.append)
+    assert any("MIL" in line and "stopped" in line for line in said)
+    made_up.started.clear()
+    assert run(place, tmp_path).failed == 0
+    assert len(made_up.started) == 1 + SEEDS  # the one that was killed, and then MIL's finals
+
+
 def test_interrupted_in_the_tuning_nothing_is_frozen_and_the_same_command_resumes(place, tmp_path, made_up):
     def easy(job):
         if len(made_up.started) == 3:

@@ -157,6 +157,8 @@ def test_an_item_is_most_similar_to_itself(client, gallery):
 def test_one_slot_is_refused_where_slots_are_paired():
     with pytest.raises(Refusal) as refusal:
         check_slot(1, 3, SIMILARITIES["paired"])
+    with pytest.raises(Refusal):
+        check_slot(1, 2, SIMILARITIES["csd"])
     assert refusal.value.status == 422
     check_slot(1, 3, SIMILARITIES["sinkhorn"])
 

@@ -1,5 +1,7 @@
 """Training starts from a model, and a tower can be kept as it is: its items are encoded once."""
 
+import shutil
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -9,12 +11,13 @@ from maxmatch.core.manifest import problems
 from maxmatch.core.types import Batch
 from maxmatch.data.dataset import IMAGE, TEXT
 from maxmatch.data.sampler import BatchPlan
-from maxmatch.evaluation.encoding import encode_items
+from maxmatch.evaluation.encoding import encode_items, find_model
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.schema import Recipe
 from maxmatch.training.distributed import Processes
-from maxmatch.training.loop import train
+from maxmatch.training.loop import Interrupted, Trainer, train
 from maxmatch.training.prepare import prepare
+from maxmatch.training.run import check_folder
 from maxmatch.training.step import criterion_for, gradients
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -128,3 +131,55 @@ def test_what_makes_no_sense_is_refused_by_name(base, start, change, place):
     with pytest.raises(ValidationError) as refused:
         Recipe.model_validate(whole)
     assert any(line.startswith(place) for line in problems(refused.value).splitlines())
+
+
+def test_a_kept_tower_trains_in_chunks_too(base, start, tmp_path):
+    recipe = continued(base, start, freeze={"image": "always"}, accumulate=2, epochs=1)
+    assert "rsum" in train(recipe, tmp_path / "run")
+
+
+def test_a_kept_text_tower_is_not_reordered(base, start, tmp_path):
+    train(continued(base, start, freeze={"text": "always"}, epochs=1), tmp_path / "run")
+    before, after = (SetEncoder.from_pretrained(one).tower(TEXT).state_dict() for one in (start, tmp_path / "run"))
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_phrases_need_a_text_tower_that_learns(base, start):
+    whole = continued(base, start, freeze={"text": "always"}).model_dump(mode="json")
+    whole["train"]["phrases"], whole["objective"]["phrase_weight"] = 0.2, 1.0
+    with pytest.raises(ValidationError, match="text tower that learns"):
+        Recipe.model_validate(whole)
+
+
+def test_a_tower_is_kept_only_where_training_starts_from_a_model(base):
+    whole = base.model_dump(mode="json")
+    whole["train"]["freeze"] = {"image": "always"}
+    with pytest.raises(ValidationError, match=r"model\.start"):
+        Recipe.model_validate(whole)
+
+
+def test_a_run_is_evaluated_after_the_model_that_it_started_from_is_gone(base, start, tmp_path):
+    copy = tmp_path / "start"
+    shutil.copytree(start / "best", copy)
+    train(continued(base, copy, epochs=1), tmp_path / "run")
+    shutil.rmtree(copy)
+    source = find_model(tmp_path / "run")
+    assert source.recipe.data.path == base.data.path
+
+
+def test_resuming_takes_another_cache_and_refuses_another_start(base, start, tmp_path):
+    copy, run = tmp_path / "start", tmp_path / "run"
+    shutil.copytree(start / "best", copy)
+    options = {"freeze": {"image": "always"}, "epochs": 3, "checkpoint_every": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_asked_to_stop", lambda self: self.progress.step == 3)
+        with pytest.raises(Interrupted):
+            train(continued(base, copy, **options), run)
+    recipe = continued(base, copy, **options, picture_cache=str(tmp_path / "cache"))
+    check_folder(run, recipe, resume=True)
+    changed = SetEncoder.from_pretrained(copy)
+    with torch.no_grad():
+        next(changed.tower(IMAGE).parameters()).add_(1.0)
+    changed.save_pretrained(copy)
+    with pytest.raises(ValueError, match="is not what it was then"):
+        train(recipe, run, resume=True)

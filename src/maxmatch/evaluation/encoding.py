@@ -30,7 +30,7 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
 from maxmatch.model.names import CONFIG, is_checkpoint, is_hub_name, local_model
 from maxmatch.recipe.schema import Data, Recipe
-from maxmatch.recipe.yaml_files import load_recipe
+from maxmatch.recipe.yaml_files import RecipeError, load_recipe
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,18 @@ def find_model(name: str | Path) -> ModelSource | None:
     folder = local_model(name) if not path.is_file() else None
     if folder is None or not is_checkpoint(folder):
         return None
-    recipe = load_recipe(path / "recipe.yaml") if (path / "recipe.yaml").is_file() else None
+    recipe = _recipe_of(path / "recipe.yaml", folder) if (path / "recipe.yaml").is_file() else None
     return ModelSource(str(name), str(folder), "checkpoint", recipe)
+
+
+def _recipe_of(file: Path, checkpoint: Path) -> Recipe:
+    """The recipe of a run. The model that it started from may be gone: its own checkpoint has the same config."""
+    try:
+        return load_recipe(file)
+    except RecipeError as error:
+        if "model.start" not in str(error):
+            raise
+        return load_recipe(file, [f"model.start={json.dumps(str(checkpoint))}"])
 
 
 def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelSource]:

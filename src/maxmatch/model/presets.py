@@ -87,6 +87,10 @@ def _encoder_for(head: str, encoder: Any) -> Any:
         ours = {"directions": "mean", "local": "states"} if head == "gpo" else {"directions": "forward"}
         scale = encoder.word_scale if "word_scale" in encoder.model_fields_set else _WORD_BOUND
         changes = {**ours, "dropout": 0.0, "word_init": "uniform", "word_scale": scale}
+    for key in ("pooling", "projection") if isinstance(encoder, Conv) else ():  # options of a preset
+        given = getattr(encoder, key)
+        if key in changes and given not in (changes[key], Conv.model_fields[key].default):
+            raise ValueError(f"{key}: the head {head!r} goes with {changes[key]!r}, got {given!r}.")
     return encoder.model_copy(update=changes)
 
 

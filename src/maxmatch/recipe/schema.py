@@ -558,8 +558,19 @@ class Recipe(Section):
             given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
             raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
         self._check_gaussians(any(isinstance(tower.head, Gaussian) for tower in towers.values()))
-        if all(map(self.train.keeps, towers)):
+        kept = list(filter(self.train.keeps, towers))
+        if len(kept) == len(towers):
             raise refusal("all towers are frozen: there is nothing to train", "train", "freeze")
+        if kept and self.model.start is None:
+            text = "a whole tower is only kept where training starts from a model (model.start)"
+            raise refusal(text, "train", "freeze", kept[0])
+        texts = {name for name, tower in towers.items() if tower.reads == "text"}
+        searched = [
+            pair for pair in self.objective.pairs if len(texts & set(pair)) == 1 and not texts & set(pair) <= set(kept)
+        ]
+        if self.train.phrases and not searched:
+            text = "no pair has a text tower that learns, and one of something else to be found by phrases"
+            raise refusal(text, "train", "phrases")
         if self.model.start is not None:
             return self  # which brings its own words
         transformer = any(tower.encoder.name == "transformer" for tower in towers.values())

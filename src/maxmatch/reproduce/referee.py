@@ -49,8 +49,11 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
     outcomes = run_jobs(tuned, plan.options.out, at_once, device, say, bar)
     chosen = {}
     for title, tried in trials.items():
+        stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
         best = frozen.get(title) or choose(tried, outcomes, study.measure)
-        if best is None:
+        if stopped:  # with fewer trials it would have another budget
+            say(f"{title}: {stopped} of its trials were stopped; it is not in the finals. Run the command again")
+        elif best is None:
             say(f"{title}: all its trials failed; it is not in the finals")
         else:
             chosen[title] = best
@@ -98,7 +101,7 @@ def finals_plan(plan: StudyPlan, chosen: Mapping[str, Chosen]) -> TablePlan:
         if title in chosen:
             lines.append(PlannedLine(line, plan.finals(title, chosen[title].changes)))
         else:
-            lines.append(PlannedLine(line, why_none="all its trials failed"))
+            lines.append(PlannedLine(line, why_none="its trials failed"))
     figures = tuple(dict.fromkeys((study.measure, "i2t_r1", "t2i_r1")))
     target = Target(
         study.name, study.name, study.description, "coco", tuple(one.line for one in lines), figures=figures,

@@ -41,11 +41,14 @@ _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a job, or why there is none. again: whether it was done before."""
+    """The result of a job, or why there is none. again: whether it was done before. stopped: whether its process was
+    stopped from outside, so that it may well end another time.
+    """
 
     result: Mapping[str, Any] | None
     failure: str = ""
     again: bool = False
+    stopped: bool = False
 
 
 ReportJob = Callable[[Job, Outcome], object]
@@ -112,9 +115,9 @@ def _outcome(job: Job, code: int) -> Outcome:
     if code == 0 and result is not None:
         return Outcome(result)
     if code < 0:
-        return Outcome(None, f"killed by signal {-code}, perhaps out of memory: try fewer --jobs")
+        return Outcome(None, f"killed by signal {-code}, perhaps out of memory: try fewer --jobs", stopped=True)
     if code == 130:
-        return Outcome(None, "interrupted; run the command again to resume")
+        return Outcome(None, "interrupted; run the command again to resume", stopped=True)
     log = (job.folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
     _, marked, reason = log.rpartition(_REASON)
     lines = (reason if marked else log).strip().splitlines() or [f"ended with exit code {code} and no result"]

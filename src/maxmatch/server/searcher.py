@@ -264,7 +264,7 @@ def _result(group: Sequence[Hit | ItemFacts]) -> SearchResult:
 
 def check_slot(slot: int, count: int, similarity: SetSimilarity) -> None:
     """Refuse a slot that a query does not have, and any where one slot cannot be compared with whole sets."""
-    if similarity.in_order:
+    if similarity.in_order or similarity.set_size is not None:
         raise Refusal(422, "invalid", f"slot: {similarity.name} compares whole sets. Search with the whole query.")
     if slot >= count:
         raise Refusal(404, "not_found", f"slot: this query has slots 0 to {count - 1}, got {slot}.")

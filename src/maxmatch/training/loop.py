@@ -20,7 +20,7 @@ from maxmatch.training import diagnostics
 from maxmatch.training.diagnostics import Diagnosis, measures
 from maxmatch.training.distributed import Processes, any_process, processes, same_everywhere
 from maxmatch.training.log import LossWindow, RunLog, epoch_line
-from maxmatch.training.optim import freeze_for, set_learning_rates, with_average
+from maxmatch.training.optim import freeze_for, kept_weights, set_learning_rates, with_average
 from maxmatch.training.prepare import TrainingParts, group_sources, group_weights, prepare
 from maxmatch.training.run import DONE, RECIPE, begun, check_folder, finish, result_of
 from maxmatch.training.state import Progress, States, TrainingState, new_state
@@ -84,7 +84,13 @@ def train(
             compile_layers(parts.model)
         saved = states.all()
         if saved:
+            encoded_by = kept_weights(parts.model, recipe.train)
             states.restore(saved[-1], state)
+            if not all(map(torch.equal, encoded_by, kept_weights(parts.model, recipe.train))):
+                raise ValueError(
+                    f"{folder}: the model that this run started from, {recipe.model.start}, is not what it was then. "
+                    "Restore it, or start anew in another folder."
+                )
             if state.progress.recoveries:
                 recipe = load_recipe(folder / RECIPE, state.progress.changes)
         elif here.first:

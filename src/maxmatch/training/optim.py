@@ -114,6 +114,12 @@ def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:
                 encoder.unfreeze()
 
 
+def kept_weights(model: SetEncoder, train: Train) -> list[Tensor]:
+    """Copies of the weights of towers that are kept as they are."""
+    kept = [model.tower(name) for name in model.towers if train.keeps(name)]
+    return [value.clone() for tower in kept for value in tower.state_dict().values()]
+
+
 def clip_gradients(groups: list[Group], most: float | None) -> torch.Tensor | None:
     """Scale the gradient down to a norm of `most`; its norm before."""
     if most is None:

@@ -55,7 +55,11 @@ def check_folder(run: Path, recipe: Recipe, resume: bool) -> None:
         raise FileExistsError(
             f"{run}: already holds a run. Continue it with --resume, or choose another folder with --out."
         )
-    differing = list(_changes(load_recipe(known).model_dump(mode="json"), recipe.model_dump(mode="json")))
+    differing = [
+        (key, there, here)
+        for key, there, here in _changes(load_recipe(known).model_dump(mode="json"), recipe.model_dump(mode="json"))
+        if key != "train.picture_cache" and not (key == "data.set_aside" and _same_text(there, here))
+    ]
     if differing:
         keys = ", ".join(f"{key} ({_short(there)} there, {_short(here)} here)" for key, there, here in differing)
         raise ValueError(
@@ -64,19 +68,30 @@ def check_folder(run: Path, recipe: Recipe, resume: bool) -> None:
         )
 
 
+def _same_text(there: str | None, here: str | None) -> bool:
+    """Whether two files hold the same."""
+    try:
+        first, second = (Path(one or "").expanduser().read_bytes() for one in (there, here))
+    except OSError:
+        return False
+    return first == second
+
+
 def result_of(run: Path) -> dict[str, float]:
     """The measures of the best epoch of a run that is finished."""
     return dict(json.loads((run / DONE).read_text(encoding="utf-8")))
 
 
-def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str]) -> Pairing:
+def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str], kept: bool = False) -> Pairing:
     """Measure which slots meet in true pairs, put those of the second modality in that order, and record both.
+
+    kept: the second modality's tower stays as it is; then nothing is moved.
 
     Slot i of one modality then meets slot i of the other, so that a flattened set is one vector whose inner product
     with another is the sum of the matched cosines: what a search engine can index.
 
     encoded: the training set as encoded by this very model. Sets of the first modality that are larger than those of
-    the second cannot all meet one; then nothing is moved.
+    the second cannot all meet one; then nothing is moved either.
     """
     rows, columns = (encoded.sets[name] for name in pair)
     if SIMILARITIES[model.similarity_name].set_size is not None:  # each slot has a meaning, by which they meet
@@ -84,7 +99,7 @@ def align_slots(model: SetEncoder, encoded: EncodedSplit, pair: tuple[str, str])
         return Pairing(list(range(size)), 1.0, 1.0, len(columns) * torch.eye(size, dtype=torch.long))
     found = slot_pairing(rows, columns, encoded.partners(pair), model.similarity_name)
     order = found.partner
-    if -1 not in order:
+    if -1 not in order and not kept:
         rest = [slot for slot in range(columns.shape[1]) if slot not in order]
         model.tower(pair[1]).head.reorder([*order, *rest])
         order = list(range(rows.shape[1]))
@@ -221,7 +236,8 @@ def finish(
         return encode_split(model, feed, size, recipe.train.batch_size, precision)
 
     def align(model: SetEncoder) -> float:
-        return align_slots(model, encoded(model, parts.feed, min(parts.train.size, _PAIRING_GROUPS)), pair).stability
+        known = encoded(model, parts.feed, min(parts.train.size, _PAIRING_GROUPS))
+        return align_slots(model, known, pair, recipe.train.keeps(pair[1])).stability
 
     with with_average(state.average, state.model):
         align(state.model)

@@ -51,19 +51,22 @@ class Criterion:
         match: tuple[Tensor, Tensor] | None = None,
     ) -> LossTerms:
         """The loss of a batch. places: of its items in the split, for teachers. match: see `objective`."""
-        terms = [
-            objective(
-                self.similarity(sets[rows].vectors, sets[columns].vectors),
-                groups[rows][:, None] == groups[columns],
-                sets[rows],
-                sets[columns],
-                teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
-                phrases=self._phrases(sets, phrases or {}, (rows, columns)),
-                match=match,
-                **self.options,
+        terms = []
+        for rows, columns in self.pairs:
+            named = self._phrases(sets, phrases or {}, (rows, columns))
+            options = self.options if named is not None else {**self.options, "phrase_weight": 0.0}
+            terms.append(
+                objective(
+                    self.similarity(sets[rows].vectors, sets[columns].vectors),
+                    groups[rows][:, None] == groups[columns],
+                    sets[rows],
+                    sets[columns],
+                    teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
+                    phrases=named,
+                    match=match,
+                    **options,
+                )
             )
-            for rows, columns in self.pairs
-        ]
         return terms[0] if len(terms) == 1 else _added(terms)
 
     def _phrases(
@@ -84,9 +87,10 @@ def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) 
 
 
 def _added(terms: Sequence[LossTerms]) -> LossTerms:
-    """The sum of several losses, term by term. They have the same weights, and so the same terms."""
+    """The sum of several losses, term by term."""
     columns = [each.computed() for each in terms]
-    return LossTerms(**{name: torch.stack([column[name] for column in columns]).sum() for name in columns[0]})
+    names = dict.fromkeys(name for column in columns for name in column)
+    return LossTerms(**{name: torch.stack([one[name] for one in columns if name in one]).sum() for name in names})
 
 
 def gradients(
@@ -159,7 +163,7 @@ def _in_chunks(
             rows = slice(taken[name], taken[name] + len(side.vectors))
             taken[name] = rows.stop
             for output, leaf in zip(_tensors(side), _tensors(whole[name]), strict=True):
-                if leaf.grad is not None:
+                if leaf.grad is not None and output.requires_grad:  # not of a tower that is kept as it is
                     outputs.append(output)
                     arriving.append(leaf.grad[rows].to(output.dtype))
         torch.autograd.backward(outputs, arriving)
