@@ -337,7 +337,7 @@ class SetIndex:
         check_same_model(self.manifest.model, model, self.folder)
         self._refuse_replaced()
         queries = np.array(checked_sets(self.manifest, sets), dtype=np.float32)
-        if self.manifest.scoring.in_order or self.manifest.scoring.set_size is not None:
+        if self.manifest.scoring.in_order:
             check_equal_sizes(queries.shape[1], self.manifest.set_size)
         condition = self._condition(where)
         tuning = self.manifest.tuning
