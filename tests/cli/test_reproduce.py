@@ -1,12 +1,12 @@
 """`maxmatch reproduce` from end to end: tiny models are trained in this process; killed, it resumes."""
 
-import io
 import json
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from commands import run
+from finished_jobs import Ended, at_once, failed
 from small_runs import command, ended, kill_at, recipe_for, start, write_data
 
 from maxmatch.data.load import load_data
@@ -14,33 +14,6 @@ from maxmatch.recipe.schema import Data
 from maxmatch.recipe.yaml_files import dump_recipe
 from maxmatch.reproduce import compare, reproduce, worker
 from maxmatch.training import step
-
-
-class Done:
-    """A process that has ended."""
-
-    def __init__(self, code):
-        self.returncode, self.stdin = code, io.BytesIO()
-
-    def poll(self):
-        return self.returncode
-
-    def wait(self, timeout=None):
-        return self.returncode
-
-
-def at_once(job, device):
-    """In place of a process of its own, where only the start takes seconds."""
-    job.write()
-    with worker.alone(job.folder):
-        worker.work(job, device)
-    return Done(0)
-
-
-def failed(job, reason):
-    job.write()
-    (job.folder / worker.LOG).write_text(f"Traceback\nmaxmatch: {reason}\n")
-    return Done(1)
 
 
 def measured(job, device):
@@ -51,7 +24,7 @@ def measured(job, device):
     figures |= {"image_log_variance": -1.0, "text_log_variance": -1.0, "slots_used": 1.0, "pairing_stability": 1.0}
     figures |= {f"{name}_slot_{n + 1}_rsum": 9.0 for name, size in sizes.items() for n in range(size)}
     job.finish({"split": "val", "images": 8, "figures": figures, "seconds": 1.0})
-    return Done(0)
+    return Ended()
 
 
 def patched():
