@@ -12,7 +12,7 @@ from maxmatch.evaluation.result_tables import render
 from maxmatch.reproduce import compare
 from maxmatch.reproduce.compare import compare_with_references, curves, draw_curves, table, table_data, write
 from maxmatch.reproduce.targets import RESULT, ReproduceOptions, plan, target_called, targets
-from maxmatch.reproduce.worker import RANKS, Outcome, read_ranks, write_ranks
+from maxmatch.reproduce.worker import PAIRS, RANKS, Outcome, read_ranks, write_ranks
 
 
 def plan_of(target, folder, *, data="scenes", **options):
@@ -125,17 +125,31 @@ def rsum(result):
 
 def test_ranks_come_back_as_they_were_and_only_with_their_result(tmp_path):
     search = search_of(0.5, 0)
-    result = {"ranks": write_ranks(tmp_path, search)}
+    result = write_ranks(tmp_path, search)
     found = read_ranks(tmp_path, result)
     for side in ("i2t", "t2i"):
         assert torch.equal(getattr(found, side).ranks, getattr(search, side).ranks)
     assert torch.equal(found.image_groups, search.image_groups)
     assert torch.equal(found.text_groups, search.text_groups)
-    assert [path.name for path in tmp_path.iterdir()] == [RANKS]
+    for ours, expected in zip(found.pairs, search.pairs, strict=True):
+        assert torch.equal(ours, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [PAIRS, RANKS]
     write_ranks(tmp_path, search_of(0.5, 1))  # measured on another split since
     assert read_ranks(tmp_path, result) is None
     assert read_ranks(tmp_path, {}) is None
     assert read_ranks(tmp_path / "elsewhere", result) is None
+
+
+def test_a_result_without_the_ranks_of_all_true_pairs_still_has_those_of_the_best(tmp_path):
+    search = search_of(0.5, 0)
+    kept = write_ranks(tmp_path, search)
+    (tmp_path / PAIRS).unlink()
+    for result in (kept, {"ranks": kept["ranks"]}):  # as an older version wrote it
+        found = read_ranks(tmp_path, result)
+        assert found.pairs is None
+        assert torch.equal(found.i2t.ranks, search.i2t.ranks)
+    write_ranks(tmp_path, search_of(0.5, 0, further=3))  # the same best answers, other pairs
+    assert read_ranks(tmp_path, kept).pairs is None
 
 
 def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,14 +15,24 @@ from small_runs import recipe_for, write_data
 from maxmatch.data.dataset import Dataset
 from maxmatch.data.load import load_data
 from maxmatch.evaluation import encoding
-from maxmatch.evaluation.encoding import encode_items
+from maxmatch.evaluation.encoding import encode_items, encode_model
 from maxmatch.evaluation.metrics import retrieval
 from maxmatch.matching.scoring import score_matrix
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.reproduce import worker
 from maxmatch.reproduce.targets import ensemble, single
-from maxmatch.reproduce.worker import LOG, alone, data_of, end_with_the_parent, read_ranks, sweep, work
+from maxmatch.reproduce.worker import (
+    LOG,
+    alone,
+    data_of,
+    end_with_the_parent,
+    measure_job,
+    read_ranks,
+    sweep,
+    work,
+    write_ranks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +75,39 @@ def test_what_every_query_found_is_kept_and_gives_the_recalls_again(trained):
     assert search.text_groups.tolist() == encoded(trained[0]).groups["text"].tolist()
 
 
+def test_all_captions_of_an_image_are_measured_from_one_encoding_and_kept(trained, tmp_path, monkeypatch):
+    result, found = trained[0].result(), encoded(trained[0])
+    scores = score_matrix(found.sets["image"], found.sets["text"])
+    groups, others = found.groups["image"].tolist(), found.groups["text"].tolist()
+    places = {}  # of an image's captions in its list; at one score the wrong ones stand first
+    for image, row in zip(groups, scores.tolist(), strict=True):
+        listed = sorted((-score, other == image) for score, other in zip(row, others, strict=True))
+        places[image] = [place for place, (_, true) in enumerate(listed, start=1) if true]
+    for depth in (5, 10, 20):
+        covered = [sum(place <= depth for place in own) / len(own) for own in places.values()]
+        assert result["figures"][f"i2t_coverage_{depth}"] == pytest.approx(100 * statistics.mean(covered))
+    precise = [
+        sum(nth / place for nth, place in enumerate(own, start=1) if place <= len(own)) / len(own)
+        for own in places.values()
+    ]
+    assert result["figures"]["i2t_map_at_r"] == pytest.approx(100 * statistics.mean(precise))
+    for side in ("image", "text"):
+        assert result["figures"][f"{side}_bytes_float16"] == found.sets[side][0].numel() * 2
+    assert {"slot_variation", "image_content_log_variance"} <= result["figures"].keys()
+    search = read_ranks(trained[0].folder, result)
+    assert search.pairs.row.tolist() == [groups.index(group) for group in sorted(others)]
+    wrong = [places[image][nth] - nth for image in groups for nth in range(len(places[image]))]
+    assert sorted(search.pairs.in_row.tolist()) == sorted(wrong)
+
+    times = []
+    monkeypatch.setattr(worker, "encode_model", lambda *more, **named: times.append(1) or encode_model(*more, **named))
+    again, kept = measure_job(trained[0], "cpu")
+    assert times == [1]
+    assert again["figures"] == pytest.approx(result["figures"])
+    digests = write_ranks(tmp_path, kept)
+    assert digests == {name: result[name] for name in ("ranks", "pairs")}
+
+
 def test_an_ensemble_is_measured_by_the_mean_of_its_members_scores(trained, tmp_path):
     both = ensemble(tmp_path, trained)
     work(both, "cpu")
@@ -81,6 +125,7 @@ def test_an_ensemble_is_measured_by_the_mean_of_its_members_scores(trained, tmp_
             recalls.append(100 * hits / len(table))
     assert both.result()["figures"]["rsum"] == pytest.approx(sum(recalls))
     assert not any("slot" in name for name in both.result()["figures"])
+    assert "i2t_map_at_r" in both.result()["figures"]
 
 
 def test_the_split_is_the_one_asked_for_cocos_the_recipes_or_the_validations(trained, monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ from maxmatch.core.files import locked, whole
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for, paired
 from maxmatch.evaluation.metrics import SearchRanks, chance
+from maxmatch.evaluation.ranking import PairRanks
 from maxmatch.evaluation.runs import members
 from maxmatch.evaluation.significance import measure
 from maxmatch.evaluation.slots import element_analysis
@@ -138,37 +139,57 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-# The ranks of all queries of a job, kept with its result: paired tests between models need them.
+# The ranks of all queries of a job, kept with its result: paired tests between models need them, by any measure.
 
 RANKS = "ranks.npy"
 """int32 (queries, 3): whether the query is a caption, its group, and the rank of its best true answer."""
+PAIRS = "pairs.npy"
+"""int32 (true pairs, 4), as of `PairRanks`: the places of the image and of the caption, the caption's rank among the
+wrong captions of the image, and the image's among the wrong images of the caption. Older results have no such file."""
 
 
-def write_ranks(folder: Path, search: SearchRanks) -> str:
-    """Put the ranks of a search into a folder; the digest by which its result knows them again."""
+def write_ranks(folder: Path, search: SearchRanks) -> dict[str, str]:
+    """Put the ranks of a search into a folder; the digests by which its result knows them again."""
     ways = ((search.i2t, search.image_groups), (search.t2i, search.text_groups))
     columns = [
         np.stack([np.full(len(groups), way), groups.cpu().numpy(), ranks.ranks.cpu().numpy()], 1)
         for way, (ranks, groups) in enumerate(ways)
     ]
-    with whole(folder / RANKS) as file:
-        np.save(file, np.concatenate(columns).astype(np.int32), allow_pickle=False)
-    return _digest((folder / RANKS).read_bytes())
+    kept = {"ranks": _write_array(folder / RANKS, np.concatenate(columns))}
+    if search.pairs is not None:
+        kept["pairs"] = _write_array(folder / PAIRS, torch.stack(search.pairs, 1).cpu().numpy())
+    return kept
 
 
 def read_ranks(folder: Path, result: Mapping[str, Any]) -> SearchRanks | None:
-    """The search that a result was taken from; None if it was not kept, or the file is of another result."""
-    try:
-        content = (folder / RANKS).read_bytes()
-    except OSError:
+    """The search that a result was taken from; None if it was not kept, or the file is of another result. Likewise its
+    true pairs.
+    """
+    found = _read_array(folder / RANKS, result.get("ranks"))
+    if found is None:
         return None
-    if result.get("ranks") != _digest(content):
-        return None
-    found = torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False)).long()
     images, texts = found[found[:, 0] == 0], found[found[:, 0] == 1]
     # Ties count against the model in the ranks already; how many there were is not kept.
     i2t, t2i = (Ranks(side[:, 2], torch.zeros_like(side[:, 2])) for side in (images, texts))
-    return SearchRanks(i2t, t2i, images[:, 1], texts[:, 1])
+    pairs = _read_array(folder / PAIRS, result.get("pairs"))
+    return SearchRanks(i2t, t2i, images[:, 1], texts[:, 1], None if pairs is None else PairRanks(*pairs.T))
+
+
+def _write_array(file: Path, numbers: np.ndarray) -> str:
+    with whole(file) as opened:
+        np.save(opened, numbers.astype(np.int32), allow_pickle=False)
+    return _digest(file.read_bytes())
+
+
+def _read_array(file: Path, digest: str | None) -> torch.Tensor | None:
+    """None if there is none, or it has another digest."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    if digest != _digest(content):
+        return None
+    return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False)).long()
 
 
 def _digest(content: bytes) -> str:
@@ -201,8 +222,8 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     """The figures of a job whose models are trained, the split they were measured on and how many images it has, for
     JSON; and the search among the whole split that RSUM is of.
 
-    Beside those of retrieval: `image_slot_1_rsum` … with one slot kept (tab:5), and RSUM by further similarities of the
-    recipe, `top_k_rsum`. Of an ensemble only those of retrieval.
+    Beside those of retrieval: those of the sets (`maxmatch.evaluation.measures`), `image_slot_1_rsum` … with one slot
+    kept (tab:5), and RSUM by further similarities of the recipe, `top_k_rsum`. Of an ensemble only those of retrieval.
     """
     recipe, sources, loaded = job.recipes[0], sources_of(job), data_of(job, print)
     pair = recipe.objective.pairs[0]
@@ -210,7 +231,9 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     encoded = [encode(source, loaded, device=device) for source in sources]
     similarities = recipe.similarities if len(sources) == 1 else recipe.similarities[:1]
     teams = [members(sources, encoded, similarity) for similarity in similarities]
-    first, *others = (line.result for line in measure(teams, pair, job.protocol, draws=0, extended_coco=False)[0])
+    take = partial(measure, pair=pair, protocol=job.protocol, draws=0, extended_coco=False)
+    first = take(teams[:1], measures="all")[0][0].result
+    others = take(teams[1:])[0] if len(teams) > 1 else []
     found = dict(first.figures)
     found |= {"chance_rsum": chance(*(encoded[0].groups[side] for side in pair))["rsum"]}
     if len(sources) == 1:
@@ -222,7 +245,7 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
         }
     prefix = "coco_5k_" if "coco_5k_" in first.galleries else ""
     for similarity, other in zip(similarities[1:], others, strict=True):
-        found[f"{similarity}_rsum"] = other.figures[f"{prefix}rsum"]
+        found[f"{similarity}_rsum"] = other.result.figures[f"{prefix}rsum"]
     (search,) = first.galleries[prefix]
     return {"split": loaded.split, "images": len(encoded[0].groups[pair[0]]), "figures": found}, search
 
@@ -242,7 +265,7 @@ def work(job: Job, device: str | None = None) -> None:
         train(recipe, folder, resume=True, device=device, show_progress=False)
     found, search = measure_job(job, device)
     ranks = write_ranks(job.folder, search)  # first: a job with a result has them
-    job.finish({**found, "ranks": ranks, "seconds": time.monotonic() - started})
+    job.finish({**found, **ranks, "seconds": time.monotonic() - started})
 
 
 @contextmanager
