@@ -54,6 +54,11 @@ def test_a_wide_heading_above_makes_room_for_itself():
     assert (len(headings), len(row)) == (len(above) + 3, len(above) + 3)
 
 
+@pytest.mark.parametrize(("style", "above"), [("text", "All"), ("markdown", "## All\n"), ("latex", "% All")])
+def test_a_title_stands_above_the_table(style, above):
+    assert render(replace(TABLE, title="All"), style) == f"{above}\n{render(TABLE, style)}"
+
+
 def test_markdown_escapes_the_bar_and_names_each_column_in_full():
     assert render(TABLE, "markdown").splitlines() == [
         "| model | image to text R@1 | image to text R@5 | RSUM |",

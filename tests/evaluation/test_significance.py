@@ -181,6 +181,8 @@ def test_the_test_over_seeds_is_welchs():
     assert seeds_test(second, first) == pytest.approx(seeds_test(first, second))
     assert seeds_test([1.0], second) is None
     assert seeds_test([2.0, 2.0], [3.0, 3.0]) is None
+    statistic = (np.mean(second) - 2.0) / parts[1] ** 0.5  # one side does not vary, which is nothing to warn of
+    assert seeds_test([2.0, 2.0], second) == pytest.approx(2 * stdtr(3, -abs(statistic)))
 
 
 def test_holm_is_as_computed_by_hand():

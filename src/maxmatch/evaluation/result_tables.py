@@ -32,13 +32,14 @@ class Column:
 class Table:
     """Columns; rows, by the names of the columns: a cell that is missing, None or NaN stays empty; notes below.
 
-    rules: the rows that a line is drawn above.
+    rules: the rows that a line is drawn above. title: stands above the table.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Cell]]
     notes: Sequence[str] = ()
     rules: Sequence[int] = ()
+    title: str = ""
 
 
 def filled(columns: Iterable[Column], rows: Sequence[Mapping[str, Cell]]) -> list[Column]:
@@ -67,7 +68,8 @@ def _as_text(table: Table) -> str:
         return "  ".join(f"{cell:{mark}{width}}" for cell, mark, width in parts).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
-    lines = ["  ".join(above).rstrip()] if any(column.over for column in table.columns) else []
+    lines = [table.title] if table.title else []
+    lines += ["  ".join(above).rstrip()] if any(column.over for column in table.columns) else []
     lines += [line(headings), rule]
     for number, row in enumerate(body):
         lines += [rule, line(row)] if number in table.rules else [line(row)]
@@ -79,7 +81,8 @@ def _as_markdown(table: Table) -> str:
     headings = [" ".join(filter(None, (column.over, column.heading))) for column in table.columns]
     marks = ["--:" if column.form else ":--" for column in table.columns]
     rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (headings, *written(table))]
-    lines = ["| " + " | ".join(row) + " |" for row in (rows[0], marks, *rows[1:])]
+    lines = [f"## {table.title}", ""] if table.title else []
+    lines += ["| " + " | ".join(row) + " |" for row in (rows[0], marks, *rows[1:])]
     notes = [line for note in table.notes for line in ("", note)]
     return "\n".join(lines + notes)
 
@@ -87,7 +90,8 @@ def _as_markdown(table: Table) -> str:
 def _as_latex(table: Table) -> str:
     r"""A `tabular` for the package booktabs, every text escaped."""
     marks = "".join("r" if column.form else "l" for column in table.columns)
-    lines = [rf"\begin{{tabular}}{{{marks}}}", r"\toprule"]
+    lines = [f"% {table.title}"] if table.title else []
+    lines += [rf"\begin{{tabular}}{{{marks}}}", r"\toprule"]
     if any(column.over for column in table.columns):
         spans = _spans(table)
         above = [rf"\multicolumn{{{len(places)}}}{{c}}{{{_escaped(over)}}}" if over else "" for over, places in spans]
@@ -165,7 +169,7 @@ _COLLAPSE = [
     Column("slots used", "slots_used", ".0%"),
     Column("pairing stable", "pairing_stability", ".0%"),
 ]
-_ALL_ANSWERS = [
+ALL_ANSWERS = [
     Column(heading, f"{way}_{name}", ".1f", over)
     for way, over in (("i2t", "image to text: all captions"), ("t2i", "text to image: all images"))
     for heading, name in (
@@ -174,7 +178,7 @@ _ALL_ANSWERS = [
         *((f"in {depth}", f"coverage_{depth}") for depth in DEPTHS),
     )
 ]
-_HARDEST = [
+HARDEST = [
     Column(heading, f"{way}_hardest_{name}", form, f"{over}: hardest caption")
     for way, over in _WAYS
     for heading, name, form in (*((f"R@{n}", f"r{n}", ".1f") for n in LEVELS), ("median", "median_rank", "g"))
@@ -226,7 +230,7 @@ def captions_table(lines: Sequence[ResultLine]) -> Table | None:
     galleries = [prefix for prefix in lines[0].result.galleries if f"{prefix}i2t_map_at_r" in lines[0].result.figures]
     rows = [{**_figures(line, prefix), **_sure(line, prefix, "i2t_map_at_r")} for prefix in galleries for line in lines]
     sure = [replace(column, over="i2t mAP@R") for column in _SURE]
-    columns = filled([_MODEL, _SIMILARITY, _GALLERY, *_ALL_ANSWERS, *sure, *_HARDEST], rows)
+    columns = filled([_MODEL, _SIMILARITY, _GALLERY, *ALL_ANSWERS, *sure, *HARDEST], rows)
     return Table(columns, rows, rules=[len(lines)] if len(galleries) > 1 else []) if rows else None
 
 

@@ -229,11 +229,13 @@ def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
     Not paired: the same seed draws other numbers for another model. None if one side has fewer than two seeds, or
     neither side varies.
     """
-    from scipy.stats import ttest_ind  # takes longer to import than most commands take to run
+    from scipy.stats import ttest_ind_from_stats  # takes longer to import than most commands take to run
 
     if min(len(first), len(second)) < 2 or all(len(set(side)) == 1 for side in (first, second)):
         return None
-    return float(ttest_ind(second, first, equal_var=False).pvalue)
+    # `ttest_ind` warns where one side does not vary.
+    told = [(float(np.mean(side)), float(np.std(side, ddof=1)), len(side)) for side in (second, first)]
+    return float(ttest_ind_from_stats(*told[0], *told[1], equal_var=False).pvalue)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
