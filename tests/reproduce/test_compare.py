@@ -159,8 +159,8 @@ def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tm
     assert tests[4] is None  # MaxMatch itself
     *means, reference = [np.mean([rsum(outcomes[job.folder].result) for job in line.jobs]) for line in made.lines]
     for mean, test in zip(means, tests, strict=False):
-        assert test.rsum == pytest.approx(mean - reference)
-        assert test.low < test.rsum < test.high
+        assert test.difference == pytest.approx(mean - reference)
+        assert test.low < test.difference < test.high
     assert tests[0].high < 0
     assert max(tests[0].p, tests[0].p_seeds) < 0.01
     assert min(test.p for test in tests[1:4]) > 0.01
@@ -169,13 +169,15 @@ def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tm
     printed = render(written.table).splitlines()
     assert printed[0].split()[-2:] == ["against", "MaxMatch"]
     shown = printed[3].split()
-    assert shown[-6] == f"{tests[0].rsum:+.1f}"
+    assert shown[-6] == f"{tests[0].difference:+.1f}"
     assert shown[-5:-2] == [f"{tests[0].low:+.1f}", "…", f"{tests[0].high:+.1f}"]
     assert shown[-2:] == [f"{tests[0].p:.4f}", f"{tests[0].p_seeds:.4f}"]
     assert printed[7].split()[-3:] == ["97%", "±", "0%"]  # nothing beside MaxMatch itself
     assert "paired test over images" in (tmp_path / "pvse.md").read_text()
     rows = json.loads((tmp_path / "pvse.json").read_text())["rows"]
-    assert rows[0]["against_reference"] == pytest.approx(tests[0]._asdict())
+    written = {"rsum": tests[0].difference, **tests[0]._asdict()}
+    del written["difference"]
+    assert rows[0]["against_reference"] == pytest.approx(written)
     assert rows[4]["against_reference"] is None
 
 
@@ -212,7 +214,7 @@ def test_a_failed_seed_is_left_out_and_other_queries_are_not_compared(tmp_path):
     outcomes = collected(made)
     first, *others = compare_with_references(made, outcomes)
     reference = np.mean([rsum(outcomes[job.folder].result) for job in made.lines[2].jobs])
-    assert first.rsum == pytest.approx(rsum(outcomes[made.lines[0].jobs[1].folder].result) - reference)
+    assert first.difference == pytest.approx(rsum(outcomes[made.lines[0].jobs[1].folder].result) - reference)
     assert first.p_seeds is None
     assert others == [None, None, None]
 

@@ -18,10 +18,11 @@ from maxmatch.core.files import read_metrics, whole, write_whole
 from maxmatch.core.progress import Bar
 from maxmatch.data.load import load_data
 from maxmatch.evaluation.encoding import Paired, Say, encode_model, paired
+from maxmatch.evaluation.measures import mean_measures
 from maxmatch.evaluation.metrics import SearchRanks
 from maxmatch.evaluation.result_tables import Cell, Column, Table, render
 from maxmatch.evaluation.runs import analyse_run
-from maxmatch.evaluation.significance import paired_test_of_seeds, seeds_test
+from maxmatch.evaluation.significance import cohens_d, paired_tests, seeds_test
 from maxmatch.evaluation.slots import between_sets, project
 from maxmatch.reproduce import Reproduced
 from maxmatch.reproduce.targets import SLOTS, Job, PlannedLine, TablePlan, Target
@@ -34,50 +35,66 @@ Outcomes = Mapping[Path, Outcome]
 
 # How far each line of a table is from its reference, and how sure that is.
 
-_DRAWS, _SEED = 2000, 0
+DRAWS, _SEED = 2000, 0
 
 
 class Comparison(NamedTuple):
-    """The mean RSUM of a line minus that of another, by the same queries.
+    """The mean of a measure of a line minus that of another, by the same queries.
 
     low, high, p: by the paired test over images, answers averaged over the seeds: what other images would change.
-    p_seeds: by Welch's test over the seeds: what other seeds would change; None if there are not two of each.
+    p_seeds: by Welch's test over the seeds: what other seeds would change. effect_size: Cohen's d over the seeds. Both
+    are None if there are not two of each, or none of them varies.
     """
 
-    rsum: float
+    difference: float
     low: float
     high: float
     p: float
     p_seeds: float | None
+    effect_size: float | None
 
 
 def compare_with_references(plan: TablePlan, outcomes: Outcomes) -> list[Comparison | None]:
-    """Each line against the reference of its group; None for the reference itself, and where it cannot be tested."""
+    """The RSUM of each line against that of the reference of its group; None for the reference itself, and where it
+    cannot be tested.
+    """
     references = {line.line.group: line for line in plan.lines if line.line.reference}
     found = []
     for line in plan.lines:
         reference = references.get(line.line.group)
-        found.append(None if reference is None or reference is line else compare_lines(line, reference, outcomes))
+        tests = {} if reference is None or reference is line else compare_lines(line, reference, outcomes)
+        found.append(tests.get("rsum"))
     return found
 
 
-def compare_lines(line: PlannedLine, other: PlannedLine, outcomes: Outcomes) -> Comparison | None:
-    """One line against another; None if one failed, was measured elsewhere, or did not keep what queries found."""
+def compare_lines(
+    line: PlannedLine, other: PlannedLine, outcomes: Outcomes, measures: Sequence[str] = ("rsum",), draws: int = DRAWS
+) -> dict[str, Comparison]:
+    """One line against another, by each measure that all their models have; none if one line failed, was measured
+    elsewhere, or did not keep what queries found.
+    """
     sides = [_searches(one.jobs, outcomes) for one in (other, line)]
     searches = [search for side in sides for search in side]
     if not all(sides) or not all(_same_queries(searches[0], one) for one in searches[1:]):
-        return None
+        return {}
+    known = {"rsum", *mean_measures([search.gallery for search in searches])}
     first, second = ([[search.gallery] for search in side] for side in sides)
-    found = paired_test_of_seeds(first, second, _DRAWS, np.random.default_rng(_SEED))
-    return Comparison(*found, seeds_test(*([search.rsum for search in side] for side in sides)))
+    tests = paired_tests(
+        first, second, draws, np.random.default_rng(_SEED), measures=[name for name in measures if name in known]
+    )
+    found = {}
+    for measure, test in tests.items():
+        seeds = [[_figure(search.result, measure) for search in side] for side in sides]
+        found[measure] = Comparison(*test, seeds_test(*seeds), cohens_d(*seeds))
+    return found
 
 
 class _Search(NamedTuple):
-    """What one seed's model found, where, and the RSUM of it."""
+    """What one seed's model found, where, and its result."""
 
     gallery: SearchRanks
     where: tuple[str | tuple[str, ...] | None, str]
-    rsum: float
+    result: Mapping[str, Any]
 
 
 def _searches(jobs: Sequence[Job], outcomes: Outcomes) -> list[_Search]:
@@ -90,7 +107,7 @@ def _searches(jobs: Sequence[Job], outcomes: Outcomes) -> list[_Search]:
         gallery = read_ranks(job.folder, result)
         if gallery is None:
             return []
-        found.append(_Search(gallery, (job.recipes[0].data.path, result["split"]), _rsum(result)))
+        found.append(_Search(gallery, (job.recipes[0].data.path, result["split"]), result))
     return found
 
 
@@ -124,9 +141,17 @@ _TESTED = (
 
 
 def table_data(plan: TablePlan, outcomes: Outcomes) -> list[dict[str, Any]]:
-    """For each line what the paper reports and what we found: all figures, by name. For machines."""
+    """For each line what the paper reports and what we found: all figures, by name, and the test. For machines."""
+    rows = figures_data(plan, outcomes)
+    for row, test in zip(rows, compare_with_references(plan, outcomes), strict=True):
+        row["against_reference"] = test and dict(zip(("rsum", *test._fields[1:]), test, strict=True))
+    return rows
+
+
+def figures_data(plan: TablePlan, outcomes: Outcomes) -> list[dict[str, Any]]:
+    """`table_data` without the tests."""
     rows = []
-    for planned, test in zip(plan.lines, compare_with_references(plan, outcomes), strict=True):
+    for planned in plan.lines:
         ended = [outcomes[job.folder] for job in planned.jobs]
         found = [outcome.result["figures"] for outcome in ended if outcome.result is not None]
         names = dict.fromkeys(name for figures in found for name in figures)
@@ -136,7 +161,6 @@ def table_data(plan: TablePlan, outcomes: Outcomes) -> list[dict[str, Any]]:
                 "group": planned.line.group,
                 "paper": dict(planned.line.paper),
                 "ours": {name: _spread([figures[name] for figures in found if name in figures]) for name in names},
-                "against_reference": test and test._asdict(),
                 "runs": [str(job.folder) for job in planned.jobs],
                 "failed": [outcome.failure for outcome in ended if outcome.result is None],
                 "not_trained": planned.why_none,
@@ -221,7 +245,7 @@ def _by_slot(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
     notes += [
         f"{_called(second)} against {_called(first)}: {_sentence(test)}."
         for (other, first), (line, second) in combinations(zip(plan.lines, data, strict=True), 2)
-        if (test := compare_lines(line, other, outcomes)) is not None
+        if (test := compare_lines(line, other, outcomes).get("rsum")) is not None
     ]
     notes += [_TESTED] if len(notes) > 1 else []
     return Table(columns, rows, _notes(plan, outcomes, data, notes), [sizes["image"] + 1, len(kept) - len(sizes)])
@@ -259,7 +283,7 @@ def between(low: float, high: float) -> str:
 
 def _sentence(test: Comparison) -> str:
     seeds = "" if test.p_seeds is None else f", p seeds {test.p_seeds:.4f}"
-    return f"RSUM {test.rsum:+.1f}, 95 % {between(test.low, test.high)}, p {test.p:.4f}{seeds}"
+    return f"RSUM {test.difference:+.1f}, 95 % {between(test.low, test.high)}, p {test.p:.4f}{seeds}"
 
 
 def _known(name: str, data: Sequence[Row]) -> str:
@@ -282,12 +306,13 @@ def outcome_line(job: Job, outcome: Outcome) -> str:
     if outcome.result is None:
         return f"{job.folder.name}: failed: {outcome.failure}"
     took = "done before" if outcome.again else f"{outcome.result['seconds']:.0f} s"
-    return f"{job.folder.name}: RSUM {_rsum(outcome.result):.1f} ({took})"
+    return f"{job.folder.name}: RSUM {_figure(outcome.result, 'rsum'):.1f} ({took})"
 
 
-def _rsum(result: Mapping[str, Any]) -> float:
+def _figure(result: Mapping[str, Any], measure: str) -> float:
+    """Of the search that is kept: among the whole split."""
     figures = result["figures"]
-    return float(figures["coco_5k_rsum"] if "coco_5k_rsum" in figures else figures["rsum"])
+    return float(figures[f"coco_5k_{measure}" if f"coco_5k_{measure}" in figures else measure])
 
 
 # Validation RSUM by epoch of the models of a table, as a picture.
