@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from commands import run
-from finished_jobs import Ended, at_once, failed
+from finished_jobs import Ended, at_once, failed, finish, search_of
 from small_runs import command, ended, kill_at, recipe_for, start, write_data
 
 from maxmatch.data.load import load_data
@@ -231,23 +231,51 @@ def test_the_list_names_targets_and_labels(capsys):
     assert listed[-1] == ["referee", "study"]
 
 
-def test_a_study_is_counted_by_a_dry_run_and_not_begun(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(worker, "start", None)  # would fail if it were called
+@pytest.fixture
+def study(data, tmp_path):
+    """The arguments of a study of two methods."""
     names = load_data(Data(path=str(data / "regions")), print).split("train")["image"].ids
     (tmp_path / "ids.txt").write_text("\n".join(names[:4]))
+    goal = {"ours": ["MaxMatch"], "rivals": ["MIL"], "lead": {"rsum": 5, "map_at_r": 2}}
     study = {
         "base": str(data / "tiny.yaml"), "reference": "MaxMatch", "set_aside": "ids.txt",
+        "measures": ["rsum", "map_at_r"], "goal": goal,
         "tune": {"train.lr": [1e-3, 2e-3]}, "tuning": {"trials": 2, "images": 8, "epochs": 3},
         "final": {"seeds": 5, "epochs": 7}, "methods": {"MaxMatch": {}, "MIL": {"changes": ["model.similarity=mil"]}},
     }  # fmt: skip
     (tmp_path / "own.yaml").write_text(json.dumps(study))
-    given = ["reproduce", tmp_path / "own.yaml", "--data", data / "regions", "--out", tmp_path / "out", "--dry-run"]
-    code, printed, _ = run(capsys, *map(str, given), "--json")
+    given = ["reproduce", tmp_path / "own.yaml", "--data", data / "regions", "--out", tmp_path / "out"]
+    return list(map(str, given))
+
+
+def test_a_study_prints_its_measures_its_tests_and_whether_its_goal_is_met(study, capsys, monkeypatch):
+    def made_up(job, device):
+        job.write()
+        ours = job.recipes[0].model.similarity == "maxmatch"
+        finish(job, search_of(0.9 if ours else 0.1, job.recipes[0].seed), job.split)
+        return Ended()
+
+    monkeypatch.setattr(worker, "start", made_up)
+    code, printed, _ = run(capsys, *study)
+    assert code == 0
+    blocks = [block.splitlines() for block in printed.split("\n\n")]
+    assert [block[0] for block in blocks[1:]] == ["Beyond RSUM", "Against MaxMatch", "Goal: met"]
+    assert "RSUM: met by MaxMatch." in blocks[-1]
+    code, printed, _ = run(capsys, *study, "--markdown")
+    assert "\n\n## Goal: met\n\n| method |" in printed
+    code, printed, _ = run(capsys, *study, "--json")
+    assert json.loads(printed)["goal"]["met"]
+
+
+def test_a_study_is_counted_by_a_dry_run_and_not_begun(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(worker, "start", None)  # would fail if it were called
+    given = [*study, "--dry-run"]
+    code, printed, _ = run(capsys, *given, "--json")
     assert code == 0
     phases = json.loads(printed)["phases"]
     counted = {name: (phase["models"], phase["epochs"], phase["images"]) for name, phase in phases.items()}
     assert counted == {"tuning": (4, 12, 96), "finals": (10, 70, 840), "in all": (14, 82, 936)}
-    code, printed, err = run(capsys, *map(str, given), "--seeds", "2")
+    code, printed, err = run(capsys, *given, "--seeds", "2")
     assert code == 0
     assert printed.splitlines()[3].split()[:3] == ["finals", "2", "4"]
     assert "written" not in err

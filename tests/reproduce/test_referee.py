@@ -4,23 +4,26 @@ import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
 import yaml
-from finished_jobs import Ended, at_once, failed, finish, search_of
+from finished_jobs import Ended, at_once, failed, finish, finish_as_before, search_of
 from small_runs import recipe_for, write_data
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import read_metrics
 from maxmatch.data.load import load_data, read_ids
+from maxmatch.evaluation.measures import mean_measures
 from maxmatch.evaluation.result_tables import render
 from maxmatch.evaluation.significance import cohens_d, holm
 from maxmatch.recipe.schema import Data
-from maxmatch.recipe.yaml_files import RecipeError, dump_recipe
+from maxmatch.recipe.yaml_files import RecipeError, dump_recipe, load_recipe
 from maxmatch.reproduce import compare, reproduce, worker
-from maxmatch.reproduce.study import STUDIES, StudyPlan, draw_trials, is_study, load_study, studies
+from maxmatch.reproduce.study import STUDIES, Measure, StudyPlan, draw_trials, is_study, load_study, studies
 from maxmatch.reproduce.targets import ReproduceOptions
+from maxmatch.reproduce.verdict import called
 from maxmatch.training import loop
 
 TRAIN, ASIDE, PART, VAL, EPOCHS, FINAL_EPOCHS, SEEDS, TRIALS = 24, 6, 10, 8, 1, 2, 2, 2
@@ -28,6 +31,8 @@ STUDY = {
     "description": "three tiny methods",
     "base": "tiny.yaml",
     "reference": "MaxMatch",
+    "measures": ["rsum", "map_at_r", "i2t_hardest_r5"],
+    "goal": {"ours": ["MaxMatch"], "rivals": ["MIL"], "lead": {"rsum": 5, "map_at_r": 2}, "at_equal": {"rsum": 1}},
     "set_aside": "ids.txt",
     "tune": {"train.lr": [1e-3, 3e-3]},
     "tuning": {"trials": TRIALS, "images": PART, "epochs": EPOCHS},
@@ -38,6 +43,7 @@ STUDY = {
         "one vector": {"recipe": "single.yaml"},
     },
 }
+MEASURES, GOAL = ["rsum", "i2t_map_at_r", "i2t_hardest_r5"], STUDY["goal"]
 
 
 def written(folder, **changed):
@@ -177,25 +183,72 @@ def test_a_second_run_trains_nothing_and_gives_the_same(ran):
     assert ran.again.targets[0].data["budget"]["phases"]["in all"]["done"] == ran.first.models
 
 
-def test_the_table_has_tuned_values_differences_and_corrected_tests(ran):
+def test_the_table_has_tuned_values_and_every_measure_that_was_named(ran):
     made = ran.first.targets[0]
-    reference, *rivals = made.data["rows"]
-    assert reference["against_reference"] is None
-    tests = [row["against_reference"] for row in rivals]
-    seeds = [row["ours"]["rsum"]["seeds"] for row in made.data["rows"]]
-    for name in ("p", "p_seeds"):
-        assert [test[f"{name}_holm"] for test in tests] == holm([test[name] for test in tests])
-    for test, own in zip(tests, seeds[1:], strict=True):
-        assert test["rsum"] == pytest.approx(np.mean(own) - np.mean(seeds[0]))
-        assert test["effect_size"] == cohens_d(seeds[0], own)
+    assert made.data["measures"] == MEASURES
+    assert (made.data["measure"], made.data["named_late"]) == ("rsum", [])
     lines = (ran.out / "small.md").read_text().splitlines()
     for row, line in zip(made.data["rows"], lines[2:5], strict=True):
         assert row["title"]["method"] in line
-        assert f"{row['ours']['rsum']['mean']:.1f} ± {row['ours']['rsum']['deviation']:.1f}" in line
+        for name in MEASURES:
+            assert f"{row['ours'][name]['mean']:.1f} ± {row['ours'][name]['deviation']:.1f}" in line
         assert f"lr {json.dumps(row['chosen']['values']['train.lr'])}" in line
     assert "margin" in lines[3]
-    assert "Holm" in (ran.out / "small.md").read_text()
     assert json.loads((ran.out / "small.json").read_text()) == json.loads(json.dumps(ran.again.targets[0].data))
+
+
+def test_tests_against_the_reference_are_by_every_measure_and_corrected_for_all(ran):
+    reference, *rivals = ran.first.targets[0].data["rows"]
+    assert (reference["against_reference"], reference["tests"]) == (None, {})
+    tests = [row["tests"][name] for row in rivals for name in MEASURES]
+    for name in ("p", "p_seeds"):  # a p that is not known counts as one that is large
+        expected = holm([1.0 if test[name] is None else test[name] for test in tests])
+        known = [None if test[name] is None else p for test, p in zip(tests, expected, strict=True)]
+        assert [test[f"{name}_holm"] for test in tests] == known
+    for row in rivals:
+        by_rsum = dict(row["tests"]["rsum"])
+        assert row["against_reference"] == {"rsum": by_rsum.pop("difference"), **by_rsum}
+        for name, test in row["tests"].items():
+            first, own = (one["ours"][name]["seeds"] for one in (reference, row))
+            assert test["difference"] == pytest.approx(np.mean(own) - np.mean(first))
+            assert test["effect_size"] == cohens_d(first, own)
+    (table,) = (one for one in ran.first.targets[0].further if one.title == "Against MaxMatch")
+    assert [(row["measure"], row["method"]) for row in table.rows] == [
+        (called(name), row["title"]["method"]) for name in MEASURES for row in rivals
+    ]
+    assert "2 rivals × 3 measures (Holm)" in table.notes[0]
+    assert "## Against MaxMatch" in (ran.out / "small.md").read_text()
+
+
+def test_beyond_rsum_has_all_captions_the_hardest_what_sets_say_and_bytes(place, ran):
+    (table,) = (one for one in ran.first.targets[0].further if one.title == "Beyond RSUM")
+    shown = {column.name for column in table.columns}
+    for depth in (5, 10, 20):
+        assert f"i2t_coverage_{depth}" in shown
+    assert {"i2t_r_precision", "t2i_hardest_r1", "image_content_log_variance", "slot_variation"} <= shown
+    single = load_recipe(str(place / "single.yaml")).model.resolved()
+    bytes_of = [row["image_bytes_float16"] for row in table.rows]
+    assert bytes_of == [4 * single.width * 2, 4 * single.width * 2, single.width * 2]  # K · D · 2
+    assert not table.notes
+
+
+def test_the_result_says_whether_the_goal_is_met(ran):
+    made = ran.first.targets[0]
+    goal, last = made.data["goal"], made.further[-1]
+    assert [(one["method"], one["measure"]) for one in goal["claims"]] == [
+        ("MaxMatch", "rsum"),
+        ("MaxMatch", "i2t_map_at_r"),
+    ]
+    assert goal["tests"]["MaxMatch"]["MIL"]["rsum"]["difference"] == pytest.approx(
+        -made.data["rows"][1]["tests"]["rsum"]["difference"]
+    )
+    assert last.title == ("Goal: met" if goal["met"] else "Goal: not met")
+    page = (ran.out / "small.html").read_text()
+    assert f"<h2>{last.title}</h2>" in page
+    for one in goal["claims"]:
+        for why in one["why_not"]:
+            assert why in page
+            assert why in render(last)
 
 
 def test_the_page_stands_alone_with_table_curves_and_trials(ran):
@@ -367,6 +420,94 @@ def test_interrupted_in_the_tuning_nothing_is_frozen_and_the_same_command_resume
     assert len(tuning_only(made_up.started)) == 3 * TRIALS - 2
 
 
+def test_finals_of_an_older_version_open_and_are_marked_as_not_measured(place, tmp_path, made_up):
+    run(place, tmp_path)
+    plan = plan_of(place, tmp_path)
+    chosen = plan.read_chosen()
+    for title in STUDY["methods"]:  # as it was before: RSUM alone, and no list of measures
+        for trial in plan.trials(title):
+            finish_as_before(trial.job, search_of(0.5, 0), "set_aside")
+        for seed, job in enumerate(plan.finals(title, chosen[title].changes)):
+            finish_as_before(job, search_of(0.5, seed), "val")
+    old = yaml.safe_load(plan.chosen_file.read_text())
+    del old["measures"]
+    plan.chosen_file.write_text(yaml.safe_dump(old))
+    made_up.started.clear()
+    found = run(place, tmp_path).targets[0]
+    assert not made_up.started
+    assert found.data["named_late"] == MEASURES[1:]
+    beyond, against, goal = found.further
+    for row in found.table.rows:
+        assert row["rsum"] != "not measured"
+        assert row["i2t_map_at_r"] == "not measured"
+    assert {row["i2t_coverage_10"] for row in beyond.rows} == {row["image_bytes_float16"] for row in beyond.rows}
+    assert {row["i2t_coverage_10"] for row in beyond.rows} == {"not measured"}
+    assert "result.json" in beyond.notes[0]
+    untested = {row["measure"] for row in against.rows if row["difference"] == "not tested"}
+    assert untested == {called(name) for name in MEASURES[1:]}
+    assert all(called(name) in against.notes[1] for name in MEASURES[1:])
+    assert goal.title == "Goal: not met"
+    assert "not measured" in (tmp_path / "small.html").read_text()
+
+    job = plan.finals("MIL", chosen["MIL"].changes)[0]
+    finish(job, search_of(0.5, 0), "val")  # one of its two models is measured again
+    again = run(place, tmp_path).targets[0]
+    assert again.table.rows[1]["i2t_map_at_r"] == "not measured"
+
+
+def linked(place, folder, **changed):
+    """The study with some changes, in a folder of its own."""
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (folder / name).symlink_to(place / name)
+    return written(folder, **changed)
+
+
+def test_trials_are_chosen_by_the_first_measure_or_by_the_one_that_is_marked(place, tmp_path, made_up, monkeypatch):
+    def start(job, device):
+        job.write()
+        early = rate(job) == 1e-3  # finds all captions early, but is behind in RSUM
+        finish(job, search_of(0.5 if early else 0.7, 0, further=0 if early else 200), job.split)
+        return Ended()
+
+    monkeypatch.setattr(worker, "start", start)
+    for number, (changed, best) in enumerate(
+        [({}, 3e-3), ({"measures": ["map_at_r", "rsum"]}, 1e-3), ({"measure": "map_at_r"}, 1e-3)]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        linked(place, folder, **changed)
+        found = run(folder, folder / "out").targets[0].data
+        assert {row["chosen"]["values"]["train.lr"] for row in found["rows"]} == {best}
+        assert found["measure"] == ("rsum" if number == 0 else "i2t_map_at_r")
+    written(folder)  # by RSUM
+    with pytest.raises(UsageError, match=r"small-chosen.yaml: was chosen by i2t_map_at_r"):
+        run(folder, folder / "out")
+
+
+def test_trials_that_lack_the_measure_are_named(place, tmp_path, made_up):
+    linked(place, tmp_path)
+    run(tmp_path, tmp_path / "out")
+    plan = plan_of(tmp_path, tmp_path / "out")
+    for trial in plan.trials("MaxMatch"):
+        finish_as_before(trial.job, search_of(0.5, 0), "set_aside")
+    plan.chosen_file.unlink()
+    written(tmp_path, measure="map_at_r")
+    with pytest.raises(UsageError, match=r"maxmatch-k4.*i2t_map_at_r.*result.json"):
+        run(tmp_path, tmp_path / "out")
+
+
+def test_measures_named_when_values_were_frozen_are_kept_and_later_ones_marked(place, tmp_path, made_up):
+    linked(place, tmp_path, measures=["rsum"], goal=None)
+    assert run(tmp_path, tmp_path / "out").targets[0].data["named_late"] == []
+    late = {**STUDY["methods"], "later": {"changes": ["model.similarity=chamfer"]}}
+    written(tmp_path, measures=["rsum", "coverage_10"], goal=None, methods=late)
+    for _ in range(2):  # the first of them writes the values of one more method
+        found = run(tmp_path, tmp_path / "out").targets[0]
+        assert found.data["named_late"] == ["i2t_coverage_10"]
+        assert "i→t coverage in 10" in found.further[-1].notes[-1]
+    assert found.data["goal"] is None
+
+
 def test_seeds_base_and_changes_of_the_command_count(place, tmp_path, made_up):
     run(place, tmp_path, seeds=1, base=str(place / "single.yaml"), changes=["train.clip=0.5"])
     finals = [job for job in made_up.started if job.split == "val"]
@@ -413,6 +554,14 @@ def test_the_own_values_are_not_tried_twice_and_too_small_a_grid_is_refused(plac
         ({"tuning": {"trails": 3}}, r"small.yaml:\d+: .*trails.*trials"),
         ({"methods": {"MaxMatch": {}}}, r"small.yaml:\d+: methods"),
         ({"measure": "taste"}, r"small.yaml:\d+: measure"),
+        ({"measure": "i2t_r1"}, r"small.yaml:\d+: measure: .*rsum, i2t_map_at_r.*'i2t_r1'"),
+        ({"measures": ["rsum", "taste"]}, r"small.yaml:\d+: measures.1"),
+        ({"measures": ["rsum", "map_at_r", "i2t_map_at_r"]}, r"small.yaml:\d+: measures: .*once"),
+        ({"measures": []}, r"small.yaml:\d+: measures"),
+        ({"goal": {**GOAL, "rivals": ["SetDiv"]}}, r"small.yaml:\d+: goal.rivals: .*'SetDiv'"),
+        ({"goal": {**GOAL, "ours": ["MIL"]}}, r"small.yaml:\d+: goal.rivals: .*ours"),
+        ({"goal": {**GOAL, "lead": {"coverage_10": 2}}}, r"small.yaml:\d+: goal.lead: .*'i2t_coverage_10'"),
+        ({"goal": {**GOAL, "lead": {"rsum": -1}}}, r"small.yaml:\d+: goal.lead.rsum"),
         ({"tune": {"train.lr": []}}, r"train.lr: no value"),
     ],
 )
@@ -473,6 +622,20 @@ def test_a_model_is_known_by_what_is_set_aside_and_not_by_where_the_list_lies(pl
     known = read_ids(place / "ids.txt")
     assert folder(known[::-1]) == plan_of(place, tmp_path).trials("MaxMatch")[0].job.folder
     assert folder(known[1:]) != folder(known)
+
+
+def test_a_study_may_name_every_mean_over_queries():
+    (literal, *_) = get_args(Measure)
+    assert list(get_args(literal)) == ["rsum", *mean_measures([search_of(0.5, 0)])]
+
+
+def test_the_study_that_ships_names_its_measures_and_its_goal():
+    study = load_study("referee")
+    assert study.main == "rsum"
+    assert {"rsum", "i2t_map_at_r", "i2t_coverage_10"} <= set(study.measures)
+    assert set(study.goal.rivals) == {"MIL", "SetDiv", "fixed pairing"}
+    assert study.goal.lead == {"rsum": 5, "i2t_map_at_r": 2, "i2t_coverage_10": 2}
+    assert all(title.startswith("MaxMatch") for title in study.goal.ours)
 
 
 def test_the_study_that_ships_gives_every_method_the_same_budget(tmp_path):

@@ -128,7 +128,10 @@ def reproduce(
         print(json.dumps(whole if len(made) > 1 else made[0].data, indent=2))
     else:
         style: Style = "markdown" if markdown else "latex" if latex else "text"
-        shown = [render(one.table, style) if one.table else "\n".join(map(str, one.files)) for one in made]
+        shown = []
+        for one in made:
+            tables = [render(table, style) for table in (one.table, *one.further) if table is not None]
+            shown += tables or ["\n".join(map(str, one.files))]
         print("\n\n".join(shown))
     for one in made:
         if one.table is not None and one.files:

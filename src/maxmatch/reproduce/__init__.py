@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 
 class Reproduced(NamedTuple):
-    """A table or a figure: all figures as plain data, the files written, and of a table the table."""
+    """A table or a figure: all figures as plain data, the files written, and of a table the table. further: those of a
+    study that follow it.
+    """
 
     name: str
     data: dict[str, Any]
     files: list[Path]
     table: "Table | None" = None
+    further: Sequence["Table"] = ()
 
 
 class Reproduction(NamedTuple):

@@ -9,30 +9,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Bar
 from maxmatch.data.dataset import Dataset
 from maxmatch.data.load import Say, load_data
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.report.make_report import data_uri, render_page
-from maxmatch.evaluation.result_tables import Cell, Column, Table, filled, render, written
-from maxmatch.evaluation.significance import cohens_d, holm
+from maxmatch.evaluation.result_tables import ALL_ANSWERS, HARDEST, Cell, Column, Table, filled, render, written
 from maxmatch.recipe.schema import Recipe
 from maxmatch.reproduce import Reproduced, Reproduction
-from maxmatch.reproduce.compare import COLLAPSE, HEADINGS, Outcomes, between, cell_of, draw_curves, run_jobs, table_data
+from maxmatch.reproduce.compare import COLLAPSE, Outcomes, cell_of, draw_curves, figures_data, run_jobs
 from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
+from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
 from maxmatch.reproduce.worker import Outcome
 from maxmatch.training.prepare import group_sources, group_weights, training_split
 
 Trials = Mapping[str, Sequence[Trial]]
 """By method."""
-_TESTED = (
-    "Against {reference}: its mean {measure} is taken off. 95 % is of a bootstrap over photos and p of a permutation "
-    "test over them, what a query finds averaged over the seeds: what other photos would change. p seeds is of Welch's "
-    "test over the seeds: what other seeds would change. Both p are corrected for the number of rivals (Holm). d is "
-    "Cohen's: the difference in standard deviations of the seeds. A difference stands where both p are small."
-)
 
 
 def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar) -> Reproduction:
@@ -50,7 +45,7 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
     chosen = {}
     for title, tried in trials.items():
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
-        best = frozen.get(title) or choose(tried, outcomes, study.measure)
+        best = frozen.get(title) or choose(tried, outcomes, study.main)
         if stopped:  # with fewer trials it would have another budget
             say(f"{title}: {stopped} of its trials were stopped; it is not in the finals. Run the command again")
         elif best is None:
@@ -77,6 +72,11 @@ def choose(trials: Sequence[Trial], outcomes: Outcomes, measure: str) -> Chosen 
         result = outcomes[trial.job.folder].result
         if result is not None:
             assert result["split"] == SET_ASIDE
+            if measure not in result["figures"]:
+                raise UsageError(
+                    f"{trial.job.folder}: an older version has not measured {measure}. Remove its result.json: it is "
+                    "measured again, not trained."
+                )
             scores[number] = float(result["figures"][measure])
     if not scores:
         return None
@@ -102,9 +102,8 @@ def finals_plan(plan: StudyPlan, chosen: Mapping[str, Chosen]) -> TablePlan:
             lines.append(PlannedLine(line, plan.finals(title, chosen[title].changes)))
         else:
             lines.append(PlannedLine(line, why_none="its trials failed"))
-    figures = tuple(dict.fromkeys((study.measure, "i2t_r1", "t2i_r1")))
     target = Target(
-        study.name, study.name, study.description, "coco", tuple(one.line for one in lines), figures=figures,
+        study.name, study.name, study.description, "coco", tuple(one.line for one in lines),
         reference_name=study.reference,
     )  # fmt: skip
     return TablePlan(target, plan.options, study.base, tuple(lines))
@@ -212,10 +211,10 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
     return [
         f"Tuning: {tuning.trials} trials for every method, the first with its recipe's own values, on "
         f"{budget.tuning_images:,} training images for at most {tuning.epochs} epochs; the best "
-        f"{_called(study.measure)} on {budget.set_aside:,} training images that are set aside is chosen.",
+        f"{called(study.main)} on {budget.set_aside:,} training images that are set aside is chosen.",
         f"Finals: {seeds}, at most {final.epochs} epochs on {budget.final_images:,} training images; the images "
         f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
-        "model.",
+        f"model, and compared by {', '.join(map(called, study.measures))}.",
     ]
 
 
@@ -225,69 +224,79 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
 def write_study(
     plan: StudyPlan, trials: Trials, chosen: Mapping[str, Chosen], finals: TablePlan, budget: Budget, outcomes: Outcomes
 ) -> Reproduced:
-    """Write the table as Markdown and as JSON, the curves, if they can be drawn, and the page."""
+    """Write the tables as Markdown and all data as JSON, the curves, if they can be drawn, and the page."""
     study, out = plan.study, plan.options.out
-    rows = study_data(finals, chosen, outcomes, study.measure)
+    rows = study_data(finals, chosen, outcomes, study.measures)
+    goal = None if study.goal is None else judge(study.goal, study.measures, finals, outcomes)
+    late = plan.named_late()
     made = study_table(plan, budget, rows, outcomes, finals.jobs)
-    tried = {title: trials_data(own, chosen.get(title), outcomes, study.measure) for title, own in trials.items()}
+    further = [measures_table(rows), reference_table(rows, study.reference, study.measures, late)]
+    further += [] if goal is None else [goal_table(goal, study.measures)]
+    tried = {title: trials_data(own, chosen.get(title), outcomes, study.main) for title, own in trials.items()}
     data = {
-        "target": study.name, "about": study.description, "measure": study.measure, "reference": study.reference,
-        "budget": budget.to_json(), "rows": rows, "tuning": tried,
+        "target": study.name, "about": study.description, "measure": study.main, "measures": list(study.measures),
+        "named_late": late, "reference": study.reference, "budget": budget.to_json(), "rows": rows, "goal": goal,
+        "tuning": tried,
     }  # fmt: skip
     paths = [out / f"{study.name}.{kind}" for kind in ("md", "json")]
-    for path, text in zip(paths, (render(made, "markdown"), json.dumps(data, indent=2)), strict=True):
+    tables = "\n\n".join(render(table, "markdown") for table in (made, *further))
+    for path, text in zip(paths, (tables, json.dumps(data, indent=2)), strict=True):
         write_whole(path, text + "\n")
     curves = draw_curves(finals, outcomes)
     page = out / f"{study.name}.html"
-    write_whole(page, study_page(plan, made, tried, curves))
+    write_whole(page, study_page(plan, [made, *further], goal, tried, curves))
     written_files = [*paths, *([curves] if curves is not None else []), page, plan.chosen_file]
-    return Reproduced(study.name, data, written_files, made)
+    return Reproduced(study.name, data, written_files, made, further)
 
 
 def study_data(
-    finals: TablePlan, chosen: Mapping[str, Chosen], outcomes: Outcomes, measure: str
+    finals: TablePlan, chosen: Mapping[str, Chosen], outcomes: Outcomes, measures: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of `table_data`, with what was chosen, p corrected for the number of rivals, and the effect size."""
-    rows = table_data(finals, outcomes)
-    seeds = [row["ours"][measure]["seeds"] if measure in row["ours"] else [] for row in rows]
-    reference = next(one for line, one in zip(finals.lines, seeds, strict=True) if line.line.reference)
-    tests = [row["against_reference"] for row in rows]
-    corrected = {name: holm([test and test[name] for test in tests]) for name in ("p", "p_seeds")}
-    for place, row in enumerate(rows):
-        one = chosen.get(row["title"]["method"])
+    """The rows of `figures_data`, with what was chosen and the tests against the reference by each measure; that of
+    RSUM is also where other tables have it.
+    """
+    rows, tests = figures_data(finals, outcomes), against_reference(finals, measures, outcomes)
+    for row in rows:
+        title = row["title"]["method"]
+        one = chosen.get(title)
         row["chosen"] = one and one.model_dump(mode="json")
-        if tests[place] is not None:
-            row["against_reference"] |= {f"{name}_holm": values[place] for name, values in corrected.items()}
-            row["against_reference"]["effect_size"] = cohens_d(reference, seeds[place])
+        row["tests"] = {measure: test._asdict() for measure, test in tests[title].items()}
+        by_rsum = tests[title].get("rsum")
+        row["against_reference"] = by_rsum and dict(zip(("rsum", *by_rsum._fields[1:]), by_rsum, strict=True))
     return rows
+
+
+_NOT_MEASURED = "not measured"
+
+
+def _over_seeds(row: Mapping[str, Any], column: Column) -> Cell:
+    """A figure over the seeds; "not measured" where an older version has measured RSUM alone, if only for one seed."""
+    ours = row["ours"]
+
+    def whole(name: str) -> bool:
+        return name in ours and len(ours[name]["seeds"]) == len(ours["rsum"]["seeds"])
+
+    if not ours or whole(column.name):
+        return cell_of(row, column.name, column.form)
+    return None if whole("i2t_map_at_r") else _NOT_MEASURED
 
 
 def study_table(
     plan: StudyPlan, budget: Budget, data: Sequence[dict[str, Any]], outcomes: Outcomes, jobs: Sequence[Job]
 ) -> Table:
-    """The table for people. data: that of `study_data`."""
-    study, over = plan.study, f"against {plan.study.reference}"
-    names = dict.fromkeys((study.measure, "i2t_r1", "t2i_r1"))
-    ours = [Column(HEADINGS.get(name, name), name, ".1f") for name in names]
-    columns = [
-        Column("method", "method"), Column("tuned", "tuned"), Column("trial", "trial"), *ours,
-        Column(_called(study.measure), "difference", "+.1f", over), Column("95 %", "interval", ".1f", over),
-        Column("p", "p", ".4f", over), Column("p seeds", "p_seeds", ".4f", over), Column("d", "d", "+.1f", over),
-        *COLLAPSE,
-    ]  # fmt: skip
+    """The finalists, for people: what was chosen, the measures named, R@1 and collapse. data: that of `study_data`."""
+    study = plan.study
+    ours = [Column(called(name), name, ".1f") for name in dict.fromkeys((*study.measures, "i2t_r1", "t2i_r1"))]
+    columns = [Column("method", "method"), Column("tuned", "tuned"), Column("trial", "trial"), *ours, *COLLAPSE]
     rows: list[Mapping[str, Cell]] = []
     for row in data:
         cells: dict[str, Cell] = {"method": row["title"]["method"]}
-        cells |= {column.name: cell_of(row, column.name, column.form) for column in (*ours, *COLLAPSE)}
+        cells |= {column.name: _over_seeds(row, column) for column in (*ours, *COLLAPSE)}
         if row["chosen"] is not None:
             one = row["chosen"]
             cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
         if not row["ours"]:
-            cells[study.measure] = "failed"
-        test = row["against_reference"]
-        if test is not None:
-            cells |= {"difference": test["rsum"], "interval": between(test["low"], test["high"])}
-            cells |= {"p": test["p_holm"], "p_seeds": test["p_seeds_holm"], "d": test["effect_size"]}
+            cells[study.measures[0]] = "failed"
         rows.append(cells)
     chances = {
         f"{result['figures']['chance_rsum']:.1f}"
@@ -296,8 +305,6 @@ def study_table(
     }
     notes = [f"{study.name}: {study.description}.", *_protocol(plan, budget)]
     notes += [f"RSUM by chance: {', '.join(sorted(chances))}."] if chances else []
-    if any(row["against_reference"] for row in data):
-        notes.append(_TESTED.format(reference=study.reference, measure=_called(study.measure)))
     for row in data:
         title, one = row["title"]["method"], row["chosen"]
         notes += [f"{title}: not in the finals: {row['not_trained']}."] if row["not_trained"] else []
@@ -306,6 +313,33 @@ def study_table(
         )
         notes += [f"{title}: failed: {reason}" for reason in row["failed"]]
     return Table(filled(columns, rows), rows, notes)
+
+
+_BYTES = [Column(side, f"{side}_bytes_float16", ",.0f", "bytes, float16") for side in ("image", "text")]
+_BEYOND = [
+    *(column for column in ALL_ANSWERS if column.name.startswith("i2t")),
+    *(replace(column, form=".1f") for column in HARDEST),  # also of medians: they are averaged over the seeds
+    *(Column(side, f"{side}_content_log_variance", ".2f", "content log variance") for side in ("image", "text")),
+    Column("found", "slot_variation", ".2f", "deciding slot varies"),
+    Column("by chance", "slot_variation_chance", ".2f", "deciding slot varies"),
+]
+
+
+def measures_table(data: Sequence[Mapping[str, Any]]) -> Table:
+    """All captions of an image and the hardest of them, what the sets say, and their size. data: of `study_data`."""
+    rows: list[Mapping[str, Cell]] = []
+    for row in data:
+        cells: dict[str, Cell] = {"method": row["title"]["method"]}
+        cells |= {column.name: _over_seeds(row, column) for column in (*_BEYOND, *_BYTES)}
+        sizes = [column.name for column in _BYTES if column.name in row["ours"]]
+        rows.append(cells | {name: row["ours"][name]["mean"] for name in sizes})
+    notes = []
+    if any(_NOT_MEASURED in cells.values() for cells in rows):
+        notes = [
+            "Not measured: by an older version, which kept the best answers alone. Remove result.json from the run's "
+            "folder: the model is measured again, not trained."
+        ]
+    return Table(filled([Column("method", "method"), *_BEYOND, *_BYTES], rows), rows, notes, title="Beyond RSUM")
 
 
 def trials_data(
@@ -320,7 +354,7 @@ def trials_data(
             {
                 "trial": number,
                 "values": trial.values,
-                "score": None if result is None else result["figures"][measure],
+                "score": None if result is None else result["figures"].get(measure),
                 "chosen": chosen is not None and chosen.trial == number,
                 "failed": outcome.failure if result is None else None,
                 "run": str(trial.job.folder),
@@ -329,16 +363,22 @@ def trials_data(
     return rows
 
 
-def study_page(plan: StudyPlan, made: Table, tried: Mapping[str, Sequence[dict[str, Any]]], curves: Path | None) -> str:
-    """The page: table, curves and trials. It stands alone."""
+def study_page(
+    plan: StudyPlan,
+    made: Sequence[Table],
+    goal: Mapping[str, Any] | None,
+    tried: Mapping[str, Sequence[dict[str, Any]]],
+    curves: Path | None,
+) -> str:
+    """The page: tables, curves and trials. It stands alone. goal: what `judge` found."""
     study = plan.study
-    tables = {title: _trials_table(rows, study.measure) for title, rows in tried.items()}
+    tables = {title: _trials_table(rows, study.main) for title, rows in tried.items()}
     return render_page(
         files("maxmatch.reproduce").joinpath("referee.html").read_text(encoding="utf-8"),
         study=study,
-        measure=_called(study.measure),
-        result=_for_page(made),
-        notes=made.notes,
+        measure=called(study.main),
+        goal=goal,
+        results=[_for_page(table) for table in made],
         curves=None if curves is None else data_uri(curves.read_bytes(), "image/png"),
         trials={title: _for_page(table) for title, table in tables.items()},
     )
@@ -349,7 +389,7 @@ def _trials_table(rows: Sequence[Mapping[str, Any]], measure: str) -> Table:
     columns = [
         Column("trial", "trial"),
         *(Column(key, key, "g") for key in keys),
-        Column(f"{_called(measure)}, set aside", "score", ".1f"),
+        Column(f"{called(measure)}, set aside", "score", ".1f"),
         Column("", "mark"),
     ]
     cells: list[Mapping[str, Cell]] = [
@@ -369,12 +409,8 @@ def _trials_table(rows: Sequence[Mapping[str, Any]], measure: str) -> Table:
 
 def _for_page(table: Table) -> dict[str, Any]:
     headings = [" ".join(filter(None, (column.over, column.heading))) for column in table.columns]
-    return {"headings": headings, "rows": written(replace(table, rules=()))}
+    return {"title": table.title, "headings": headings, "rows": written(table), "notes": table.notes}
 
 
 def _shown(values: Values) -> str:
     return ", ".join(f"{key.rpartition('.')[2]} {json.dumps(value)}" for key, value in values.items())
-
-
-def _called(measure: str) -> str:
-    return HEADINGS.get(measure, measure)

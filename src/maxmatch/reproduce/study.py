@@ -21,15 +21,30 @@ from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationE
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
 from maxmatch.core.manifest import describe, location
-from maxmatch.model.config import Count, refusal
-from maxmatch.recipe.schema import Recipe, Section, Whole
+from maxmatch.model.config import Count, Positive, refusal
+from maxmatch.recipe.schema import NotNegative, Recipe, Section, Whole
 from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe, parse_file, place_of_keys
 from maxmatch.reproduce.targets import CELLS, Job, ReproduceOptions, data_for, data_override, single, targets
 
 STUDIES = Path(__file__).resolve().parent / "studies"
 SET_ASIDE = "set_aside"  # the split of what data.set_aside lists
-Measure = Literal["rsum"]
-"""What trials are chosen by and methods are compared by."""
+
+
+def _whole_name(given: Any) -> Any:
+    """All captions of an image are asked for by the image: `map_at_r` is `i2t_map_at_r`."""
+    several = given in ("map_at_r", "r_precision", "coverage_5", "coverage_10", "coverage_20")
+    return f"i2t_{given}" if several else given
+
+
+Measure = Annotated[
+    Literal[
+        "rsum", "i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_map_at_r", "i2t_r_precision",
+        "i2t_coverage_5", "i2t_coverage_10", "i2t_coverage_20", "i2t_hardest_r1", "i2t_hardest_r5", "i2t_hardest_r10",
+        "t2i_hardest_r1", "t2i_hardest_r5", "t2i_hardest_r10",
+    ],
+    BeforeValidator(_whole_name),
+]  # fmt: skip
+"""What trials are chosen by and methods are compared by: RSUM, and the means over queries of `evaluation.measures`."""
 Grid = Annotated[dict[str, list[JsonValue] | None], BeforeValidator(lambda given: given or {})]
 """The values that may be tried, by the recipe's key."""
 _MOST = 100_000  # combinations of a grid
@@ -68,18 +83,35 @@ class Method(Section):
     tune: Grid = Field(default_factory=dict)
 
 
+class Goal(Section):
+    """What the finals are to show: that one of our methods leads every rival by enough of one measure.
+
+    lead: at least so much, by measure; any one of them will do. at_equal: how much lower ours may be in a measure
+    while it leads by another. p: both, over photos and over seeds, are to be smaller, corrected for rivals × measures.
+    """
+
+    ours: Annotated[tuple[str, ...], Field(min_length=1)]
+    rivals: Annotated[tuple[str, ...], Field(min_length=1)]
+    lead: Annotated[dict[Measure, Positive], Field(min_length=1)]
+    at_equal: dict[Measure, NotNegative] = Field(default_factory=dict)
+    p: Annotated[float, Field(gt=0, lt=1)] = 0.05
+
+
 class Study(Section):
     """A comparison: what is compared, what may be tuned, and the budget.
 
-    base: the recipe of methods that name none. changes: to the recipes of all methods. tune: what every method may
-    tune. set_aside: the ids of the training images to choose by, a file beside the study's.
+    base: the recipe of methods that name none. measures: what the finals are compared by, named beforehand. measure:
+    the one of them that trials are chosen by; None for the first. changes: to the recipes of all methods. tune: what
+    every method may tune. set_aside: the ids of the training images to choose by, a file beside the study's.
     """
 
     name: str
     description: str = ""
     base: str
     reference: str
-    measure: Measure = "rsum"
+    measures: Annotated[tuple[Measure, ...], Field(min_length=1)] = ("rsum",)
+    measure: Measure | None = None
+    goal: Goal | None = None
     set_aside: str
     changes: tuple[str, ...] = ()
     tune: Grid = Field(default_factory=dict)
@@ -99,6 +131,32 @@ class Study(Section):
             if prod(map(len, grid.values())) > _MOST:
                 raise refusal(f"more than {_MOST:,} combinations; try fewer values", "methods", title)
         return self
+
+    @model_validator(mode="after")
+    def _measures_are_named(self) -> "Study":
+        if len(set(self.measures)) < len(self.measures):
+            raise refusal(f"expected each measure once, got {', '.join(self.measures)}", "measures")
+        named = f"expected one of the measures {', '.join(self.measures)}"
+        if self.measure not in (None, *self.measures):
+            raise refusal(f"{named}, got {self.measure!r}", "measure")
+        if self.goal is None:
+            return self
+        for key in ("ours", "rivals"):
+            for title in getattr(self.goal, key):
+                if title not in self.methods:
+                    raise refusal(f"expected methods ({', '.join(self.methods)}), got {title!r}", "goal", key)
+                if key == "rivals" and title in self.goal.ours:
+                    raise refusal(f"{title!r} is one of ours", "goal", key)
+        for key in ("lead", "at_equal"):
+            for measure in getattr(self.goal, key):
+                if measure not in self.measures:
+                    raise refusal(f"{named}, got {measure!r}", "goal", key)
+        return self
+
+    @property
+    def main(self) -> str:
+        """The measure that trials are chosen by."""
+        return self.measure or self.measures[0]
 
     def grid(self, title: str) -> dict[str, list[JsonValue]]:
         """What a method may tune: the common keys, then its own."""
@@ -268,10 +326,17 @@ class StudyPlan:
         """What was chosen before, by method; empty if nothing was."""
         if not self.chosen_file.exists():
             return {}
+        frozen = self._frozen()
         try:
-            found = TypeAdapter(dict[str, Chosen]).validate_python(parse_file(self.chosen_file).values.get("methods"))
+            found = TypeAdapter(dict[str, Chosen]).validate_python(frozen.get("methods"))
         except ValidationError as error:
             raise UsageError(f"{self.chosen_file}: {describe(error.errors()[0])}. Correct it, or remove it.") from error
+        by = frozen.get("measure", "rsum")
+        if by != self.study.main:
+            raise UsageError(
+                f"{self.chosen_file}: was chosen by {by}, the study asks for {self.study.main}. Set measure: {by} in "
+                "the study, or take another --out."
+            )
         known = {title: one for title, one in found.items() if title in self.study.methods}
         for title, one in known.items():
             if one.cells != cells_of(self.trials(title)):
@@ -282,13 +347,30 @@ class StudyPlan:
         return known
 
     def write_chosen(self, chosen: Mapping[str, Chosen]) -> None:
-        """Freeze what was chosen."""
-        methods = {title: one.model_dump(mode="json") for title, one in chosen.items()}
-        about = {"study": self.study.name, "measure": self.study.measure, "tuning": self.study.tuning.model_dump()}
+        """Freeze what was chosen, and by which measures the finals will be compared, unless these are frozen."""
+        study, methods = self.study, {title: one.model_dump(mode="json") for title, one in chosen.items()}
+        about = {
+            "study": study.name, "measure": study.main, "measures": self._named_first(),
+            "tuning": study.tuning.model_dump(),
+        }  # fmt: skip
         head = (
             "# Chosen on the images set aside, before the first final model. Remove an entry to tune its method anew.\n"
         )
         write_whole(self.chosen_file, head + dump({**about, "methods": methods}))
+
+    def named_late(self) -> list[str]:
+        """The measures that the study did not name yet when values were frozen: finals may have been seen by then."""
+        first = self._named_first()
+        return [measure for measure in self.study.measures if measure not in first]
+
+    def _named_first(self) -> list[str]:
+        """The measures that are named in the file, once there is one; before them there was only RSUM."""
+        frozen = self._frozen()
+        return list(frozen.get("measures") or ["rsum"]) if frozen else list(self.study.measures)
+
+    def _frozen(self) -> dict[str, Any]:
+        """The content of the file; empty without one."""
+        return dict(parse_file(self.chosen_file).values) if self.chosen_file.exists() else {}
 
 
 @cache  # many models begin with the same file
