@@ -214,7 +214,7 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
         f"{called(study.main)} on {budget.set_aside:,} training images that are set aside is chosen.",
         f"Finals: {seeds}, at most {final.epochs} epochs on {budget.final_images:,} training images; the images "
         f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
-        f"model, and compared by {', '.join(map(called, study.measures))}.",
+        f"model. Methods are compared by {', '.join(map(called, study.measures))}.",
     ]
 
 
