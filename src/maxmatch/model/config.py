@@ -299,8 +299,10 @@ class ModelConfig(ConfigPart):
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     pairing: list[int] | None = None
     pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
-    weights_dtype: Literal["float32", "float16"] = "float32"
-    """How the checkpoint keeps the weights. A model that was read computes in float32 in any case."""
+    weights_dtype: Literal["float32", "float16", "int8"] = "float32"
+    """How the checkpoint keeps the weights; int8: word vectors, all else in float16. A model that was read computes in
+    float32 in any case.
+    """
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -19,6 +19,7 @@ SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
 MODELS = Path(__file__).resolve().parent / "shipped"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+SCALE = ".int8_scale"  # follows the name of word vectors in int8: what to multiply each by
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _log = logging.getLogger("maxmatch")
@@ -117,6 +118,17 @@ def is_checkpoint(folder: Path) -> bool:
         return f'"{FORMAT}"' in (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
+
+
+def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a file, arrays or tensors: word vectors in int8 times their scales."""
+    tables = {name for name in weights if name + SCALE in weights}
+    scales = {name + SCALE for name in tables}
+    return {
+        name: value * weights[name + SCALE][:, None] if name in tables else value
+        for name, value in weights.items()
+        if name not in scales
+    }
 
 
 def previous_of(folder: Path) -> Path:
