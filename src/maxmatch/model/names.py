@@ -35,6 +35,7 @@ class ShippedModel(NamedTuple):
 SHIPPED_MODELS = {
     "710355b277eceb2c378fdfc46f6a80f136cf2e1494bc52ddaeda068f64ef5661": ShippedModel("maxmatch-small", "0.1.0"),
     "6e2687707ea7c796b85e716a07b6d51cda4959131379fe937cee9eada9a67379": ShippedModel("maxmatch-small", "0.1.1"),
+    "fe9050f56f109fa1ac6a4031849daf7a135d30049379f76ef90802efb5b90ec9": ShippedModel("maxmatch-small", "0.1.2"),
 }
 """By identity (`model_identity`), the oldest first: what made an index is known after a newer model has replaced it."""
 
