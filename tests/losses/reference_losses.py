@@ -133,6 +133,18 @@ def intra_set_divergence(sets: Tensor, margin: float, scale: float) -> float:
     return average([math.exp(scale * (cosine(v, w) - margin)) for vectors in sets.tolist() for v, w in pairs(vectors)])
 
 
+def without_mean(items: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Vectors, one per item, without their mean over the items."""
+    mean = [average(column) for column in zip(*items, strict=True)]
+    return [[x - m for x, m in zip(vector, mean, strict=True)] for vector in items]
+
+
+def centred(sets: Tensor) -> Tensor:
+    """Each slot without its mean over the items."""
+    slots = [without_mean(sets[:, k].tolist()) for k in range(sets.shape[1])]
+    return torch.tensor([[slot[i] for slot in slots] for i in range(len(sets))], dtype=torch.float64)
+
+
 def uniformity(residual: Tensor) -> float:
     return average(
         [math.exp(-2 * distance(unit(v), unit(w)) ** 2) for vectors in residual.tolist() for v, w in pairs(vectors)]

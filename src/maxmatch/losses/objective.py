@@ -95,6 +95,7 @@ def objective(
     phrases: tuple[Float[Tensor, "B P"], Bool[Tensor, "B P"]] | None = None,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
+    gd_isd_centred: bool = False,
     bce_weight: float = 0.0,
     pseudo_positives: float = 0.1,
     label_smoothing: float = 1e-4,
@@ -131,6 +132,7 @@ def objective(
         diversity: "uniformity" (SetDiv's) or "pvse".
         gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
             is added to them (its list of contributions).
+        gd_isd_centred: whether GD and ISD see each slot, and φ, without its mean over the batch.
         bce_weight: of `pair_bce`, the loss of PCME++.
         pseudo_positives: α of its pseudo-positives.
         label_smoothing: ε of its labels.
@@ -172,8 +174,8 @@ def objective(
                 f"{name}: expected {count} sets, as the scores {shape_of(scores)}, got {len(side.vectors)}."
             )
     apart = _DIVERSITY[diversity]
-    gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale)
-    isd = partial(intra_set_divergence, margin=isd_margin, scale=scale)
+    gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale, centred=gd_isd_centred)
+    isd = partial(intra_set_divergence, margin=isd_margin, scale=scale, centred=gd_isd_centred)
     weighted: dict[str, tuple[float, Callable[[], Tensor]]] = {
         "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives, triplet_reduction)),
         "global_discriminative": (gd_weight, lambda: (gd(images) + gd(texts)) / 2),
@@ -211,5 +213,5 @@ def _kl(side: Sets) -> Tensor:
     return gaussian_kl(*side.residual.unbind(1))
 
 
-def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> Tensor:
-    return global_discriminative(side.vectors if on == "sets" else side.residual, side.pooled, margin, scale)
+def _global_discriminative(side: Sets, on: str, margin: float, scale: float, centred: bool) -> Tensor:
+    return global_discriminative(side.vectors if on == "sets" else side.residual, side.pooled, margin, scale, centred)

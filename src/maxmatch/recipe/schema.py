@@ -101,6 +101,7 @@ class Objective(Section):
     phrase_weight: NotNegative = 0.0
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
+    gd_isd_centred: bool = False
     bce_weight: NotNegative = 0.0
     pseudo_positives: NotNegative = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
