@@ -30,7 +30,7 @@ def refusal(**parts):
 def test_the_objective_has_the_options_of_the_loss_and_its_defaults():
     parameters = inspect.signature(objective).parameters.values()
     expected = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
-    for given in ("teachers", "phrases", "match"):  # what comes with a batch, and what the model learns
+    for given in ("teachers", "phrases", "match", "captions"):  # what comes with a batch, and what the model learns
         assert expected.pop(given) is None
     assert Objective().keywords(epoch=0) == expected
 

@@ -4,11 +4,13 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 from small_runs import recipe_for
 from tiny_models import images_for, texts, tiny_model, with_audio
 from torch import nn
 
 from maxmatch.core.types import Batch, Inputs
+from maxmatch.losses import caption_matching
 from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import maxmatch
@@ -68,6 +70,34 @@ def test_chunks_have_the_gradients_of_the_whole_batch_with_its_negatives(preset,
         assert gradient.keys() == found[0][1].keys()
         for name, value in found[0][1].items():
             torch.testing.assert_close(gradient[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+def test_caption_matching_gives_slots_and_captions_to_each_other_and_is_the_same_in_chunks():
+    model = model_without_norms("region_bigru", dropout=0.0)
+    batch = batch_for(model)
+    criterion = Criterion(maxmatch, PAIR, {**EVERY_TERM, "caption_matching_weight": 0.6, "temperature": 0.2})
+    found = []
+    for chunks in (1, 3):
+        model.zero_grad()
+        terms = gradients(model, batch, criterion, seed=3, chunks=chunks)
+        found.append((float(terms.caption_matching), float(terms.total), grads(model)))
+    with torch.no_grad():
+        image, text = (model(name, *batch.inputs[name]).vectors for name in ("image", "text"))
+    cosines = image @ nn.functional.normalize(text.mean(1), dim=-1).T
+    positive = batch.groups["image"][:, None] == batch.groups["text"]
+    partners = torch.full(cosines.shape[:2], -1)
+    for place, own in enumerate(positive):
+        slots, columns = linear_sum_assignment(cosines[place][:, own].numpy(), maximize=True)
+        partners[place, slots] = own.nonzero()[columns, 0]
+    expected = caption_matching(cosines, positive, partners, 0.2)
+    assert found[0][0] == pytest.approx(expected.item(), rel=1e-9)
+    assert found[1][:2] == pytest.approx(found[0][:2], abs=1e-9)
+    for name, value in found[0][2].items():
+        torch.testing.assert_close(found[1][2][name], value, rtol=0, atol=1e-6, msg=name)
+    plain = Criterion(maxmatch, PAIR, {**EVERY_TERM, "temperature": 0.2})
+    model.zero_grad()
+    assert gradients(model, batch, plain, seed=3).caption_matching is None
+    assert any(not torch.equal(found[0][2][name], value) for name, value in grads(model).items())
 
 
 def test_the_gradient_is_that_of_the_loss_written_out():

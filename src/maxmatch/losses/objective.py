@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import in_float32
 from maxmatch.core.types import Sets
-from maxmatch.losses.contrastive import contrastive, phrase_contrastive
+from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
@@ -47,6 +47,7 @@ class LossTerms:
     phrases: Annotated[Loss | None, Term("phrase_weight", "phrases", "phrases")] = None
     pair_bce: Annotated[Loss | None, Term("bce_weight", "BCE", "pair BCE")] = None
     gaussian_kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
+    caption_matching: Annotated[Loss | None, Term("caption_matching_weight", "captions", "caption matching")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -101,8 +102,10 @@ def objective(
     label_smoothing: float = 1e-4,
     match: tuple[Float[Tensor, ""], Float[Tensor, ""]] | None = None,
     kl_weight: float = 0.0,
+    caption_matching_weight: float = 0.0,
+    captions: tuple[Float[Tensor, "B K C"], Int[Tensor, "B K"]] | None = None,
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL, captions); a term with weight 0 is not computed.
 
     GD averages the two modalities; ISD, Div and KL add them.
 
@@ -138,6 +141,9 @@ def objective(
         label_smoothing: ε of its labels.
         match: the scale a and the shift b by which scores become its logits; None: no BCE.
         kl_weight: of `gaussian_kl`, for the sets of Gaussian heads.
+        caption_matching_weight: of `caption_matching`, at the temperature of the contrastive loss.
+        captions: the cosines of each slot of every image with every caption as one vector, and the caption that each
+            slot is assigned (−1: none); None: no caption matching.
 
     Returns:
         The weighted total, and each term that was computed, unweighted.
@@ -187,6 +193,7 @@ def objective(
         "phrases": (phrase_weight, lambda: _phrases(phrases, temperature)),
         "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_positives, label_smoothing)),
         "gaussian_kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
+        "caption_matching": (caption_matching_weight, lambda: _captions(captions, positive, temperature)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
@@ -199,6 +206,13 @@ def _phrases(phrases: tuple[Tensor, Tensor] | None, temperature: float) -> Tenso
     if phrases is None:
         raise ValueError("phrases: phrase_weight needs the scores of phrases and what they fit, got None.")
     return phrase_contrastive(*phrases, temperature)
+
+
+def _captions(captions: tuple[Tensor, Tensor] | None, positive: Tensor, temperature: float) -> Tensor:
+    if captions is None:
+        raise ValueError("captions: caption_matching_weight needs cosines of slots and captions, and pairs, got None.")
+    cosines, partners = captions
+    return caption_matching(cosines, positive, partners, temperature)
 
 
 def _logits(scores: Tensor, match: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -77,7 +77,8 @@ class Objective(Section):
     pairs: the towers between which the loss is computed. mean_negatives_epochs: for how many epochs the triplet loss
     first uses the mean over all negatives, whatever `negatives` is afterwards. teachers: models whose scores are
     learned beside the captions: runs, checkpoints, files of sets (`maxmatch evaluate --save-sets`) of the training
-    split, or text encoders of transformers.
+    split, or text encoders of transformers. caption_matching_weight: the slots of the first tower of a pair are
+    assigned, one to one, to the items of the second that belong to them.
     """
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
@@ -106,6 +107,7 @@ class Objective(Section):
     pseudo_positives: NotNegative = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
     kl_weight: NotNegative = 0.0
+    caption_matching_weight: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _ranks(self) -> Self:
@@ -584,7 +586,8 @@ class Recipe(Section):
 
     def _check_gaussians(self, gaussians: bool) -> None:
         """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
-        weights = ("gd_weight", "isd_weight", "mmd_weight", "div_weight") if gaussians else ("bce_weight", "kl_weight")
+        of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight")
+        weights = of_slots if gaussians else ("bce_weight", "kl_weight")
         for key in weights:
             if getattr(self.objective, key):
                 what = "a Gaussian has no slots to keep apart: set it to 0" if gaussians else "takes Gaussian heads"
