@@ -95,7 +95,8 @@ def slots_and_captions(images: Sets, texts: Sets, positive: Tensor) -> tuple[Ten
 
 def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) -> Criterion:
     """What a recipe minimises in an epoch."""
-    similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
+    name, options = recipe.training_similarity(epoch)
+    similarity = partial(SIMILARITIES[name], **options)
     return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch), teachers)
 
 
