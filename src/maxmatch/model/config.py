@@ -208,7 +208,7 @@ class Transformer(ConfigPart):
 
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
-    ("normalised") its LayerNorm.
+    ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with.
     """
 
     name: Literal["set"] = "set"
@@ -217,6 +217,7 @@ class SetPrediction(ConfigPart):
     depth: Count = 4
     dropout: Share = 0.1
     global_feature: Literal["raw", "normalised"] = "raw"
+    slot_scale: Positive = 1.0
 
 
 class PIE(ConfigPart):
