@@ -30,7 +30,7 @@ def refusal(**parts):
 def test_the_objective_has_the_options_of_the_loss_and_its_defaults():
     parameters = inspect.signature(objective).parameters.values()
     expected = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
-    for given in ("teachers", "phrases", "match"):  # what comes with a batch, and what the model learns
+    for given in ("teachers", "phrases", "match", "captions"):  # what comes with a batch, and what the model learns
         assert expected.pop(given) is None
     assert Objective().keywords(epoch=0) == expected
 
@@ -62,6 +62,20 @@ def test_warm_up_is_in_steps_or_in_epochs():
 def test_inference_uses_the_similarity_of_training_by_default():
     assert recipe(model={"preset": "region_bigru", "similarity": "mil"}).similarities == ("mil",)
     assert recipe(evaluate={"similarities": ["top_k", "maxmatch"]}).similarities == ("top_k", "maxmatch")
+
+
+def test_a_soft_matching_is_annealed_to_maxmatch_in_the_first_epochs_and_never_evaluated_by():
+    whole = recipe(objective={"anneal": {"start": 0.8, "end": 0.05, "epochs": 5}})
+    named = [whole.training_similarity(epoch) for epoch in range(7)]
+    assert named[5:] == [("maxmatch", {})] * 2
+    epsilons = [options["epsilon"] for name, options in named[:5] if name == "sinkhorn"]
+    assert epsilons == pytest.approx([0.8, 0.4, 0.2, 0.1, 0.05])
+    assert whole.similarities == ("maxmatch",)
+    assert whole.similarity_options("maxmatch") == {}
+    assert recipe(objective={"anneal": {"epochs": 1}}).training_similarity(0) == ("sinkhorn", {"epsilon": 0.5})
+    assert recipe().training_similarity(0) == ("maxmatch", {})
+    smooth = recipe(model={"preset": "region_bigru", "similarity": "top_k", "similarity_options": {"k": 2}})
+    assert smooth.training_similarity(0) == ("top_k", {"k": 2})
 
 
 def test_a_preset_resolves_with_its_options_and_the_similarity():
@@ -108,6 +122,12 @@ def test_null_is_none_where_that_is_a_value_and_the_default_elsewhere():
         ({"train": {**TRAIN, "epochs": 0}}, "train.epochs: Input should be greater than or equal to 1, got 0"),
         ({"train": {**TRAIN, "accumulate": 9}}, "train.accumulate: a batch of 8 images has no 9 chunks"),
         ({"train": {**TRAIN, "warmup_steps": 1, "warmup_epochs": 1}}, "train.warmup_epochs: give warmup_steps or"),
+        ({"objective": {"anneal": {"start": 0.1, "end": 0.2}}}, "objective.anneal.end: expected at most start, 0.1"),
+        ({"objective": {"anneal": {"end": 1e-7}}}, "objective.anneal.end: Input should be greater than or equal to"),
+        (
+            {"objective": {"anneal": {}}, "model": {"preset": "region_bigru", "similarity": "mil"}},
+            "objective.anneal: a soft matching becomes that of maxmatch, but the model has mil",
+        ),
         ({"train": {**TRAIN, "crop_scale": [0.5, 0.4]}}, "train.crop_scale: expected the smaller share first"),
         ({"train": {**TRAIN, "schedule": "linear"}}, "'step', 'cosine', 'constant'"),
         ({"train": {**TRAIN, "schedule": {"name": "step"}}}, "train.schedule.step.every: Field required"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maxmatch.recipe.schema import Recipe
     from maxmatch.search.set_index import SetIndex
 
-__version__ = "0.1.1"
+__version__ = "0.1.2"
 
 # Nothing leaves the machine: libraries that report their use read these when they are imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -5,6 +5,7 @@ Nothing here comes from the package under test.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, permutations
 
 import torch
 from cost import Cost
@@ -83,6 +84,38 @@ def contrastive(scores: Tensor, positive: Tensor, temperature: float) -> float:
     return both_ways(one_way, scores, positive)
 
 
+def slot_captions(slots: Matrix, captions: Matrix, own: Sequence[int]) -> dict[int, int]:
+    """Of all ways to give slots and own captions to each other, one to one and as many as there are of the fewer, that
+    with the largest total of cosines: slot -> caption.
+    """
+    size = min(len(slots), len(own))
+    ways = (
+        dict(zip(chosen, order, strict=True))
+        for chosen in combinations(range(len(slots)), size)
+        for order in permutations(own, size)
+    )
+    return max(ways, key=lambda way: sum(cosine(slots[k], captions[j]) for k, j in way.items()))
+
+
+def caption_matching(sets: Tensor, texts: Tensor, positive: Tensor, temperature: float) -> float:
+    """Each slot and the caption it is given, a caption being the mean of its set, against captions of other images."""
+    captions = [[average(column) for column in zip(*vectors, strict=True)] for vectors in texts.tolist()]
+    images = []
+    for slots, mine in zip(sets.tolist(), positive.tolist(), strict=True):
+        own = [j for j, true in enumerate(mine) if true]
+        terms = [
+            contrastive_term(
+                cosine(slots[k], captions[j]),
+                [cosine(slots[k], caption) for caption, true in zip(captions, mine, strict=True) if not true],
+                temperature,
+            )
+            for k, j in slot_captions(slots, captions, own).items()
+        ]
+        if terms:
+            images.append(average(terms))
+    return average(images)
+
+
 def dot(x: Sequence[float], y: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(x, y, strict=True))
 
@@ -131,6 +164,18 @@ def pairs(vectors: Matrix) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
 
 def intra_set_divergence(sets: Tensor, margin: float, scale: float) -> float:
     return average([math.exp(scale * (cosine(v, w) - margin)) for vectors in sets.tolist() for v, w in pairs(vectors)])
+
+
+def without_mean(items: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Vectors, one per item, without their mean over the items."""
+    mean = [average(column) for column in zip(*items, strict=True)]
+    return [[x - m for x, m in zip(vector, mean, strict=True)] for vector in items]
+
+
+def centred(sets: Tensor) -> Tensor:
+    """Each slot without its mean over the items."""
+    slots = [without_mean(sets[:, k].tolist()) for k in range(sets.shape[1])]
+    return torch.tensor([[slot[i] for slot in slots] for i in range(len(sets))], dtype=torch.float64)
 
 
 def uniformity(residual: Tensor) -> float:

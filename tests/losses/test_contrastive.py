@@ -5,9 +5,10 @@ import math
 import pytest
 import reference_losses as reference
 import torch
-from reference_losses import CAPTION_COUNTS, LONE_IMAGE, batch, cost_of, gradients_are_finite
+from reference_losses import CAPTION_COUNTS, LONE_IMAGE, batch, cost_of, gradients_are_finite, truth, units
+from torch import Tensor
 
-from maxmatch.losses import contrastive, phrase_contrastive
+from maxmatch.losses import caption_matching, contrastive, phrase_contrastive
 
 
 @pytest.mark.parametrize("counts", CAPTION_COUNTS, ids=str)
@@ -119,3 +120,73 @@ def test_each_image_that_a_phrase_fits_stands_against_those_that_it_does_not(tem
     assert phrase_contrastive(scores, fits, temperature).item() == pytest.approx(expected, rel=1e-9)
     with pytest.raises(ValueError, match="temperature"):
         phrase_contrastive(scores, fits, 0.0)
+
+
+def pooled(texts: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(texts.mean(1), dim=-1)
+
+
+def partners_of(sets: Tensor, texts: Tensor, positive: Tensor) -> Tensor:
+    """The caption of each slot, by the loops."""
+    found = torch.full(sets.shape[:2], -1)
+    for i, mine in enumerate(positive.tolist()):
+        own = [j for j, true in enumerate(mine) if true]
+        for k, j in reference.slot_captions(sets[i].tolist(), pooled(texts).tolist(), own).items():
+            found[i, k] = j
+    return found
+
+
+@pytest.mark.parametrize("counts", [(5, 5, 5), (1, 1, 1), (3, 1, 2, 5), (0, 2, 4), (6, 1)], ids=str)
+@pytest.mark.parametrize(("size", "temperature"), [(4, 0.05), (4, 1.0), (2, 0.1), (1, 0.1)])
+def test_caption_matching_agrees_with_loop(counts: tuple[int, ...], size: int, temperature: float) -> None:
+    positive = truth(counts, seed=1)
+    sets, texts = units(len(counts), size, 6, seed=2), units(sum(counts), 3, 6, seed=3)
+    found = caption_matching(sets @ pooled(texts).T, positive, partners_of(sets, texts, positive), temperature)
+    expected = reference.caption_matching(sets, texts, positive, temperature)
+    assert found.item() == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_gradient_of_caption_matching_is_right_and_only_reaches_slots_with_a_caption() -> None:
+    positive = truth((2, 1, 3), seed=1)
+    sets, texts = units(3, 3, 4, seed=2), units(6, 2, 4, seed=3)
+    cosines, partners = (sets @ pooled(texts).T).requires_grad_(), partners_of(sets, texts, positive)
+    assert torch.autograd.gradcheck(lambda c: caption_matching(c, positive, partners, 0.5), cosines)
+    (gradient,) = torch.autograd.grad(caption_matching(cosines, positive, partners, 0.5), cosines)
+    assert (gradient.abs().sum(2) > 0).tolist() == (partners >= 0).tolist()
+    others = positive[:, None] & (torch.arange(6) != partners[..., None])
+    assert not gradient[others].any()  # an image's other captions neither attract nor repel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_caption_matching_without_negatives_or_captions_has_no_loss_and_a_finite_gradient(dtype: torch.dtype) -> None:
+    cosines = torch.rand(1, 2, 3, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    for own, partners in ((True, [[0, 2]]), (False, [[-1, -1]])):
+        leaf = cosines.clone().requires_grad_()
+        loss = caption_matching(leaf, torch.full((1, 3), own), torch.tensor(partners))
+        assert loss.item() == 0
+        assert not torch.autograd.grad(loss, leaf)[0].any()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_caption_matching_refuses_what_does_not_go_together() -> None:
+    cosines, own, partners = torch.rand(2, 3, 4), torch.rand(2, 4) > 0.5, torch.zeros(2, 3, dtype=torch.long)
+    for given, named in (
+        ((cosines[0], own, partners), "cosines"),
+        ((cosines, own.T, partners), "positive"),
+        ((cosines, own, partners.T), "partners"),
+        ((cosines, own, partners.float()), "partners"),
+        ((cosines, own, partners, 0.0), "temperature"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            caption_matching(*given)
+
+
+def test_caption_matching_has_no_loop_over_items() -> None:
+    costs = []
+    for images in (4, 24):
+        positive = truth([3] * images)
+        partners = torch.arange(3 * images).view(images, 3)
+        cost = cost_of(caption_matching, units(images, 3, 6) @ units(3 * images, 6).T, positive, partners)
+        assert cost.largest <= images * 3 * 3 * images
+        costs.append(cost.operations)
+    assert costs[0] == costs[1]

@@ -1,6 +1,8 @@
 """GD, ISD and the two Div: what keeps the vectors of a set apart."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import reference_losses as reference
@@ -12,6 +14,7 @@ from maxmatch.losses import global_discriminative, intra_set_divergence, pvse_di
 
 SHAPES = [(3, 4, 6), (1, 4, 8), (1, 2, 2), (5, 2, 3), (2, 7, 5)]
 WITHIN_A_SET = [intra_set_divergence, uniformity, pvse_diversity]
+CENTRED = [partial(global_discriminative, centred=True), partial(intra_set_divergence, centred=True)]
 within_a_set = pytest.mark.parametrize("loss", WITHIN_A_SET)
 
 
@@ -34,6 +37,38 @@ def test_intra_set_divergence_agrees_with_loop(shape: tuple[int, int, int], marg
     sets = normal(*shape, seed=1)
     expected = reference.intra_set_divergence(sets, margin, scale)
     assert intra_set_divergence(sets, margin, scale).item() == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 6), (5, 2, 3), (2, 7, 5), (4, 1, 3)], ids=str)
+@pytest.mark.parametrize(("margin", "scale"), [(0.6, 0.5), (0.0, 3.0)])
+def test_centred_gd_and_isd_agree_with_the_loop_on_slots_without_their_mean(
+    shape: tuple[int, int, int], margin: float, scale: float
+) -> None:
+    sets, pooled = units(*shape, seed=1), 30 * normal(shape[0], shape[2], seed=2)
+    slots, phi = reference.centred(sets), reference.centred(pooled[:, None])[:, 0]
+    gd, isd = global_discriminative(sets, pooled, margin, scale, True), intra_set_divergence(sets, margin, scale, True)
+    assert gd.item() == pytest.approx(reference.global_discriminative(slots, phi, margin, scale), rel=1e-10)
+    assert isd.item() == pytest.approx(reference.intra_set_divergence(slots, margin, scale), rel=1e-10)
+
+
+def test_an_offset_that_all_items_share_satisfies_isd_but_not_the_centred_one() -> None:
+    """Slots that say the same of an item, far apart by where they lie: at s·(1 − δ) as if they were one vector."""
+    said, offset = normal(6, 1, 8), 100 * torch.eye(4, 8, dtype=torch.float64)
+    sets = said + offset
+    assert intra_set_divergence(sets, 0.0, 1.0).item() == pytest.approx(1, abs=0.1)
+    assert intra_set_divergence(sets, 0.0, 1.0, centred=True).item() == pytest.approx(math.e)
+    pooled = said[:, 0] + 100 * torch.eye(8, dtype=torch.float64)[5]
+    assert global_discriminative(sets, pooled, 0.0, 1.0).item() == pytest.approx(1, abs=0.1)
+    assert global_discriminative(sets, pooled, 0.0, 1.0, centred=True).item() == pytest.approx(math.e)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_lone_item_is_its_own_mean_and_gets_no_gradient_from_centred_losses(dtype: torch.dtype) -> None:
+    sets, pooled = normal(1, 3, 4).to(dtype).requires_grad_(), normal(1, 4).to(dtype).requires_grad_()
+    value = global_discriminative(sets, pooled, centred=True) + intra_set_divergence(sets, centred=True)
+    assert value.item() == pytest.approx(2 * math.exp(-0.3))
+    for gradient in torch.autograd.grad(value, (sets, pooled)):
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -69,6 +104,8 @@ def test_gradients_are_right() -> None:
     assert torch.autograd.gradcheck(global_discriminative, (sets, pooled))
     for loss in WITHIN_A_SET:
         assert torch.autograd.gradcheck(loss, (sets,))
+    assert torch.autograd.gradcheck(CENTRED[0], (sets, pooled))
+    assert torch.autograd.gradcheck(CENTRED[1], (sets,))
 
 
 @within_a_set
@@ -101,13 +138,13 @@ def test_zero_vectors_give_a_finite_gradient() -> None:
         assert gradients_are_finite(loss, sets)
 
 
-@pytest.mark.parametrize("loss", [*WITHIN_A_SET, global_discriminative])
+@pytest.mark.parametrize("loss", [*WITHIN_A_SET, global_discriminative, *CENTRED])
 def test_no_loop_over_items_and_nothing_larger_than_sets_or_their_cosines(loss: Callable[..., Tensor]) -> None:
     costs = []
     for items in (3, 30):
         for size, width in ((4, 64), (8, 3)):
             inputs = [normal(items, size, width)]
-            if loss is global_discriminative:
+            if loss in (global_discriminative, CENTRED[0]):
                 inputs.append(normal(items, width))
             cost = cost_of(loss, *inputs)
             assert cost.largest <= items * max(size * size, size * width)

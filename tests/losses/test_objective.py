@@ -112,15 +112,17 @@ def test_defaults_are_those_of_the_recipes() -> None:
     weights = dict(zip(TERMS.values(), (1.0, 0.1, 0.1, 0.01, 0.01, 0.0), strict=True))
     others = {"margin": 0.2, "gd_margin": 0.6, "isd_margin": 0.6, "scale": 0.5, "temperature": 0.01}
     choices = {"negatives": "hardest", "triplet_reduction": "mean", "diversity": "uniformity", "gd_on": "sets"}
+    choices |= {"gd_isd_centred": False}
     taught = {"distill_weight": 0.0, "distill_temperature": 0.05, "teachers": None}
     taught |= {"phrase_weight": 0.0, "phrases": None}
     pcmepp = {"bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "match": None, "kl_weight": 0.0}
+    matched = {"caption_matching_weight": 0.0, "captions": None}
     assert {name: term.weight for name, term in TABLE.items()} == {
         **TERMS, "distillation": "distill_weight", "phrases": "phrase_weight", "pair_bce": "bce_weight",
-        "gaussian_kl": "kl_weight",
+        "gaussian_kl": "kl_weight", "caption_matching": "caption_matching_weight",
     }  # fmt: skip
     parameters = inspect.signature(objective).parameters.values()
-    assert weights | others | choices | taught | pcmepp == {
+    assert weights | others | choices | taught | pcmepp | matched == {
         one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY
     }
 
@@ -130,6 +132,7 @@ def test_defaults_are_those_of_the_recipes() -> None:
     [
         (losses.triplet, {"margin": "margin", "negatives": "negatives", "reduction": "triplet_reduction"}),
         (losses.contrastive, {"temperature": "temperature"}),
+        (losses.caption_matching, {"temperature": "temperature"}),
         (losses.global_discriminative, {"margin": "gd_margin", "scale": "scale"}),
         (losses.intra_set_divergence, {"margin": "isd_margin", "scale": "scale"}),
     ],
@@ -146,6 +149,23 @@ def test_gd_keeps_the_residual_from_the_global_feature_where_that_is_asked() -> 
     assert terms.global_discriminative is not None
     assert terms.global_discriminative.item() == pytest.approx(sum(expected) / 2, rel=1e-10)
     assert terms.intra_set_divergence == objective(scores, positive, images, texts, scale=0.9).intra_set_divergence
+
+
+@pytest.mark.parametrize("on", ["sets", "residual"])
+def test_gd_and_isd_see_slots_without_their_mean_over_the_batch_where_that_is_asked(on: str) -> None:
+    scores, positive, images, texts = some_batch()
+    terms = objective(scores, positive, images, texts, gd_on=on, gd_isd_centred=True, gd_margin=0.7, scale=0.9)
+    gd, isd = 0.0, 0.0
+    for side in (images, texts):
+        slots = reference.centred(side.vectors if on == "sets" else side.residual)
+        phi = reference.centred(side.pooled[:, None])[:, 0]
+        gd += reference.global_discriminative(slots, phi, 0.7, 0.9) / 2
+        isd += reference.intra_set_divergence(reference.centred(side.vectors), 0.6, 0.9)
+    assert terms.global_discriminative is not None
+    assert terms.intra_set_divergence is not None
+    assert terms.global_discriminative.item() == pytest.approx(gd, rel=1e-10)
+    assert terms.intra_set_divergence.item() == pytest.approx(isd, rel=1e-10)
+    assert terms.diversity == objective(scores, positive, images, texts).diversity
 
 
 def test_a_term_of_weight_zero_is_not_computed() -> None:
@@ -206,6 +226,22 @@ def test_lone_image_gives_finite_terms_and_gradients(counts: tuple[int, ...], si
         assert terms.intra_set_divergence is not None
         assert terms.diversity is not None
         assert terms.intra_set_divergence.item() == terms.diversity.item() == 0
+
+
+def test_caption_matching_takes_its_cosines_and_pairs_with_the_batch_and_the_temperature_of_the_contrastive_loss() -> (
+    None
+):
+    scores, positive, images, texts = some_batch()
+    cosines = images.vectors @ normal(5, positive.shape[1], seed=3)
+    partners = torch.arange(4).expand(3, 4)
+    options = {"caption_matching_weight": 2.0, "temperature": 0.3, "triplet_weight": 0.0}
+    terms = objective(scores, positive, images, texts, **options, captions=(cosines, partners))
+    alone = losses.caption_matching(cosines, positive, partners, 0.3)
+    assert terms.caption_matching == alone
+    without = objective(scores, positive, images, texts, temperature=0.3, triplet_weight=0.0)
+    assert terms.total.item() == pytest.approx(without.total.item() + 2 * alone.item(), rel=1e-12)
+    with pytest.raises(ValueError, match="captions"):
+        objective(scores, positive, images, texts, **options)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -6,8 +6,9 @@ import reference
 import torch
 from torch import Tensor
 
-from maxmatch.matching import assignment
+from maxmatch.matching import assignment, similarity
 from maxmatch.matching.assignment import maximal_assignment
+from maxmatch.matching.similarity import match_own
 
 SOLVERS = {"table": (16, 16), "subsets": (0, 16), "hungarian": (0, 0)}
 
@@ -222,3 +223,35 @@ def test_the_reference_tries_every_matching() -> None:
     assert len(reference.matchings(3, 5)) == len(reference.matchings(5, 3)) == 60
     block = np.array([[0.0, 0.25], [0.25, 0.5], [0.5, 0.5]])
     assert reference.first_best_matching(block) == [-1, 1, 0]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10])
+@pytest.mark.parametrize("counts", [(5, 5, 5), (1, 1, 1), (3, 0, 2, 8), (2,)], ids=str)
+def test_the_vectors_of_an_item_are_matched_with_its_own_columns_alone(size: int, counts: tuple[int, ...]) -> None:
+    owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    owner = owner[torch.randperm(len(owner), generator=torch.Generator().manual_seed(1))]
+    own = torch.arange(len(counts))[:, None] == owner
+    cosines = random_blocks(2, len(counts), size, len(owner))
+    chosen = match_own(cosines, own)
+    for block, mine, columns in zip(cosines, own, chosen.tolist(), strict=True):
+        assert reference.is_matching(columns, np.ones(size, bool), mine.numpy())
+        total = sum(float(block[row, column]) for row, column in enumerate(columns) if column >= 0)
+        if mine.any():
+            assert total == pytest.approx(reference.best_total(block[:, mine].double().numpy()), abs=1e-6)
+
+
+def test_of_more_than_eight_columns_of_its_own_an_items_first_eight_count() -> None:
+    cosines = torch.arange(10.0).expand(1, 2, 10) / 10  # the last are best
+    assert match_own(cosines, torch.ones(1, 10, dtype=torch.bool)).sort().values.tolist() == [[6, 7]]
+
+
+def test_own_columns_are_matched_on_a_gpu_by_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = pytest.importorskip("maxmatch.matching.triton_backend")
+    own = torch.arange(3)[:, None] == torch.tensor([0, 1, 1, 2, 2, 2, 2, 2, 0, 0])
+    for size in (2, 4, 6):
+        cosines = torch.rand(3, size, 10, generator=torch.Generator().manual_seed(size))
+        expected = match_own(cosines, own)
+        with monkeypatch.context() as patch:
+            patch.setattr(similarity, "kernels_for", lambda cosines: kernels)
+            patch.setattr(similarity, "assign_planes", None)  # would fail if it were called
+            assert torch.equal(match_own(cosines, own), expected)

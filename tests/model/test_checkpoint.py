@@ -17,6 +17,7 @@ from maxmatch.model.build import build_model
 from maxmatch.model.checkpoint import load, model_card, notes_of, save
 from maxmatch.model.config import ModelConfig
 from maxmatch.model.names import check_same_model, model_identity
+from maxmatch.model.numpy_text import numpy_text_encoder
 from maxmatch.model.presets import PRESETS
 
 
@@ -70,7 +71,7 @@ def test_a_loaded_model_gives_the_same_sets_bit_by_bit_and_half_a_checkpoint_nea
 @pytest.mark.parametrize(
     "options",
     [
-        {"global_feature": "normalised"},
+        {"global_feature": "normalised", "slot_scale": 0.02},
         {"projection": "mlp"},
         {"projection": "none"},
         {"projection": "none", "head": "pie", "init": "xavier"},
@@ -215,9 +216,45 @@ def test_a_half_checkpoint_is_a_model_of_its_own_whose_identity_stays(tmp_path):
         check_same_model(model_identity(model), half)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, "half", "int8"])
+# --- word vectors in eight bits -------------------------------------------------------------------------------------
+
+_WORDS = "towers.text.encoder.words.weight"
+
+
+def test_in_int8_each_word_is_off_by_at_most_half_a_step_and_all_else_is_halved(tmp_path):
+    model = trained(tiny_model("region_bigru"))
+    folder = model.save_pretrained(tmp_path / "small", dtype="int8")
+    assert stored(folder)[_WORDS].dtype == torch.int8
+    assert config_of(folder)["weights_dtype"] == "int8"
+    for name, value in load(folder).state_dict().items():
+        parent = model.state_dict()[name]
+        if name == _WORDS:
+            step = parent.abs().amax(1, keepdim=True).double() / 127
+            assert bool(((value - parent).abs() <= 0.501 * step).all())
+        else:
+            assert torch.equal(value, parent.half().float() if parent.is_floating_point() else parent), name
+
+
+def test_a_checkpoint_in_int8_is_a_model_of_its_own_whose_identity_stays(tmp_path):
+    model = trained(tiny_model("region_bigru"))
+    with torch.no_grad():
+        words = model.state_dict()[_WORDS]
+        words[0], words[1], words[2] = 0.0, words[1] * 1e-6, words[2] * 1e4  # nothing, tiny and large vectors
+    small = load(model.save_pretrained(tmp_path / "small", dtype="int8"))
+    again = load(small.save_pretrained(tmp_path / "again", dtype="int8"))
+    assert model_identity(again) == model_identity(small) != model_identity(model)
+    assert model_identity(load(small.save_pretrained(tmp_path / "whole"))) == model_identity(small)
+    numpy = numpy_text_encoder(tmp_path / "small", lambda: small)
+    assert numpy is not None
+    assert numpy.identity == model_identity(small)
+    torch.testing.assert_close(
+        torch.from_numpy(numpy.encode_texts(texts(3))), small.encode_texts(texts(3)), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "half", "int4"])
 def test_another_dtype_is_refused_before_anything_is_written(dtype, tmp_path):
-    with pytest.raises(ValueError, match="dtype: expected float16 or float32"):
+    with pytest.raises(ValueError, match="dtype: expected float32"):
         tiny_model("region_bigru").save_pretrained(tmp_path / "model", dtype=dtype)
     assert not any(tmp_path.iterdir())
 

@@ -207,6 +207,20 @@ def test_dropout_follows_activation_and_attention_and_slots_start_normal():
     assert abs(float(slots.std()) - 1) < 0.02
 
 
+def test_slots_can_start_smaller_and_all_else_starts_as_it_does():
+    starts = []
+    for options in ({}, {"slot_scale": 0.02}):
+        torch.manual_seed(0)
+        starts.append({name: p.detach() for name, p in SetHead(8, 1024, 16, 1, 8, **options).named_parameters()})
+    usual, small = starts
+    assert torch.equal(usual.pop("slots") * 0.02, small["slots"])
+    assert float(small.pop("slots").std()) == pytest.approx(0.02, rel=0.02)
+    assert all(torch.equal(value, small[name]) for name, value in usual.items())
+    inputs, head = features(), set_head(slot_scale=0.02)
+    found = torch.autograd.grad(head(inputs).vectors.square()[..., 0].sum(), head.slots)[0]
+    assert found.abs().amax(1).gt(0).all()  # every slot learns
+
+
 def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
     torch.manual_seed(0)
     head = PIEHead(300, 1024, 4, init="xavier")
@@ -223,6 +237,8 @@ def test_an_unknown_option_of_a_head_is_refused():
         PIEHead(8, 8, 4, init="normal")
     with pytest.raises(ValueError, match=r"global_feature: .*'pooled'"):
         SetHead(8, 8, 4, global_feature="pooled")
+    with pytest.raises(ValueError, match=r"slot_scale: .*0"):
+        SetHead(8, 8, 4, slot_scale=0.0)
 
 
 def test_the_attention_of_pie_has_half_the_width_of_the_input_and_no_biases():

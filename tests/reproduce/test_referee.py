@@ -21,7 +21,7 @@ from maxmatch.evaluation.significance import cohens_d, holm
 from maxmatch.recipe.schema import Data
 from maxmatch.recipe.yaml_files import RecipeError, dump_recipe, load_recipe
 from maxmatch.reproduce import compare, reproduce, worker
-from maxmatch.reproduce.study import STUDIES, Measure, StudyPlan, draw_trials, is_study, load_study, studies
+from maxmatch.reproduce.study import STUDIES, Measure, StudyPlan, cells_of, draw_trials, is_study, load_study, studies
 from maxmatch.reproduce.targets import ReproduceOptions
 from maxmatch.reproduce.verdict import called
 from maxmatch.training import loop
@@ -638,14 +638,17 @@ def test_the_study_that_ships_names_its_measures_and_its_goal():
     assert all(title.startswith("MaxMatch") for title in study.goal.ours)
 
 
-def test_the_study_that_ships_gives_every_method_the_same_budget(tmp_path):
-    assert list(studies()) == ["referee"]
-    assert is_study("referee")
+@pytest.mark.parametrize(
+    ("name", "reference", "methods"), [("referee", "MaxMatch", 12), ("hypotheses", "MaxMatch (Div + MMD)", 11)]
+)
+def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
+    assert list(studies()) == ["hypotheses", "referee"]
+    assert is_study(name)
     assert not is_study("ablation")
-    study = load_study("referee")
+    study = load_study(name)
     plan = StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path))
-    assert study.reference == "MaxMatch"
-    assert len(study.methods) >= 12
+    assert study.reference == reference
+    assert len(study.methods) >= methods
     for title in study.methods:
         trials = plan.trials(title)
         assert len(trials) == study.tuning.trials == 6
@@ -653,6 +656,20 @@ def test_the_study_that_ships_gives_every_method_the_same_budget(tmp_path):
         assert {trial.job.recipes[0].similarities for trial in trials} == {(trials[0].job.recipes[0].model.similarity,)}
     assert len(set(read_ids(STUDIES / "coco_set_aside.txt"))) == 2000
     assert Path(study.set_aside) == STUDIES / "coco_set_aside.txt"
+
+
+def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_the_methods_that_both_have(tmp_path):
+    ours, referee = (load_study(name) for name in ("hypotheses", "referee"))
+    for key in ("base", "set_aside", "changes", "tune", "tuning", "final"):
+        assert getattr(ours, key) == getattr(referee, key)
+    plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (ours, referee)]
+    shared = ours.methods.keys() & referee.methods.keys()
+    assert shared == {"MaxMatch (Div + MMD)", "fixed pairing", "SetDiv", "MIL"}
+    for title in shared:
+        assert cells_of(plans[0].trials(title)) == cells_of(plans[1].trials(title))
+    for title in ours.methods.keys() - shared:
+        for trial in plans[0].trials(title):
+            assert trial.job.recipes[0].similarities == ("maxmatch",)
 
 
 def test_a_study_is_run_alone_and_only_a_study_is_counted_first(place, tmp_path):

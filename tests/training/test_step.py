@@ -4,17 +4,21 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 from small_runs import recipe_for
 from tiny_models import images_for, texts, tiny_model, with_audio
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from maxmatch.core.types import Batch, Inputs
+from maxmatch.core.types import Batch, Inputs, Sets
+from maxmatch.losses import caption_matching
 from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import maxmatch
 from maxmatch.model.build import build_model
 from maxmatch.model.encoders.vision import MaskedBatchNorm
-from maxmatch.training.step import Criterion, RecordedSteps, can_record, gradients, padded, split
+from maxmatch.training.step import Criterion, RecordedSteps, can_record, criterion_for, gradients, padded, split
 
 EVERY_TERM = {"gd_weight": 0.1, "isd_weight": 0.2, "mmd_weight": 0.3, "div_weight": 0.4, "con_weight": 0.5}
 OWNERS = [0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6, 6]
@@ -68,6 +72,34 @@ def test_chunks_have_the_gradients_of_the_whole_batch_with_its_negatives(preset,
         assert gradient.keys() == found[0][1].keys()
         for name, value in found[0][1].items():
             torch.testing.assert_close(gradient[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+def test_caption_matching_gives_slots_and_captions_to_each_other_and_is_the_same_in_chunks():
+    model = model_without_norms("region_bigru", dropout=0.0)
+    batch = batch_for(model)
+    criterion = Criterion(maxmatch, PAIR, {**EVERY_TERM, "caption_matching_weight": 0.6, "temperature": 0.2})
+    found = []
+    for chunks in (1, 3):
+        model.zero_grad()
+        terms = gradients(model, batch, criterion, seed=3, chunks=chunks)
+        found.append((float(terms.caption_matching), float(terms.total), grads(model)))
+    with torch.no_grad():
+        image, text = (model(name, *batch.inputs[name]).vectors for name in ("image", "text"))
+    cosines = image @ nn.functional.normalize(text.mean(1), dim=-1).T
+    positive = batch.groups["image"][:, None] == batch.groups["text"]
+    partners = torch.full(cosines.shape[:2], -1)
+    for place, own in enumerate(positive):
+        slots, columns = linear_sum_assignment(cosines[place][:, own].numpy(), maximize=True)
+        partners[place, slots] = own.nonzero()[columns, 0]
+    expected = caption_matching(cosines, positive, partners, 0.2)
+    assert found[0][0] == pytest.approx(expected.item(), rel=1e-9)
+    assert found[1][:2] == pytest.approx(found[0][:2], abs=1e-9)
+    for name, value in found[0][2].items():
+        torch.testing.assert_close(found[1][2][name], value, rtol=0, atol=1e-6, msg=name)
+    plain = Criterion(maxmatch, PAIR, {**EVERY_TERM, "temperature": 0.2})
+    model.zero_grad()
+    assert gradients(model, batch, plain, seed=3).caption_matching is None
+    assert any(not torch.equal(found[0][2][name], value) for name, value in grads(model).items())
 
 
 def test_the_gradient_is_that_of_the_loss_written_out():
@@ -212,6 +244,53 @@ def test_texts_are_padded_to_a_multiple_of_eight_and_nothing_else_is_touched():
 )
 def test_steps_are_recorded_on_a_gpu_if_the_host_reads_no_values(options, negatives, device, can):
     assert can_record(recipe_for("nowhere", **options).train, negatives, torch.device(device)) is can
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of what torch carries out."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("objective", "reads"),
+    [
+        ({}, False),
+        ({"gd_isd_centred": True}, False),
+        ({"caption_matching_weight": 0.3}, False),
+        ({"anneal": {"epochs": 1}}, False),
+        ({"negatives": "mean"}, True),
+    ],
+    ids=str,
+)
+def test_the_loss_of_a_recorded_step_needs_no_value_on_the_host(objective, reads, monkeypatch):
+    """By tensors without values, as a GPU's would be while a step is recorded; its kernels stand aside."""
+
+    class Kernels:
+        MAX_PLANES = 8
+
+        @staticmethod
+        def plane_assignment(cosines):
+            return torch.empty(len(cosines), *cosines.shape[2:], dtype=torch.long)
+
+    monkeypatch.setattr("maxmatch.matching.similarity.kernels_for", lambda cosines: Kernels)
+    monkeypatch.setattr("maxmatch.matching.similarity._check_values", lambda *given, **options: None)
+    criterion = criterion_for(recipe_for("nowhere", objective=objective), 0)
+    assert can_record(recipe_for("nowhere").train, criterion.options["negatives"], torch.device("cuda")) is not reads
+    with FakeTensorMode(), Operations() as done, pytest.raises(RuntimeError) if reads else nullcontext():
+        shapes = {"image": 6, "text": 13}
+        sets = {
+            name: Sets(*(torch.empty(*shape, requires_grad=True) for shape in ((n, 4, 8), (n, 4, 8), (n, 8))))
+            for name, n in shapes.items()
+        }
+        criterion(sets, {name: torch.empty(n, dtype=torch.long) for name, n in shapes.items()}).total.backward()
+    assert "aten::lift_fresh" not in done.names  # a constant that the host would have to send
 
 
 class Graph:

@@ -17,7 +17,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. Or a study: referee, "
-            "or a .yaml file. With a '=', a change to all recipes: train.epochs=5 …",
+            "hypotheses, or a .yaml file. With a '=', a change to all recipes: train.epochs=5 …",
             metavar="TARGET|KEY=VALUE",
         ),
     ] = None,
@@ -63,8 +63,8 @@ def reproduce(
     Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as Markdown
     and JSON, with a picture of the models' validation by epoch.
 
-    A study (referee, or a .yaml file of your own) compares methods fairly: each is tuned with the same number of
-    trials on training images that are set aside, then trained by several seeds and measured once.
+    A study (referee, hypotheses, or a .yaml file of your own) compares methods fairly: each is tuned with the same
+    number of trials on training images that are set aside, then trained by several seeds and measured once.
 
     Examples:
 

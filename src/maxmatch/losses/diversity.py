@@ -14,7 +14,11 @@ _SETS = ("items", "vectors", "width")
 
 @in_float32
 def global_discriminative(
-    sets: Float[Tensor, "B K D"], pooled: Float[Tensor, "B D"], margin: float = 0.6, scale: float = 0.5
+    sets: Float[Tensor, "B K D"],
+    pooled: Float[Tensor, "B D"],
+    margin: float = 0.6,
+    scale: float = 0.5,
+    centred: bool = False,
 ) -> Float[Tensor, ""]:
     """GD (eqn:global-discriminative-loss): every vector of a set away from the item's global feature φ.
 
@@ -22,11 +26,15 @@ def global_discriminative(
 
     There is no hinge: δ₂ only scales the loss by exp(−s·δ₂). The gradient flows to φ too.
 
+    centred, for item i and slot k: v_ik − mean_i v_ik in the place of v, and φ_i − mean_i φ_i in that of φ. What all
+    items have in common then counts for nothing.
+
     Args:
         sets: of one modality.
         pooled: φ, the global feature of each item.
         margin: δ₂.
         scale: s.
+        centred: whether the mean over the items is taken off each slot, and off φ.
 
     Returns:
         The loss, a scalar.
@@ -46,22 +54,30 @@ def global_discriminative(
             f"pooled: expected one feature of the sets' width per item, {len(sets)}×{sets.shape[2]}, got "
             f"{shape_of(pooled)}."
         )
+    if centred:
+        sets, pooled = sets - sets.mean(0), pooled - pooled.mean(0)
     cosines = (normalize(sets, dim=-1) @ normalize(pooled, dim=-1)[..., None])[..., 0]
     return (scale * (cosines - margin)).exp().mean()
 
 
 @in_float32
-def intra_set_divergence(sets: Float[Tensor, "B K D"], margin: float = 0.6, scale: float = 0.5) -> Float[Tensor, ""]:
+def intra_set_divergence(
+    sets: Float[Tensor, "B K D"], margin: float = 0.6, scale: float = 0.5, centred: bool = False
+) -> Float[Tensor, ""]:
     """ISD (eqn:intra-set-divergence-loss): the vectors of a set away from each other.
 
         mean over items and pairs j < k of exp(s · (cos(v_j, v_k) − δ₃))
 
     As in GD there is no hinge.
 
+    centred, for item i and slot k: v_ik − mean_i v_ik in the place of v. An offset per slot that is the same for all
+    items keeps the vectors of a set apart without saying anything about the item; then it counts for nothing.
+
     Args:
         sets: of one modality.
         margin: δ₃.
         scale: s.
+        centred: whether the mean over the items is taken off each slot.
 
     Returns:
         The loss, a scalar; 0 for sets of one vector.
@@ -74,6 +90,7 @@ def intra_set_divergence(sets: Float[Tensor, "B K D"], margin: float = 0.6, scal
         True
     """
     check_axes("sets", sets, _SETS)
+    sets = sets - sets.mean(0) if centred else sets
     return _mean_over_pairs((scale * (_pair_cosines(sets) - margin)).exp())
 
 

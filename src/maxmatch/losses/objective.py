@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import in_float32
 from maxmatch.core.types import Sets
-from maxmatch.losses.contrastive import contrastive, phrase_contrastive
+from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
@@ -47,6 +47,7 @@ class LossTerms:
     phrases: Annotated[Loss | None, Term("phrase_weight", "phrases", "phrases")] = None
     pair_bce: Annotated[Loss | None, Term("bce_weight", "BCE", "pair BCE")] = None
     gaussian_kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
+    caption_matching: Annotated[Loss | None, Term("caption_matching_weight", "captions", "caption matching")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -95,13 +96,16 @@ def objective(
     phrases: tuple[Float[Tensor, "B P"], Bool[Tensor, "B P"]] | None = None,
     diversity: Literal["uniformity", "pvse"] = "uniformity",
     gd_on: Literal["sets", "residual"] = "sets",
+    gd_isd_centred: bool = False,
     bce_weight: float = 0.0,
     pseudo_positives: float = 0.1,
     label_smoothing: float = 1e-4,
     match: tuple[Float[Tensor, ""], Float[Tensor, ""]] | None = None,
     kl_weight: float = 0.0,
+    caption_matching_weight: float = 0.0,
+    captions: tuple[Float[Tensor, "B K C"], Int[Tensor, "B K"]] | None = None,
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL, captions); a term with weight 0 is not computed.
 
     GD averages the two modalities; ISD, Div and KL add them.
 
@@ -131,11 +135,15 @@ def objective(
         diversity: "uniformity" (SetDiv's) or "pvse".
         gd_on: what GD keeps away from φ, the fused "sets" (the paper's equation) or the "residual", the slots before φ
             is added to them (its list of contributions).
+        gd_isd_centred: whether GD and ISD see each slot, and φ, without its mean over the batch.
         bce_weight: of `pair_bce`, the loss of PCME++.
         pseudo_positives: α of its pseudo-positives.
         label_smoothing: ε of its labels.
         match: the scale a and the shift b by which scores become its logits; None: no BCE.
         kl_weight: of `gaussian_kl`, for the sets of Gaussian heads.
+        caption_matching_weight: of `caption_matching`, at the temperature of the contrastive loss.
+        captions: the cosines of each slot of every image with every caption as one vector, and the caption that each
+            slot is assigned (−1: none); None: no caption matching.
 
     Returns:
         The weighted total, and each term that was computed, unweighted.
@@ -172,8 +180,8 @@ def objective(
                 f"{name}: expected {count} sets, as the scores {shape_of(scores)}, got {len(side.vectors)}."
             )
     apart = _DIVERSITY[diversity]
-    gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale)
-    isd = partial(intra_set_divergence, margin=isd_margin, scale=scale)
+    gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale, centred=gd_isd_centred)
+    isd = partial(intra_set_divergence, margin=isd_margin, scale=scale, centred=gd_isd_centred)
     weighted: dict[str, tuple[float, Callable[[], Tensor]]] = {
         "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives, triplet_reduction)),
         "global_discriminative": (gd_weight, lambda: (gd(images) + gd(texts)) / 2),
@@ -185,6 +193,7 @@ def objective(
         "phrases": (phrase_weight, lambda: _phrases(phrases, temperature)),
         "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_positives, label_smoothing)),
         "gaussian_kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
+        "caption_matching": (caption_matching_weight, lambda: _captions(captions, positive, temperature)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())
@@ -199,6 +208,13 @@ def _phrases(phrases: tuple[Tensor, Tensor] | None, temperature: float) -> Tenso
     return phrase_contrastive(*phrases, temperature)
 
 
+def _captions(captions: tuple[Tensor, Tensor] | None, positive: Tensor, temperature: float) -> Tensor:
+    if captions is None:
+        raise ValueError("captions: caption_matching_weight needs cosines of slots and captions, and pairs, got None.")
+    cosines, partners = captions
+    return caption_matching(cosines, positive, partners, temperature)
+
+
 def _logits(scores: Tensor, match: tuple[Tensor, Tensor] | None) -> Tensor:
     if match is None:
         raise ValueError("match: bce_weight needs the scale and the shift of the scores, got None.")
@@ -211,5 +227,5 @@ def _kl(side: Sets) -> Tensor:
     return gaussian_kl(*side.residual.unbind(1))
 
 
-def _global_discriminative(side: Sets, on: str, margin: float, scale: float) -> Tensor:
-    return global_discriminative(side.vectors if on == "sets" else side.residual, side.pooled, margin, scale)
+def _global_discriminative(side: Sets, on: str, margin: float, scale: float, centred: bool) -> Tensor:
+    return global_discriminative(side.vectors if on == "sets" else side.residual, side.pooled, margin, scale, centred)

@@ -128,16 +128,23 @@ def _assign_masked(blocks: Tensor, row_mask: Tensor, col_mask: Tensor) -> Tensor
     )
     counts = torch.stack([row_mask.sum(1), col_mask.sum(1)], 1)
     place = torch.arange(size, device=blocks.device)
-    real_row = (place < counts[:, :1])[:, :, None]
-    real_col = (place < counts[:, 1:])[:, None, :]
-    # The smaller side must be matched completely: its members may not take the padding of the other side.
-    fewer_rows = (counts[:, 0] <= counts[:, 1])[:, None, None]
-    forbidden = (fewer_rows & real_row & ~real_col) | (~fewer_rows & ~real_row & real_col)
-    square = square.masked_fill(~(real_row & real_col), 0.0).masked_fill(forbidden, -torch.inf)
+    square = hide_padding(square, place < counts[:, :1], place < counts[:, 1:])
     chosen = _assign_squares(square.permute(1, 2, 0).contiguous(), counts).T[:, :rows]
     unmatched = ~row_mask.gather(1, row_order) | (chosen >= counts[:, 1:])
     original = col_order.gather(1, chosen.clamp(max=columns - 1)).masked_fill(unmatched, -1)
     return torch.full_like(row_order, -1).scatter(1, row_order, original)
+
+
+def hide_padding(
+    squares: Float[Tensor, "P n n"], real_row: Bool[Tensor, "P n"], real_col: Bool[Tensor, "P n"]
+) -> Float[Tensor, "P n n"]:
+    """Squares whose best matching matches the smaller side completely: its members may not take the padding of the
+    other side (−∞). All other padding is 0.
+    """
+    fewer_rows = (real_row.sum(1) <= real_col.sum(1))[:, None, None]
+    row, col = real_row[:, :, None], real_col[:, None, :]
+    forbidden = (fewer_rows & row & ~col) | (~fewer_rows & ~row & col)
+    return squares.masked_fill(~(row & col), 0.0).masked_fill(forbidden, -torch.inf)
 
 
 def _by_table(cosines: Tensor, counts: Tensor) -> Tensor:

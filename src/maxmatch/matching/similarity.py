@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
+from torch.nn.functional import pad
 
 from maxmatch.core.array_checks import NotFiniteError, check_equal_sizes, check_set_size, refuse_not_finite, shape_of
 from maxmatch.core.checks import (
@@ -29,7 +30,7 @@ from maxmatch.core.checks import (
     warn_unless_unit,
 )
 from maxmatch.matching import SIMILARITIES as SIMILARITIES
-from maxmatch.matching.assignment import assign_planes, maximal_assignment
+from maxmatch.matching.assignment import assign_planes, hide_padding, maximal_assignment
 from maxmatch.matching.transport import check_transport, transport_plan
 
 _BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared out among cores
@@ -249,6 +250,32 @@ def match(cosines: Tensor) -> Tensor:
         chosen: Tensor = kernels.plane_assignment(cosines)
         return chosen
     return assign_planes(cosines)
+
+
+@torch.no_grad()
+def match_own(cosines: Float[Tensor, "B K C"], own: Bool[Tensor, "B C"]) -> Int[Tensor, "B K"]:
+    """The K vectors of each item, matched one to one with the columns that are its own.
+
+        π = argmax over one-to-one matchings of the vectors of item i with its own columns of Σ_k c_i,k,π(k)
+
+    For each vector its column, −1 where it has none, since there are more vectors than columns. Of the columns of an
+    item the first eight count. The host reads no values, so that a step that calls it can be recorded.
+    """
+    count, size, columns = cosines.shape
+    # The item's own columns in their order, then others; how many are its own must not decide a shape.
+    mark, place = (own * torch.arange(columns, 0, -1, device=own.device)).topk(min(columns, _MOST_OWN), 1)
+    real, most = mark > 0, mark.shape[1]
+    side = max(size, most)
+    squares = cosines.new_zeros(count, side, side)
+    squares[:, :size, :most] = cosines.detach().gather(2, place[:, None].expand(-1, size, -1))
+    real_row = (torch.arange(side, device=own.device) < size).expand(count, -1)
+    squares = hide_padding(squares, real_row, pad(real, (0, side - most)))
+    chosen = match(squares.permute(1, 2, 0)[:, :, None].contiguous())[:size, 0].T
+    at = chosen.clamp(max=most - 1)
+    return place.gather(1, at).masked_fill((chosen >= most) | ~real.gather(1, at), -1)
+
+
+_MOST_OWN = 8  # what the kernels match
 
 
 def _maxmatch_masked(planes: Planes) -> Tensor:

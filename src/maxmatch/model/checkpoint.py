@@ -1,7 +1,8 @@
 """A model as a folder that describes itself. Nothing in it is code or a pickle.
 
     config.json         what the model is made of (`ModelConfig`), pictures' preprocessing and slot pairing included
-    model.safetensors   the weights, in float32 or, to halve it, in float16
+    model.safetensors   the weights, in float32 or, to halve it, in float16; or word vectors in int8 and all else in
+                        float16
     tokenizer.json      of the text tower; with several of them tokenizer.<tower>.json
     README.md           a model card
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,6 +36,7 @@ from maxmatch.model.names import (
     CARD,
     CONFIG,
     FORMAT,
+    SCALE,
     WEIGHTS,
     CheckpointError,
     checkpoint_file,
@@ -42,6 +45,7 @@ from maxmatch.model.names import (
     model_folder,
     previous_of,
     read_config,
+    restored,
 )
 from maxmatch.model.onnx_runtime import FILE as ONNX
 from maxmatch.model.text import load_tokenizer
@@ -72,6 +76,7 @@ model = SetEncoder.from_pretrained("path/to/this/folder")
 {mark}
 {notes}
 """
+_LEAST_SCALE, _MOST_SCALE = torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max
 _MARK = "<!-- notes -->"
 _NO_NOTES = "What it was trained on, and how well it retrieves, is for its maker to add here."
 _TOKENIZER = re.compile(r"tokenizer(\.\w+)?\.json")
@@ -116,11 +121,12 @@ def model_card(model: SetEncoder, notes: str = "") -> str:
 def save(model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None = None, notes: str = "") -> Path:
     """`SetEncoder.save_pretrained`. Other files in the folder stay. notes: put below those that the model already has.
 
-    A model in float16 has an identity of its own in an index, which stays the same when it is loaded and saved again.
+    A model in float16 or int8 has an identity of its own in an index, which stays the same when it is loaded and saved
+    again.
     """
     kept_as = "float32" if dtype is None else str(dtype).removeprefix("torch.")
-    if kept_as not in ("float32", "float16"):
-        raise ValueError(f"dtype: expected float16 or float32 (the default), got {dtype!r}.")
+    if kept_as not in ("float32", "float16", "int8"):
+        raise ValueError(f"dtype: expected float32 (the default), float16 or int8, got {dtype!r}.")
     if model.config is None:
         raise ValueError(
             "this model was put together from towers: without a config it could not be rebuilt. "
@@ -167,6 +173,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
         weights = load_file(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: not a complete safetensors file ({error}). Copy it again.") from error
+    weights = restored(weights)
     try:
         model = build_model(config, tokenizers, pretrained=False, seed=0)
     except ValueError as error:
@@ -203,8 +210,12 @@ def _write(model: SetEncoder, draft: Path, dtype: str, notes: str) -> None:
         assert isinstance(reader, TextReader)
         reader.tokenizer.save(str(draft / name))
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    if dtype == "float16":
+    tables = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)}
+    eight = {name: _in_eight_bits(weights[name]) for name in tables} if dtype == "int8" else {}
+    if dtype != "float32":
         weights = {name: _halved(value) for name, value in weights.items()}
+    for name, (table, scale) in eight.items():
+        weights |= {name: table, name + SCALE: scale}
     with usual_permissions(draft / WEIGHTS):
         save_file(weights, draft / WEIGHTS, metadata={"format": "pt"})
     for path in draft.iterdir():
@@ -218,6 +229,16 @@ def _halved(value: Tensor) -> Tensor:
         return value
     half = value.half()
     return half if bool(half.isfinite().all()) else value
+
+
+def _in_eight_bits(
+    table: Float[Tensor, "words width"],
+) -> tuple[Int[Tensor, "words width"], Float[Tensor, " words"]]:
+    """Each vector as integers from −127 to 127, and what to multiply them by. The products are exact, since a scale has
+    no more bits than a float16: a table that was read and is written again stays the same.
+    """
+    scale = (table.abs().amax(1) / 127).half().float().clamp(_LEAST_SCALE, _MOST_SCALE)
+    return (table / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def _discard(previous: Path, folder: Path) -> None:

@@ -208,7 +208,7 @@ class Transformer(ConfigPart):
 
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
-    ("normalised") its LayerNorm.
+    ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with.
     """
 
     name: Literal["set"] = "set"
@@ -217,6 +217,7 @@ class SetPrediction(ConfigPart):
     depth: Count = 4
     dropout: Share = 0.1
     global_feature: Literal["raw", "normalised"] = "raw"
+    slot_scale: Positive = 1.0
 
 
 class PIE(ConfigPart):
@@ -299,8 +300,10 @@ class ModelConfig(ConfigPart):
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     pairing: list[int] | None = None
     pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
-    weights_dtype: Literal["float32", "float16"] = "float32"
-    """How the checkpoint keeps the weights. A model that was read computes in float32 in any case."""
+    weights_dtype: Literal["float32", "float16", "int8"] = "float32"
+    """How the checkpoint keeps the weights; int8: word vectors, all else in float16. A model that was read computes in
+    float32 in any case.
+    """
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -468,7 +468,8 @@ class SetEncoder(nn.Module):
 
         Args:
             folder: a new or empty folder, or one that holds a model, which is replaced, whole or not at all.
-            dtype: "float16" halves the file and rounds the weights, which makes it another model; None: "float32".
+            dtype: "float16" halves the file and rounds the weights, which makes it another model; "int8" does the same
+                and keeps word vectors in eight bits, with a scale for each; None: "float32".
             notes: Markdown for the model card: what the model was trained on, how well it does.
 
         Returns:

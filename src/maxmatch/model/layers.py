@@ -196,8 +196,8 @@ class AggregationBlock(nn.Module):
 class SetHead(nn.Module):
     """The set prediction module: S = LN_a(E^L) + LN_b(φ), then each vector to unit length.
 
-    E^0 are K learned slots ~ N(0, 1); E^L is what L aggregation blocks make of them. The blocks share one set of
-    weights, so keys and values are computed once for all of them.
+    E^0 are K learned slots ~ N(0, σ²), σ = slot_scale; E^L is what L aggregation blocks make of them. The blocks share
+    one set of weights, so keys and values are computed once for all of them.
 
     global_feature: what the losses (GD) see as the global feature, the "raw" φ or the "normalised" LN_b(φ). The sets
     are the same.
@@ -213,15 +213,18 @@ class SetHead(nn.Module):
         depth: int = 4,
         dropout: float = 0.1,
         global_feature: Literal["raw", "normalised"] = "raw",
+        slot_scale: float = 1.0,
     ) -> None:
         super().__init__()
+        if not slot_scale > 0:
+            raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
         if global_feature not in ("raw", "normalised"):
             raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
         self.width = width
         self.set_size = set_size
         self.depth = depth
         self.global_feature = global_feature
-        self.slots = nn.Parameter(torch.randn(set_size, width))
+        self.slots = nn.Parameter(slot_scale * torch.randn(set_size, width))
         self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
         self.residual_norm = nn.LayerNorm(width)
         self.pooled_norm = nn.LayerNorm(width)

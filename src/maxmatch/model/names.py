@@ -19,6 +19,7 @@ SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
 MODELS = Path(__file__).resolve().parent / "shipped"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+SCALE = ".int8_scale"  # follows the name of word vectors in int8: what to multiply each by
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _log = logging.getLogger("maxmatch")
@@ -34,6 +35,7 @@ class ShippedModel(NamedTuple):
 SHIPPED_MODELS = {
     "710355b277eceb2c378fdfc46f6a80f136cf2e1494bc52ddaeda068f64ef5661": ShippedModel("maxmatch-small", "0.1.0"),
     "6e2687707ea7c796b85e716a07b6d51cda4959131379fe937cee9eada9a67379": ShippedModel("maxmatch-small", "0.1.1"),
+    "fe9050f56f109fa1ac6a4031849daf7a135d30049379f76ef90802efb5b90ec9": ShippedModel("maxmatch-small", "0.1.2"),
 }
 """By identity (`model_identity`), the oldest first: what made an index is known after a newer model has replaced it."""
 
@@ -117,6 +119,17 @@ def is_checkpoint(folder: Path) -> bool:
         return f'"{FORMAT}"' in (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
+
+
+def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a file, arrays or tensors: word vectors in int8 times their scales."""
+    tables = {name for name in weights if name + SCALE in weights}
+    scales = {name + SCALE for name in tables}
+    return {
+        name: value * weights[name + SCALE][:, None] if name in tables else value
+        for name, value in weights.items()
+        if name not in scales
+    }
 
 
 def previous_of(folder: Path) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from maxmatch.model.config import GRU, ModelConfig, SetPrediction, TowerConfig
-from maxmatch.model.names import WEIGHTS, encoder_hash, model_hash, read_config
+from maxmatch.model.names import WEIGHTS, encoder_hash, model_hash, read_config, restored
 from maxmatch.model.text import Words, as_text, encode_arrays, known_words, load_tokenizer
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def numpy_text_encoder(folder: Path, load: "Callable[[], SetEncoder]") -> "Numpy
         if encoder.directions == "forward" or encoder.local == "states":
             return None
         tokenizer = load_tokenizer(folder / "tokenizer.json")  # of several towers of text each has a name of its own
-        stored = load_file(folder / WEIGHTS).items()  # what is rounded to float16 is computed in float32
+        stored = restored(load_file(folder / WEIGHTS)).items()  # what is rounded to float16 is computed in float32
         weights = {name: value.astype(np.float32) if value.dtype.kind == "f" else value for name, value in stored}
         if len(weights[f"towers.{_TEXT}.encoder.words.weight"]) != tokenizer.get_vocab_size():
             return None

@@ -4,6 +4,7 @@ Written as YAML (`yaml_files`); the recipes that ship lie in `recipes/`. Epochs 
 are as on the command line: relative to the folder where the command runs, not to the file.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from os import PathLike
@@ -41,7 +42,7 @@ from maxmatch.model.names import CheckpointError, local_model, read_config
 from maxmatch.model.presets import HEADS, PRESETS
 
 __all__ = [
-    "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
+    "Anneal", "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
     "StepSchedule", "Train",
 ]  # fmt: skip
 
@@ -71,17 +72,45 @@ class Section(ConfigPart):
         return {key: value for key, value in data.items() if kept(key, value)} if isinstance(data, dict) else data
 
 
+_Epsilon = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]  # as of `sinkhorn`
+
+
+class Anneal(Section):
+    """A start with a soft matching: in the first epochs the losses see the scores of `sinkhorn` with an ε that falls
+    from `start` to `end`, by the same factor from epoch to epoch; then those of `maxmatch`, its limit for ε → 0.
+
+        ε(e) = start · (end / start)^(e / (epochs − 1)),   e = 0 … epochs − 1
+    """
+
+    start: _Epsilon = 0.5
+    end: _Epsilon = 0.01
+    epochs: Count = 5
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.end > self.start:
+            raise refusal(f"expected at most start, {self.start:g}, got {self.end:g}", "end")
+        return self
+
+    def epsilon(self, epoch: int) -> float:
+        """ε in one of the first epochs."""
+        return self.start * math.pow(self.end / self.start, epoch / max(self.epochs - 1, 1))
+
+
 class Objective(Section):
     """The training loss: the options of `maxmatch.losses.objective`, and what is compared.
 
     pairs: the towers between which the loss is computed. mean_negatives_epochs: for how many epochs the triplet loss
     first uses the mean over all negatives, whatever `negatives` is afterwards. teachers: models whose scores are
     learned beside the captions: runs, checkpoints, files of sets (`maxmatch evaluate --save-sets`) of the training
-    split, or text encoders of transformers.
+    split, or text encoders of transformers. caption_matching_weight: the slots of the first tower of a pair are
+    assigned, one to one, to the items of the second that belong to them. anneal: a soft matching in the first epochs;
+    validation and evaluation use the model's similarity in all.
     """
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
     mean_negatives_epochs: Whole = 0
+    anneal: Anneal | None = None
     margin: NotNegative = 0.2
     negatives: Literal["hardest", "mean", "semi_hard"] = "hardest"
     triplet_reduction: Literal["mean", "sum"] = "mean"
@@ -101,10 +130,12 @@ class Objective(Section):
     phrase_weight: NotNegative = 0.0
     diversity: Literal["uniformity", "pvse"] = "uniformity"
     gd_on: Literal["sets", "residual"] = "sets"
+    gd_isd_centred: bool = False
     bce_weight: NotNegative = 0.0
     pseudo_positives: NotNegative = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
     kl_weight: NotNegative = 0.0
+    caption_matching_weight: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _ranks(self) -> Self:
@@ -118,7 +149,7 @@ class Objective(Section):
 
     def keywords(self, epoch: int) -> dict[str, Any]:
         """The options of `maxmatch.losses.objective` in an epoch."""
-        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "teachers"})
+        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "anneal", "teachers"})
         return options | {"negatives": "mean"} if epoch < self.mean_negatives_epochs else options
 
 
@@ -543,9 +574,32 @@ class Recipe(Section):
         """
         return dict(self.model.similarity_options) if similarity == self.model.similarity else {}
 
+    def training_similarity(self, epoch: int) -> tuple[SimilarityName, dict[str, int | float]]:
+        """The similarity whose scores the losses see in an epoch, and its options.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            The model's own, but for the first epochs of `objective.anneal`.
+
+        Examples:
+            >>> from maxmatch import Recipe
+            >>> recipe = Recipe.load("f30k_region_bigru", ["objective.anneal={start: 0.5, end: 0.02, epochs: 2}"])
+            >>> [recipe.training_similarity(epoch) for epoch in range(3)]
+            [('sinkhorn', {'epsilon': 0.5}), ('sinkhorn', {'epsilon': 0.02}), ('maxmatch', {})]
+        """
+        anneal = self.objective.anneal
+        if anneal is not None and epoch < anneal.epochs:
+            return "sinkhorn", {"epsilon": anneal.epsilon(epoch)}
+        return self.model.similarity, dict(self.model.similarity_options)
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         towers = self.model.resolved().towers
+        if self.objective.anneal is not None and self.model.similarity != "maxmatch":
+            text = f"a soft matching becomes that of maxmatch, but the model has {self.model.similarity}"
+            raise refusal(text, "objective", "anneal")
         for pair in self.objective.pairs:
             if pair[0] == pair[1] or not set(pair) <= set(towers):
                 raise refusal(f"expected two of the towers {', '.join(towers)}, got {list(pair)}", "objective", "pairs")
@@ -583,7 +637,8 @@ class Recipe(Section):
 
     def _check_gaussians(self, gaussians: bool) -> None:
         """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
-        weights = ("gd_weight", "isd_weight", "mmd_weight", "div_weight") if gaussians else ("bce_weight", "kl_weight")
+        of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight")
+        weights = of_slots if gaussians else ("bce_weight", "kl_weight")
         for key in weights:
             if getattr(self.objective, key):
                 what = "a Gaussian has no slots to keep apart: set it to 0" if gaussians else "takes Gaussian heads"

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from maxmatch.core.types import Batch, Inputs, Sets
 from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
+from maxmatch.matching.similarity import match_own
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import RegionEncoder
 from maxmatch.model.layers import PIEHead, SetHead
@@ -55,15 +57,18 @@ class Criterion:
         for rows, columns in self.pairs:
             named = self._phrases(sets, phrases or {}, (rows, columns))
             options = self.options if named is not None else {**self.options, "phrase_weight": 0.0}
+            positive = groups[rows][:, None] == groups[columns]
+            matched = options.get("caption_matching_weight", 0.0) > 0
             terms.append(
                 objective(
                     self.similarity(sets[rows].vectors, sets[columns].vectors),
-                    groups[rows][:, None] == groups[columns],
+                    positive,
                     sets[rows],
                     sets[columns],
                     teachers=teachers_scores(self.teachers, (rows, columns), places or {}),
                     phrases=named,
                     match=match,
+                    captions=slots_and_captions(sets[rows], sets[columns], positive) if matched else None,
                     **options,
                 )
             )
@@ -80,9 +85,18 @@ class Criterion:
         return None
 
 
+def slots_and_captions(images: Sets, texts: Sets, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """For `caption_matching`: the cosines (B, K, C) of each slot of every image with every caption, which is the mean
+    of its set at unit length; and the caption that each slot is assigned, one to one among the image's own.
+    """
+    cosines = images.vectors @ normalize(texts.vectors.mean(1), dim=-1).T
+    return cosines, match_own(cosines, positive)
+
+
 def criterion_for(recipe: Recipe, epoch: int, teachers: Sequence[Teacher] = ()) -> Criterion:
     """What a recipe minimises in an epoch."""
-    similarity = partial(SIMILARITIES[recipe.model.similarity], **recipe.model.similarity_options)
+    name, options = recipe.training_similarity(epoch)
+    similarity = partial(SIMILARITIES[name], **options)
     return Criterion(similarity, recipe.objective.pairs, recipe.objective.keywords(epoch), teachers)
 
 
