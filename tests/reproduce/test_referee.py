@@ -629,13 +629,17 @@ def test_a_study_may_name_every_mean_over_queries():
     assert list(get_args(literal)) == ["rsum", *mean_measures([search_of(0.5, 0)])]
 
 
-def test_the_study_that_ships_names_its_measures_and_its_goal():
-    study = load_study("referee")
+@pytest.mark.parametrize("name", list(studies()))
+def test_a_study_that_ships_names_its_measures_and_its_goal(name):
+    study = load_study(name)
     assert study.main == "rsum"
     assert {"rsum", "i2t_map_at_r", "i2t_coverage_10"} <= set(study.measures)
     assert set(study.goal.rivals) == {"MIL", "SetDiv", "fixed pairing"}
     assert study.goal.lead == {"rsum": 5, "i2t_map_at_r": 2, "i2t_coverage_10": 2}
-    assert all(title.startswith("MaxMatch") for title in study.goal.ours)
+    assert study.goal.at_equal == {"rsum": 1}
+    for title in (*study.goal.ours, *study.goal.rivals):
+        recipe = load_recipe(study.base, study.methods[title].changes)
+        assert (recipe.model.similarity == "maxmatch") == (title in study.goal.ours)
 
 
 @pytest.mark.parametrize(
@@ -660,7 +664,7 @@ def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, 
 
 def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_the_methods_that_both_have(tmp_path):
     ours, referee = (load_study(name) for name in ("hypotheses", "referee"))
-    for key in ("base", "set_aside", "changes", "tune", "tuning", "final"):
+    for key in ("base", "measures", "set_aside", "changes", "tune", "tuning", "final"):
         assert getattr(ours, key) == getattr(referee, key)
     plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (ours, referee)]
     shared = ours.methods.keys() & referee.methods.keys()
