@@ -85,6 +85,7 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_paired",
         "flickr8k_sinkhorn",
         "flickr8k_pcmepp",
+        "flickr8k_pvse",
         "flickr8k_finetuned",
         "flickr8k_minilm",
         "flickr8k_small",
