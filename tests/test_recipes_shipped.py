@@ -49,7 +49,7 @@ def test_the_rivals_on_flickr8k_see_what_maxmatch_sees_and_have_one_vector(name)
     assert weights == {"triplet_weight": 1.0}
 
 
-def test_pcmepp_differs_in_the_head_the_similarity_and_the_loss_alone():
+def test_pcmepp_differs_in_the_head_the_similarity_the_loss_and_the_batches_alone():
     changed = differences(load_recipe("flickr8k_pcmepp"), load_recipe("flickr8k_maxmatch"))
     losses = {key.removeprefix("objective."): value for key, value in changed.items() if key.startswith("objective.")}
     assert losses.pop("mean_negatives_epochs") == 0
@@ -58,12 +58,18 @@ def test_pcmepp_differs_in_the_head_the_similarity_and_the_loss_alone():
         "model.options.head": "gaussian",
         "model.options.set_size": 2,
         "model.options.log_variance": -8,
+        "model.options.word_scale": None,
         "model.similarity": "csd",
+        "train.epochs": 100,
+        "train.batch_size": 128,
+        "train.batch_captions": 1,
         "train.clip": 2.0,
+        "train.validate_every": 10,
         "evaluate.similarities": None,
     }
-    terms = load_recipe("flickr8k_pcmepp").objective
-    assert (terms.pseudo_positives, terms.label_smoothing) == (0.1, 1e-4)
+    recipe = load_recipe("flickr8k_pcmepp")
+    assert (recipe.objective.pseudo_positives, recipe.objective.label_smoothing) == (0.1, 1e-4)
+    assert {tower.head.pooling for tower in recipe.model.resolved().towers.values()} == {"gpo"}
 
 
 def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
@@ -79,6 +85,7 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_paired",
         "flickr8k_sinkhorn",
         "flickr8k_pcmepp",
+        "flickr8k_pvse",
         "flickr8k_finetuned",
         "flickr8k_minilm",
         "flickr8k_small",

@@ -1,10 +1,12 @@
 """The head of PCME++: a mean of unit length and independent variances, as a set of two unit vectors."""
 
+import json
 import math
 
 import numpy as np
 import onnxruntime
 import pytest
+import reference_layers as reference
 import torch
 from jaxtyping import config as jaxtyping_config
 from pydantic import ValidationError
@@ -43,22 +45,39 @@ def affine(layer, vector):
     ]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
+def gaussian_head(seed=0, **options):
+    """With a GPO whose weights are as far apart as after some training, and not the same for mean and variance."""
+    torch.manual_seed(seed)
+    head = GaussianHead(7, D, **options).double()
+    for gpo, factor in ((head.mean_gpo, 4), (head.variance_gpo, -3)):
+        if gpo is not None:
+            gpo.score.weight.data.mul_(factor)
+    return head
+
+
+def pooled_by_loops(pooling, rows, gpo):
+    if pooling == "gpo":
+        numbers = {name: value.tolist() for name, value in gpo.state_dict().items()}
+        return reference.gpo_pool(rows, reference.gpo_weights(len(rows), numbers))
+    columns = zip(*rows, strict=True)
+    return [max(column) if pooling == "max" else sum(column) / len(column) for column in columns]
+
+
+@pytest.mark.parametrize("pooling", ["gpo", "mean", "max"])
 def test_the_head_agrees_with_loops_over_all_numbers(pooling):
-    head, features = GaussianHead(7, D, pooling=pooling).double(), some_features(0)
+    head, features = gaussian_head(pooling=pooling), some_features(0)
     made = head(features)
     assert made.attention is None
     for item, (local, mask) in enumerate(zip(features.local, features.mask, strict=True)):
         real, pooled = local[mask].tolist(), features.pooled[item].tolist()
 
-        def both(of_local, of_pooled, real=real, pooled=pooled):
-            columns = zip(*(affine(of_local, one) for one in real), strict=True)
-            taken = [max(column) if pooling == "max" else sum(column) / len(column) for column in columns]
+        def both(of_local, of_pooled, gpo, real=real, pooled=pooled):
+            taken = pooled_by_loops(pooling, [affine(of_local, one) for one in real], gpo)
             return [x + y for x, y in zip(taken, affine(of_pooled, pooled), strict=True)]
 
-        raw = both(head.mean_of_local, head.mean_of_pooled)
+        raw = both(head.mean_of_local, head.mean_of_pooled, head.mean_gpo)
         length = math.sqrt(sum(x * x for x in raw))
-        log_variance = both(head.variance_of_local, head.variance_of_pooled)
+        log_variance = both(head.variance_of_local, head.variance_of_pooled, head.variance_gpo)
         mean = [x / length for x in raw]
         certainty = 1 / (1 + sum(math.exp(s) for s in log_variance))
         half = math.sqrt(0.5)
@@ -70,11 +89,63 @@ def test_the_head_agrees_with_loops_over_all_numbers(pooling):
         np.testing.assert_allclose(made.residual[item].detach(), [mean, log_variance], atol=1e-12)
 
 
+def with_scores(gpo, scores):
+    """The GPO with given scores of ranks in place of its GRU's."""
+    given = torch.tensor(scores, dtype=torch.float64)
+    gpo.states = lambda codes, ranked: given[: codes.shape[1], None, None].expand(len(codes), -1, 2, 32)
+    torch.nn.init.constant_(gpo.score.weight, 1 / 32)
+
+
+def test_the_numbers_that_were_computed_by_hand_of_the_definition():
+    """Features 3, 1, 2 become (3, −3), (1, −1), (2, −2) for the mean and (3, 0), (1, 0), (2, 0) for the variance. Ranks
+    weigh 0.5761, 0.2119, 0.2119 for the mean (of two 0.7311, 0.2689), and the reverse for the variance (0.5, 0.5).
+    """
+    head = GaussianHead(1, 4, log_variance=-4.0).double()
+    with_scores(head.mean_gpo, [0.1, 0.0, 0.0])
+    with_scores(head.variance_gpo, [0.0, 0.0, 0.1])
+    with torch.no_grad():
+        head.mean_of_local.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        head.variance_of_local.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        for layer in (head.mean_of_pooled, head.variance_of_pooled):
+            layer.weight.zero_()
+        head.mean_of_pooled.bias.zero_()
+    column = torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)[None, :, None].expand(2, -1, -1)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    made = head(Features(column, mask, torch.zeros(2, 4, dtype=torch.float64))).residual.detach()
+    whole, short = [2.3642, -1.6358], [2.4621, -1.5379]
+    for item, (raw, log_variance) in enumerate([(whole, [1.6358 - 4, -4]), (short, [2.0 - 4, -4])]):
+        np.testing.assert_allclose(made[item, 0], np.array(raw) / math.hypot(*raw), atol=5e-5)
+        np.testing.assert_allclose(made[item, 1], log_variance, atol=5e-5)
+
+
+@pytest.mark.parametrize("pooling", ["gpo", "mean", "max"])
+def test_padding_may_be_anywhere_and_hold_anything(pooling):
+    head, features = gaussian_head(pooling=pooling), some_features(2)
+    expected = head(features)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    mask = features.mask[:, order]
+    for filling in (0.0, 1e30, -1e30):
+        local = features.local[:, order].masked_fill(~mask[..., None], filling).requires_grad_()
+        made = head(Features(local, mask, features.pooled))
+        torch.testing.assert_close(made.residual, expected.residual, rtol=1e-10, atol=1e-12)
+        (gradient,) = torch.autograd.grad(made.residual[..., 0].sum(), local)
+        assert gradient[mask].any()
+        assert not gradient[~mask].any()
+
+
+def test_every_parameter_has_a_gradient():
+    head = gaussian_head()
+    made = head(some_features(3)).residual
+    (made * torch.randn(made.shape, dtype=torch.float64)).sum().backward()
+    assert [name for name, p in head.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("pooling", ["gpo", "mean"])
 @pytest.mark.parametrize(("start", "low", "high"), [(0.0, -13_000, -10_000), (-4.0, -260, -150), (-8.0, -14, -4)])
-def test_the_start_of_the_variances_decides_where_the_logits_start(start, low, high):
+def test_the_start_of_the_variances_decides_where_the_logits_start(start, low, high, pooling):
     """At log σ² = 0 and D = 1,024 the logits −5·CSD + 5 would start near −10,240."""
     torch.manual_seed(0)
-    head = GaussianHead(7, 1024, log_variance=start).double()
+    head = GaussianHead(7, 1024, log_variance=start, pooling=pooling).double()
     sets = head(some_features(1, counts=(4,) * 6, dim=1024)).vectors
     logits = 5 * similarity.csd(sets[:3], sets[3:]) + 5
     assert low < float(logits.detach().mean()) < high
@@ -94,6 +165,33 @@ def test_a_set_is_the_same_alone_in_a_batch_and_after_loading(tmp_path):
     assert (read.match.scale.item(), read.match.shift.item()) == (7.5, 5.0)
     assert "`csd`" in (tmp_path / "model" / "README.md").read_text()
     assert numpy_text_encoder(tmp_path / "model", lambda: read) is None  # torch then encodes the texts
+
+
+@pytest.mark.parametrize("preset", ["region_bigru", "efficientnet_lite0_bigru"])
+def test_a_new_model_pools_by_gpo_unless_told_otherwise(preset):
+    def pooling(**options):
+        towers = PRESETS[preset](head="gaussian", set_size=2, **options).towers
+        return [tower.head.pooling for tower in towers.values()]
+
+    assert pooling() == ["gpo", "gpo"]
+    assert pooling(local_pooling="mean") == ["mean", "mean"]
+    with pytest.raises(ValidationError, match="'gpo', 'mean' or 'max'"):
+        pooling(local_pooling="median")
+
+
+def test_a_checkpoint_from_before_there_was_gpo_is_pooled_by_the_mean(tmp_path):
+    model = gaussian_model(local_pooling="mean").eval()
+    images = images_for(model, 3)
+    sets = model.encode_images(images)
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    for tower in config["towers"].values():
+        assert tower["head"].pop("pooling") == "mean"
+    file.write_text(json.dumps(config))
+    read = SetEncoder.from_pretrained(tmp_path / "model")
+    assert not [name for name in read.state_dict() if "gpo" in name]
+    assert torch.equal(read.encode_images(images), sets)
 
 
 def test_only_gaussians_have_a_match_probability():

@@ -18,6 +18,7 @@ from maxmatch.training.loop import TrainingFailed, train
 from maxmatch.training.state import States
 
 TRIPLET_ALONE = {"con_weight": 0.0, "gd_weight": 0.0, "isd_weight": 0.0, "mmd_weight": 0.0, "div_weight": 0.0}
+NEAR_CHANCE, LEARNS = {"rsum": 8.4, "chance_rsum": 3.2}, {"rsum": 70.0, "chance_rsum": 3.2}
 TWO_PAIRS = {"pairs": [["image", "text"], ["text", "image"]]}
 
 
@@ -35,8 +36,9 @@ def test_validation_ranks_with_the_options_of_training():
     assert best["i2t_mean_rank"] != default["i2t_mean_rank"]
 
 
-def stuck(losses, steps=40, epoch=0, **objective):
-    return diagnostics.stuck(recipe_for("nowhere", objective={**TRIPLET_ALONE, **objective}), epoch, losses, steps)
+def stuck(losses, steps=40, epoch=0, found=None, **objective):
+    recipe = recipe_for("nowhere", objective={**TRIPLET_ALONE, **objective})
+    return diagnostics.stuck(recipe, epoch, losses, steps, found or {})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,14 @@ def test_a_triplet_loss_that_stays_at_twice_the_margin_is_stuck(losses, options,
 def test_a_sum_is_stuck_at_twice_the_margin_for_each_pair(losses, expected):
     objective = {**TRIPLET_ALONE, "triplet_reduction": "sum"}
     recipe = recipe_for("nowhere", objective=objective, batch_size=32, batch_captions=1)
-    assert (diagnostics.stuck(recipe, 0, losses, 40) is not None) == expected
+    for found, reported in (({}, expected), (NEAR_CHANCE, expected), (LEARNS, False)):
+        assert (diagnostics.stuck(recipe, 0, losses, 40, found) is not None) == reported
+
+
+def test_a_model_that_ranks_well_above_chance_passes_by_twice_the_margin():
+    """RSUM on Flickr8k's validation photos: VSE++ stuck under the hardest negatives, and its recipe passing by."""
+    assert stuck([0.4] * 20, found=NEAR_CHANCE) is not None
+    assert stuck([0.4] * 20, found=LEARNS) is None
 
 
 def test_half_an_epoch_is_watched_but_at_least_20_steps_and_at_most_100():
@@ -117,7 +126,24 @@ def test_a_run_that_is_really_stuck_reports_it_and_auto_recover_makes_it_learn(t
     assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe  # the recipe that was asked for stays on record
 
 
-def stuck_until_cured(recipe, epoch, losses, steps):
+@pytest.mark.parametrize(("rsum", "reported"), [(100.0, 1), (400.0, 0)])
+def test_a_run_at_twice_the_margin_is_judged_when_it_is_validated_and_reported_once(
+    rsum, reported, data, tmp_path, monkeypatch, capsys
+):
+    whole, judge, judged = loop.measures, diagnostics.stuck, []
+    monkeypatch.setattr(loop, "measures", lambda *a: whole(*a) | {"rsum": rsum, "chance_rsum": 100.0})
+
+    def at_twice_the_margin(recipe, epoch, losses, steps, found):
+        judged.append(epoch)
+        return judge(recipe, epoch, [0.4] * 20, steps, found)
+
+    monkeypatch.setattr(diagnostics, "stuck", at_twice_the_margin)
+    train(recipe_for(data, objective=TRIPLET_ALONE, epochs=5, validate_every=2), tmp_path / "run")
+    assert judged == [1, 3, 4]
+    assert capsys.readouterr().err.count("! The triplet loss has stayed at 0.40") == reported
+
+
+def stuck_until_cured(recipe, epoch, losses, steps, found):
     """In the second epoch, as long as there is no contrastive term."""
     if recipe.objective.con_weight or epoch != 1:
         return None

@@ -244,11 +244,15 @@ _ONE_VECTOR = ("gpo", "global")  # heads with K = 1
 
 
 class Gaussian(ConfigPart):
-    """A mean and variances, the head of PCME++. log_variance: where log σ² starts. pooling: of the local features."""
+    """A mean and variances, the head of PCME++. log_variance: where log σ² starts.
+
+    pooling: of the local features. "gpo" is PCME++'s, and what presets choose; where a config does not say, it is
+    "mean", as before there was a choice.
+    """
 
     name: Literal["gaussian"] = "gaussian"
     log_variance: Annotated[float, Field(allow_inf_nan=False)] = -4.0
-    pooling: Literal["mean", "max"] = "mean"
+    pooling: Literal["gpo", "mean", "max"] = "mean"
 
 
 class TowerConfig(ConfigPart):

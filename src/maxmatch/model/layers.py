@@ -338,12 +338,16 @@ class GPOHead(nn.Module):
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items."""
-        mask = features.mask
+        pooled = self.pool(features.local, features.mask)
+        return Sets(unit_vectors(pooled[:, None]), pooled[:, None], pooled)
+
+    def pool(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
+        """Σ_i θ_i x_(i) of B items, not normalised."""
         ranked = torch.arange(mask.shape[1], device=mask.device) < mask.sum(1, keepdim=True)
-        values = features.local.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True).values
+        values = local.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True).values
         values = values.masked_fill(~ranked[..., None], 0.0)
-        pooled = self.weights(ranked)[:, None].to(values.dtype) @ values
-        return Sets(unit_vectors(pooled), pooled, pooled[:, 0])
+        pooled: Tensor = self.weights(ranked)[:, None].to(values.dtype) @ values
+        return pooled[:, 0]
 
     def weights(self, ranked: Bool[Tensor, "B N"]) -> Float[Tensor, "B N"]:
         """θ of B items. ranked: True for the ranks that an item has, its first."""
@@ -396,7 +400,8 @@ class GaussianHead(nn.Module):
     Its set is what `gaussian_sets` makes of them: two vectors, compared by `csd`. V and W map to width − 2.
 
     log_variance: where log σ² starts, the bias of V'. At 0 the variances of 1,024 coordinates alone add 2,048 to each
-    distance, so that no pair is likely and little is learned. pooling: of the local features, "mean" or "max".
+    distance, so that no pair is likely and little is learned. pooling: of W ψ and of W' ψ, "gpo" (each has a GPO of
+    its own, as in PCME++'s code), "mean" or "max".
     """
 
     set_size = 2
@@ -407,7 +412,7 @@ class GaussianHead(nn.Module):
         width: int = 1024,
         set_size: int = 2,
         log_variance: float = -4.0,
-        pooling: Literal["mean", "max"] = "mean",
+        pooling: Literal["gpo", "mean", "max"] = "gpo",
     ) -> None:
         super().__init__()
         if set_size != self.set_size:
@@ -420,19 +425,23 @@ class GaussianHead(nn.Module):
         self.mean_of_pooled = nn.Linear(width, width - 2)
         self.variance_of_local = nn.Linear(context_width, width - 2, bias=False)
         self.variance_of_pooled = nn.Linear(width, width - 2)
+        self.mean_gpo = GPOHead(width - 2, width - 2) if pooling == "gpo" else None
+        self.variance_gpo = GPOHead(width - 2, width - 2) if pooling == "gpo" else None
         nn.init.constant_(self.variance_of_pooled.bias, log_variance)
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items. The attention is None: nothing attends."""
-        mean = self.mean_of_pooled(features.pooled) + self._pool(self.mean_of_local(features.local), features.mask)
-        spread = self._pool(self.variance_of_local(features.local), features.mask)
-        log_variance = self.variance_of_pooled(features.pooled) + spread
+        local, mask, pooled = features.local, features.mask, features.pooled
+        mean = self.mean_of_pooled(pooled) + self._pool(self.mean_gpo, self.mean_of_local(local), mask)
+        spread = self._pool(self.variance_gpo, self.variance_of_local(local), mask)
+        log_variance = self.variance_of_pooled(pooled) + spread
         mean, log_variance = unit_vectors(mean), log_variance.to(torch.promote_types(mean.dtype, torch.float32))
-        return Sets(gaussian_sets(mean, log_variance), torch.stack([mean, log_variance], 1), features.pooled)
+        return Sets(gaussian_sets(mean, log_variance), torch.stack([mean, log_variance], 1), pooled)
 
-    def _pool(self, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B W"]:
-        """The one place to put another pooling: PCME++'s own is GPO."""
-        return POOLING[self.pooling](local, mask)
+    def _pool(
+        self, gpo: GPOHead | None, local: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]
+    ) -> Float[Tensor, "B W"]:
+        return POOLING[self.pooling](local, mask) if gpo is None else gpo.pool(local, mask)
 
     def reorder(self, order: Sequence[int]) -> None:
         """Only the order there is: the vectors of a Gaussian have meanings of their own."""

@@ -71,13 +71,14 @@ class _Exportable(nn.Module):
     def __init__(self, tower: Tower) -> None:
         super().__init__()
         self.tower = copy.deepcopy(tower).cpu().float()
-        encoder, head = self.tower.encoder, self.tower.head
+        encoder = self.tower.encoder
         if isinstance(encoder, GRUEncoder):
             words = _States(encoder.gru)
             encoder.states_on_device = words.__call__  # type: ignore[assignment, method-assign]
             encoder.last_states_on_device = words.last  # type: ignore[assignment, method-assign]
-        if isinstance(head, GPOHead):
-            head.states = _States(head.gru).every  # type: ignore[assignment, method-assign]
+        for module in self.tower.modules():  # a head, or two in a Gaussian's
+            if isinstance(module, GPOHead):
+                module.states = _States(module.gru).every  # type: ignore[assignment, method-assign]
 
     def forward(self, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         sets = self.tower(values, mask)

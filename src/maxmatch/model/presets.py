@@ -2,8 +2,9 @@
 
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
 `projection` is that of `config.Conv`; whatever else is given goes to the head. `head="pie"` puts PVSE's head in place
-of the set prediction module, `head="gaussian"` PCME++'s, which takes `set_size=2`. Two heads make one vector
-(`set_size=1`) and change the encoders to their authors':
+of the set prediction module, `head="gaussian"` PCME++'s, which takes `set_size=2` and pools local features by GPO
+(`local_pooling="mean"`: by the mean). Two heads make one vector (`set_size=1`) and change the encoders to their
+authors':
 
     head="gpo"     VSE∞: MLP(x) + fc(x) of regions; the states of a Bi-GRU, directions averaged; words from U(±0.1)
     head="global"  VSE++: the pooled map, of unit length, through one layer; the last state of a GRU that reads in one
@@ -53,8 +54,12 @@ def _model(
     kind = options.pop("head", "set")
     if kind not in HEADS:
         raise ValueError(f"head: expected one of {', '.join(HEADS)}, got {kind!r}.")
-    sizes = {"heads": heads, "head_width": head_width} if kind == "set" else {}
-    head: Any = HEADS[kind].model_validate({**sizes, **options})
+    chosen: dict[str, Any] = {}
+    if kind == "set":
+        chosen = {"heads": heads, "head_width": head_width}
+    elif kind == "gaussian":  # some presets have a `pooling` of their own, that of the global feature
+        chosen = {"pooling": options.pop("local_pooling", "gpo")}
+    head: Any = HEADS[kind].model_validate({**chosen, **options})
     towers = {"image": _encoder_for(kind, image), "text": _encoder_for(kind, text)}
     return ModelConfig(
         width=width,

@@ -28,7 +28,6 @@ from maxmatch.training.step import RecordedSteps, TrainStep, can_record, compile
 
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_RECOVERIES = 3
-_WELL_ABOVE_CHANCE = 3.0  # times chance: from there on a state is worth going back to
 _ASK_EVERY = 10  # steps, after which processes tell each other whether one was asked to stop
 
 
@@ -164,14 +163,15 @@ class Trainer:
         reported: set[str] = set()
         while self.progress.epoch < self.recipe.train.epochs and not self._stops_early():
             losses, problems = self.train_epoch(self._step_for_epoch())
-            good = False
-            if not _failed(problems) and self._validation_due():
+            good, due = False, self._validation_due()
+            if due and not _failed(problems):
                 good, found = self._validate(losses)
                 problems += found
             for problem in problems:
                 if problem.kind not in reported:  # once, as long as it lasts
                     self.log.print(f"! {problem}")
-            reported = {problem.kind for problem in problems}
+            if due:
+                reported = {problem.kind for problem in problems}
             cure = next((problem for problem in problems if problem.changes), None)
             if auto_recover and cure is not None and len(self.progress.recoveries) < _MOST_RECOVERIES:
                 self._recover(cure)
@@ -212,8 +212,7 @@ class Trainer:
                 line = f"{self.log.folder}: interrupted at step {progress.step}; continue with --resume."
                 self.log.print(line)
                 raise Interrupted(line)
-        stuck = diagnostics.stuck(self.recipe, progress.epoch, progress.losses, steps)
-        return losses, [] if stuck is None else [stuck]
+        return losses, []
 
     def _step_for_epoch(self) -> TrainStep:
         """What a batch does to the model in this epoch, with the epoch's backbones frozen. Recorded and replayed on a
@@ -260,8 +259,10 @@ class Trainer:
         if rsum > progress.best_rsum or self.parts.val is None:  # without validation the latest is the best
             progress.best_rsum, progress.best_epoch = rsum, progress.epoch
             self.states.keep_best(self.state)
-            good = rsum > _WELL_ABOVE_CHANCE * found.get("chance_rsum", math.inf)
-        return good, diagnostics.of_validation(self.recipe, found, self.state.model.set_sizes)
+            good = diagnostics.well_above_chance(found)
+        stuck = diagnostics.stuck(self.recipe, progress.epoch, progress.losses, len(self.sampler), found)
+        problems = diagnostics.of_validation(self.recipe, found, self.state.model.set_sizes)
+        return good, problems if stuck is None else [stuck, *problems]
 
     def _measures(self) -> dict[str, float]:
         """The measures on the validation split; empty without one, and in all processes but the first, which have no
