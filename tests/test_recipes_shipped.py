@@ -92,7 +92,6 @@ def test_every_comparison_of_the_paper_ships_and_nothing_else_does():
         "flickr8k_held_out",
         "flickr8k_vsepp",
         "flickr8k_vseinf",
-        "flickr8k_pvse",
         "maxmatch_large",
         "maxmatch_small",
         "maxmatch_small_phrases",

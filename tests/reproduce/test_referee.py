@@ -643,7 +643,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference", "methods"), [("referee", "MaxMatch", 12), ("hypotheses", "MaxMatch (Div + MMD)", 11)]
+    ("name", "reference", "methods"), [("referee", "MaxMatch", 16), ("hypotheses", "MaxMatch (Div + MMD)", 11)]
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
     assert list(studies()) == ["hypotheses", "referee"]
@@ -658,6 +658,11 @@ def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, 
         assert len(trials) == study.tuning.trials == 6
         assert len(plan.finals(title, trials[1].changes)) == study.final.seeds
         assert {trial.job.recipes[0].similarities for trial in trials} == {(trials[0].job.recipes[0].model.similarity,)}
+        trial, final = trials[0].job.recipes[0], plan.finals(title, ())[0].recipes[0]
+        shown = (trial.train.batch_captions or trial.data.captions_per_image) / trial.data.captions_per_image
+        assert (trial.train.epochs * shown, final.train.epochs * shown) == (study.tuning.epochs, study.final.epochs)
+        assert final.train.early_stop * shown == study.final.early_stop
+        assert trial.train.validate_every * shown == final.train.validate_every * shown == 1
     assert len(set(read_ids(STUDIES / "coco_set_aside.txt"))) == 2000
     assert Path(study.set_aside) == STUDIES / "coco_set_aside.txt"
 

@@ -208,7 +208,8 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
     study = plan.study
     tuning, final = study.tuning, study.final
     seeds = f"{final.seeds} seeds" if final.seeds > 1 else "one seed"
-    return [
+    longer = [f"{title} ({method.passes})" for title, method in study.methods.items() if method.passes > 1]
+    lines = [
         f"Tuning: {tuning.trials} trials for every method, the first with its recipe's own values, on "
         f"{budget.tuning_images:,} training images for at most {tuning.epochs} epochs; the best "
         f"{called(study.main)} on {budget.set_aside:,} training images that are set aside is chosen.",
@@ -216,6 +217,9 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
         f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
         f"model. Methods are compared by {', '.join(map(called, study.measures))}.",
     ]
+    if longer:
+        lines.append(f"Of these, several epochs count as one, since each shows fewer captions: {', '.join(longer)}.")
+    return lines
 
 
 # The result: table, JSON, curves, page.

@@ -75,12 +75,14 @@ class Final(Section):
 class Method(Section):
     """One that is compared: a recipe, what changes in it, and what may be tuned.
 
-    tune: beside what all methods may tune; null for a key takes it from this method.
+    tune: beside what all methods may tune; null for a key takes it from this method. passes: how many of its epochs
+    count as one; 5 where a batch has one of five captions of an image, so that all methods see as many captions.
     """
 
     recipe: str | None = None
     changes: tuple[str, ...] = ()
     tune: Grid = Field(default_factory=dict)
+    passes: Count = 1
 
 
 class Goal(Section):
@@ -276,7 +278,7 @@ class StudyPlan:
         made = []
         for number, values in enumerate(drawn):
             changes = tuple(_marks(values)) if number else ()
-            phase = _phase(tuning.epochs, tuning.early_stop)
+            phase = self._phase(title, tuning)
             recipe = self._recipe(title, *changes, *phase, f"data.max_images={json.dumps(tuning.images)}")
             made.append(Trial(values, changes, single(self._cells, recipe, SET_ASIDE, "plain")))
         if len({trial.job.folder for trial in made}) < len(made):
@@ -286,7 +288,7 @@ class StudyPlan:
     def finals(self, title: str, changes: Sequence[str]) -> tuple[Job, ...]:
         """The models of a method with the chosen values, one per seed."""
         final = self.study.final
-        recipe = self._recipe(title, *changes, *_phase(final.epochs, final.early_stop))
+        recipe = self._recipe(title, *changes, *self._phase(title, final))
         if final.split in (SET_ASIDE, recipe.data.train_split):
             raise UsageError(
                 f"{self.study.name}: {title}: final.split is {final.split!r}, which the model was trained or chosen "
@@ -294,6 +296,13 @@ class StudyPlan:
             )
         seeds = [recipe.model_copy(update={"seed": recipe.seed + place}) for place in range(final.seeds)]
         return tuple(single(self._cells, one, final.split, "plain") for one in seeds)
+
+    def _phase(self, title: str, phase: Tuning | Final) -> list[str]:
+        """How long a method is trained in a phase. Only where it differs, what else goes by epochs is changed too."""
+        passes, stop = self.study.methods[title].passes, phase.early_stop
+        epochs, stop = phase.epochs * passes, None if stop is None else stop * passes
+        changes = [f"train.epochs={epochs}", f"train.early_stop={json.dumps(stop)}"]
+        return changes if passes == 1 else [*changes, f"train.validate_every={passes}"]
 
     @property
     def _cells(self) -> Path:
@@ -376,10 +385,6 @@ class StudyPlan:
 @cache  # many models begin with the same file
 def _load(name: str, *overrides: str) -> Recipe:
     return load_recipe(name, overrides)
-
-
-def _phase(epochs: int, early_stop: int | None) -> tuple[str, ...]:
-    return f"train.epochs={epochs}", f"train.early_stop={json.dumps(early_stop)}"
 
 
 def _value_at(recipe: Recipe, key: str) -> Any:
