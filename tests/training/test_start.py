@@ -13,7 +13,9 @@ from maxmatch.data.dataset import IMAGE, TEXT
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.encoding import encode_items, find_model
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.names import SHIPPED
 from maxmatch.recipe.schema import Recipe
+from maxmatch.recipe.yaml_files import load_recipe
 from maxmatch.training.distributed import Processes
 from maxmatch.training.loop import Interrupted, Trainer, train
 from maxmatch.training.prepare import prepare
@@ -111,6 +113,16 @@ def test_a_picture_that_cannot_be_read_is_left_out_of_a_kept_tower_too(pictures,
     assert isinstance(batch, Batch)
     assert batch.groups[IMAGE].tolist() == [0, 1, 3, 4, 5]
     assert not (batch.groups[TEXT] == 2).any()
+
+
+def test_the_recipe_for_phrases_trains_the_text_tower_of_its_model_and_keeps_the_other(pictures, start, tmp_path):
+    smaller = ["train.batch_size=6", "train.epochs=2", "train.warmup_epochs=0", "train.validate_every=1"]
+    where = [f"data.path={pictures}", f"model.start={start}", f"objective.teachers=[{start}]", "train.feed=auto"]
+    assert load_recipe("maxmatch_small_phrases").model.start == SHIPPED  # where nothing is named
+    train(load_recipe("maxmatch_small_phrases", [*smaller, *where, "train.workers=0"]), tmp_path / "run")
+    before, after = (SetEncoder.from_pretrained(one).state_dict() for one in (start, tmp_path / "run"))
+    moved = {name.split(".")[1] for name, value in after.items() if not torch.equal(value, before[name])}
+    assert moved == {"text"}
 
 
 @pytest.mark.parametrize(
