@@ -121,6 +121,17 @@ def is_checkpoint(folder: Path) -> bool:
         return False
 
 
+def is_hub_model(folder: Path) -> bool:
+    """Whether a folder holds a config.json of transformers."""
+    import json
+
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "format" not in found and ("model_type" in found or "auto_map" in found)
+
+
 def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of a file, arrays or tensors: word vectors in int8 times their scales."""
     tables = {name for name in weights if name + SCALE in weights}
