@@ -6,7 +6,23 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-WORDS = ["a", "dog", "cat", "runs", "on", "the", "beach", "two", "people", "ride", "red", "bus", "isn't", "it's", "bird", "photo", "of"]
+WORDS = [
+    "a",
+    "dog",
+    "cat",
+    "runs",
+    "on",
+    "the",
+    "beach",
+    "two",
+    "people",
+    "ride",
+    "red",
+    "bus",
+    "isn't",
+    "it's",
+    "bird",
+]
 SIZE, PATCH = 32, 8
 LONGEST = 16  # tokens
 _TEXT = {

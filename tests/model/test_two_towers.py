@@ -1,14 +1,20 @@
 """A two-tower model of transformers is a SetEncoder with one vector per item, whose scores are the model's own."""
 
+import json
+import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_hub import FAMILIES, LONGEST, hub_folder
+from safetensors.torch import load_file, save_file
+from tiny_hub import FAMILIES, LONGEST, changed, hub_folder
 
 from maxmatch import SetEncoder
+from maxmatch.model.checkpoint import CheckpointError
+from maxmatch.model.encoder import NoAttentionError
 from maxmatch.model.images import load_image
 from maxmatch.model.names import model_identity
 from maxmatch.model.text import TextTruncated
@@ -88,3 +94,186 @@ def test_scores_are_those_of_transformers_before_and_after_a_save(folder, tmp_pa
     torch.testing.assert_close(our_logits(again, images, TEXTS), expected, rtol=1e-5, atol=1e-5)
     assert model_identity(again) == model_identity(model)
     assert again.config == model.config
+
+
+def test_local_features_are_the_last_states_beside_the_projected_vector(folder):
+    model = SetEncoder.from_pretrained(folder)
+    shapes = {}
+    with model.evaluating():
+        for modality, items in (("image", [Image.new("RGB", (90, 40), "red")]), ("text", ["a dog", "a red bus"])):
+            tower = model.tower(modality)
+            inputs = tower.reader.collate([tower.reader.read(item) for item in items])
+            features = tower.encoder(*inputs)
+            assert features.local.shape[2] == tower.encoder.local_width
+            assert features.pooled.shape[1] == tower.encoder.width == model.dim
+            assert features.mask.any(1).all()
+            if features.grid is not None:
+                assert features.local.shape[1] == features.grid[0] * features.grid[1]
+            shapes[modality] = features.local.shape
+    assert shapes["image"][1] > 1
+    assert shapes["text"][1] > 2
+
+
+def test_an_item_is_encoded_alike_in_any_company_by_any_thread(folder):
+    model = SetEncoder.from_pretrained(folder).train()
+    images = list(pictures().values())
+    together = model.encode_images(images, batch_size=len(images))  # read by several threads
+    alone = torch.cat([model.encode_images([image]) for image in images])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+    texts = ["a dog", "", "a", "red BUS."]
+    alone = torch.cat([model.encode_texts([text]) for text in texts])
+    torch.testing.assert_close(model.encode_texts(texts), alone, rtol=0, atol=1e-5)
+    with pytest.raises(NoAttentionError):
+        model.explain(images[0], "a dog")
+
+
+def test_nothing_is_printed_while_a_model_is_read(folder, capfd, caplog):
+    SetEncoder.from_pretrained(folder)
+    assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
+
+
+# --- pictures as the library reads them -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return hub_folder(tmp_path_factory.mktemp("clip") / "clip", "clip")
+
+
+def test_a_picture_is_turned_upright_and_the_limit_on_pixels_holds(clip, tmp_path, monkeypatch):
+    model = SetEncoder.from_pretrained(clip)
+    upright = pictures()["portrait"]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    torch.testing.assert_close(model.encode_images([tmp_path / "turned.png"]), model.encode_images([upright]))
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    found = model.encode_images([upright, tmp_path / "broken.jpg"], errors="skip")
+    assert (found.kept, [one.index for one in found.skipped]) == ([0], [1])
+
+
+def test_of_a_picture_without_end_only_the_middle_is_resized(clip):
+    transform = SetEncoder.from_pretrained(clip).tower("image").reader.transform
+    long = Image.new("RGB", (400_000, 2), "red")
+    long.paste("blue", (199_990, 0, 200_010, 2))
+    assert transform.seen(long).getpixel((16, 16))[2] > 200
+    assert transform.seen(long).size == (32, 32)
+    assert transform.box(400, 100) == (150.0, 0.0, 250.0, 100.0)
+
+
+def test_what_the_model_sees_is_the_part_in_its_box(folder):
+    reader = SetEncoder.from_pretrained(folder).tower("image").reader
+    assert (
+        reader.collate([reader.blank()]).values.shape
+        == reader.collate([reader.read(Image.new("L", (9, 5)))]).values.shape
+    )
+    left, top, right, bottom = reader.transform.box(60, 40)
+    assert 0 <= left < right <= 60
+    assert 0 <= top < bottom <= 40
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def cut(path, share):
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+
+
+def without_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def as_pickle(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def of_another_size(folder):
+    data = json.loads((folder / "config.json").read_text())
+    data["projection_dim"] = 20
+    (folder / "config.json").write_text(json.dumps(data))
+
+
+def half_an_index(folder):
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"logit_scale": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "preprocessor_config.json").unlink(), r"preprocessor_config\.json is missing.*fetch"),
+        (lambda f: (f / "preprocessor_config.json").write_text("{"), r"preprocessor_config\.json: not readable.*etch"),
+        (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing.*Copy the whole folder"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json: not readable"),
+        (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors: missing.*Fetch the model again"),
+        (as_pickle, r"model\.safetensors: missing.*pytorch_model\.bin is a pickle"),
+        (half_an_index, r"model-00001-of-00002\.safetensors: missing"),
+        *(
+            (lambda f, share=share: cut(f / "model.safetensors", share), r"model\.safetensors: not a complete.*fetch")
+            for share in (0.0, 0.001, 0.5, 0.999)
+        ),
+        (without_weight, r"(?s)model\.safetensors does not fit config\.json.*visual_projection\.weight: missing"),
+        (of_another_size, r"(?s)does not fit config\.json.*\(12, .*in the file, \(20, .*in the config"),
+        (lambda f: changed(f, "config.json", model_type="bert"), r"config\.json: .*'bert'\. Known are clip"),
+        (lambda f: changed(f, "config.json", auto_map={"AutoModel": "code.Model"}), r"config\.json: asks to run code"),
+        (
+            lambda f: changed(f, "tokenizer_config.json", auto_map={"AutoTokenizer": ["code.Fast", None]}),
+            r"tokenizer_config\.json: asks to run code.*auto_map",
+        ),
+        (
+            lambda f: changed(f, "preprocessor_config.json", trust_remote_code=True),
+            r"preprocessor_config\.json: asks to run code.*trust_remote_code",
+        ),
+        (
+            lambda f: changed(f, "preprocessor_config.json", crop_size={"height": 24, "width": 24}),
+            r"pictures of 24 pixels, but the model takes 32",
+        ),
+        (lambda f: changed(f, "preprocessor_config.json", do_center_crop=False), "expected square pictures"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_and_the_file_is_named(clip, tmp_path, damage, message):
+    folder = Path(shutil.copytree(clip, tmp_path / "clip"))
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message) as refused:
+        SetEncoder.from_pretrained(folder)
+    assert str(folder) in str(refused.value)
+
+
+def test_towers_of_two_widths_are_refused(tmp_path):
+    folder = hub_folder(
+        tmp_path / "siglip", "siglip", vision_config={**FAMILIES["siglip"][2]["vision_config"], "hidden_size": 20}
+    )
+    with pytest.raises(CheckpointError, match=r"do not fit each other.*'image': 20, 'text': 24"):
+        SetEncoder.from_pretrained(folder)
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_read(clip, monkeypatch):
+    monkeypatch.setattr("maxmatch.core.machine.free_memory", lambda: 1000)
+    with pytest.raises(ValueError, match=r"GiB of memory, but .* free.*smaller model"):
+        SetEncoder.from_pretrained(clip)
+
+
+def test_weights_in_half_precision_are_computed_in_float32(clip, tmp_path):
+    from transformers import AutoModel
+
+    folder = Path(shutil.copytree(clip, tmp_path / "half"))
+    AutoModel.from_pretrained(folder).half().save_pretrained(folder)
+    model = SetEncoder.from_pretrained(folder)
+    assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    expected = SetEncoder.from_pretrained(clip).encode_texts(TEXTS[:3])
+    torch.testing.assert_close(model.encode_texts(TEXTS[:3]), expected, rtol=0, atol=2e-3)
+
+
+def test_weights_in_several_files_are_read(clip, tmp_path):
+    from transformers import AutoModel
+
+    folder = Path(shutil.copytree(clip, tmp_path / "parts"))
+    (folder / "model.safetensors").unlink()
+    AutoModel.from_pretrained(clip).save_pretrained(folder, max_shard_size="30KB")
+    assert not (folder / "model.safetensors").exists()
+    assert model_identity(SetEncoder.from_pretrained(folder)) == model_identity(SetEncoder.from_pretrained(clip))

@@ -28,7 +28,7 @@ from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
-from maxmatch.model.names import CONFIG, is_checkpoint, is_hub_name, local_model
+from maxmatch.model.names import CONFIG, is_checkpoint, is_hub_model, is_hub_name, local_model
 from maxmatch.recipe.schema import Data, Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
 
@@ -273,7 +273,7 @@ def find_model(name: str | Path) -> ModelSource | None:
             raise ValueError(f"{name}: the weights of a checkpoint. Give its folder: {path.parent}")
         return ModelSource(str(name), str(path), "sets")
     folder = local_model(name) if not path.is_file() else None
-    if folder is None or not is_checkpoint(folder):
+    if folder is None or not (is_checkpoint(folder) or is_hub_model(folder)):
         return None
     recipe = _recipe_of(path / "recipe.yaml", folder) if (path / "recipe.yaml").is_file() else None
     return ModelSource(str(name), str(folder), "checkpoint", recipe)

@@ -28,7 +28,7 @@ from maxmatch.model.encoders.backbone import weights_place
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, SetHead
-from maxmatch.model.names import is_hub_name
+from maxmatch.model.names import hub_parts, is_hub_name
 from maxmatch.model.two_towers import hub_tower
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
@@ -214,7 +214,8 @@ def _resnext(config: parts.ResNeXtBackbone, pretrained: bool, _: str) -> nn.Modu
                 raise FileNotFoundError(f"{file}: no such file. Give a safetensors file or a name on the hub.")
             from huggingface_hub import hf_hub_download
 
-            file = hf_hub_download(file, "model.safetensors")
+            repository, revision = hub_parts(file)
+            file = hf_hub_download(repository, "model.safetensors", revision=revision)
         backbone.load_published(load_file(file))
     return backbone
 

@@ -40,6 +40,7 @@ from maxmatch.model.names import (
     WEIGHTS,
     CheckpointError,
     checkpoint_file,
+    hub_parts,
     is_checkpoint,
     is_hub_model,
     is_hub_name,
@@ -195,7 +196,7 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
     """Upload the model to the Hugging Face Hub as "organisation/name"; its address there."""
     from huggingface_hub import HfApi
 
-    if not is_hub_name(name):
+    if not is_hub_name(name) or hub_parts(name) != (name, None):
         raise ValueError(f"name: expected 'organisation/name', got {name!r}.")
     hub = HfApi()
     with TemporaryDirectory() as place:

@@ -3,6 +3,7 @@ by the hash that a set carries, so that sets of two models are never mixed. Impo
 alone.
 """
 
+import errno
 import hashlib
 import logging
 import re
@@ -21,7 +22,20 @@ MODELS = Path(__file__).resolve().parent / "shipped"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 SCALE = ".int8_scale"  # follows the name of word vectors in int8: what to multiply each by
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HUB = "hf:"  # before a name: that of a model on the hub, whatever folders there are
+_HUB_NAME = re.compile(r"(?:\w[\w.-]*/\w[\w.-]*|(?<=^hf:)\w[\w.-]*)(?:@[\w./-]+)?")
+# What is fetched of a model: nothing that is code or a pickle.
+_FILES = [
+    CONFIG, CARD, WEIGHTS, "model-*-of-*.safetensors", f"{WEIGHTS}.index.json", "preprocessor_config.json",
+    "processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model",
+]  # fmt: skip
+_CONVERTED = "Adding `safetensors` variant of this model"  # the title of the hub's own pull requests
+_CURES = {
+    "RepositoryNotFoundError": "Check the name; if the model is private, log in: hf auth login",
+    "GatedRepoError": "Accept its terms on its page at huggingface.co, then log in: hf auth login",
+    "RevisionNotFoundError": "Check the revision, which follows the @",
+}
 _log = logging.getLogger("maxmatch")
 
 
@@ -56,7 +70,7 @@ def model_folder(name: str | Path) -> Path:
         known = ", ".join(shipped_names()) or f"none: this installation lacks {SHIPPED}"
         raise FileNotFoundError(
             f"{name}: no such folder. Give the folder of a checkpoint or a run, a model that ships ({known}), "
-            "or 'organisation/name' on the hub."
+            "or 'organisation/name' on the hub, with '@revision' where one is meant."
         )
     return _fetched(name)
 
@@ -66,6 +80,8 @@ def local_model(name: str | Path) -> Path | None:
 
     None where the name is none of these. A folder comes before a shipped model of the same name.
     """
+    if str(name).startswith(HUB):
+        return None
     folder = Path(name).expanduser()
     if (folder / "recipe.yaml").is_file():
         best = local_model(folder / "best")
@@ -109,8 +125,14 @@ def shipped_names() -> list[str]:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name has the form "organisation/name"."""
-    return _HUB_NAME.fullmatch(name) is not None
+    """Whether a name has the form "organisation/name", with "hf:" before it or "@revision" behind it or neither."""
+    return _HUB_NAME.fullmatch(name, len(HUB) if name.startswith(HUB) else 0) is not None
+
+
+def hub_parts(name: str) -> tuple[str, str | None]:
+    """The name and the revision in "hf:organisation/name@revision"; None for the newest."""
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    return repository, revision or None
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -153,14 +175,46 @@ def _fetched(name: str) -> Path:
 
     offline = bool(constants.HF_HUB_OFFLINE)
     _log.warning("%s: no such folder here; %s", name, "looking in the hub's cache" if offline else "asking the hub")
+    repository, revision = hub_parts(name)
+
+    def snapshot(revision: str | None) -> Path:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=offline))
+
     try:
-        files = [CONFIG, WEIGHTS, CARD, "tokenizer*.json"]
-        return Path(snapshot_download(name, allow_patterns=files, local_files_only=offline))
+        folder = snapshot(revision)
+        for other in _conversions(repository, offline) if revision is None and not _has_weights(folder) else ():
+            converted = snapshot(other)
+            if _has_weights(converted):
+                _log.warning("%s: its weights as the hub converted them to safetensors, %s@%s", name, repository, other)
+                return converted
     except Exception as error:  # the hub's client raises its own, and those of what it is built on
-        advice = "HF_HUB_OFFLINE is set: unset it to fetch" if offline else "Check the name and the connection"
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OSError(f"{name}: no space left to fetch it. Free some, or set HF_HOME to another disk.") from error
+        advice = _CURES.get(type(error).__name__, "Check the name and the connection")
         raise FileNotFoundError(
-            f"{name}: no such folder here, and it could not be fetched from the hub ({type(error).__name__}). {advice}."
+            f"{name}: no such folder here, and it could not be fetched from the hub ({type(error).__name__}). "
+            f"{'HF_HUB_OFFLINE is set: unset it to fetch' if offline else advice}."
         ) from error
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def _conversions(repository: str, offline: bool) -> list[str]:
+    """Revisions in which the hub itself converted the weights of a model to safetensors, where its makers did not."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if offline:
+        refs = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "refs"
+        return [path.relative_to(refs).as_posix() for path in sorted(refs.glob("refs/pr/*"))]
+    try:
+        found = list(HfApi().get_repo_discussions(repository, author="SFconvertbot", discussion_type="pull_request"))
+    except HfHubHTTPError:  # a repository may have none; that its weights are missing is reported when it is loaded
+        return []
+    return [one.git_reference for one in found if one.title == _CONVERTED and one.git_reference is not None]
 
 
 def read_config(folder: Path) -> "ModelConfig":

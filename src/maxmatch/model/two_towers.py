@@ -41,6 +41,7 @@ from maxmatch.model.names import CONFIG, WEIGHTS, CheckpointError
 IMAGE, TEXT = "image", "text"
 _INDEX = f"{WEIGHTS}.index.json"
 _PREPROCESSOR = "preprocessor_config.json"
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 _SETTINGS = (CONFIG, "tokenizer_config.json", _PREPROCESSOR, "processor_config.json")
 _HALVES = {IMAGE: ("vision_model", "visual_projection"), TEXT: ("text_model", "text_projection")}
 _LONGEST = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
@@ -80,8 +81,8 @@ def load_two_towers(folder: Path) -> SetEncoder:
     model_type = _json(folder / CONFIG).get("model_type")
     if model_type not in FAMILIES:
         raise CheckpointError(
-            f"{folder / CONFIG}: model_type {model_type!r} is not a model of pictures and texts that MaxMatch knows. "
-            f"Known are {', '.join(FAMILIES)}."
+            f"{folder / CONFIG}: not a checkpoint of MaxMatch, nor a model of pictures and texts that it knows: its "
+            f"model_type is {model_type!r}. Known are {', '.join(FAMILIES)}."
         )
     with machine.torchvision_errors_explained(), _quietly():
         processor, tokenizer = _processor(folder), _tokenizer(folder)
@@ -222,13 +223,14 @@ def _processor(folder: Path) -> Any:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):  # transformers would invent an empty one
+        raise CheckpointError(
+            f"{folder}: tokenizer.json is missing, which divides texts. Copy the whole folder, or fetch the model again."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # `tokenizers` raises nothing more special
-        what = "not readable" if (folder / "tokenizer.json").is_file() else "missing"
-        raise CheckpointError(
-            f"{folder / 'tokenizer.json'}: {what} ({error}). Copy the whole folder, or fetch the model again."
-        ) from error
+        raise CheckpointError(f"{folder / 'tokenizer.json'}: not readable ({error}). Fetch it again.") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise CheckpointError(
             f"{folder / 'tokenizer.json'}: missing; without it {type(tokenizer).__name__} cannot be used. Save it as "
