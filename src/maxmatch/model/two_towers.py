@@ -225,7 +225,8 @@ def _tokenizer(folder: Path) -> Any:
 
     if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):  # transformers would invent an empty one
         raise CheckpointError(
-            f"{folder}: tokenizer.json is missing, which divides texts. Copy the whole folder, or fetch the model again."
+            f"{folder}: tokenizer.json is missing, which divides texts. Copy the whole folder, or fetch the model "
+            "again."
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
