@@ -141,6 +141,16 @@ _ALIGN_VISION = {
     "num_block_repeats": [1, 1],
     "expand_ratios": [1, 2],
 }
+_CLAP_AUDIO = {
+    "spec_size": 32,
+    "num_mel_bins": 8,
+    "patch_embeds_hidden_size": 8,
+    "hidden_size": 16,
+    "depths": [1, 1],
+    "num_attention_heads": [2, 2],
+    "num_hidden_layers": 2,
+    "window_size": 4,
+}
 # The tokenizer, the preprocessor, and the config as the halves are.
 FAMILIES = {
     "clip": (_clip_tokenizer, _clip_processor, {"text_config": _TEXT, "vision_config": _VISION, **_NARROW}),
@@ -179,13 +189,28 @@ FAMILIES = {
     ),
 }
 
+SOUND = (
+    _roberta_tokenizer,
+    lambda: _processor(
+        "ClapFeatureExtractor",
+        feature_size=8,
+        sampling_rate=8000,
+        frequency_max=4000,
+        hop_length=80,
+        max_length_s=1,
+        fft_window_size=256,
+        truncation="rand_trunc",
+    ),
+    {"text_config": _ROBERTA, "audio_config": _CLAP_AUDIO, **_NARROW},
+)
+
 
 def hub_folder(folder, family, seed=0, **changes):
     """A folder as the hub has it: the weights, their config, the tokenizer and the preprocessor."""
     from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
 
-    make_tokenizer, make_processor, options = FAMILIES[family]
+    make_tokenizer, make_processor, options = SOUND if family == "clap" else FAMILIES[family]
     tokenizer = make_tokenizer()
     text = {**options["text_config"], "vocab_size": len(tokenizer)}
     if family == "clip":

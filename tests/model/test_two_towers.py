@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from scipy.io import wavfile
 from tiny_hub import FAMILIES, LONGEST, changed, hub_folder
 
 from maxmatch import SetEncoder
@@ -277,3 +278,78 @@ def test_weights_in_several_files_are_read(clip, tmp_path):
     AutoModel.from_pretrained(clip).save_pretrained(folder, max_shard_size="30KB")
     assert not (folder / "model.safetensors").exists()
     assert model_identity(SetEncoder.from_pretrained(folder)) == model_identity(SetEncoder.from_pretrained(clip))
+
+
+# --- sound ----------------------------------------------------------------------------------------------------------
+
+RATE = 8000
+
+
+@pytest.fixture(scope="module")
+def clap(tmp_path_factory):
+    return hub_folder(tmp_path_factory.mktemp("clap") / "clap", "clap")
+
+
+def sounds():
+    """From one sample to all that the model hears."""
+    return [0.5 * np.sin(np.arange(count) * pitch) for count, pitch in ((RATE, 0.1), (3000, 0.3), (9, 0.5), (1, 1.0))]
+
+
+def test_scores_of_sounds_are_those_of_transformers_before_and_after_a_save(clap, tmp_path):
+    from transformers import AutoFeatureExtractor, AutoModel, AutoTokenizer
+
+    inputs = AutoTokenizer.from_pretrained(clap)(
+        TEXTS, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+    )
+    inputs |= AutoFeatureExtractor.from_pretrained(clap)(sounds(), sampling_rate=RATE, return_tensors="pt")
+    with torch.no_grad():
+        expected = AutoModel.from_pretrained(clap).eval()(**inputs).logits_per_audio
+    assert min(float(expected.std(axis).min()) for axis in (0, 1)) > 1e-3
+    model = SetEncoder.from_pretrained(clap)
+    for one in (model, SetEncoder.from_pretrained(model.save_pretrained(tmp_path / "ours"))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TextTruncated)
+            found = one.logits(one.encode("audio", sounds(), batch_size=3), one.encode_texts(TEXTS))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert model_identity(one) == model_identity(model)
+        assert one.set_sizes == {"audio": 1, "text": 1}
+        assert one.tower("audio").reads == "audio"
+
+
+def test_a_wav_file_is_the_sound_in_it_at_any_rate_and_depth(clap, tmp_path):
+    model = SetEncoder.from_pretrained(clap)
+    sound = sounds()[1]
+    expected = model.encode("audio", [sound])
+    depths = {"int16": 32767 * sound, "int32": 2**31 * sound, "uint8": 128 * sound + 128, "float32": sound}
+    for dtype, values in depths.items():
+        wavfile.write(tmp_path / f"{dtype}.wav", RATE, values.astype(dtype))
+        cosine = float((model.encode("audio", [tmp_path / f"{dtype}.wav"]) * expected).sum())
+        assert cosine > (0.9 if dtype == "uint8" else 0.999), dtype
+    wavfile.write(tmp_path / "stereo.wav", 2 * RATE, np.stack([np.repeat(sound, 2)] * 2, 1).astype("float32"))
+    assert float((model.encode("audio", [str(tmp_path / "stereo.wav")]) * expected).sum()) > 0.9
+
+
+def test_of_a_long_sound_the_beginning_is_heard_every_time(clap):
+    model = SetEncoder.from_pretrained(clap)
+    long = np.random.default_rng(0).uniform(-1, 1, 3 * RATE)
+    assert torch.equal(model.encode("audio", [long]), model.encode("audio", [long]))
+    assert torch.equal(model.encode("audio", [long]), model.encode("audio", [long[:RATE]]))
+
+
+def test_what_is_no_sound_is_refused_and_named(clap, tmp_path):
+    model = SetEncoder.from_pretrained(clap)
+    (tmp_path / "broken.wav").write_bytes(b"RIFFxxxxWAVEfmt ")
+    bad = [tmp_path / "broken.wav", np.zeros(0), np.array([np.nan]), np.zeros((2, 2, 2)), np.zeros(5, "int16")]
+    found = model.encode("audio", [*bad, tmp_path / "none.wav", sounds()[0]], errors="skip")
+    assert found.kept == [6]
+    assert "broken.wav: not a readable .wav" in found.skipped[0].reason
+    assert all("8,000 Hz" in one.reason for one in found.skipped[1:5])
+    assert "none.wav: no such file" in found.skipped[5].reason
+
+
+def test_a_clap_that_listens_to_random_parts_is_refused(clap, tmp_path):
+    folder = Path(shutil.copytree(clap, tmp_path / "clap"))
+    audio = json.loads((folder / "config.json").read_text())["audio_config"]
+    changed(folder, "config.json", audio_config={**audio, "enable_fusion": True, "fusion_type": None})
+    with pytest.raises(CheckpointError, match="enable_fusion"):
+        SetEncoder.from_pretrained(folder)

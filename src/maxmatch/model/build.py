@@ -138,7 +138,7 @@ def _transformer(config: parts.Transformer, given: _Materials) -> tuple[Encoder,
     return TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer)
 
 
-def _hub(config: parts.HubImage | parts.HubText, given: _Materials) -> tuple[Encoder, Reader]:
+def _hub(config: parts.HubImage | parts.HubAudio | parts.HubText, given: _Materials) -> tuple[Encoder, Reader]:
     return hub_tower(config, given.tokenizer, given.wholes)
 
 
@@ -261,6 +261,7 @@ ENCODERS: dict[str, Callable[[Any, _Materials], tuple[Encoder, Reader]]] = {
     "gru": _gru,
     "transformer": _transformer,
     "hub_image": _hub,
+    "hub_audio": _hub,
     "hub_text": _hub,
 }
 HEADS: dict[str, Callable[..., Head]] = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     SimilarityName = str
 else:
     SimilarityName = Literal[tuple(SIMILARITIES)]
-InputKind = Literal["pixels", "features", "text"]
+InputKind = Literal["pixels", "features", "text", "audio"]
 """What a tower reads."""
 Channels = tuple[float, float, float]
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
@@ -226,6 +226,15 @@ class HubText(ConfigPart):
     config: dict[str, JsonValue]
 
 
+class HubAudio(ConfigPart):
+    """Sound through the audio half of a two-tower model of transformers (CLAP). preprocessor: its feature extractor."""
+
+    reads: ClassVar[InputKind] = "audio"
+    name: Literal["hub_audio"] = "hub_audio"
+    config: dict[str, JsonValue]
+    preprocessor: dict[str, JsonValue]
+
+
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
     ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with.
@@ -278,7 +287,7 @@ class Gaussian(ConfigPart):
 class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
-    encoder: Annotated[Conv | Region | GRU | Transformer | HubImage | HubText, Field(discriminator="name")]
+    encoder: Annotated[Conv | Region | GRU | Transformer | HubImage | HubAudio | HubText, Field(discriminator="name")]
     head: Annotated[SetPrediction | PIE | GPO | GlobalFeature | Gaussian, Field(discriminator="name")] = SetPrediction()
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 

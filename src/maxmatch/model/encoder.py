@@ -51,7 +51,7 @@ class Tower(nn.Module):
 
     @property
     def reads(self) -> InputKind | None:
-        """What its reader reads: "pixels", "features" or "text"; None where that is something else."""
+        """What its reader reads: "pixels", "features", "text" or "audio"; None where that is something else."""
         return getattr(self.reader, "reads", None)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:

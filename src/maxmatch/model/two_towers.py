@@ -1,22 +1,24 @@
-"""Two-tower models of transformers (CLIP, SigLIP, …) as SetEncoders: one vector per item, compared by cosine.
+"""Two-tower models of transformers (CLIP, SigLIP, CLAP …) as SetEncoders: one vector per item, compared by cosine.
 
 `load_two_towers` reads a folder as the Hugging Face Hub has it; `hub_tower` builds a tower from what a checkpoint of
-ours says. Tokenizer, image processor and network are those of transformers; no code of a folder is ever run.
+ours says. Tokenizer, preprocessor and network are those of transformers; no code of a folder is ever run.
 
     config.json                 a `model_type` of FAMILIES
     model.safetensors           or the parts that model.safetensors.index.json lists
-    preprocessor_config.json    what is done to pictures
+    preprocessor_config.json    what is done to pictures, or to sound
     tokenizer.json              and tokenizer_config.json
 """
 
 import copy
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,27 +31,34 @@ from torch import Tensor, nn
 from maxmatch.core import machine
 from maxmatch.core.checks import check_ids, check_images
 from maxmatch.core.types import Features, Inputs
-from maxmatch.model.config import GlobalFeature, HubImage, HubText, ModelConfig, TowerConfig
+from maxmatch.model.config import GlobalFeature, HubAudio, HubImage, HubText, InputKind, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.encoders.backbone import Freezable, mask_for
-from maxmatch.model.images import ImageTransform, Source, load_image
+from maxmatch.model.images import ImageTransform, Source, describe, load_image
 from maxmatch.model.inputs import PixelReader, Reader, TextReader
 from maxmatch.model.layers import GlobalHead
 from maxmatch.model.names import CONFIG, WEIGHTS, CheckpointError
 
-IMAGE, TEXT = "image", "text"
+IMAGE, AUDIO, TEXT = "image", "audio", "text"
 _INDEX = f"{WEIGHTS}.index.json"
 _PREPROCESSOR = "preprocessor_config.json"
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 _SETTINGS = (CONFIG, "tokenizer_config.json", _PREPROCESSOR, "processor_config.json")
-_HALVES = {IMAGE: ("vision_model", "visual_projection"), TEXT: ("text_model", "text_projection")}
+_HALVES = {
+    IMAGE: ("vision_model", "visual_projection"),
+    AUDIO: ("audio_model", "audio_projection"),
+    TEXT: ("text_model", "text_projection"),
+}
+Half = HubImage | HubAudio | HubText
 _LONGEST = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
 
 
 class Family(NamedTuple):
     """What all models of one `model_type` have in common."""
 
+    other: Literal["image", "audio"] = "image"
+    """What is beside texts."""
     fixed_length: bool = False
     """Whether texts are padded to the full length, and the padding is read like words."""
     longest: int | None = None
@@ -68,6 +77,7 @@ FAMILIES = {
     "chinese_clip": Family(),
     "metaclip_2": Family(),
     "align": Family(longest=64, projected=False),
+    "clap": Family(other="audio", offset=True),
 }
 """The models of transformers that can be loaded, by the `model_type` in their config.json."""
 
@@ -78,20 +88,28 @@ FAMILIES = {
 def load_two_towers(folder: Path) -> SetEncoder:
     """The model in a folder as the hub has it. CheckpointError names the file that is missing, damaged or refused."""
     _refuse_code(folder)
-    model_type = _json(folder / CONFIG).get("model_type")
+    settings = _json(folder / CONFIG)
+    model_type = settings.get("model_type")
     if model_type not in FAMILIES:
         raise CheckpointError(
-            f"{folder / CONFIG}: not a checkpoint of MaxMatch, nor a model of pictures and texts that it knows: its "
-            f"model_type is {model_type!r}. Known are {', '.join(FAMILIES)}."
+            f"{folder / CONFIG}: not a checkpoint of MaxMatch, nor a two-tower model that it knows: its model_type is "
+            f"{model_type!r}. Known are {', '.join(FAMILIES)}."
         )
+    if (settings.get("audio_config") or {}).get("enable_fusion"):
+        raise CheckpointError(
+            f"{folder / CONFIG}: a CLAP with enable_fusion hears random parts of a sound, so that no two sets of it are "
+            "alike. Choose one without, such as laion/clap-htsat-unfused."
+        )
+    other = FAMILIES[model_type].other
     with machine.torchvision_errors_explained(), _quietly():
-        processor, tokenizer = _processor(folder), _tokenizer(folder)
+        processor, tokenizer = _processor(folder, other), _tokenizer(folder)
         whole = _weights(folder)
     config: Any = whole.config
     _set_lengths(tokenizer, config, folder)
     options = json.loads(config.to_json_string(use_diff=False))
-    encoders = {
-        IMAGE: HubImage(config=options, preprocessor=json.loads(processor.to_json_string())),
+    first = HubImage if other == IMAGE else HubAudio
+    encoders: dict[str, Half] = {
+        other: first(config=options, preprocessor=json.loads(processor.to_json_string())),
         TEXT: HubText(config=options),
     }
     scale, bias = _logits(whole)
@@ -110,9 +128,7 @@ def load_two_towers(folder: Path) -> SetEncoder:
     return SetEncoder(towers, described.similarity, described)
 
 
-def hub_tower(
-    config: HubImage | HubText, tokenizer: Tokenizer | None, wholes: dict[str, nn.Module]
-) -> tuple[Encoder, Reader]:
+def hub_tower(config: Half, tokenizer: Tokenizer | None, wholes: dict[str, nn.Module]) -> tuple[Encoder, Reader]:
     """A tower as a checkpoint describes it, with random weights. wholes: what was built before; two towers are the
     halves of one model.
     """
@@ -131,18 +147,18 @@ def hub_tower(
     return _encoder_and_reader(config, wholes[key], tokenizer)
 
 
-def _tower(config: HubImage | HubText, whole: nn.Module, tokenizer: Tokenizer) -> Tower:
+def _tower(config: Half, whole: nn.Module, tokenizer: Tokenizer) -> Tower:
     encoder, reader = _encoder_and_reader(config, whole, tokenizer)
     return Tower(encoder, GlobalHead(encoder.local_width, encoder.width), reader)
 
 
-def _encoder_and_reader(
-    config: HubImage | HubText, whole: nn.Module, tokenizer: Tokenizer | None
-) -> tuple[Encoder, Reader]:
+def _encoder_and_reader(config: Half, whole: nn.Module, tokenizer: Tokenizer | None) -> tuple[Encoder, Reader]:
     described: Any = whole.config
     if isinstance(config, HubText):
         assert tokenizer is not None
         return HubTextEncoder(half_of(whole, TEXT), *_widths(described, TEXT)), TextReader(tokenizer)
+    if isinstance(config, HubAudio):
+        return HubAudioEncoder(half_of(whole, AUDIO), *_widths(described, AUDIO)), AudioReader(config.preprocessor)
     transform = processor_transform(config.preprocessor)
     half, widths = half_of(whole, IMAGE), _widths(described, IMAGE)
     if isinstance(transform, PatchTransform):
@@ -155,18 +171,20 @@ def _encoder_and_reader(
 
 def half_of(whole: nn.Module, modality: str) -> nn.Module:
     """One half of a model: the same object but for the parts of the other half, which it lacks."""
-    half: Any = copy.copy(whole)
-    half._modules = {name: part for name, part in whole._modules.items() if name in _HALVES[modality]}
-    half._parameters = {}  # the scale and bias of scores, which are in the config
-    return half  # type: ignore[no-any-return]
+    half = copy.copy(whole)
+    own = {name: part for name, part in whole._modules.items() if name in _HALVES[modality]}
+    vars(half).update(_modules=own, _parameters={})  # the scale and bias of scores are in the config
+    return half
 
 
 def _widths(config: Any, modality: str) -> tuple[int, int]:
     """The width of the local features, and of the vector that items are compared by."""
-    joint = getattr(config, "projection_dim", None)
+    joint: Any = getattr(config, "projection_dim", None)
     if modality == TEXT:
         text = config.text_config
         return getattr(text, "project_dim", text.hidden_size), getattr(text, "projection_size", joint)
+    if modality == AUDIO:
+        return config.audio_config.hidden_size, joint
     vision = config.vision_config
     local = vision.hidden_dim if hasattr(vision, "hidden_dim") else vision.hidden_size
     return local, joint if FAMILIES[config.model_type].projected else local
@@ -176,7 +194,8 @@ def _logits(whole: Any) -> tuple[float, float]:
     """What a cosine is multiplied by, and what is added to it, for the model's own scores."""
     if hasattr(whole, "temperature"):
         return 1 / whole.temperature.item(), 0.0
-    return math.exp(whole.logit_scale.item()), whole.logit_bias.item() if hasattr(whole, "logit_bias") else 0.0
+    scale = whole.logit_scale_a if hasattr(whole, "logit_scale_a") else whole.logit_scale
+    return math.exp(scale.item()), whole.logit_bias.item() if hasattr(whole, "logit_bias") else 0.0
 
 
 # The files of a folder.
@@ -206,16 +225,19 @@ def _refuse_code(folder: Path) -> None:
             )
 
 
-def _processor(folder: Path) -> Any:
-    from transformers import AutoImageProcessor
+def _processor(folder: Path, modality: str) -> Any:
+    import transformers
 
     if not any((folder / name).is_file() for name in (_PREPROCESSOR, "processor_config.json")):
         raise CheckpointError(
-            f"{folder}: {_PREPROCESSOR} is missing, which says how pictures are prepared. Copy the whole folder, or "
-            "fetch the model again."
+            f"{folder}: {_PREPROCESSOR} is missing, which says how pictures or sounds are prepared. Copy the whole "
+            "folder, or fetch the model again."
         )
     try:
-        return AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        if modality == AUDIO:
+            return transformers.ClapFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        reader: Any = transformers.AutoImageProcessor
+        return reader.from_pretrained(folder, backend="pil", local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / _PREPROCESSOR}: not readable ({error}). Fetch it again.") from error
 
@@ -328,8 +350,7 @@ def _check_weights(folder: Path) -> None:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without the progress bars and advice that transformers prints while it reads files."""
-    from transformers.utils import logging
-
+    logging: Any = import_module("transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     try:
         logging.set_verbosity_error()
@@ -446,6 +467,62 @@ def _side(size: Any, name: str) -> int | None:
     return size.get(name) if isinstance(size, Mapping) else getattr(size, name, None)
 
 
+class AudioReader:
+    """Sounds: .wav files, or arrays of samples at the model's rate, (n,) or (n, channels). Of a long one the beginning
+    is heard, as much as the model takes (CLAP: ten seconds).
+    """
+
+    reads: ClassVar[InputKind] = "audio"
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        from transformers import ClapFeatureExtractor
+
+        self.extractor = ClapFeatureExtractor(**{key: options[key] for key in options if "extractor_type" not in key})
+
+    def length(self, item: Any) -> int:
+        """All sounds become the same length."""
+        return 1
+
+    def read(self, item: Any) -> Float[Tensor, "1 frames bins"]:
+        """The spectrogram of a sound."""
+        rate: int = self.extractor.sampling_rate
+        name = describe(item)
+        samples = _wav(Path(item), rate) if isinstance(item, str | Path) else np.asarray(item)
+        if samples.ndim == 2:
+            samples = samples.mean(1)
+        if samples.ndim != 1 or not samples.size or samples.dtype.kind != "f" or not np.isfinite(samples).all():
+            raise ValueError(f"{name}: expected a .wav file, or samples from −1 to 1 at {rate:,} Hz in floating point.")
+        heard = samples[: self.extractor.nb_max_samples].astype(np.float64)
+        made = self.extractor(heard, sampling_rate=rate, return_tensors="pt")
+        spectrogram: Tensor = made["input_features"][0].float()
+        return spectrogram
+
+    def collate(self, items: Sequence[Tensor]) -> Inputs:
+        """The spectrograms, stacked."""
+        return Inputs(torch.stack(list(items)), None)
+
+
+def _wav(path: Path, rate: int) -> np.ndarray:
+    """The samples of a .wav file at a rate, from −1 to 1."""
+    from scipy.io import wavfile
+    from scipy.signal import resample_poly
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of notes that are no sound
+            own, samples = wavfile.read(path)
+    except Exception as error:  # of many kinds, where a file is damaged
+        raise ValueError(f"{path}: not a readable .wav file ({error}). Convert it to WAV.") from error
+    if samples.dtype.kind != "f":
+        unsigned = samples.dtype == np.uint8
+        samples = (samples.astype(np.float64) - 128 * unsigned) / (128 if unsigned else np.iinfo(samples.dtype).max + 1)
+    shared = math.gcd(own, rate)
+    found: np.ndarray = samples if own == rate else resample_poly(samples, rate // shared, own // shared)
+    return found
+
+
 # From that to features.
 
 
@@ -489,6 +566,16 @@ class HubPatchEncoder(HubHalf):
             pixel_values=patches, pixel_attention_mask=real.int(), spatial_shapes=shapes
         )
         return Features(output.last_hidden_state, real, output.pooler_output)
+
+
+class HubAudioEncoder(HubHalf):
+    """Sounds. Local features: the cells of the last grid."""
+
+    def forward(self, spectrograms: Float[Tensor, "B 1 T F"], mask: Tensor | None = None) -> Features:
+        """The features of B sounds."""
+        output = self.backbone.get_audio_features(input_features=spectrograms)
+        cells = output.last_hidden_state.flatten(2).transpose(1, 2)
+        return Features(cells, mask_for(cells, None), output.pooler_output)
 
 
 class HubTextEncoder(HubHalf):
