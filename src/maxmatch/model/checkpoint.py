@@ -40,9 +40,9 @@ from maxmatch.model.names import (
     WEIGHTS,
     CheckpointError,
     checkpoint_file,
+    hub_model_type,
     hub_parts,
     is_checkpoint,
-    is_hub_model,
     is_hub_name,
     model_folder,
     previous_of,
@@ -168,7 +168,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
     """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode."""
     device = None if device is None else chosen_device(device)
     folder = model_folder(folder)
-    if is_hub_model(folder):
+    if hub_model_type(folder) is not None:
         return load_two_towers(folder).to(device).eval()
     config = read_config(folder)
     tokenizers = {}

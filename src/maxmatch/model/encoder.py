@@ -515,7 +515,8 @@ class SetEncoder(nn.Module):
 
         Args:
             folder: a folder that `save_pretrained` wrote, the name of a model that ships ("maxmatch-small"), or
-                "organisation/name" on the Hugging Face Hub.
+                "organisation/name" on the Hugging Face Hub; there a CLIP, SigLIP or another two-tower model of
+                transformers will do, too. "hf:" before a name: never a folder; "@revision" behind it: that one.
             device: where to put it; None: the CPU.
 
         Returns:

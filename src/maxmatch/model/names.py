@@ -143,15 +143,17 @@ def is_checkpoint(folder: Path) -> bool:
         return False
 
 
-def is_hub_model(folder: Path) -> bool:
-    """Whether a folder holds a config.json of transformers."""
+def hub_model_type(folder: Path) -> str | None:
+    """The `model_type` in a config.json of transformers, which may be empty; None where a folder has no such file."""
     import json
 
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "format" not in found and ("model_type" in found or "auto_map" in found)
+        return None
+    if not isinstance(found, dict) or "format" in found or not {"model_type", "auto_map"} & found.keys():
+        return None
+    return str(found.get("model_type", ""))
 
 
 def restored(weights: Mapping[str, Any]) -> dict[str, Any]:

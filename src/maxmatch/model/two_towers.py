@@ -97,8 +97,8 @@ def load_two_towers(folder: Path) -> SetEncoder:
         )
     if (settings.get("audio_config") or {}).get("enable_fusion"):
         raise CheckpointError(
-            f"{folder / CONFIG}: a CLAP with enable_fusion hears random parts of a sound, so that no two sets of it are "
-            "alike. Choose one without, such as laion/clap-htsat-unfused."
+            f"{folder / CONFIG}: a CLAP with enable_fusion hears random parts of a sound, and makes another set of it "
+            "each time. Choose one without, such as laion/clap-htsat-unfused."
         )
     other = FAMILIES[model_type].other
     with machine.torchvision_errors_explained(), _quietly():
