@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import warnings
 from pathlib import Path
 
@@ -353,3 +354,42 @@ def test_a_clap_that_listens_to_random_parts_is_refused(clap, tmp_path):
     changed(folder, "config.json", audio_config={**audio, "enable_fusion": True, "fusion_type": None})
     with pytest.raises(CheckpointError, match="enable_fusion"):
         SetEncoder.from_pretrained(folder)
+
+
+# --- the hub's cache ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(clip, tmp_path, monkeypatch):
+    """A cache of the hub's with two versions of a model, and no network."""
+    import huggingface_hub
+
+    place = tmp_path / "cache" / "models--someone--clip"
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40)):
+        (place / "refs").mkdir(parents=True, exist_ok=True)
+        (place / "refs" / revision).write_text(commit)
+        shutil.copytree(clip, place / "snapshots" / commit)
+    hub_folder(place / "snapshots" / ("b" * 40), "clip", seed=7)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name in ("connect", "sendto"):
+        monkeypatch.setattr(socket.socket, name, lambda *_: pytest.fail("asked the network"))
+    return place
+
+
+def test_a_model_in_the_cache_is_used_without_a_network_and_a_revision_is_pinned(cached, clip):
+    newest = model_identity(SetEncoder.from_pretrained(clip))
+    assert model_identity(SetEncoder.from_pretrained("someone/clip")) == newest
+    assert model_identity(SetEncoder.from_pretrained("hf:someone/clip@main")) == newest
+    pinned = model_identity(SetEncoder.from_pretrained("someone/clip@v1"))
+    assert pinned != newest
+    assert model_identity(SetEncoder.from_pretrained(f"someone/clip@{'b' * 40}")) == pinned
+    with pytest.raises(FileNotFoundError, match=r"someone/clip@v2: .*HF_HUB_OFFLINE"):
+        SetEncoder.from_pretrained("someone/clip@v2")
+
+
+def test_a_download_that_was_interrupted_is_named(cached):
+    weights = cached / "snapshots" / ("a" * 40) / "model.safetensors"
+    weights.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing.*Fetch the model again"):
+        SetEncoder.from_pretrained("someone/clip")
