@@ -10,10 +10,11 @@ from jaxtyping import config
 from PIL import Image
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
-from tiny_hub import LONGEST, hub_folder
+from tiny_hub import LONGEST, changed, hub_folder
 
 from maxmatch import SetEncoder, SetIndex
 from maxmatch.data.scenes import generate
+from maxmatch.model import two_towers
 from maxmatch.model.onnx_runtime import OnnxEncoder
 from maxmatch.server.app import create_app
 from maxmatch.server.gallery import key_of
@@ -137,3 +138,32 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path, scenes, capsys):
         assert done.code == 1
         assert "preprocessor_config.json is missing" in done.err
         assert "Traceback" not in done.err
+
+
+def test_models_lists_what_ships_what_is_cached_and_what_can_be_fetched(tmp_path, capsys, monkeypatch):
+    import huggingface_hub
+    from tiny_models import saved_model
+
+    def snapshot(name):
+        place = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
+        (place / "refs").mkdir(parents=True)
+        (place / "refs" / "main").write_text("a" * 40)
+        return place / "snapshots" / ("a" * 40)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert json.loads(run(capsys, "models", "--json").out)["cached"] == []
+    clip = hub_folder(snapshot("openai/clip-vit-base-patch32"), "clip")
+    (clip / "README.md").write_text("---\ntags: [vision]\nlicense: mit\n---\n# CLIP\n")
+    saved_model(snapshot("someone/ours"))
+    changed(hub_folder(snapshot("someone/bert"), "clip"), "config.json", model_type="bert")
+    (hub_folder(snapshot("someone/half"), "clip") / "model.safetensors").unlink()
+    listed = json.loads(run(capsys, "models", "--json").out)
+    found = {place: [(model["name"], model["kind"]) for model in models] for place, models in listed.items()}
+    assert ("maxmatch-small", "maxmatch") in found["ships"]
+    assert found["cached"] == [("openai/clip-vit-base-patch32", "clip"), ("someone/ours", "maxmatch")]
+    assert listed["cached"][0]["licence"] == "mit"
+    assert listed["cached"][0]["size"] > 10_000
+    assert ("openai/clip-vit-base-patch32", "clip") not in found["hub"]
+    assert {kind for _, kind in [*found["hub"], ("", "clip")]} == set(two_towers.FAMILIES)
+    printed = run(capsys, "models").out
+    assert all(name in printed for models in found.values() for name, _ in models)

@@ -54,6 +54,32 @@ SHIPPED_MODELS = {
 """By identity (`model_identity`), the oldest first: what made an index is known after a newer model has replaced it."""
 
 
+class ListedModel(NamedTuple):
+    """A model as `maxmatch models` lists it. kind: "maxmatch", or the `model_type` of a two-tower model of
+    transformers. size: in bytes. licence: as its model card says. None: not known here.
+    """
+
+    name: str
+    kind: str
+    size: int | None = None
+    licence: str | None = None
+
+
+KNOWN_MODELS = (
+    ListedModel("openai/clip-vit-base-patch32", "clip", 605_000_000),
+    ListedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "clip", 605_000_000, "mit"),
+    ListedModel("google/siglip-base-patch16-224", "siglip", 813_000_000, "apache-2.0"),
+    ListedModel("google/siglip2-base-patch16-224", "siglip", 1_501_000_000, "apache-2.0"),
+    ListedModel("google/siglip2-base-patch16-naflex", "siglip2", 1_501_000_000, "apache-2.0"),
+    ListedModel("BAAI/AltCLIP", "altclip"),
+    ListedModel("OFA-Sys/chinese-clip-vit-base-patch16", "chinese_clip"),
+    ListedModel("facebook/metaclip-2-worldwide-huge-quickgelu", "metaclip_2"),
+    ListedModel("kakaobrain/align-base", "align", 688_000_000),
+    ListedModel("laion/clap-htsat-unfused", "clap", 614_000_000, "apache-2.0"),
+)
+"""Models on the hub of every kind that can be loaded. Sizes by their number of weights, licences by their pages."""
+
+
 class CheckpointError(ValueError):
     """A folder that is not a checkpoint of MaxMatch, or a damaged one."""
 
@@ -154,6 +180,44 @@ def hub_model_type(folder: Path) -> str | None:
     if not isinstance(found, dict) or "format" in found or not {"model_type", "auto_map"} & found.keys():
         return None
     return str(found.get("model_type", ""))
+
+
+def shipped_models() -> list[ListedModel]:
+    """The models that ship."""
+    return [ListedModel(name, "maxmatch", _bytes(MODELS / name), _licence(MODELS / name)) for name in shipped_names()]
+
+
+def cached_models() -> list[ListedModel]:
+    """The models in the hub's cache that can be loaded, by name."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    listed = []
+    for repository in sorted(found, key=lambda one: one.repo_id):
+        for revision in sorted(repository.revisions, key=lambda one: one.last_modified, reverse=True):
+            folder = revision.snapshot_path
+            kind = "maxmatch" if is_checkpoint(folder) else hub_model_type(folder)
+            if kind in ("maxmatch", *(known.kind for known in KNOWN_MODELS)) and _has_weights(folder):
+                listed.append(ListedModel(repository.repo_id, str(kind), _bytes(folder), _licence(folder)))
+                break
+    return listed
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _licence(folder: Path) -> str | None:
+    """The licence that the head of a model card names."""
+    try:
+        card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    named = re.search(r"\A---\n(?:.*\n)*?license: *(\S+) *\n(?:.*\n)*?---", card)
+    return None if named is None else named[1].strip("\"'")
 
 
 def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
