@@ -175,6 +175,56 @@ def test_what_the_model_sees_is_the_part_in_its_box(folder):
     assert 0 <= top < bottom <= 40
 
 
+# --- what the files of real models look like ------------------------------------------------------------------------
+
+
+def test_a_preprocessor_of_old_means_the_same(clip, tmp_path):
+    folder = Path(shutil.copytree(clip, tmp_path / "clip"))
+    data = json.loads((folder / "preprocessor_config.json").read_text())
+    del data["image_processor_type"]
+    old = {**data, "feature_extractor_type": "CLIPFeatureExtractor", "size": 32, "crop_size": 32}
+    (folder / "preprocessor_config.json").write_text(json.dumps(old))
+    images = list(pictures().values())
+    expected = SetEncoder.from_pretrained(clip).encode_images(images)
+    torch.testing.assert_close(SetEncoder.from_pretrained(folder).encode_images(images), expected)
+
+
+def test_a_preprocessor_may_be_a_part_of_the_processors_file(clip, tmp_path):
+    from transformers import AutoImageProcessor, AutoTokenizer, CLIPProcessor
+
+    folder = Path(shutil.copytree(clip, tmp_path / "clip"))
+    processor = CLIPProcessor(
+        image_processor=AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+    )
+    (folder / "preprocessor_config.json").unlink()
+    processor.save_pretrained(folder)
+    assert not (folder / "preprocessor_config.json").exists()
+    images = list(pictures().values())
+    expected = SetEncoder.from_pretrained(clip).encode_images(images)
+    torch.testing.assert_close(SetEncoder.from_pretrained(folder).encode_images(images), expected)
+    changed(folder, "processor_config.json", image_processor={"auto_map": {"AutoImageProcessor": "code.Own"}})
+    with pytest.raises(CheckpointError, match=r"processor_config\.json: asks to run code"):
+        SetEncoder.from_pretrained(folder)
+
+
+def test_texts_for_siglip_lose_case_and_punctuation_without_sentencepiece(tmp_path):
+    folder = hub_folder(tmp_path / "siglip", "siglip")
+    changed(folder, "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
+    model = SetEncoder.from_pretrained(folder)
+    plain, written = (
+        model.tower("text").reader.collate(["a dog runs on the beach", " A dog (runs),  on the_ BEACH! "]).values
+    )
+    assert torch.equal(plain, written)
+    again = SetEncoder.from_pretrained(model.save_pretrained(tmp_path / "ours"))
+    assert torch.equal(
+        again.tower("text").reader.collate(["A dog!"]).values, model.tower("text").reader.collate(["a dog"]).values
+    )
+    (folder / "tokenizer.json").rename(folder / "spiece.model")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing; a SigLIP needs it"):
+        SetEncoder.from_pretrained(folder)
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from PIL import Image
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor, nn
 
 from maxmatch.core import machine
@@ -217,7 +217,9 @@ def _refuse_code(folder: Path) -> None:
     for name in _SETTINGS:
         if not (folder / name).is_file():
             continue
-        asked = [key for key in ("auto_map", "trust_remote_code") if _json(folder / name).get(key)]
+        found = _json(folder / name)
+        parts = [found, *(part for part in found.values() if isinstance(part, dict))]
+        asked = [key for key in ("auto_map", "trust_remote_code") if any(part.get(key) for part in parts)]
         if asked:
             raise CheckpointError(
                 f"{folder / name}: asks to run code that comes with the model ({asked[0]}), which MaxMatch never does. "
@@ -243,23 +245,43 @@ def _processor(folder: Path, modality: str) -> Any:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):  # transformers would invent an empty one
         raise CheckpointError(
             f"{folder}: tokenizer.json is missing, which divides texts. Copy the whole folder, or fetch the model "
             "again."
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # `tokenizers` raises nothing more special
-        raise CheckpointError(f"{folder / 'tokenizer.json'}: not readable ({error}). Fetch it again.") from error
-    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    options = _json(settings) if settings.is_file() else {}
+    siglip = (
+        options.get("tokenizer_class") == "SiglipTokenizer"
+    )  # of transformers; it needs sentencepiece, ours does not
+    if siglip and not file.is_file():
         raise CheckpointError(
-            f"{folder / 'tokenizer.json'}: missing; without it {type(tokenizer).__name__} cannot be used. Save it as "
-            "tokenizer.json with transformers, or choose a model that has it."
+            f"{file}: missing; a SigLIP needs it. Choose a model that has it, or save it from another."
         )
+    kind: Any = PreTrainedTokenizerFast if siglip else AutoTokenizer
+    try:
+        tokenizer = kind.from_pretrained(folder, local_files_only=True)
+        if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+            raise ValueError(f"{type(tokenizer).__name__} has no such file")
+    except Exception as error:  # `tokenizers` raises nothing more special
+        raise CheckpointError(f"{file}: not readable ({error}). Fetch it again.") from error
+    if siglip:
+        _canonicalise(tokenizer.backend_tokenizer, bool(options.get("do_lower_case", True)))
     return tokenizer
+
+
+def _canonicalise(tokenizer: Tokenizer, lower_case: bool) -> None:
+    """Do to texts what SiglipTokenizer does, in case tokenizer.json does not: a second time it changes nothing."""
+    steps: list[Any] = [normalizers.Lowercase()] if lower_case else []
+    steps += [
+        normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""),  # ASCII punctuation
+        normalizers.Replace(Regex(r"\s+"), " "),
+        normalizers.Strip(),
+    ]
+    tokenizer.normalizer = normalizers.Sequence([*steps, *([tokenizer.normalizer] if tokenizer.normalizer else [])])
 
 
 def _set_lengths(tokenizer: Any, config: Any, folder: Path) -> None:
@@ -305,7 +327,9 @@ def _weights(folder: Path) -> nn.Module:
         f"{name}: {tuple(has)} in the file, {tuple(wants)} in the config"
         for name, has, wants in sorted(found["mismatched_keys"])
     ]
-    lines += [f"{name}: missing in the file" for name in sorted(found["missing_keys"])]
+    needed = {name for name, _ in whole.named_parameters()}  # buffers are computed, but for those of BatchNorm
+    absent = [name for name in sorted(found["missing_keys"]) if name in needed or ".running_" in name]
+    lines += [f"{name}: missing in the file" for name in absent]
     if lines:
         more = f"\n… and {len(lines) - 5} more" if len(lines) > 5 else ""
         raise CheckpointError(
