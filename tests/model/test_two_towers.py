@@ -19,6 +19,8 @@ from maxmatch.model.checkpoint import CheckpointError
 from maxmatch.model.encoder import NoAttentionError
 from maxmatch.model.images import load_image
 from maxmatch.model.names import model_identity
+from maxmatch.model.onnx_export import export_onnx
+from maxmatch.model.onnx_runtime import OnnxEncoder
 from maxmatch.model.text import TextTruncated
 
 TEXTS = [
@@ -133,6 +135,21 @@ def test_nothing_is_printed_while_a_model_is_read(folder, capfd, caplog):
     SetEncoder.from_pretrained(folder)
     assert capfd.readouterr() == ("", "")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("family", ["altclip", "chinese_clip", "metaclip_2", "align", "clap"])
+def test_graphs_of_onnx_give_the_same_sets_or_the_model_is_refused(family, tmp_path, without_shape_checks):
+    model = SetEncoder.from_pretrained(hub_folder(tmp_path / "hub", family))
+    folder = model.save_pretrained(tmp_path / "ours")
+    if family == "clap":
+        with pytest.raises(ValueError, match=r"sounds \(CLAP\).*without --onnx"):
+            export_onnx(folder)
+        return
+    export_onnx(folder)
+    exported = OnnxEncoder.from_folder(folder)
+    texts, images = ["a dog", "", "red BUS."], list(pictures().values())
+    np.testing.assert_allclose(exported.encode_texts(texts), model.encode_texts(texts).numpy(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(exported.encode_images(images), model.encode_images(images).numpy(), rtol=0, atol=1e-4)
 
 
 # --- pictures as the library reads them -----------------------------------------------------------------------------
