@@ -313,6 +313,18 @@ def test_a_folder_that_cannot_be_used_is_refused_and_the_file_is_named(clip, tmp
     assert str(folder) in str(refused.value)
 
 
+def test_a_checkpoint_of_ours_that_asks_for_code_or_another_type_is_refused(clip, tmp_path):
+    folder = SetEncoder.from_pretrained(clip).save_pretrained(tmp_path / "ours")
+    whole = json.loads((folder / "config.json").read_text())
+    assert str(clip) not in json.dumps(whole)
+    for change, message in (({"auto_map": {}}, "asks to run code"), ({"model_type": "bert"}, "model_type: expected")):
+        data = json.loads(json.dumps(whole))
+        data["towers"]["image"]["encoder"]["config"] |= change
+        (folder / "config.json").write_text(json.dumps(data))
+        with pytest.raises(CheckpointError, match=message):
+            SetEncoder.from_pretrained(folder)
+
+
 def test_towers_of_two_widths_are_refused(tmp_path):
     folder = hub_folder(
         tmp_path / "siglip", "siglip", vision_config={**FAMILIES["siglip"][2]["vision_config"], "hidden_size": 20}

@@ -107,6 +107,7 @@ def load_two_towers(folder: Path) -> SetEncoder:
     config: Any = whole.config
     _set_lengths(tokenizer, config, folder)
     options = json.loads(config.to_json_string(use_diff=False))
+    options.pop("_name_or_path", None)  # the folder, which a checkpoint does not need
     first = HubImage if other == IMAGE else HubAudio
     encoders: dict[str, Half] = {
         other: first(config=options, preprocessor=json.loads(processor.to_json_string())),
@@ -142,6 +143,10 @@ def hub_tower(config: Half, tokenizer: Tokenizer | None, wholes: dict[str, nn.Mo
         model_type = str(options.pop("model_type", ""))
         if model_type not in FAMILIES:
             raise ValueError(f"config: model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}.")
+        if "auto_map" in options:
+            raise ValueError(
+                "config: asks to run code that comes with the model (auto_map), which MaxMatch never does."
+            )
         with _quietly():
             wholes[key] = AutoModel.from_config(AutoConfig.for_model(model_type, **options))  # type: ignore[no-untyped-call]
     return _encoder_and_reader(config, wholes[key], tokenizer)
