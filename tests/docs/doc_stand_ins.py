@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from tiny_hub import hub_folder
 from tiny_models import tiny_model
 
 Names = dict[str, Any]
@@ -43,6 +44,12 @@ def _captioned(folder: Path) -> None:
 def quickstart(names: Names) -> None:
     """Photos. The page uses the model that ships."""
     _photos(Path("photos"))
+
+
+def clip(names: Names) -> None:
+    """Photos; and a tiny CLIP in a folder of the name that the page uses, since a folder comes before the hub."""
+    _photos(Path("photos"))
+    hub_folder(Path("openai/clip-vit-base-patch32"), "clip")
 
 
 def your_data(names: Names) -> None:
@@ -84,6 +91,7 @@ SET_UP = {
     "analysis.md": analysis,
     "api/evaluation.md": evaluation,
     "evaluation.md": evaluation,
+    "guides/clip.md": clip,
     "guides/features.md": features,
     "guides/your-data.md": your_data,
     "quickstart.md": quickstart,

@@ -22,6 +22,7 @@ from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
 from maxmatch.cli.export import export
+from maxmatch.cli.models import models
 from maxmatch.cli.reproduce import reproduce
 from maxmatch.cli.search import search
 from maxmatch.cli.serve import serve
@@ -66,6 +67,7 @@ app.command()(analyse)
 app.command()(reproduce)
 app.command()(encode)
 app.command()(export)
+app.command()(models)
 app.command()(doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(index.app, name="index")

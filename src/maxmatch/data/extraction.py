@@ -54,7 +54,10 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
     tower = loaded.tower(IMAGE)
     encoder, reader = tower.encoder, tower.reader
     if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader):
-        raise ValueError(f"model: {model} reads features, and has no backbone. Give a model that reads pictures.")
+        raise ValueError(
+            f"model: {model} reads features, and has no backbone. Give a model that reads pictures; for the vision "
+            f"half of a CLIP {_HUGGING_FACE}NAME."
+        )
     assert loaded.config is not None
     return FrozenBackbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
 

@@ -176,8 +176,8 @@ class PictureLoader:
             return self.crop(source, np.random.default_rng([seed, place]))
 
         crop = self.crop if seed is not None else None
-        size = crop.size if isinstance(crop, RandomCrop) else self.reader.transform.size
-        return _one_by_one(self.items, self.reader, places, one, torch.zeros(3, size, size))
+        instead = torch.zeros(3, crop.size, crop.size) if isinstance(crop, RandomCrop) else self.reader.blank()
+        return _one_by_one(self.items, self.reader, places, one, instead)
 
 
 class FeatureLoader:

@@ -28,7 +28,8 @@ from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
-from maxmatch.model.names import CONFIG, is_checkpoint, is_hub_name, local_model
+from maxmatch.model.names import CONFIG, hub_model_type, is_checkpoint, is_hub_name, local_model
+from maxmatch.model.two_towers import FAMILIES
 from maxmatch.recipe.schema import Data, Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
 
@@ -273,7 +274,7 @@ def find_model(name: str | Path) -> ModelSource | None:
             raise ValueError(f"{name}: the weights of a checkpoint. Give its folder: {path.parent}")
         return ModelSource(str(name), str(path), "sets")
     folder = local_model(name) if not path.is_file() else None
-    if folder is None or not is_checkpoint(folder):
+    if folder is None or not (is_checkpoint(folder) or hub_model_type(folder) in FAMILIES):
         return None
     recipe = _recipe_of(path / "recipe.yaml", folder) if (path / "recipe.yaml").is_file() else None
     return ModelSource(str(name), str(folder), "checkpoint", recipe)
@@ -299,7 +300,8 @@ def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelS
         if source is None:
             raise ValueError(
                 f"{name}: not a model. Expected a checkpoint's folder (config.json, model.safetensors), a run's folder "
-                "(recipe.yaml, best/), a model that ships, or a .safetensors file of --save-sets."
+                f"(recipe.yaml, best/), a model that ships, a two-tower model of transformers ({', '.join(FAMILIES)}), "
+                "or a .safetensors file of --save-sets."
             )
         if source.recipe is not None:
             say(f"{name}: a run; its best epoch is taken ({source.path})")

@@ -28,7 +28,8 @@ from maxmatch.model.encoders.backbone import weights_place
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, SetHead
-from maxmatch.model.names import is_hub_name
+from maxmatch.model.names import hub_parts, is_hub_name
+from maxmatch.model.two_towers import hub_tower
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
 
@@ -40,6 +41,8 @@ class _Materials(NamedTuple):
     tokenizer: Tokenizer | None
     word_vectors: Tensor | None
     pretrained: bool
+    wholes: dict[str, nn.Module]
+    """Two-tower models of which another tower is the other half."""
 
 
 def build_model(
@@ -60,12 +63,13 @@ def build_model(
         if seed is not None:
             torch.manual_seed(seed)
         towers = {}
+        wholes: dict[str, nn.Module] = {}
         for name, tower in config.towers.items():
             tokenizer, vectors = (tokenizers or {}).get(name), (word_vectors or {}).get(name)
             try:
                 with machine.torchvision_errors_explained():
                     encoder, reader = ENCODERS[tower.encoder.name](
-                        tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained)
+                        tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained, wholes)
                     )
             except ValueError as error:
                 raise ValueError(f"tower {name!r}: {error}") from error
@@ -132,6 +136,10 @@ def _transformer(config: parts.Transformer, given: _Materials) -> tuple[Encoder,
     backbone = BACKBONES[config.backbone.source](config.backbone, given.pretrained, "text_config")
     _check_fit(tokenizer, backbone.config)
     return TransformerEncoder(backbone, given.width, **_options(config)), TextReader(tokenizer)
+
+
+def _hub(config: parts.HubImage | parts.HubAudio | parts.HubText, given: _Materials) -> tuple[Encoder, Reader]:
+    return hub_tower(config, given.tokenizer, given.wholes)
 
 
 def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -206,7 +214,8 @@ def _resnext(config: parts.ResNeXtBackbone, pretrained: bool, _: str) -> nn.Modu
                 raise FileNotFoundError(f"{file}: no such file. Give a safetensors file or a name on the hub.")
             from huggingface_hub import hf_hub_download
 
-            file = hf_hub_download(file, "model.safetensors")
+            repository, revision = hub_parts(file)
+            file = hf_hub_download(repository, "model.safetensors", revision=revision)
         backbone.load_published(load_file(file))
     return backbone
 
@@ -251,6 +260,9 @@ ENCODERS: dict[str, Callable[[Any, _Materials], tuple[Encoder, Reader]]] = {
     "region": _region,
     "gru": _gru,
     "transformer": _transformer,
+    "hub_image": _hub,
+    "hub_audio": _hub,
+    "hub_text": _hub,
 }
 HEADS: dict[str, Callable[..., Head]] = {
     "set": SetHead,

@@ -29,7 +29,7 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import sync, usual_permissions
 from maxmatch.core.manifest import manifest_text
 from maxmatch.model.build import build_model
-from maxmatch.model.config import ModelConfig
+from maxmatch.model.config import HubText, ModelConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import TextReader
 from maxmatch.model.names import (
@@ -40,6 +40,8 @@ from maxmatch.model.names import (
     WEIGHTS,
     CheckpointError,
     checkpoint_file,
+    hub_model_type,
+    hub_parts,
     is_checkpoint,
     is_hub_name,
     model_folder,
@@ -48,7 +50,8 @@ from maxmatch.model.names import (
     restored,
 )
 from maxmatch.model.onnx_runtime import FILE as ONNX
-from maxmatch.model.text import load_tokenizer
+from maxmatch.model.text import load_tokenizer, read_tokenizer
+from maxmatch.model.two_towers import load_two_towers
 
 __all__ = ["CONFIG", "WEIGHTS", "CheckpointError", "load", "model_card", "notes_of", "push", "save", "tokenizer_names"]
 
@@ -165,9 +168,13 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
     """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode."""
     device = None if device is None else chosen_device(device)
     folder = model_folder(folder)
+    if hub_model_type(folder) is not None:
+        return load_two_towers(folder).to(device).eval()
     config = read_config(folder)
-    names = tokenizer_names(config)
-    tokenizers = {tower: load_tokenizer(checkpoint_file(folder, name)) for tower, name in names.items()}
+    tokenizers = {}
+    for tower, name in tokenizer_names(config).items():
+        read = read_tokenizer if isinstance(config.towers[tower].encoder, HubText) else load_tokenizer
+        tokenizers[tower] = read(checkpoint_file(folder, name))
     file = checkpoint_file(folder, WEIGHTS)
     try:
         weights = load_file(file)
@@ -189,7 +196,7 @@ def push(model: SetEncoder, name: str, private: bool = True) -> str:
     """Upload the model to the Hugging Face Hub as "organisation/name"; its address there."""
     from huggingface_hub import HfApi
 
-    if not is_hub_name(name):
+    if not is_hub_name(name) or hub_parts(name) != (name, None):
         raise ValueError(f"name: expected 'organisation/name', got {name!r}.")
     hub = HfApi()
     with TemporaryDirectory() as place:

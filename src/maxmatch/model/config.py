@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     SimilarityName = str
 else:
     SimilarityName = Literal[tuple(SIMILARITIES)]
-InputKind = Literal["pixels", "features", "text"]
+InputKind = Literal["pixels", "features", "text", "audio"]
 """What a tower reads."""
 Channels = tuple[float, float, float]
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
@@ -206,6 +206,35 @@ class Transformer(ConfigPart):
     pooling: Literal["max", "mean", "first"] = "max"
 
 
+class HubImage(ConfigPart):
+    """Pixels through the picture half of a two-tower model of transformers, such as CLIP.
+
+    config: of the whole model, with its `model_type`. preprocessor: what its image processor does to pictures.
+    """
+
+    reads: ClassVar[InputKind] = "pixels"
+    name: Literal["hub_image"] = "hub_image"
+    config: dict[str, JsonValue]
+    preprocessor: dict[str, JsonValue]
+
+
+class HubText(ConfigPart):
+    """Text through the text half of a two-tower model of transformers. config: of the whole model."""
+
+    reads: ClassVar[InputKind] = "text"
+    name: Literal["hub_text"] = "hub_text"
+    config: dict[str, JsonValue]
+
+
+class HubAudio(ConfigPart):
+    """Sound through the audio half of a two-tower model of transformers (CLAP). preprocessor: its feature extractor."""
+
+    reads: ClassVar[InputKind] = "audio"
+    name: Literal["hub_audio"] = "hub_audio"
+    config: dict[str, JsonValue]
+    preprocessor: dict[str, JsonValue]
+
+
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
     ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with.
@@ -258,7 +287,7 @@ class Gaussian(ConfigPart):
 class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
-    encoder: Annotated[Conv | Region | GRU | Transformer, Field(discriminator="name")]
+    encoder: Annotated[Conv | Region | GRU | Transformer | HubImage | HubAudio | HubText, Field(discriminator="name")]
     head: Annotated[SetPrediction | PIE | GPO | GlobalFeature | Gaussian, Field(discriminator="name")] = SetPrediction()
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 
@@ -295,6 +324,7 @@ class ModelConfig(ConfigPart):
     pairing: as measured after training, the slot of the second tower that slot i of the first meets (−1: none).
     pairing_stability: the share of true pairs whose best matching is exactly that one. Nothing here acts on the two:
     they are kept for search, which may lay out sets by them.
+    logit_scale, logit_bias: score × scale + bias is what a two-tower model of transformers was trained on.
     """
 
     schema_version: Literal[1] = 1
@@ -304,6 +334,8 @@ class ModelConfig(ConfigPart):
     similarity_options: dict[str, int | Positive] = Field(default_factory=dict)
     pairing: list[int] | None = None
     pairing_stability: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_scale: Positive | None = None
+    logit_bias: Annotated[float, Field(allow_inf_nan=False)] | None = None
     weights_dtype: Literal["float32", "float16", "int8"] = "float32"
     """How the checkpoint keeps the weights; int8: word vectors, all else in float16. A model that was read computes in
     float32 in any case.

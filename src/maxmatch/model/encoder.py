@@ -51,7 +51,7 @@ class Tower(nn.Module):
 
     @property
     def reads(self) -> InputKind | None:
-        """What its reader reads: "pixels", "features" or "text"; None where that is something else."""
+        """What its reader reads: "pixels", "features", "text" or "audio"; None where that is something else."""
         return getattr(self.reader, "reads", None)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Sets:
@@ -366,6 +366,29 @@ class SetEncoder(nn.Module):
         """
         return SIMILARITIES[self.similarity_name](as_tensor(a, "a"), as_tensor(b, "b"), **self.similarity_options)
 
+    def logits(self, a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Float[Tensor, "n m"]:
+        """The scores as a two-tower model of transformers gives them: `similarity` × its logit scale + its bias.
+
+        For SigLIP their sigmoid is the probability that a pair matches; for CLIP the softmax over texts is which of
+        them fits. A model without a logit scale gives `similarity` itself.
+
+        Args:
+            a: n sets, as `encode` returns them.
+            b: m sets.
+
+        Returns:
+            The logits (n, m).
+
+        Examples:
+            >>> from maxmatch import SetEncoder
+            >>> model = SetEncoder.from_pretrained("openai/clip-vit-base-patch32")  # doctest: +SKIP
+            >>> model.logits(model.encode_images(["dog.jpg"]), model.encode_texts(["a dog", "a cat"]))  # doctest: +SKIP
+        """
+        scale = bias = None
+        if self.config is not None:
+            scale, bias = self.config.logit_scale, self.config.logit_bias
+        return self.similarity(a, b) * (1.0 if scale is None else scale) + (bias or 0.0)
+
     def similarity_like(self, name: str) -> str | Similarity:
         """A similarity by its name, with the options of this model where it is the model's own.
 
@@ -492,7 +515,8 @@ class SetEncoder(nn.Module):
 
         Args:
             folder: a folder that `save_pretrained` wrote, the name of a model that ships ("maxmatch-small"), or
-                "organisation/name" on the Hugging Face Hub.
+                "organisation/name" on the Hugging Face Hub; there a CLIP, SigLIP or another two-tower model of
+                transformers will do, too. "hf:" before a name: never a folder; "@revision" behind it: that one.
             device: where to put it; None: the CPU.
 
         Returns:

@@ -64,6 +64,12 @@ class PixelReader:
             item = (item.movedim(0, 2) if channels_first else item).detach().cpu().numpy()
         return self.transform(item)
 
+    def blank(self) -> "torch.Tensor":
+        """What stands for a picture that could not be read."""
+        import torch
+
+        return torch.zeros(3, self.transform.size, self.transform.size)
+
     def collate(self, items: "Sequence[torch.Tensor]") -> "Inputs":
         """The pictures, stacked."""
         import torch

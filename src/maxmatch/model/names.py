@@ -3,6 +3,7 @@ by the hash that a set carries, so that sets of two models are never mixed. Impo
 alone.
 """
 
+import errno
 import hashlib
 import logging
 import re
@@ -21,7 +22,20 @@ MODELS = Path(__file__).resolve().parent / "shipped"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 SCALE = ".int8_scale"  # follows the name of word vectors in int8: what to multiply each by
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HUB = "hf:"  # before a name: that of a model on the hub, whatever folders there are
+_HUB_NAME = re.compile(r"(?:\w[\w.-]*/\w[\w.-]*|(?<=^hf:)\w[\w.-]*)(?:@[\w./-]+)?")
+# What is fetched of a model: nothing that is code or a pickle.
+_FILES = [
+    CONFIG, CARD, WEIGHTS, "model-*-of-*.safetensors", f"{WEIGHTS}.index.json", "preprocessor_config.json",
+    "processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model",
+]  # fmt: skip
+_CONVERTED = "Adding `safetensors` variant of this model"  # the title of the hub's own pull requests
+_CURES = {
+    "RepositoryNotFoundError": "Check the name; if the model is private, log in: hf auth login",
+    "GatedRepoError": "Accept its terms on its page at huggingface.co, then log in: hf auth login",
+    "RevisionNotFoundError": "Check the revision, which follows the @",
+}
 _log = logging.getLogger("maxmatch")
 
 
@@ -40,6 +54,32 @@ SHIPPED_MODELS = {
 """By identity (`model_identity`), the oldest first: what made an index is known after a newer model has replaced it."""
 
 
+class ListedModel(NamedTuple):
+    """A model as `maxmatch models` lists it. kind: "maxmatch", or the `model_type` of a two-tower model of
+    transformers. size: in bytes. licence: as its model card says. None: not known here.
+    """
+
+    name: str
+    kind: str
+    size: int | None = None
+    licence: str | None = None
+
+
+KNOWN_MODELS = (
+    ListedModel("openai/clip-vit-base-patch32", "clip", 605_000_000),
+    ListedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "clip", 605_000_000, "mit"),
+    ListedModel("google/siglip-base-patch16-224", "siglip", 813_000_000, "apache-2.0"),
+    ListedModel("google/siglip2-base-patch16-224", "siglip", 1_501_000_000, "apache-2.0"),
+    ListedModel("google/siglip2-base-patch16-naflex", "siglip2", 1_501_000_000, "apache-2.0"),
+    ListedModel("BAAI/AltCLIP", "altclip"),
+    ListedModel("OFA-Sys/chinese-clip-vit-base-patch16", "chinese_clip"),
+    ListedModel("facebook/metaclip-2-worldwide-huge-quickgelu", "metaclip_2"),
+    ListedModel("kakaobrain/align-base", "align", 688_000_000),
+    ListedModel("laion/clap-htsat-unfused", "clap", 614_000_000, "apache-2.0"),
+)
+"""Models on the hub of every kind that can be loaded. Sizes by their number of weights, licences by their pages."""
+
+
 class CheckpointError(ValueError):
     """A folder that is not a checkpoint of MaxMatch, or a damaged one."""
 
@@ -56,7 +96,7 @@ def model_folder(name: str | Path) -> Path:
         known = ", ".join(shipped_names()) or f"none: this installation lacks {SHIPPED}"
         raise FileNotFoundError(
             f"{name}: no such folder. Give the folder of a checkpoint or a run, a model that ships ({known}), "
-            "or 'organisation/name' on the hub."
+            "or 'organisation/name' on the hub, with '@revision' where one is meant."
         )
     return _fetched(name)
 
@@ -66,6 +106,8 @@ def local_model(name: str | Path) -> Path | None:
 
     None where the name is none of these. A folder comes before a shipped model of the same name.
     """
+    if str(name).startswith(HUB):
+        return None
     folder = Path(name).expanduser()
     if (folder / "recipe.yaml").is_file():
         best = local_model(folder / "best")
@@ -109,8 +151,14 @@ def shipped_names() -> list[str]:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name has the form "organisation/name"."""
-    return _HUB_NAME.fullmatch(name) is not None
+    """Whether a name has the form "organisation/name", with "hf:" before it or "@revision" behind it or neither."""
+    return _HUB_NAME.fullmatch(name, len(HUB) if name.startswith(HUB) else 0) is not None
+
+
+def hub_parts(name: str) -> tuple[str, str | None]:
+    """The name and the revision in "hf:organisation/name@revision"; None for the newest."""
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    return repository, revision or None
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -119,6 +167,57 @@ def is_checkpoint(folder: Path) -> bool:
         return f'"{FORMAT}"' in (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
+
+
+def hub_model_type(folder: Path) -> str | None:
+    """The `model_type` in a config.json of transformers, which may be empty; None where a folder has no such file."""
+    import json
+
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or "format" in found or not {"model_type", "auto_map"} & found.keys():
+        return None
+    return str(found.get("model_type", ""))
+
+
+def shipped_models() -> list[ListedModel]:
+    """The models that ship."""
+    return [ListedModel(name, "maxmatch", _bytes(MODELS / name), _licence(MODELS / name)) for name in shipped_names()]
+
+
+def cached_models() -> list[ListedModel]:
+    """The models in the hub's cache that can be loaded, by name."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    listed = []
+    for repository in sorted(found, key=lambda one: one.repo_id):
+        for revision in sorted(repository.revisions, key=lambda one: one.last_modified, reverse=True):
+            folder = revision.snapshot_path
+            kind = "maxmatch" if is_checkpoint(folder) else hub_model_type(folder)
+            if kind in ("maxmatch", *(known.kind for known in KNOWN_MODELS)) and _has_weights(folder):
+                listed.append(ListedModel(repository.repo_id, str(kind), _bytes(folder), _licence(folder)))
+                break
+    return listed
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _licence(folder: Path) -> str | None:
+    """The licence that the head of a model card names."""
+    try:
+        card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    named = re.search(r"\A---\n(?:.*\n)*?license: *(\S+) *\n(?:.*\n)*?---", card)
+    return None if named is None else named[1].strip("\"'")
 
 
 def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,14 +241,46 @@ def _fetched(name: str) -> Path:
 
     offline = bool(constants.HF_HUB_OFFLINE)
     _log.warning("%s: no such folder here; %s", name, "looking in the hub's cache" if offline else "asking the hub")
+    repository, revision = hub_parts(name)
+
+    def snapshot(revision: str | None) -> Path:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=offline))
+
     try:
-        files = [CONFIG, WEIGHTS, CARD, "tokenizer*.json"]
-        return Path(snapshot_download(name, allow_patterns=files, local_files_only=offline))
+        folder = snapshot(revision)
+        for other in _conversions(repository, offline) if revision is None and not _has_weights(folder) else ():
+            converted = snapshot(other)
+            if _has_weights(converted):
+                _log.warning("%s: its weights as the hub converted them to safetensors, %s@%s", name, repository, other)
+                return converted
     except Exception as error:  # the hub's client raises its own, and those of what it is built on
-        advice = "HF_HUB_OFFLINE is set: unset it to fetch" if offline else "Check the name and the connection"
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise OSError(f"{name}: no space left to fetch it. Free some, or set HF_HOME to another disk.") from error
+        advice = _CURES.get(type(error).__name__, "Check the name and the connection")
         raise FileNotFoundError(
-            f"{name}: no such folder here, and it could not be fetched from the hub ({type(error).__name__}). {advice}."
+            f"{name}: no such folder here, and it could not be fetched from the hub ({type(error).__name__}). "
+            f"{'HF_HUB_OFFLINE is set: unset it to fetch' if offline else advice}."
         ) from error
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def _conversions(repository: str, offline: bool) -> list[str]:
+    """Revisions in which the hub itself converted the weights of a model to safetensors, where its makers did not."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if offline:
+        refs = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "refs"
+        return [path.relative_to(refs).as_posix() for path in sorted(refs.glob("refs/pr/*"))]
+    try:
+        found = list(HfApi().get_repo_discussions(repository, author="SFconvertbot", discussion_type="pull_request"))
+    except HfHubHTTPError:  # a repository may have none; that its weights are missing is reported when it is loaded
+        return []
+    return [one.git_reference for one in found if one.title == _CONVERTED and one.git_reference is not None]
 
 
 def read_config(folder: Path) -> "ModelConfig":

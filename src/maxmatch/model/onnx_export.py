@@ -20,6 +20,7 @@ from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.layers import GPOHead
 from maxmatch.model.names import model_identity
 from maxmatch.model.onnx_runtime import FILE, FORMAT, Exported, Graph, digest
+from maxmatch.model.two_towers import AudioReader, PatchReader
 
 OPSET = 18
 _BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are dynamic in the graph
@@ -34,6 +35,13 @@ def export_onnx(folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     model = SetEncoder.from_pretrained(folder, device="cpu")
     assert model.config is not None
+    for name in model.towers:
+        if isinstance(model.tower(name).reader, PatchReader | AudioReader):
+            raise ValueError(
+                f"{folder}: a model of sounds (CLAP), or of pictures in their own proportions (SigLIP 2), cannot be "
+                "exported to ONNX. Use it without --onnx. SigLIP 2 has models of one size, which can be exported: "
+                "google/siglip2-base-patch16-224."
+            )
     towers, tokenizers = {}, tokenizer_names(model.config)
     for name in model.towers:
         path, tokenizer = folder / f"{name}.onnx", tokenizers.get(name)

@@ -9,10 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from maxmatch.core.manifest import load_manifest
-from maxmatch.model.config import ConfigPart, Conv, ModelConfig
+from maxmatch.model.config import ConfigPart, Conv, HubImage, HubText, ModelConfig
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import encode_items
-from maxmatch.model.text import Words, as_text, encode_arrays, known_words, load_tokenizer, text_length
+from maxmatch.model.text import Words, as_text, encode_arrays, known_words, load_tokenizer, read_tokenizer, text_length
 
 FORMAT = "maxmatch.onnx"
 FILE = "onnx.json"
@@ -155,16 +155,25 @@ class OnnxEncoder:
             session = _session(self.folder / graph.file, graph.sha256)
             encoder = self.config.towers[modality].encoder
             if graph.tokenizer is not None:
-                tokenizer = load_tokenizer(as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256))
+                read = read_tokenizer if isinstance(encoder, HubText) else load_tokenizer
+                tokenizer = read(as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256))
                 self._tokenizers[modality] = tokenizer
                 reader = _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
-            elif isinstance(encoder, Conv):
-                transform = ImageTransform(**encoder.pixels.values())
+            elif isinstance(encoder, Conv | HubImage):
+                transform = _transform(encoder)
                 reader = _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
             else:
                 raise OnnxError(f"{self.folder}: the tower {modality!r} reads neither pictures nor texts.")
             self._running[modality] = session, reader
         return self._running[modality]
+
+
+def _transform(encoder: Conv | HubImage) -> ImageTransform:
+    if isinstance(encoder, Conv):
+        return ImageTransform(**encoder.pixels.values())
+    from maxmatch.model.two_towers import processor_transform  # which needs transformers, and loads torch
+
+    return processor_transform(encoder.preprocessor)
 
 
 class _Reader(NamedTuple):

@@ -120,19 +120,24 @@ def _learned_pieces(captions: list[str], vocabulary_size: int, numbered: Sequenc
 
 def load_tokenizer(path: str | Path, max_length: int | None = None) -> Tokenizer:
     """A tokenizer from its tokenizer.json, ours or any other's. Without a maximum length, the file's own holds."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file. Expected the tokenizer.json of a model.")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special than Exception
-        raise ValueError(f"{path}: not a readable tokenizer.json ({error}). Save or fetch it again.") from error
+    tokenizer = read_tokenizer(path)
     padding = next((token for token in _PADDING if tokenizer.token_to_id(token) is not None), None)
     if padding is None:
         raise ValueError(f"{path}: no padding token; expected one of {', '.join(_PADDING)}. Add one and save it again.")
     if max_length is None:
         max_length = (tokenizer.truncation or {}).get("max_length", MAX_LENGTH)
     return _limit(tokenizer, padding, max_length)
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """A tokenizer as its tokenizer.json says, truncation and padding too."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file. Expected the tokenizer.json of a model.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special than Exception
+        raise ValueError(f"{path}: not a readable tokenizer.json ({error}). Save or fetch it again.") from error
 
 
 def as_text(item: object) -> str:
@@ -169,7 +174,8 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
 
 def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     """The ids of a batch of texts, padded to the longest. A text longer than the tokenizer's maximum is truncated, with
-    the same warning each time, so that Python shows it once. An empty text still gives a token.
+    the same warning each time, so that Python shows it once. An empty text still gives a token. The padding of a
+    tokenizer that always pads to one length counts as text, as in SigLIP.
     """
     encodings = tokenizer.encode_batch(list(texts))
     if any(encoding.overflowing for encoding in encodings):
@@ -185,7 +191,9 @@ def encode_arrays(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     mask = np.array([encoding.attention_mask for encoding in encodings], np.bool_)
     if not ids.shape[1]:  # only empty texts, and a tokenizer that adds no special tokens
         ids, mask = np.full((len(ids), 1), (tokenizer.padding or {})["pad_id"]), np.ones((len(ids), 1), np.bool_)
-    mask[:, 0] = True
+    if (tokenizer.padding or {}).get("length"):
+        mask[:] = True
+    mask[~mask.any(1), 0] = True
     return Tokens(ids, mask)
 
 

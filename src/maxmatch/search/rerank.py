@@ -185,11 +185,12 @@ def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
         return (
             f"queries of {set_size} vectors are compared with sets of {manifest.set_size}, which always takes a scan."
         )
-    if not manifest.scoring.one_vector:
+    single = set_size == 1  # of single vectors every similarity grows with their cosine
+    if not (manifest.scoring.one_vector or single):
         return f"the similarity {manifest.similarity!r} is not that of vectors in their order."
     if manifest.tuning is not None and manifest.tuning.real_queries:
         return None if manifest.tuning.recall >= _WORTH_IT else "too little was found in the last verify."
-    if manifest.scoring.in_order:  # slot i meets slot i in any case
+    if manifest.scoring.in_order or single:  # slot i meets slot i in any case
         return None
     if manifest.stability is None:
         return (

@@ -1,0 +1,169 @@
+"""A CLIP or SigLIP in a folder as the hub has it works in every command as any model does, by its own scores."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+from jaxtyping import config
+from PIL import Image
+from safetensors.torch import load_file
+from starlette.testclient import TestClient
+from tiny_hub import LONGEST, changed, hub_folder
+
+from maxmatch import SetEncoder, SetIndex
+from maxmatch.data.scenes import generate
+from maxmatch.model import two_towers
+from maxmatch.model.onnx_runtime import OnnxEncoder
+from maxmatch.server.app import create_app
+from maxmatch.server.gallery import key_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::maxmatch.model.text.TextTruncated")
+FAMILIES = ("clip", "siglip", "siglip2")
+HALF = 2e-3  # photos are indexed in half precision
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "scenes"
+    generate(folder, images=12, size=64)
+    return folder
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def hub(request, tmp_path_factory):
+    return hub_folder(tmp_path_factory.mktemp("hub") / request.param, request.param)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def own_cosines(folder, images, texts):
+    """Of each image with each text, by transformers alone: its logits without scale and bias."""
+    from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(folder).eval()
+    padding = True if model.config.model_type == "clip" else "max_length"
+    options = {"padding": padding, "truncation": True, "max_length": LONGEST, "return_tensors": "pt"}
+    inputs = AutoTokenizer.from_pretrained(folder)(texts, **options)
+    pictures = []
+    for image in images:
+        with Image.open(image) as opened:
+            pictures.append(opened.convert("RGB"))
+    inputs |= AutoImageProcessor.from_pretrained(folder, backend="pil")(pictures, return_tensors="pt")
+    with torch.no_grad():
+        bias = getattr(model, "logit_bias", 0.0)
+        return (model(**inputs).logits_per_image - bias) / model.logit_scale.exp()
+
+
+def test_a_folder_of_photos_is_searched_by_the_models_own_scores(hub, scenes, capsys):
+    images = sorted((scenes / "images").iterdir())
+    cosines = dict(
+        zip((image.name for image in images), own_cosines(hub, images, ["a dog"])[:, 0].tolist(), strict=True)
+    )
+    for _ in range(2):  # the second time from the index
+        found = run(capsys, "search", "a dog", scenes / "images", "--model", hub, "-k", 12, "--json")
+        assert found.code == 0, found.err
+        hits = json.loads(found.out)["hits"]
+        assert {hit["id"]: hit["score"] for hit in hits} == pytest.approx(cosines, abs=HALF)
+        assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+
+
+def test_evaluate_compares_by_the_models_own_scores_and_a_saved_model_gives_the_same(hub, scenes, tmp_path, capsys):
+    ours = SetEncoder.from_pretrained(hub).save_pretrained(tmp_path / "ours")
+    printed = []
+    for place, folder in enumerate((hub, ours)):
+        file = tmp_path / f"{place}.safetensors"
+        done = run(capsys, "evaluate", folder, scenes, "--split", "train", "--json", "--save-sets", file)
+        assert done.code == 0, done.err
+        sets = load_file(file)
+        rows = [json.loads(line) for line in (scenes / "metadata.jsonl").read_text().splitlines()]
+        rows = [row for row in rows if row.get("split", "train") == "train"]
+        assert len(rows) == len(sets["sets.image"])
+        images, texts = [scenes / row["file_name"] for row in rows], [text for row in rows for text in row["captions"]]
+        cosines = sets["sets.image"][:, 0] @ sets["sets.text"][:, 0].T
+        torch.testing.assert_close(cosines.float(), own_cosines(hub, images, texts), rtol=0, atol=1e-5)
+        printed.append(json.loads(done.out)["results"][0]["rsum"])
+    assert printed[0] == pytest.approx(printed[1], abs=1e-6)
+
+
+def test_encode_index_search_verify_and_serve(hub, scenes, tmp_path, capsys):
+    sets, index = tmp_path / "sets", tmp_path / "index"
+    assert run(capsys, "encode", hub, scenes / "images", "--out", sets).code == 0
+    assert run(capsys, "index", "build", index, "--from", sets).code == 0
+    found = run(capsys, "search", "a dog", index, "--json")  # by the model that the index names
+    assert found.code == 0, found.err
+    first = json.loads(found.out)["hits"][0]
+    assert run(capsys, "index", "verify", index).code == 0
+    with SetIndex.open(index) as opened:
+        model = SetEncoder.from_pretrained(hub)
+        assert opened.search(model.encode_texts(["a dog"]), k=1)[0][0].id == first["id"]
+        app = create_app(opened, picture=lambda name: scenes / "images" / name)
+        with TestClient(app, base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000)) as client:
+            hit = client.get("/api/v1/search", params={"q": "a dog"}).json()["hits"][0]
+            assert hit["score"] == pytest.approx(first["score"], abs=1e-4)
+            with (scenes / "images" / "000003.png").open("rb") as picture:
+                sent = client.post("/api/v1/search/image", files={"file": picture})
+            assert sent.status_code == 200, sent.text
+            why = client.get(f"/api/v1/items/{key_of(first['id'])}/explain", params={"q": "a dog"})
+            assert (why.status_code, why.json()["error"]["code"]) == (422, "no_attention")
+
+
+def test_graphs_of_onnx_give_the_same_sets_or_the_model_is_refused(hub, scenes, tmp_path, capsys):
+    config.update("jaxtyping_disable", True)  # in a graph, sizes are symbols, and no integers
+    done = run(capsys, "export", hub, tmp_path / "fast", "--onnx")
+    config.update("jaxtyping_disable", False)
+    if hub.name == "siglip2":
+        assert done.code == 1
+        assert "own proportions (SigLIP 2), cannot be exported" in done.err
+        return
+    assert done.code == 0, done.err
+    exported, model = OnnxEncoder.from_folder(tmp_path / "fast"), SetEncoder.from_pretrained(hub)
+    texts = ["a dog", "", "a red bus runs on the beach", "a dog isn't a cat, it's a bird " * 9]
+    images = sorted((scenes / "images").iterdir())[:3]
+    np.testing.assert_allclose(exported.encode_texts(texts), model.encode_texts(texts).numpy(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(exported.encode_images(images), model.encode_images(images).numpy(), rtol=0, atol=1e-4)
+    found = [run(capsys, "search", "a dog", scenes / "images", "--model", one).out for one in (tmp_path / "fast", hub)]
+    assert found[0] == found[1] != ""
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path, scenes, capsys):
+    folder = hub_folder(tmp_path / "clip", "clip")
+    (folder / "preprocessor_config.json").unlink()
+    for command in (("search", "a dog", scenes / "images", "--model", folder), ("evaluate", folder, scenes)):
+        done = run(capsys, *command)
+        assert done.code == 1
+        assert "preprocessor_config.json is missing" in done.err
+        assert "Traceback" not in done.err
+
+
+def test_models_lists_what_ships_what_is_cached_and_what_can_be_fetched(tmp_path, capsys, monkeypatch):
+    import huggingface_hub
+    from tiny_models import saved_model
+
+    def snapshot(name):
+        place = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
+        (place / "refs").mkdir(parents=True)
+        (place / "refs" / "main").write_text("a" * 40)
+        return place / "snapshots" / ("a" * 40)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert json.loads(run(capsys, "models", "--json").out)["cached"] == []
+    clip = hub_folder(snapshot("openai/clip-vit-base-patch32"), "clip")
+    (clip / "README.md").write_text("---\ntags: [vision]\nlicense: mit\n---\n# CLIP\n")
+    saved_model(snapshot("someone/ours"))
+    changed(hub_folder(snapshot("someone/bert"), "clip"), "config.json", model_type="bert")
+    (hub_folder(snapshot("someone/half"), "clip") / "model.safetensors").unlink()
+    listed = json.loads(run(capsys, "models", "--json").out)
+    found = {place: [(model["name"], model["kind"]) for model in models] for place, models in listed.items()}
+    assert ("maxmatch-small", "maxmatch") in found["ships"]
+    assert found["cached"] == [("openai/clip-vit-base-patch32", "clip"), ("someone/ours", "maxmatch")]
+    assert listed["cached"][0]["licence"] == "mit"
+    assert listed["cached"][0]["size"] > 10_000
+    assert ("openai/clip-vit-base-patch32", "clip") not in found["hub"]
+    assert {kind for _, kind in [*found["hub"], ("", "clip")]} == set(two_towers.FAMILIES)
+    printed = run(capsys, "models").out
+    assert all(name in printed for models in found.values() for name, _ in models)
