@@ -450,7 +450,7 @@ def _graded(given: Any, shape: tuple[int, int], device: torch.device) -> _Truth:
                 f"relevance: {side} {alone[0]} has no relevant {_OTHER[side]} ({len(alone)} such in all). "
                 "Every item needs a true answer: leave it out."
             )
-    row, column = np.nonzero(relevance)
+    row, column = map(np.ascontiguousarray, np.nonzero(relevance))
     graph = coo_array((np.ones(len(row)), (row, column + shape[0])), (sum(shape), sum(shape)))
     groups = torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64)).to(device)
     pairs = torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)

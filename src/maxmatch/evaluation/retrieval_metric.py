@@ -93,6 +93,8 @@ class RetrievalMetric:
         if not checked:
             raise ValueError("update: expected images, texts or both, got neither.")
         for side, sets, numbers in checked:  # not before all of it was checked
+            if not len(numbers):
+                continue
             self._sets[side].append(sets)
             self._groups[side].append(numbers)
             if side == "image":
@@ -107,6 +109,8 @@ class RetrievalMetric:
         for side, parts in self._sets.items():
             if not parts:
                 raise ValueError(f"RetrievalMetric: there are no {side}s yet. Call update with some first.")
+        if len({part.dtype.kind for parts in self._groups.values() for part in parts}) > 1:
+            raise ValueError("groups: numbers in some batches and strings in others. Name them alike in all.")
         images, texts = (joined(f"{side}s", parts) for side, parts in self._sets.items())
         image_groups, text_groups = (np.concatenate(parts) for parts in self._groups.values())
         kept = _first_of_each(image_groups, np.concatenate(self._repeats))
