@@ -269,7 +269,7 @@ def evaluate_embeddings(
         refuse_not_finite(side, vectors, mask)
         if not normalise and similarity != "dot":
             low, high = range_of_norms(vectors, mask).tolist()
-            warn_unless_unit(side, low, high, "Pass normalise=True, or choose 'dot'.", stacklevel=2)
+            warn_unless_unit(side, low, high, "Pass normalise=True to have it done on the way.", stacklevel=2)
 
     def rows(part: slice) -> Tensor:
         with warnings.catch_warnings():
