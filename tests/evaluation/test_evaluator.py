@@ -15,10 +15,10 @@ from made_splits import galleries, split_of, unit
 from reference_ranking import slow_figures, sorted_ranks
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from maxmatch import score_matrix
+from maxmatch import evaluation, score_matrix
 from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.checks import NotUnitLength
-from maxmatch.evaluation import RetrievalResult, evaluate_embeddings, evaluate_runs, evaluate_scores
+from maxmatch.evaluation import RetrievalResult, evaluate_embeddings, evaluate_runs, evaluate_scores, evaluator
 from maxmatch.evaluation.encoding import save_encoded
 
 WAYS = ("i2t", "t2i")
@@ -75,7 +75,7 @@ def test_any_depth_is_that_of_sorted_lists(gallery, depth):
     scores, images, texts = gallery
     slow = slow_graded(scores, images[:, None] == texts, [depth])
     found = evaluate_scores(*gallery).at(depth)
-    assert found == pytest.approx({name: value for name, value in slow.items() if str(depth) in name})
+    assert found == pytest.approx({name: value for name, value in slow.items() if name.endswith(str(depth))})
 
 
 @st.composite
@@ -118,11 +118,18 @@ def test_without_ties_map_and_ndcg_are_those_of_scikit_learn(given):
 def test_groups_are_the_relevance_of_ones_and_zeros():
     scores = np.random.default_rng(0).normal(size=(5, 9))
     images, texts = np.array([4, 4, 7, 9, 9]), np.array([4, 7, 7, 7, 9, 4, 9, 4, 4])
-    grouped = evaluate_scores(scores, images, texts)
-    graded = evaluate_scores(scores, relevance=images[:, None] == texts)
+    grouped, true = evaluate_scores(scores, images, texts), images[:, None] == texts
+    graded = evaluate_scores(scores, relevance=true)
+    for same in (true.astype(int).tolist(), torch.from_numpy(true).bfloat16()):
+        assert evaluate_scores(scores, relevance=same).figures == graded.figures
     assert grouped.figures == pytest.approx(graded.figures)
     for name, one in grouped.intervals(100).items():  # what is connected is what was a group
         assert one == pytest.approx(graded.intervals(100)[name])
+
+
+def test_the_names_of_the_package_are_there_when_asked_for():
+    assert all(getattr(evaluation, name).__name__ == name for name in evaluation.__all__)
+    assert not hasattr(evaluation, "evaluate_everything")
 
 
 # What may be given.
@@ -171,7 +178,9 @@ def test_all_scores_are_never_held_at_once(allocation_meter):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_single_vectors_are_compared_by_cosine_or_inner_product(similarity):
+@pytest.mark.parametrize("columns", [5, 8192])
+def test_single_vectors_are_compared_by_cosine_or_inner_product(similarity, columns, monkeypatch):
+    monkeypatch.setattr(evaluator, "_COLUMNS", columns)
     rng = np.random.default_rng(0)
     images, texts = rng.normal(size=(9, 5)), rng.normal(size=(18, 5))
     scores = images @ texts.T
@@ -180,6 +189,9 @@ def test_single_vectors_are_compared_by_cosine_or_inner_product(similarity):
     groups = range(9), np.arange(18) // 2
     expected = evaluate_scores(scores, *groups).figures
     assert evaluate_embeddings(images, texts, *groups, similarity).figures == expected
+    assert evaluate_embeddings(images, texts, *groups, similarity, max_memory=1).figures == expected
+    mixed = evaluate_embeddings(torch.from_numpy(images), texts.astype(np.float32), *groups, similarity)
+    assert mixed.figures == pytest.approx(expected)
 
 
 def test_a_similarity_may_be_a_function():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from maxmatch.core.array_checks import NotFiniteError, check_sets, refuse_not_finite, shape_of
 from maxmatch.core.checks import Array, NotUnitLength, as_array, as_tensor, range_of_norms, warn_unless_unit
@@ -263,7 +264,9 @@ def evaluate_embeddings(
             f"images have vectors of width {a.vectors.shape[2]} and texts of {b.vectors.shape[2]}. "
             "Encode both with the same model."
         )
-    function = _checked_similarity(similarity, a.vectors, b.vectors)
+    _check_similarity(similarity, a.vectors, b.vectors)
+    where = (side.vectors.device for side in (a, b) if isinstance(side.vectors, Tensor))
+    computed_on = next(where, torch.device("cpu")) if device is None else chosen_device(device)
     normalise = normalise or similarity == "cosine"
     for side, (vectors, mask) in (("images", a), ("texts", b)):
         refuse_not_finite(side, vectors, mask)
@@ -272,17 +275,17 @@ def evaluate_embeddings(
             warn_unless_unit(side, low, high, "Pass normalise=True to have it done on the way.", stacklevel=2)
 
     def rows(part: slice) -> Tensor:
+        if similarity in SINGLE_VECTORS:
+            return _products(a.vectors[part], b.vectors, normalise, computed_on)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotUnitLength)  # given above, once
             return score_matrix(
-                a.vectors[part], b.vectors, function, normalise=normalise, device=device, b_mask=b.mask,
+                a.vectors[part], b.vectors, similarity, normalise=normalise, device=computed_on, b_mask=b.mask,
                 a_mask=None if a.mask is None else a.mask[part],
             )  # fmt: skip
 
     shape = len(a.vectors), len(b.vectors)
     height = max(1, max_memory // (8 * shape[1]))
-    where = (side.vectors.device for side in (a, b) if isinstance(side.vectors, Tensor))
-    computed_on = next(where, torch.device("cpu")) if device is None else chosen_device(device)
     truth = _truth(image_groups, text_groups, relevance, shape, computed_on)
     return _measured(Scores(rows, shape, height), truth, protocol, name, name_of_similarity(similarity))
 
@@ -355,10 +358,31 @@ def _check_not_empty(images: int, texts: int) -> None:
             raise ValueError(f"{name}: there are none, so there is nothing to measure. Give at least one.")
 
 
-def _checked_similarity(similarity: str | Similarity, a: Array, b: Array) -> str | Similarity:
-    """As `score_matrix` takes it: for single vectors the mean of the one product is the product."""
+def _products(a: Array, b: Array, normalise: bool, device: torch.device) -> Tensor:
+    """The inner products of single vectors (B, 1, D), (C, 1, D), or their cosines: one large product for a part of b at
+    a time, where `score_matrix` makes many small ones.
+    """
+    double = any(vectors.dtype in (torch.float64, np.float64) for vectors in (a, b))
+    precision = torch.float64 if double else torch.float32
+
+    def load(vectors: Array) -> Tensor:
+        single = as_tensor(vectors).detach()[:, 0].to(device, precision)
+        return normalize(single, dim=-1) if normalise else single
+
+    left = load(a)
+    scores = left.new_empty(len(a), len(b))
+    for start in range(0, len(b), _COLUMNS):
+        part = slice(start, start + _COLUMNS)
+        scores[:, part] = left @ load(b[part]).T
+    return scores
+
+
+_COLUMNS = 8192
+
+
+def _check_similarity(similarity: str | Similarity, a: Array, b: Array) -> None:
     if not isinstance(similarity, str):
-        return similarity
+        return
     if similarity in SINGLE_VECTORS:
         for name, vectors in (("images", a), ("texts", b)):
             if vectors.shape[1] != 1:
@@ -366,11 +390,9 @@ def _checked_similarity(similarity: str | Similarity, a: Array, b: Array) -> str
                     f"similarity {similarity!r} compares single vectors, but {name} are sets of {vectors.shape[1]}. "
                     f"Choose one of {', '.join(SIMILARITIES)}."
                 )
-        return "mean"
-    if similarity not in SIMILARITIES:
+    elif similarity not in SIMILARITIES:
         known = ", ".join([*SINGLE_VECTORS, *SIMILARITIES])
         raise ValueError(f"similarity: expected a function or one of {known}, got {similarity!r}.")
-    return similarity
 
 
 # Which answers are true.
@@ -435,7 +457,8 @@ def _graded(given: Any, shape: tuple[int, int], device: torch.device) -> _Truth:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    relevance = as_tensor(given, "relevance").detach().cpu().numpy()
+    tensor = as_tensor(given, "relevance").detach().cpu()
+    relevance = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy knows no bfloat16
     if relevance.shape != shape:
         raise ValueError(
             f"relevance: expected a number for each image and text, {shape[0]}×{shape[1]}, "
