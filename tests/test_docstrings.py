@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import maxmatch
-from maxmatch import losses
+from maxmatch import evaluation, losses
 from maxmatch.matching import SIMILARITIES
 
 # Of a class also its public methods; a class of data lists its fields under Args.
@@ -22,6 +22,9 @@ PUBLIC = [
     maxmatch.maximal_assignment,
     *(entry.torch for entry in SIMILARITIES.values()),
     maxmatch.Recipe,
+    evaluation.evaluate_scores,
+    evaluation.evaluate_embeddings,
+    evaluation.compute_metrics,
     *(getattr(losses, name) for name in losses.__all__),
 ]
 

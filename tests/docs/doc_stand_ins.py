@@ -86,12 +86,22 @@ def scenes(names: Names) -> None:
     names["row"], names["other"] = map(json.loads, lines)
 
 
+def own_vectors(names: Names) -> None:
+    """Vectors of images and of five captions each, and a matrix of scores."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(1000, 512)).astype(np.float32)
+    np.save("images.npy", images)
+    np.save("texts.npy", images.repeat(5, 0) + 7 * rng.normal(size=(5000, 512)).astype(np.float32))
+    np.save("scores.npy", rng.normal(size=(100, 300)))
+
+
 SET_UP = {
     "README.md": quickstart,
     "analysis.md": analysis,
     "api/evaluation.md": evaluation,
     "evaluation.md": evaluation,
     "guides/clip.md": clip,
+    "guides/evaluate.md": own_vectors,
     "guides/features.md": features,
     "guides/your-data.md": your_data,
     "quickstart.md": quickstart,

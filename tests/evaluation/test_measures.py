@@ -24,7 +24,11 @@ from maxmatch.evaluation.metrics import EvaluatedModel, Scores, evaluate, log_ci
 from maxmatch.evaluation.significance import intervals, measure, paired_test, paired_test_of_seeds
 
 LEVELS, DEPTHS = (1, 5, 10), (5, 10, 20)
-ANSWERS = ("map_at_r", "r_precision", *(f"coverage_{n}" for n in DEPTHS))
+ANSWERS = (
+    *("map_at_r", "r_precision", *(f"coverage_{n}" for n in DEPTHS)),
+    *("map", "precision_5", "precision_10", "mrr", "ndcg_5", "ndcg_10"),
+)
+ALWAYS = ANSWERS[5:]  # of text to image, too, where every caption has one image
 
 
 def ranked(scores, image_groups, text_groups, protocol="plain", height=None, **more):
@@ -39,7 +43,7 @@ def true_or_not(row, group, groups):
 
 
 def slow_answers(scores, groups, others):
-    """mAP@R, R-precision and coverage of each row."""
+    """What the sorted answers of each row say."""
     found = {name: [] for name in ANSWERS}
     for row, group in zip(scores.tolist(), groups.tolist(), strict=True):
         listed = true_or_not(row, group, others.tolist())
@@ -49,6 +53,14 @@ def slow_answers(scores, groups, others):
         found["r_precision"].append(sum(listed[:true]) / true)
         for depth in DEPTHS:
             found[f"coverage_{depth}"].append(sum(listed[:depth]) / true)
+        places = [place for place, hit in enumerate(listed, start=1) if hit]
+        found["mrr"].append(1 / places[0])
+        found["map"].append(statistics.mean(sum(listed[:place]) / place for place in places))
+        for depth in (5, 10):
+            found[f"precision_{depth}"].append(sum(listed[:depth]) / depth)
+            gained = sum(1 / math.log2(1 + place) for place in places if place <= depth)
+            best = sum(1 / math.log2(1 + place) for place in range(1, min(true, depth) + 1))
+            found[f"ndcg_{depth}"].append(gained / best)
     return found
 
 
@@ -68,8 +80,9 @@ def slow_hardest(scores, image_groups, text_groups):
 
 def slow_measures(scores, image_groups, text_groups):
     found = {f"i2t_{name}": values for name, values in slow_answers(scores, image_groups, text_groups).items()}
-    if len(set(image_groups.tolist())) < len(image_groups):
-        found |= {f"t2i_{name}": values for name, values in slow_answers(scores.T, text_groups, image_groups).items()}
+    several = len(set(image_groups.tolist())) < len(image_groups)
+    for name, values in slow_answers(scores.T, text_groups, image_groups).items():
+        found |= {f"t2i_{name}": values} if several or name in ALWAYS else {}
     found = {name: 100 * statistics.mean(values) for name, values in found.items()}
     for way, ranks in slow_hardest(scores, image_groups, text_groups).items():
         found |= {f"{way}_hardest_r{n}": 100 * sum(rank <= n for rank in ranks) / len(ranks) for n in LEVELS}
@@ -143,6 +156,10 @@ def test_a_constant_model_finds_nothing_since_ties_count_against_it():
     found = made(torch.zeros(30, 150), [5] * 30)
     medians = {name: found.pop(f"{name}_hardest_median_rank") for name in ("i2t", "t2i")}
     assert medians == {"i2t": 146, "t2i": 30}
+    assert found.pop("i2t_mrr") == pytest.approx(100 / 146)  # it stands last, which is not nowhere
+    assert found.pop("t2i_mrr") == pytest.approx(100 / 30)
+    assert found.pop("t2i_map") == pytest.approx(100 / 30)
+    assert found.pop("i2t_map") == pytest.approx(100 * statistics.mean(n / (145 + n) for n in range(1, 6)))
     assert set(found.values()) == {0}
 
 

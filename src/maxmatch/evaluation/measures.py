@@ -17,6 +17,7 @@ from maxmatch.evaluation.metrics import (
     IMAGE_TEXT,
     LEVELS,
     EvaluatedModel,
+    Grades,
     ModalityPair,
     SearchRanks,
     decisive_pairs,
@@ -33,6 +34,7 @@ Measures = Literal["rsum", "all"]
 
 DEPTHS = (5, 10, 20)
 RECALLS = tuple(f"{way}_r{level}" for way in ("i2t", "t2i") for level in LEVELS)
+_SHORT = (5, 10)  # depths of precision and nDCG; at 1 both are R@1
 _SEVERAL = ("map_at_r", "r_precision", *(f"coverage_{depth}" for depth in DEPTHS))
 
 
@@ -71,33 +73,98 @@ def query_values(gallery: SearchRanks) -> dict[str, QueryValues]:
         found |= {f"{way}_r{level}": QueryValues(reached <= level, groups) for level in LEVELS}
     if gallery.pairs is None:
         return found
-    row, column, in_row, in_column = (part.cpu().numpy() for part in gallery.pairs)
-    for way, query, rank, groups in (("i2t", row, in_row, image_groups), ("t2i", column, in_column, text_groups)):
-        found |= {f"{way}_{name}": QueryValues(one, groups) for name, one in _all_answers(query, rank).items()}
+    for way, answers in _answers_both_ways(gallery).items():
+        groups = image_groups if way == "i2t" else text_groups
+        found |= {f"{way}_{name}": QueryValues(one, groups) for name, one in _all_answers(answers).items()}
     for way, rank in hardest_ranks(gallery).items():
         found |= {f"{way}_hardest_r{level}": QueryValues(rank <= level, image_groups) for level in LEVELS}
     return found
 
 
-def _all_answers(query: Int[np.ndarray, " P"], rank: Int[np.ndarray, " P"]) -> dict[str, Float[np.ndarray, " n"]]:
-    """mAP@R, R-precision and coverage of each query, from the ranks of its true answers among the wrong ones.
+class _Answers(NamedTuple):
+    """The true answers of all queries, query by query and best first.
 
-    The j-th best true answer has the place rank − 1 + j among all answers: the wrong ones that score as much or more
-    stand before it, and so do j − 1 true ones.
+    The n-th best true answer of a query has the place rank − 1 + n among all answers: the wrong ones that score as much
+    or more stand before it, and so do n − 1 true ones; of those that score the same, the less relevant come first.
     """
-    order = np.lexsort((rank, query))
-    query, rank = query[order], rank[order]
-    true = np.bincount(query)
-    nth = np.arange(1, len(query) + 1) - (np.cumsum(true) - true)[query]
-    place = rank - 1 + nth
-    within = place <= true[query]
 
-    def share(weights: np.ndarray) -> np.ndarray:
-        shares: np.ndarray = np.bincount(query, weights) / true
-        return shares
+    query: Int[np.ndarray, " P"]
+    nth: Int[np.ndarray, " P"]
+    place: Int[np.ndarray, " P"]
+    gain: Float[np.ndarray, " P"]
+    """How relevant each is; 1 where all are alike."""
+    best_gain: Float[np.ndarray, " P"]
+    """The gains in the best order: the n-th largest of the query."""
 
-    values = [share(within * nth / place), share(within), *(share(place <= depth) for depth in DEPTHS)]
-    return dict(zip(_SEVERAL, values, strict=True))
+    @classmethod
+    def of(cls, query: Int[np.ndarray, " P"], rank: Int[np.ndarray, " P"], grades: Grades | None) -> "_Answers":
+        """Of pairs in any order, from their ranks among wrong answers."""
+        if grades is None:
+            order, gain = np.lexsort((rank, query)), np.ones(len(query))
+        else:
+            gain, score = (part.cpu().double().numpy() for part in grades)
+            order = np.lexsort((gain, -score, query))
+        best_gain = gain[np.lexsort((-gain, query))]
+        query, rank, gain = query[order], rank[order], gain[order]
+        true = np.bincount(query)
+        nth = np.arange(1, len(query) + 1) - (np.cumsum(true) - true)[query]
+        return cls(query, nth, rank - 1 + nth, gain, best_gain)
+
+    def total(self, values: np.ndarray) -> Float[np.ndarray, " n"]:
+        """The sum over the true answers of each query."""
+        total: np.ndarray = np.bincount(self.query, values)
+        return total
+
+    def share(self, values: np.ndarray) -> Float[np.ndarray, " n"]:
+        """The mean over the true answers of each query."""
+        return self.total(values) / np.bincount(self.query)
+
+    def at(self, depth: int) -> dict[str, Float[np.ndarray, " n"]]:
+        """Of the first answers, so many of them: the share of the true ones among them (coverage), how many of them are
+        true (precision), and nDCG, Σ gain / log₂(1 + place) as a share of that of the best order.
+        """
+        within = self.place <= depth
+        best = self.total((self.nth <= depth) * self.best_gain / np.log2(1 + self.nth))
+        return {
+            "coverage": self.share(within),
+            "precision": self.total(within) / depth,
+            "ndcg": self.total(within * self.gain / np.log2(1 + self.place)) / best,
+        }
+
+
+def _answers_both_ways(gallery: SearchRanks) -> dict[str, _Answers]:
+    assert gallery.pairs is not None
+    row, column, in_row, in_column = (part.cpu().numpy() for part in gallery.pairs)
+    return {"i2t": _Answers.of(row, in_row, gallery.grades), "t2i": _Answers.of(column, in_column, gallery.grades)}
+
+
+def _all_answers(answers: _Answers) -> dict[str, Float[np.ndarray, " n"]]:
+    """mAP@R, R-precision, coverage, mAP, precision, MRR and nDCG of each query."""
+    _, nth, place, *_ = answers
+    within = place <= np.bincount(answers.query)[answers.query]
+    at = {depth: answers.at(depth) for depth in {*DEPTHS, *_SHORT}}
+    return {
+        "map_at_r": answers.share(within * nth / place),
+        "r_precision": answers.share(within),
+        **{f"coverage_{depth}": at[depth]["coverage"] for depth in DEPTHS},
+        "map": answers.share(nth / place),
+        **{f"precision_{depth}": at[depth]["precision"] for depth in _SHORT},
+        "mrr": answers.total((nth == 1) / place),
+        **{f"ndcg_{depth}": at[depth]["ndcg"] for depth in _SHORT},
+    }
+
+
+def figures_at(galleries: Sequence[SearchRanks], depth: int) -> dict[str, float]:
+    """R@depth, coverage, precision and nDCG both ways, in per cent: the mean over galleries."""
+    found = []
+    for gallery in galleries:
+        one = dict[str, float]()
+        for way, answers in _answers_both_ways(gallery).items():
+            ranks = (gallery.i2t if way == "i2t" else gallery.t2i).ranks.cpu().numpy()
+            values = {"r": ranks <= depth, **{f"{name}_": value for name, value in answers.at(depth).items()}}
+            one |= {f"{way}_{name}{depth}": 100 * float(value.mean()) for name, value in values.items()}
+        found.append(one)
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
 def hardest_ranks(gallery: SearchRanks) -> dict[str, Int[np.ndarray, " B"]]:

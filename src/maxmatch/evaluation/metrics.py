@@ -298,11 +298,19 @@ GALLERIES = {"": "all", "coco_1k_": "1K", "coco_5k_": "5K"}
 """What each protocol searches among, by the prefix of its figures."""
 
 
+class Grades(NamedTuple):
+    """How relevant each true pair is, and its score: for nDCG, where some answers are better than others."""
+
+    gain: Float[Tensor, " P"]
+    score: Float[Tensor, " P"]
+
+
 @dataclass(frozen=True)
 class SearchRanks:
     """One search: the ranks of all queries both ways, and the group that each query belongs to.
 
-    pairs: the ranks of all true pairs, where they were asked for: `maxmatch.evaluation.measures` needs them.
+    pairs: the ranks of all true pairs, where they were asked for: `maxmatch.evaluation.measures` needs them. grades: of
+    the same pairs; None: all are equally relevant.
     """
 
     i2t: Ranks
@@ -310,6 +318,7 @@ class SearchRanks:
     image_groups: Int[Tensor, " B"]
     text_groups: Int[Tensor, " C"]
     pairs: PairRanks | None = None
+    grades: Grades | None = None
 
 
 @dataclass(frozen=True)
@@ -356,10 +365,15 @@ def evaluate(
 
 def similarity_name(member: EvaluatedModel) -> str:
     """The name of a member's similarity, with its options."""
-    if isinstance(member.similarity, str):
-        return member.similarity
-    function = getattr(member.similarity, "func", member.similarity)
-    options = getattr(member.similarity, "keywords", {})
+    return name_of_similarity(member.similarity)
+
+
+def name_of_similarity(similarity: str | Similarity) -> str:
+    """The name of a similarity, with its options."""
+    if isinstance(similarity, str):
+        return similarity
+    function = getattr(similarity, "func", similarity)
+    options = getattr(similarity, "keywords", {})
     listed = ", ".join(f"{option}={value:g}" for option, value in options.items())
     return getattr(function, "__name__", "own") + (f"({listed})" if listed else "")
 

@@ -37,11 +37,14 @@ class PairRanks(NamedTuple):
 
 
 class PartRanks(NamedTuple):
-    """The ranks of one part: of the best true answer of each row and each column; of all true pairs, if asked for."""
+    """The ranks of one part: of the best true answer of each row and each column; of all true pairs, if asked for, and
+    their scores.
+    """
 
     rows: Ranks
     columns: Ranks
     pairs: PairRanks | None
+    pair_scores: Float[Tensor, " P"] | None = None
 
 
 def ranks_both_ways(
@@ -80,16 +83,18 @@ def ranks_of_parts(
     column_groups: Int[Tensor, " C"],
     parts: Sequence[Fold],
     pairs: bool = False,
+    true: tuple[Int[Tensor, " P"], Int[Tensor, " P"]] | None = None,
 ) -> list[PartRanks]:
     """`ranks_both_ways` of each part, from scores that come `height` rows at a time: score(rows) has all columns.
 
-    pairs: also the ranks of all true pairs, counted while each block is there.
+    pairs: also the ranks of all true pairs, counted while each block is there. true: the rows and columns of the true
+    pairs, in the order of their rows, where groups do not tell; every row and every column has one.
 
     With more than one block every block is asked for twice, first for the scores of the true pairs, then to count those
     above them; it must come out the same. A part may start and end within a block.
     """
     rows, columns = len(row_groups), len(column_groups)
-    true_row, true_column = true_pairs(row_groups.contiguous(), column_groups.contiguous())
+    true_row, true_column = true or true_pairs(row_groups.contiguous(), column_groups.contiguous())
     blocks = [slice(start, min(start + height, rows)) for start in range(0, max(rows, 1), max(height, 1))]
     held = score(blocks[0]) if len(blocks) == 1 else None  # then it is not made twice
     true_scores = _true_scores(score, blocks, true_row, true_column) if held is None else held[true_row, true_column]
@@ -117,7 +122,7 @@ def ranks_of_parts(
     bad, maybe_lonely = torch.stack([not_numbers, best.isneginf().sum()]).tolist()
     if bad:
         raise NotFiniteError("scores: NaN among them; no ranking can be made of that. Look for NaN in the embeddings.")
-    if maybe_lonely and not bool(torch.isin(column_groups, row_groups).all()):
+    if maybe_lonely and true is None and not bool(torch.isin(column_groups, row_groups).all()):
         raise ValueError(_ONE_SIDED)
     true_ties = query.new_zeros(rows + columns).scatter_add(0, query, (true_scores == best[query]).long())
     found = []
@@ -126,7 +131,8 @@ def ranks_of_parts(
         ties = as_many - own
         ranks, size = more + ties + 1, _length(part.rows)
         both = Ranks(ranks[:size], ties[:size]), Ranks(ranks[size:], ties[size:])
-        found.append(PartRanks(*both, counters[number].ranks(*both) if pairs else None))
+        more_ranks = (counters[number].ranks(*both), counters[number].level) if pairs else (None, None)
+        found.append(PartRanks(*both, *more_ranks))
     return found
 
 

@@ -115,7 +115,7 @@ def measure(
                 metrics, notes = None, [f"CxC and ECCV Caption were not measured: {error}"]
         results.append(result)
         del scores  # before the next ones are made: one matrix is what is promised
-    return [_line(result, results[0], draws) for result in results], notes
+    return [compared(result, results[0], draws) for result in results], notes
 
 
 def _beyond_rsum(result: Result, team: Sequence[EvaluatedModel], pair: ModalityPair) -> dict[str, float]:
@@ -127,7 +127,8 @@ def _beyond_rsum(result: Result, team: Sequence[EvaluatedModel], pair: ModalityP
     return of_ranks | (set_measures(team[0], pair) if len(team) == 1 else {})
 
 
-def _line(result: Result, first: Result, draws: int) -> ResultLine:
+def compared(result: Result, first: Result, draws: int) -> ResultLine:
+    """A result with intervals and a test against the first, from so many draws; with neither if there are none."""
     if not draws:
         return ResultLine(result)
     sure = {prefix: intervals(some, draws, np.random.default_rng(SEED)) for prefix, some in result.galleries.items()}
