@@ -39,8 +39,10 @@ def _whole_name(given: Any) -> Any:
 Measure = Annotated[
     Literal[
         "rsum", "i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_map_at_r", "i2t_r_precision",
-        "i2t_coverage_5", "i2t_coverage_10", "i2t_coverage_20", "i2t_hardest_r1", "i2t_hardest_r5", "i2t_hardest_r10",
-        "t2i_hardest_r1", "t2i_hardest_r5", "t2i_hardest_r10",
+        "i2t_coverage_5", "i2t_coverage_10", "i2t_coverage_20",
+        "i2t_map", "i2t_precision_5", "i2t_precision_10", "i2t_mrr", "i2t_ndcg_5", "i2t_ndcg_10",
+        "t2i_map", "t2i_precision_5", "t2i_precision_10", "t2i_mrr", "t2i_ndcg_5", "t2i_ndcg_10",
+        "i2t_hardest_r1", "i2t_hardest_r5", "i2t_hardest_r10", "t2i_hardest_r1", "t2i_hardest_r5", "t2i_hardest_r10",
     ],
     BeforeValidator(_whole_name),
 ]  # fmt: skip

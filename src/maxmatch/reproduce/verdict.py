@@ -18,6 +18,12 @@ _NAMES = {"rsum": "RSUM"} | {
         *((f"r{level}", f"R@{level}") for level in (1, 5, 10)),
         *(("map_at_r", "mAP@R"), ("r_precision", "R-precision")),
         *((f"coverage_{depth}", f"coverage in {depth}") for depth in (5, 10, 20)),
+        *(("map", "mAP"), ("mrr", "MRR")),
+        *(
+            (f"{name}_{n}", f"{heading}@{n}")
+            for name, heading in (("precision", "P"), ("ndcg", "nDCG"))
+            for n in (5, 10)
+        ),
         *((f"hardest_r{level}", f"hardest R@{level}") for level in (1, 5, 10)),
     )
 }
