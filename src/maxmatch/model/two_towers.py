@@ -259,9 +259,7 @@ def _tokenizer(folder: Path) -> Any:
         )
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
     options = _json(settings) if settings.is_file() else {}
-    siglip = (
-        options.get("tokenizer_class") == "SiglipTokenizer"
-    )  # of transformers; it needs sentencepiece, ours does not
+    siglip = options.get("tokenizer_class") == "SiglipTokenizer"  # it needs sentencepiece; tokenizer.json does not
     if siglip and not file.is_file():
         raise CheckpointError(
             f"{file}: missing; a SigLIP needs it. Choose a model that has it, or save it from another."
