@@ -5,7 +5,7 @@ import reference
 import torch
 from torch import Tensor
 
-from maxmatch.matching import similarity
+from maxmatch.matching import products
 from maxmatch.matching.numba_backend import matched_cosines
 
 
@@ -42,17 +42,17 @@ def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_named(m
     def refuse(name: str) -> None:
         raise RuntimeError("cannot cache function '_match_rows': no locator available")
 
-    monkeypatch.setattr(similarity, "import_module", refuse)
+    monkeypatch.setattr(products, "import_module", refuse)
     with pytest.warns(RuntimeWarning, match=r"no locator available\. Set NUMBA_CACHE_DIR"):
-        assert similarity._module.__wrapped__("maxmatch.matching.numba_backend") is None
+        assert products._module.__wrapped__("maxmatch.matching.numba_backend") is None
 
 
 def test_large_jobs_of_single_precision_on_the_cpu_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similarity, "_module", lambda name: name)
+    monkeypatch.setattr(products, "_module", lambda name: name)
     single = torch.zeros(1)
-    assert similarity.compiled_for(single, pairs=99_999) is None
-    assert similarity.compiled_for(single, pairs=100_000) == "maxmatch.matching.numba_backend"
-    assert similarity.compiled_for(single.half(), pairs=100_000) == "maxmatch.matching.numba_backend"
-    assert similarity.compiled_for(single.double(), pairs=100_000) is None
-    assert similarity.compiled_for(single.to("meta"), pairs=100_000) is None
-    assert similarity.kernels_for(single) is None
+    assert products.compiled_for(single, pairs=99_999) is None
+    assert products.compiled_for(single, pairs=100_000) == "maxmatch.matching.numba_backend"
+    assert products.compiled_for(single.half(), pairs=100_000) == "maxmatch.matching.numba_backend"
+    assert products.compiled_for(single.double(), pairs=100_000) is None
+    assert products.compiled_for(single.to("meta"), pairs=100_000) is None
+    assert products.kernels_for(single) is None

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from maxmatch import score_matrix, top_hits, top_hits_both
 from maxmatch.core.checks import NotFiniteError, as_tensor
 from maxmatch.core.types import TopHits
-from maxmatch.matching import SIMILARITIES, numba_backend, similarity
+from maxmatch.matching import SIMILARITIES, numba_backend, products, similarity
 
 close = partial(assert_close, atol=1e-6, rtol=1e-6)
 few_and_many = pytest.mark.parametrize(("a", "b"), [(A, B), (FEW, MANY)], ids=["many", "few"])
@@ -134,8 +134,8 @@ def test_another_similarity_takes_two_precisions_and_few_rows() -> None:
 @pytest.mark.parametrize("block", [1, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_blocks_change_no_score(block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similarity, "_BLOCK", block)
-    monkeypatch.setattr(similarity, "_CAST_BLOCK", block)
+    monkeypatch.setattr(products, "_BLOCK", block)
+    monkeypatch.setattr(products, "_CAST_BLOCK", block)
     close(score_matrix(FEW, MANY.to(dtype)).double(), similarity.maxmatch(FEW.double(), MANY.to(dtype).double()))
 
 

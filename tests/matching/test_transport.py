@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from maxmatch import score_matrix
 from maxmatch.matching import SIMILARITIES, numpy_backend, similarity
+from maxmatch.matching.products import cosine_planes
 from maxmatch.matching.transport import transport_plan
 
 TWO = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
@@ -158,7 +159,7 @@ def test_one_vector_prefers_the_nearest_of_a_set_to_its_plain_mean(seed: int, si
 
 def test_few_iterations_err_by_what_was_measured() -> None:
     a, b = random_sets(5, 30, 4, 8, dtype=torch.float64), random_sets(6, 30, 4, 8, dtype=torch.float64)
-    cosines = similarity.cosine_planes(a, b)
+    cosines = cosine_planes(a, b)
     for epsilon, after_3, after_50 in ((0.05, 0.024, 0.0004), (0.01, 0.033, 0.0018)):
         exact = transport_plan(cosines, epsilon, ENOUGH)
         for iterations, error in ((3, after_3), (50, after_50)):
@@ -173,7 +174,7 @@ def test_few_iterations_err_by_what_was_measured() -> None:
 def test_a_plan_moves_all_of_the_smaller_set_and_no_more_than_there_is_of_the_larger(
     batches: tuple[Tensor, Tensor], epsilon: float, iterations: int
 ) -> None:
-    cosines = similarity.cosine_planes(*batches)
+    cosines = cosine_planes(*batches)
     plan = transport_plan(cosines, epsilon, iterations)
     smaller = 0 if cosines.shape[0] >= cosines.shape[1] else 1  # summed over the other set
     assert (plan >= 0).all()
@@ -216,7 +217,7 @@ def _margin(x: Tensor, y: Tensor) -> float:
 def test_as_epsilon_grows_sinkhorn_is_the_mean_over_all_pairs(seed: int, rows: int, columns: int) -> None:
     a = random_sets(seed, 2, rows, 8, dtype=torch.float64)
     b = random_sets(seed + 1, 3, columns, 8, dtype=torch.float64)
-    expected = similarity.cosine_planes(a, b).expm1().mean((0, 1))
+    expected = cosine_planes(a, b).expm1().mean((0, 1))
     assert_close(similarity.sinkhorn(a, b, epsilon=1e8), expected, atol=1e-6, rtol=0)
 
 
@@ -345,7 +346,7 @@ def test_options_reach_sinkhorn_by_name_and_by_function() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_plan_is_made_in_float32_at_least(dtype: torch.dtype) -> None:
-    cosines = similarity.cosine_planes(random_sets(35, 4, 3, 8), random_sets(36, 5, 4, 8)).to(dtype)
+    cosines = cosine_planes(random_sets(35, 4, 3, 8), random_sets(36, 5, 4, 8)).to(dtype)
     exact = transport_plan(cosines.float(), 0.05, 50)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(transport_plan(cosines, 0.05, 50), exact)

@@ -1,6 +1,7 @@
 """Tables: the paper's rows and ours beside them, what failed, how sure a difference is, and the curves of a table."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_every_line_is_tested_against_the_maxmatch_line_and_the_table_says_so(tm
     assert printed[7].split()[-3:] == ["97%", "±", "0%"]  # nothing beside MaxMatch itself
     assert "paired test over images" in (tmp_path / "pvse.md").read_text()
     rows = json.loads((tmp_path / "pvse.json").read_text())["rows"]
-    written = {"rsum": tests[0].difference, **tests[0]._asdict()}
+    written = {"rsum": tests[0].difference, **asdict(tests[0])}
     del written["difference"]
     assert rows[0]["against_reference"] == pytest.approx(written)
     assert rows[4]["against_reference"] is None

@@ -26,8 +26,9 @@ from maxmatch.evaluation.slots import (
     element_analysis,
     within_sets,
 )
+from maxmatch.matching.products import cosine_planes
 from maxmatch.matching.scoring import first_largest, score_matrix
-from maxmatch.matching.similarity import cosine_planes, with_options
+from maxmatch.matching.similarity import with_options
 
 # What each caption is about, where the data has it: the facets of generated scenes.
 

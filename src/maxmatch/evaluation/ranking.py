@@ -11,7 +11,7 @@ from torch import Tensor
 from maxmatch.core.array_checks import NotFiniteError, shape_of
 from maxmatch.core.checks import Array, as_tensor
 from maxmatch.core.types import Ranks
-from maxmatch.matching.similarity import kernels_for
+from maxmatch.matching.products import kernels_for
 
 
 class Fold(NamedTuple):

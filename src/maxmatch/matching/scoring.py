@@ -28,7 +28,8 @@ from maxmatch.core.checks import (
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
-from maxmatch.matching.similarity import Similarity, compiled_for, few_products, kernels_for, multiply
+from maxmatch.matching.products import compiled_for, few_products, kernels_for, multiply
+from maxmatch.matching.similarity import Similarity
 
 
 @dataclass(frozen=True)

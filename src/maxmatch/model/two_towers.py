@@ -12,30 +12,26 @@ ours says. Tokenizer, preprocessor and network are those of transformers; no cod
 import copy
 import json
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor, nn
 
 from maxmatch.core import machine
 from maxmatch.core.checks import check_ids, check_images
-from maxmatch.core.types import Features, Inputs
-from maxmatch.model.config import GlobalFeature, HubAudio, HubImage, HubText, InputKind, ModelConfig, TowerConfig
+from maxmatch.core.types import Features
+from maxmatch.model.config import GlobalFeature, HubAudio, HubImage, HubText, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders import Encoder
 from maxmatch.model.encoders.backbone import Freezable, mask_for
-from maxmatch.model.images import ImageTransform, Source, describe, load_image
+from maxmatch.model.hub_inputs import AudioReader, PatchReader, PatchTransform, processor_transform
 from maxmatch.model.inputs import PixelReader, Reader, TextReader
 from maxmatch.model.layers import GlobalHead
 from maxmatch.model.names import CONFIG, WEIGHTS, CheckpointError
@@ -51,7 +47,6 @@ _HALVES = {
     TEXT: ("text_model", "text_projection"),
 }
 Half = HubImage | HubAudio | HubText
-_LONGEST = 100  # as long as wide: of longer pictures only the middle is resized, before it is cropped
 
 
 class Family(NamedTuple):
@@ -389,168 +384,7 @@ def _quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# From pictures to what a tower takes.
-
-
-@dataclass(frozen=True)
-class ProcessorTransform(ImageTransform):
-    """Pictures as an image processor of transformers prepares them; they are read as all others (`load_image`)."""
-
-    processor: Any
-
-    def pixels(self, source: Source) -> Float[np.ndarray, "3 {self.size} {self.size}"]:
-        """The picture as the model takes it."""
-        pixels: np.ndarray = self.processor(self._picture(source), return_tensors="np")["pixel_values"][0]
-        return np.ascontiguousarray(pixels, np.float32)
-
-    def seen(self, source: Source) -> Image.Image:
-        """The part of the picture that the model sees, in the size that it sees."""
-        as_bytes = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
-        pixels = self.processor(self._picture(source), **as_bytes)["pixel_values"][0]
-        return Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, 2).astype(np.uint8)))
-
-    @property
-    def kept_side(self) -> int:
-        """The length of the short side before the middle is cropped."""
-        size = self.processor.size
-        return int(_side(size, "shortest_edge") or _side(size, "height") or self.size)
-
-    def box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """The part of a picture of this size that is kept: left, top, right, bottom."""
-        side = self.kept_side
-        short = min(width, height)
-        across, down = (side, side) if self.resize == "squash" else (side * width / short, side * height / short)
-        x, y = max(1 - self.size / across, 0) / 2, max(1 - self.size / down, 0) / 2
-        return (x * width, y * height, (1 - x) * width, (1 - y) * height)
-
-    def _picture(self, source: Source) -> Image.Image:
-        image = load_image(source)
-        short = min(image.size)
-        if self.resize == "squash" or max(image.size) <= _LONGEST * short:
-            return image
-        width, height = (min(side, _LONGEST * short) for side in image.size)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
-
-
-class PatchTransform(ProcessorTransform):
-    """Pictures in their own proportions, as patches (SigLIP 2)."""
-
-    def pixels(self, source: Source) -> Float[np.ndarray, "N P"]:
-        """The patches, row by row, with the number of its row behind each: 1 and up, and 0 for padding."""
-        made = self.processor(load_image(source), return_tensors="np")
-        patches, (rows, columns) = made["pixel_values"][0], made["spatial_shapes"][0]
-        row = np.zeros((len(patches), 1), np.float32)
-        row[: rows * columns, 0] = np.repeat(np.arange(1, rows + 1), columns)
-        return np.concatenate([patches.astype(np.float32), row], 1)
-
-    def seen(self, source: Source) -> Image.Image:
-        """There is no one size."""
-        raise ValueError("feed: this model sees pictures in their own proportions, not in one size. Use feed: mapped.")
-
-
-class PatchReader(PixelReader):
-    """Pictures as patches, with the row of each in place of a mask."""
-
-    def collate(self, items: Sequence[Tensor]) -> Inputs:
-        """The patches (B, N, P), and the row that each is in: 1 and up, and 0 for padding."""
-        stacked = torch.stack(list(items))
-        return Inputs(stacked[..., :-1].contiguous(), stacked[..., -1].long())
-
-    def blank(self) -> Tensor:
-        """One grey patch."""
-        transform: Any = self.transform
-        size = transform.processor.patch_size
-        blank = torch.zeros(transform.processor.max_num_patches, 3 * size**2 + 1)
-        blank[0, -1] = 1
-        return blank
-
-
-def processor_transform(options: Mapping[str, Any]) -> ProcessorTransform:
-    """The preprocessing that a preprocessor_config.json describes."""
-    import transformers
-
-    options = dict(options)
-    kind = f"{str(options.pop('image_processor_type', '')).removesuffix('Fast').removesuffix('Pil')}Pil"
-    found = getattr(transformers, kind, None) if kind.isidentifier() and "ImageProcessor" in kind else None
-    if found is None:
-        raise ValueError(f"preprocessor: transformers {transformers.__version__} has no {kind}")
-    processor = found(**options)
-    mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-    if "spatial_shapes" in processor.model_input_names:
-        side = processor.patch_size * math.isqrt(processor.max_num_patches)
-        return PatchTransform(side, "squash", mean, std, processor)
-    size = processor.size if processor.do_resize else {}
-    short, height, width = (_side(size, name) for name in ("shortest_edge", "height", "width"))
-    if processor.do_center_crop:
-        height, width = (_side(processor.crop_size, name) for name in ("height", "width"))
-    if height is None or height != width:
-        raise ValueError(f"preprocessor: expected square pictures of one size, got {size}")
-    return ProcessorTransform(height, "squash" if short is None else "crop", mean, std, processor)
-
-
-def _side(size: Any, name: str) -> int | None:
-    """A side by its name; None where it is not given."""
-    return size.get(name) if isinstance(size, Mapping) else getattr(size, name, None)
-
-
-class AudioReader:
-    """Sounds: .wav files, or arrays of samples at the model's rate, (n,) or (n, channels). Of a long one the beginning
-    is heard, as much as the model takes (CLAP: ten seconds).
-    """
-
-    reads: ClassVar[InputKind] = "audio"
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        from transformers import ClapFeatureExtractor
-
-        self.extractor = ClapFeatureExtractor(**{key: options[key] for key in options if "extractor_type" not in key})
-
-    def length(self, item: Any) -> int:
-        """All sounds become the same length."""
-        return 1
-
-    def read(self, item: Any) -> Float[Tensor, "1 frames bins"]:
-        """The spectrogram of a sound."""
-        rate: int = self.extractor.sampling_rate
-        name = describe(item)
-        samples = _wav(Path(item), rate) if isinstance(item, str | Path) else np.asarray(item)
-        if samples.ndim == 2:
-            samples = samples.mean(1)
-        if samples.ndim != 1 or not samples.size or samples.dtype.kind != "f" or not np.isfinite(samples).all():
-            raise ValueError(f"{name}: expected a .wav file, or samples from −1 to 1 at {rate:,} Hz in floating point.")
-        heard = samples[: self.extractor.nb_max_samples].astype(np.float64)
-        made = self.extractor(heard, sampling_rate=rate, return_tensors="pt")
-        spectrogram: Tensor = made["input_features"][0].float()
-        return spectrogram
-
-    def collate(self, items: Sequence[Tensor]) -> Inputs:
-        """The spectrograms, stacked."""
-        return Inputs(torch.stack(list(items)), None)
-
-
-def _wav(path: Path, rate: int) -> np.ndarray:
-    """The samples of a .wav file at a rate, from −1 to 1."""
-    from scipy.io import wavfile
-    from scipy.signal import resample_poly
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file.")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of notes that are no sound
-            own, samples = wavfile.read(path)
-    except Exception as error:  # of many kinds, where a file is damaged
-        raise ValueError(f"{path}: not a readable .wav file ({error}). Convert it to WAV.") from error
-    if samples.dtype.kind != "f":
-        unsigned = samples.dtype == np.uint8
-        samples = (samples.astype(np.float64) - 128 * unsigned) / (128 if unsigned else np.iinfo(samples.dtype).max + 1)
-    shared = math.gcd(own, rate)
-    found: np.ndarray = samples if own == rate else resample_poly(samples, rate // shared, own // shared)
-    return found
-
-
-# From that to features.
+# The halves of a model.
 
 
 class HubHalf(Freezable):

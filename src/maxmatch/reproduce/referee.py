@@ -4,7 +4,7 @@ compared; a table, curves and a page.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from maxmatch.evaluation.report.make_report import data_uri, render_page
 from maxmatch.evaluation.result_tables import ALL_ANSWERS, HARDEST, Cell, Column, Table, filled, render, written
 from maxmatch.recipe.schema import Recipe
 from maxmatch.reproduce import Reproduced, Reproduction
-from maxmatch.reproduce.compare import COLLAPSE, Outcomes, cell_of, draw_curves, figures_data, run_jobs
+from maxmatch.reproduce.compare import COLLAPSE, Outcomes, by_rsum, cell_of, draw_curves, figures_data, run_jobs
 from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
@@ -264,9 +264,9 @@ def study_data(
         title = row["title"]["method"]
         one = chosen.get(title)
         row["chosen"] = one and one.model_dump(mode="json")
-        row["tests"] = {measure: test._asdict() for measure, test in tests[title].items()}
-        by_rsum = tests[title].get("rsum")
-        row["against_reference"] = by_rsum and dict(zip(("rsum", *by_rsum._fields[1:]), by_rsum, strict=True))
+        row["tests"] = {measure: asdict(test) for measure, test in tests[title].items()}
+        test = tests[title].get("rsum")
+        row["against_reference"] = test and by_rsum(test)
     return rows
 
 

@@ -1,11 +1,12 @@
 """How sure the differences between the finalists of a study are, by every measure named beforehand; and its goal."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from maxmatch.evaluation.result_tables import Cell, Column, Table, filled
 from maxmatch.evaluation.significance import holm
-from maxmatch.reproduce.compare import DRAWS, Outcomes, between, compare_lines
+from maxmatch.reproduce.compare import DRAWS, Comparison, Outcomes, between, compare_lines
 from maxmatch.reproduce.study import Goal, Measure
 from maxmatch.reproduce.targets import PlannedLine, TablePlan
 
@@ -34,15 +35,10 @@ def called(measure: str) -> str:
     return _NAMES[measure]
 
 
-class CorrectedTest(NamedTuple):
+@dataclass(frozen=True)
+class CorrectedTest(Comparison):
     """A `Comparison`, and its p corrected for the number of tests made with it (Holm)."""
 
-    difference: float
-    low: float
-    high: float
-    p: float
-    p_seeds: float | None
-    effect_size: float | None
     p_holm: float | None
     p_seeds_holm: float | None
 
@@ -66,7 +62,8 @@ def corrected_tests(
     whole: Tests = {name: {} for name in pairs}
     for (name, measure), test, p, p_seeds in zip(named, tests, of_photos, of_seeds, strict=True):
         if test is not None:
-            whole[name][measure] = CorrectedTest(*test, p, None if test.p_seeds is None else p_seeds)
+            seeds = None if test.p_seeds is None else p_seeds
+            whole[name][measure] = CorrectedTest(**asdict(test), p_holm=p, p_seeds_holm=seeds)
     return whole
 
 
@@ -134,7 +131,7 @@ def judge(goal: Goal, measures: Sequence[str], finals: TablePlan, outcomes: Outc
             why = _why_not(goal, measure, tests[own])
             claims.append({"method": own, "measure": measure, "met": not why, "why_not": why})
     plain = {
-        own: {rival: {name: one._asdict() for name, one in by.items()} for rival, by in of.items()}
+        own: {rival: {name: asdict(one) for name, one in by.items()} for rival, by in of.items()}
         for own, of in tests.items()
     }
     return {
