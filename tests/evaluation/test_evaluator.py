@@ -18,7 +18,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 from maxmatch import evaluation, score_matrix
 from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.checks import NotUnitLength
-from maxmatch.evaluation import RetrievalResult, evaluate_embeddings, evaluate_runs, evaluate_scores, evaluator
+from maxmatch.evaluation import RetrievalResult, evaluate_embeddings, evaluate_runs, evaluate_scores, metrics
 from maxmatch.evaluation.encoding import save_encoded
 
 WAYS = ("i2t", "t2i")
@@ -180,7 +180,7 @@ def test_all_scores_are_never_held_at_once(allocation_meter):
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("columns", [5, 8192])
 def test_single_vectors_are_compared_by_cosine_or_inner_product(similarity, columns, monkeypatch):
-    monkeypatch.setattr(evaluator, "_COLUMNS", columns)
+    monkeypatch.setattr(metrics, "_COLUMNS", columns)
     rng = np.random.default_rng(0)
     images, texts = rng.normal(size=(9, 5)), rng.normal(size=(18, 5))
     scores = images @ texts.T

@@ -5,11 +5,25 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_splits import galleries, split_of
 from small_runs import recipe_for, write_data
 
+from maxmatch.core.array_checks import UsageError
 from maxmatch.data.dataset import IMAGE, DataError
 from maxmatch.data.load import read_dataset
-from maxmatch.evaluation.labels import Labels, evaluate_labels, precision_by_label
+from maxmatch.evaluation import labels as labels_module
+from maxmatch.evaluation import metrics
+from maxmatch.evaluation.labels import (
+    Labels,
+    _plausible_precision,
+    evaluate_labels,
+    pmrp,
+    pmrp_figures,
+    precision_by_label,
+)
+from maxmatch.evaluation.metrics import Scores
 from maxmatch.training.loop import train
 
 
@@ -65,3 +79,96 @@ def test_a_file_that_holds_no_labels_is_named(tmp_path, content):
         Labels.read(path)
     with pytest.raises(DataError, match="nowhere"):
         Labels.read(tmp_path / "nowhere")
+
+
+# PMRP: against a slow loop over sorted lists.
+
+
+def slow_pmrp(scores, codes, image_groups, text_groups):
+    """For each query and ζ a list sorted by score, at one score the implausible answers first."""
+    owner = [next(i for i, group in enumerate(image_groups) if group == wanted) for wanted in text_groups]
+    images = [i for i in range(len(codes)) if any(codes[i])]
+    texts = [c for c in range(len(owner)) if any(codes[owner[c]])]
+    code_of = {("i", i): codes[i] for i in images} | {("t", c): codes[owner[c]] for c in texts}
+
+    def one_way(queries, answers, score):
+        values = []
+        for query in queries:
+            for allowed in (0, 1, 2):
+                listed = []
+                for answer in answers:
+                    apart = sum(a != b for a, b in zip(code_of[query], code_of[answer], strict=True))
+                    listed.append((-score(query, answer), apart <= allowed))
+                plausible = [good for _, good in sorted(listed)]
+                count = sum(plausible)
+                if count:
+                    values.append(sum(plausible[:count]) / count)
+        return 100 * sum(values) / len(values)
+
+    rows, columns = [("i", i) for i in images], [("t", c) for c in texts]
+    return {
+        "i2t_pmrp": one_way(rows, columns, lambda query, answer: scores[query[1]][answer[1]]),
+        "t2i_pmrp": one_way(columns, rows, lambda query, answer: scores[answer[1]][query[1]]),
+    }
+
+
+@settings(max_examples=40)
+@given(galleries(), st.integers(0, 2**16), st.integers(1, 5), st.floats(0.05, 0.6))
+def test_pmrp_is_that_of_sorted_lists(gallery, seed, names, share):
+    scores, images, texts = gallery
+    codes = np.random.default_rng(seed).random((len(images), names)) < share
+    codes[0] = True
+    numbers = images.tolist(), texts.tolist()
+    if not any(codes[numbers[0].index(group)].any() for group in numbers[1]):
+        return
+    slow = slow_pmrp(scores.tolist(), codes.tolist(), *numbers)
+    assert pmrp(scores, codes, images, texts) == pytest.approx(slow)
+
+
+def test_pmrp_of_the_ranked_distances_0_2_1_0_is_13_of_18():
+    """R-precision 1/2, 2/3 and 1 with ζ = 0, 1, 2: one image as query, four captions."""
+    codes = np.array([[1, 1, 0], [1, 0, 1], [1, 0, 0], [1, 1, 0]], bool)
+    scores = torch.tensor([[4.0, 3.0, 2.0, 1.0]] + [[0.0] * 4] * 3)
+    (first,) = [_plausible_precision(scores.numpy()[:1], codes[:1].astype("f4"), codes.astype("f4"))]
+    assert first == pytest.approx(13 / 18)
+
+
+def test_a_perfect_model_has_a_pmrp_of_100_and_images_that_show_nothing_are_left_out():
+    codes = np.array([[1, 0], [0, 1], [0, 0]], bool)
+    near = torch.tensor([[9.0, 8.0, 1.0], [1.0, 1.0, 9.0], [99.0, 99.0, 99.0]])
+    groups = torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1])
+    found = pmrp(near, codes, *groups)
+    assert found == {"i2t_pmrp": pytest.approx(100), "t2i_pmrp": pytest.approx(100)}
+    with pytest.raises(UsageError, match="pmrp"):
+        pmrp(near, np.zeros((3, 2), bool), *groups)
+
+
+def test_with_cocos_protocol_pmrp_is_the_mean_over_folds(monkeypatch):
+    monkeypatch.setattr(metrics, "FOLD_SIZE", 2)
+    split = split_of(10, 2)
+    labels = Labels(["a", "b"], {f"image-{n}": [n % 2] for n in range(10)})
+    matrix = torch.randn(10, 20, generator=torch.Generator().manual_seed(0))
+    scores = Scores(lambda rows: matrix[rows], (10, 20), 3)
+    monkeypatch.setattr(labels_module, "chosen", lambda *given, **more: "coco")
+    monkeypatch.setattr(labels_module, "coco_folds", lambda *groups: metrics.coco_folds(*groups, 2))
+    found = pmrp_figures(scores, split, labels)
+    codes = np.array([[n % 2 == 0, n % 2 == 1] for n in range(10)])
+    folds = [
+        pmrp(
+            matrix[a : a + 2, 2 * a : 2 * a + 4],
+            codes[a : a + 2],
+            torch.arange(2),
+            torch.arange(2).repeat_interleave(2),
+        )
+        for a in range(0, 10, 2)
+    ]
+    assert found["coco_1k_i2t_pmrp"] == pytest.approx(np.mean([one["i2t_pmrp"] for one in folds]))
+    assert found["coco_5k_t2i_pmrp"] == pytest.approx(
+        pmrp(matrix, codes, torch.arange(10), torch.arange(10).repeat_interleave(2))["t2i_pmrp"]
+    )
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    (tmp_path / "labels.json").write_text(json.dumps({"version": 2, "names": [], "labels": {}}))
+    with pytest.raises(DataError, match="version 2"):
+        Labels.read(tmp_path / "labels.json")

@@ -8,10 +8,10 @@ import pytest
 from made_splits import gallery_of, split_of
 from scipy.special import stdtr
 
+from maxmatch.evaluation.measures import RECALLS
 from maxmatch.evaluation.metrics import EvaluatedModel, Result
 from maxmatch.evaluation.result_tables import render, words_table
 from maxmatch.evaluation.significance import (
-    RECALLS,
     ResultLine,
     by_words,
     cohens_d,

@@ -1,23 +1,55 @@
 """`maxmatch evaluate`: how well models retrieve."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from maxmatch.cli.common import say, usage_errors
 
 
+class By(StrEnum):
+    """What queries are divided by; typer takes lists of these, not of literals."""
+
+    LENGTH = "length"
+    WORDS = "words"
+    LABEL = "label"
+
+
+SuiteName = Literal["sugarcrepe", "aro", "contrast", "winoground", "labels", "pmrp", "cxc", "eccv"]
+_ON_PAGE = 10  # worst queries
+
+
 def evaluate(
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="Checkpoints, runs (their best epoch is taken) or files of --save-sets; then the data, in any format. "
-            "A run knows its data.",
+            help="Checkpoints, runs (their best epoch is taken), files of --save-sets, models of transformers or "
+            "sentence-transformers, folders with images.npy and texts.npy, .npy files of scores; then the data, in any "
+            "format. A run knows its data.",
             metavar="MODEL… [DATA]",
         ),
-    ],
+    ] = None,
+    scores: Annotated[
+        list[Path] | None,
+        typer.Option(help="A .npy file: the score of every image (row) with every text (column); may be given again."),
+    ] = None,
+    embeddings: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            help="Two .npy files: vectors (n, D) or sets (n, K, D) of the images and of the texts, in the order of the "
+            "data.",
+            metavar="IMAGES TEXTS",
+        ),
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            help='In place of DATA, for scores and embeddings: a JSON file {"images": [group of each], "texts": […]}.'
+        ),
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Default: test, or val where there is none.")] = None,
     similarity: Annotated[
         list[str] | None,
@@ -59,12 +91,35 @@ def evaluate(
     words_from: Annotated[
         str | None, typer.Option(help="The same with the words that a recipe holds out of training.", metavar="RECIPE")
     ] = None,
+    by: Annotated[
+        list[By] | None,
+        typer.Option(
+            help="Also where a model is weak: by the length of captions, their words, what images show; may be given "
+            "again."
+        ),
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="Also list so many of the worst queries, both ways.")] = 0,
+    suite: Annotated[
+        SuiteName | None,
+        typer.Option(
+            help="Instead, a test suite; DATA is its file or folder (sugarcrepe, aro, contrast, winoground: with "
+            "--images), or a data set (labels, pmrp, cxc, eccv). See docs/suites.md."
+        ),
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Instead, find things by their names: of the first five photos for “a cat”, how many show one. A JSON "
-            'file: {"names": […], "labels": {"ID": [numbers of names], …}}.'
+            help="What images show: a JSON file, by default labels.json of DATA. For --suite labels (which it means "
+            "alone: of the first five photos for “a cat”, how many show one), --suite pmrp and --by label. "
+            '{"names": […], "labels": {"ID": [numbers of names], …}}.'
         ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Append the results to this file, such as results.jsonl; `maxmatch results` shows it."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write a page with curves and the worst queries to this .html file.")
     ] = None,
     save_sets: Annotated[
         Path | None, typer.Option(help="Write the encoded sets of the split to this .safetensors file.")
@@ -97,16 +152,28 @@ def evaluate(
 
       maxmatch evaluate runs/held_out runs/small --words-from flickr8k_held_out
 
-      maxmatch evaluate runs/a coco --split val --labels labels.json
+      maxmatch evaluate runs/a flickr8k --by length --by words --worst 10 --page weak.html
+
+      maxmatch evaluate flickr8k --embeddings images.npy texts.npy --scores cross-encoder.npy
+
+      maxmatch evaluate runs/a sugarcrepe --suite sugarcrepe --images val2017 --results results.jsonl
+
+      maxmatch evaluate runs/a coco --split val --suite labels --labels labels.json
     """
     if sum((as_json, markdown, latex)) > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
     from maxmatch.core.progress import bar
-    from maxmatch.evaluation.encoding import find_model
+    from maxmatch.evaluation.encoding import find_source
     from maxmatch.evaluation.runs import evaluate_runs
 
-    *models, last = paths
-    data = last if models and find_model(last) is None else None
+    divided: list[Any] = [one.value for one in by or ()]
+    named = list(paths or ())
+    given: list[Any] = [*([embeddings] if embeddings else ()), *(scores or ())]
+    has_data = bool(named) and (len(named) > 1 or bool(given) or suite is not None) and find_source(named[-1]) is None
+    data = named.pop() if has_data else None
+    models: list[Any] = [*named, *given]
+    if not models:
+        raise typer.BadParameter("no model. Name one, or give --embeddings or --scores.")
     changes = {
         "features": features,
         "trust_features": trust_features or None,
@@ -118,20 +185,33 @@ def evaluate(
         key: str(value) if isinstance(value, Path) else value for key, value in changes.items() if value is not None
     }
     style: Literal["text", "markdown", "latex"] = "markdown" if markdown else "latex" if latex else "text"
-    if labels is not None:
+    common: dict[str, Any] = {"device": device, "batch_size": batch_size, "say": say, "bar": bar}
+    if labels is None and data is not None and (suite in ("labels", "pmrp") or "label" in divided):
+        labels = Path(data).expanduser() / "labels.json"
+    if suite == "labels" or (labels is not None and suite is None and not divided):
         from maxmatch.evaluation.labels import evaluate_labels, render_labels
 
         with usage_errors():
-            named = evaluate_labels(
-                models if data is not None else paths, data, labels, split=split, options=options, device=device,
-                batch_size=batch_size, workers=workers, say=say, bar=bar,
+            named_things = evaluate_labels(
+                models, data, labels or "labels.json", split=split, options=options, workers=workers, results=results,
+                **common,
             )  # fmt: skip
-        text = json.dumps([one.to_json() for one in named], indent=2, ensure_ascii=False)
-        print(text if as_json else render_labels(named, style))
+        text = json.dumps([one.to_json() for one in named_things], indent=2, ensure_ascii=False)
+        print(text if as_json else render_labels(named_things, style))
+        return
+    if suite == "sugarcrepe" or suite == "aro" or suite == "contrast" or suite == "winoground":
+        from maxmatch.evaluation.suites import evaluate_suite, render_suite
+
+        if data is None:
+            raise typer.BadParameter(f"--suite {suite}: give its file or folder after the models.")
+        with usage_errors():
+            reached = evaluate_suite(models, data, suite, images=images, draws=bootstrap, results=results, **common)
+        text = json.dumps([one.to_json() for one in reached], indent=2, ensure_ascii=False)
+        print(text if as_json else render_suite(reached, style))
         return
     with usage_errors():
         found = evaluate_runs(
-            models if data is not None else paths,
+            models,
             data,
             split=split,
             similarity=similarity or (),
@@ -140,18 +220,25 @@ def evaluate(
             draws=bootstrap,
             paper=paper,
             words=_words(words, words_from),
+            by=divided,
+            suite=suite,
+            labels=labels,
+            worst=worst or (_ON_PAGE if page else 0),
+            groups=groups,
+            results=results,
             save_sets=save_sets,
             options=options,
-            device=device,
-            batch_size=batch_size,
             workers=workers,
-            say=say,
-            bar=bar,
+            **common,
         )
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
         print(found.render(style, measures))
+    if page is not None:
+        from maxmatch.evaluation.report.evaluation_page import write_page
+
+        say(f"open {write_page(found, page)}")
 
 
 def _words(words: str | None, recipe: str | None) -> list[str]:

@@ -24,6 +24,7 @@ from maxmatch.cli.evaluate import evaluate
 from maxmatch.cli.export import export
 from maxmatch.cli.models import models
 from maxmatch.cli.reproduce import reproduce
+from maxmatch.cli.results import results
 from maxmatch.cli.search import search
 from maxmatch.cli.serve import serve
 from maxmatch.cli.train import train
@@ -63,6 +64,7 @@ app.command()(serve)
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
+app.command()(results)
 app.command()(analyse)
 app.command()(reproduce)
 app.command()(encode)

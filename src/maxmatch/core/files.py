@@ -158,6 +158,39 @@ def write_whole(path: Path, text: str) -> None:
         ) from error
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file and wait until it is on the disk. Several processes may do so at once: each line
+    stays whole. A line that a killed process left unfinished is ended first, so that it spoils no other.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b", buffering=0) as file:
+        _wait_for_lock(file)
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            line = line if file.read(1) == b"\n" else f"\n{line}"
+        left = memoryview(f"{line}\n".encode())
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+        _release(file)
+
+
+def _wait_for_lock(file: IO[bytes]) -> None:
+    """Until this process alone may write; the lock ends with the process or the file. Without locks, go on at once:
+    a file opened to append takes each short line whole.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
 METRICS = "metrics.jsonl"
 """The records of a run, one per line."""
 

@@ -28,7 +28,7 @@ from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
-from maxmatch.model.names import CONFIG, hub_model_type, is_checkpoint, is_hub_name, local_model
+from maxmatch.model.names import CONFIG, hub_model_type, is_checkpoint, is_hub_name, local_model, model_identity
 from maxmatch.model.two_towers import FAMILIES
 from maxmatch.recipe.schema import Data, Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
@@ -39,13 +39,14 @@ class EncodedSplit:
     """The sets of a split, by modality; the group of each, and where they are asked for, the names of the items.
 
     notes: model, data, similarity, for who reads them from a file; and "groups": how many the split has, those left
-    out included.
+    out included. masks: which vectors are real (n, K), where sets are padded.
     """
 
     sets: Mapping[str, Tensor]
     groups: Mapping[str, Tensor]
     ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
 
     def partners(self, pair: tuple[str, str]) -> Tensor:
         """For each item of the second modality the place of one of the first that belongs to it."""
@@ -60,6 +61,7 @@ class EncodedSplit:
             {name: mine[rows[name].to(mine.device)] for name, mine in self.groups.items()},
             {name: list(compress(ids, kept[name])) for name, ids in self.ids.items()},
             self.notes,
+            {name: mask[rows[name].to(mask.device)] for name, mask in self.masks.items()},
         )
 
 
@@ -254,13 +256,15 @@ def left_out(say: Say) -> Callable[[Skipped], None]:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model: its name in tables, and the path of its checkpoint or file of sets. recipe: of a run, which knows its
-    data.
+    """A model: its name in tables, and the path of its checkpoint or file. recipe: of a run, which knows its data.
+
+    kind: of this package "checkpoint" or "sets"; of others "sentence-transformers", "vectors" or "scores"
+    (`maxmatch.evaluation.other_models`). path of vectors: their folder, or two files joined by `os.pathsep`.
     """
 
     name: str
     path: str
-    kind: Literal["checkpoint", "sets"]
+    kind: Literal["checkpoint", "sets", "sentence-transformers", "vectors", "scores"]
     recipe: Recipe | None = None
 
 
@@ -280,6 +284,31 @@ def find_model(name: str | Path) -> ModelSource | None:
     return ModelSource(str(name), str(folder), "checkpoint", recipe)
 
 
+SENTENCE_MODEL = "st:"
+"""Before a name: a model that sentence-transformers loads, from a folder or the hub."""
+VECTORS = ("images.npy", "texts.npy")
+"""The files of a folder of vectors."""
+
+
+def find_source(name: str | Path) -> ModelSource | None:
+    """A model as `find_model` finds it, or one of another library: a folder of sentence-transformers (or "st:NAME"), a
+    folder with images.npy and texts.npy, a .npy file of scores.
+    """
+    path = Path(name).expanduser()
+    if str(name).startswith(SENTENCE_MODEL):
+        return ModelSource(str(name), str(name).removeprefix(SENTENCE_MODEL), "sentence-transformers")
+    if path.suffix == ".npy":
+        if not path.is_file():
+            raise FileNotFoundError(f"{name}: no such file. Expected scores (images, texts), written by numpy.save.")
+        return ModelSource(str(name), str(path), "scores")
+    if all((path / file).is_file() for file in VECTORS):
+        return ModelSource(str(name), str(path), "vectors")
+    found = find_model(name)
+    if found is None and (path / "modules.json").is_file():
+        return ModelSource(str(name), str(path), "sentence-transformers")
+    return found
+
+
 def _recipe_of(file: Path, checkpoint: Path) -> Recipe:
     """The recipe of a run. The model that it started from may be gone: its own checkpoint has the same config."""
     try:
@@ -294,14 +323,15 @@ def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelS
     """All of these models, by the shortest names that tell them apart."""
     found = []
     for name in map(str, names):
-        source = find_model(name)
+        source = find_source(name)
         if source is None and is_hub_name(name) and not Path(name).exists():
             source = ModelSource(name, name, "checkpoint")
         if source is None:
             raise ValueError(
                 f"{name}: not a model. Expected a checkpoint's folder (config.json, model.safetensors), a run's folder "
                 f"(recipe.yaml, best/), a model that ships, a two-tower model of transformers ({', '.join(FAMILIES)}), "
-                "or a .safetensors file of --save-sets."
+                "one of sentence-transformers (modules.json), a .safetensors file of --save-sets, a folder of vectors "
+                f"({', '.join(VECTORS)}), or a .npy file of scores."
             )
         if source.recipe is not None:
             say(f"{name}: a run; its best epoch is taken ({source.path})")
@@ -390,10 +420,14 @@ def encode_model(
     device: str | None = None,
     batch_size: int = 64,
     workers: int | None = None,
+    identify: bool = False,
     say: Say = log_line,
     bar: Bar = no_bar,
 ) -> EncodedSplit:
-    """What a model makes of a split, or what its file of sets holds. An unreadable item is reported and left out."""
+    """What a model makes of a split, or what its file of sets holds. An unreadable item is reported and left out.
+
+    identify: also note the hash of the model ("identity").
+    """
     if source.kind == "sets":
         return load_encoded(Path(source.path))
     model = SetEncoder.from_pretrained(source.path, chosen_device(device))
@@ -413,6 +447,8 @@ def encode_model(
             )
     except ValueError as error:
         raise ValueError(f"{source.name} cannot encode {about['data']} ({about['split']}): {error}") from error
+    if identify:
+        about["identity"] = model_identity(model)
     similarity: dict[str, Any] = {
         "similarity": model.similarity_name,
         "similarity_options": model.similarity_options,

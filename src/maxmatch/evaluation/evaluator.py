@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from maxmatch.core.array_checks import NotFiniteError, check_sets, refuse_not_finite, shape_of
 from maxmatch.core.checks import Array, NotUnitLength, as_array, as_tensor, range_of_norms, warn_unless_unit
@@ -21,6 +20,7 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.evaluation.measures import beyond_rsum, figures_at
 from maxmatch.evaluation.metrics import (
     MAX_MEMORY,
+    SINGLE_VECTORS,
     Grades,
     ProtocolName,
     Result,
@@ -28,6 +28,7 @@ from maxmatch.evaluation.metrics import (
     SearchRanks,
     averaged,
     name_of_similarity,
+    products,
     search,
 )
 from maxmatch.evaluation.ranking import Fold, ranks_of_parts
@@ -40,8 +41,6 @@ from maxmatch.matching.similarity import Similarity
 
 ArrayLike = Array | Sequence[Any]
 """A tensor, an array, a memory map or a list."""
-SINGLE_VECTORS = ("cosine", "dot")
-"""Similarities of single vectors, beside those of sets in `maxmatch.matching.SIMILARITIES`."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -276,7 +275,7 @@ def evaluate_embeddings(
 
     def rows(part: slice) -> Tensor:
         if similarity in SINGLE_VECTORS:
-            return _products(a.vectors[part], b.vectors, normalise, computed_on)
+            return products(a.vectors[part], b.vectors, normalise, computed_on)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotUnitLength)  # given above, once
             return score_matrix(
@@ -356,28 +355,6 @@ def _check_not_empty(images: int, texts: int) -> None:
     for name, count in (("images", images), ("texts", texts)):
         if not count:
             raise ValueError(f"{name}: there are none, so there is nothing to measure. Give at least one.")
-
-
-def _products(a: Array, b: Array, normalise: bool, device: torch.device) -> Tensor:
-    """The inner products of single vectors (B, 1, D), (C, 1, D), or their cosines: one large product for a part of b at
-    a time, where `score_matrix` makes many small ones.
-    """
-    double = any(vectors.dtype in (torch.float64, np.float64) for vectors in (a, b))
-    precision = torch.float64 if double else torch.float32
-
-    def load(vectors: Array) -> Tensor:
-        single = as_tensor(vectors).detach()[:, 0].to(device, precision)
-        return normalize(single, dim=-1) if normalise else single
-
-    left = load(a)
-    scores = left.new_empty(len(a), len(b))
-    for start in range(0, len(b), _COLUMNS):
-        part = slice(start, start + _COLUMNS)
-        scores[:, part] = left @ load(b[part]).T
-    return scores
-
-
-_COLUMNS = 8192
 
 
 def _check_similarity(similarity: str | Similarity, a: Array, b: Array) -> None:

@@ -1,5 +1,8 @@
-"""Retrieval by object labels: of the photos that a model puts first for "a cat", how many show one."""
+"""What labels of the images tell: of the photos found first for "a cat", how many show one; and PCME's PMRP, for which
+images that show the same things, and their captions, are plausible answers to each other.
+"""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,19 +11,35 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Split, without_groups
-from maxmatch.evaluation.encoding import Say, encode_items, find_models, left_out, load_for, log_line
+from maxmatch.evaluation.encoding import (
+    EncodedSplit,
+    Say,
+    encode_items,
+    find_models,
+    left_out,
+    load_for,
+    log_line,
+)
+from maxmatch.evaluation.leaderboard import append_record, new_record
+from maxmatch.evaluation.metrics import ProtocolName, Scores, chosen, coco_folds, name_of_similarity
+from maxmatch.evaluation.ranking import Fold
 from maxmatch.evaluation.result_tables import Cell, Column, Style, Table, render
 from maxmatch.matching import top_hits
 from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
+from maxmatch.model.names import model_identity
 from maxmatch.recipe.schema import Data
 
+VERSION = 1
+"""Of the file of labels; a file without one is of this."""
 _PHRASE = "a {}"
 _WORST = 8  # names that are printed
 
@@ -35,6 +54,10 @@ class Labels:
     names: Sequence[str]
     shown: Mapping[str, Sequence[int]]
 
+    def of(self, image_id: str) -> Sequence[int] | None:
+        """The numbers of the names that an image shows; None where that is not known."""
+        return self.shown.get(_plain(str(image_id).rpartition("/")[2]))
+
     @classmethod
     def read(cls, path: str | Path) -> "Labels":
         """From a JSON file."""
@@ -42,6 +65,8 @@ class Labels:
         cure = 'Expected {"names": ["cat", …], "labels": {"IMAGE ID": [numbers of names], …}}.'
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            if found.get("version", VERSION) != VERSION:
+                raise ValueError(f"version {found['version']}, while this MaxMatch reads {VERSION}")
             names = [str(name) for name in found["names"]]
             shown = {_plain(key): [int(number) for number in numbers] for key, numbers in found["labels"].items()}
         except FileNotFoundError:
@@ -112,6 +137,7 @@ def evaluate_labels(
     split: str | None = None,
     phrase: str = _PHRASE,
     options: Mapping[str, Any] | None = None,
+    results: str | Path | None = None,
     device: str | None = None,
     batch_size: int = 64,
     workers: int | None = None,
@@ -127,6 +153,7 @@ def evaluate_labels(
         k: How many of the images found first are looked at.
         split: None: as for `evaluate_runs`.
         phrase: The query for a name.
+        results: A file to append the results to, see `maxmatch.evaluation.leaderboard`.
         options: This and what follows as for `evaluate_runs`.
 
     Returns:
@@ -142,10 +169,10 @@ def evaluate_labels(
     loaded = load_for(sources, data, split, options, say=say)
     part, shows = _labelled(loaded.part, known, str(loaded.dataset.path))
     asked = np.flatnonzero(shows.any(0)).tolist()
-    results = []
+    found_by = []
     for source in sources:
-        if source.kind == "sets":
-            raise UsageError(f"{source.name}: a file of sets cannot encode names. Give the model itself.")
+        if source.kind != "checkpoint":
+            raise UsageError(f"{source.name}: {source.kind} cannot encode names here. Give a checkpoint or a run.")
         model = SetEncoder.from_pretrained(source.path, chosen_device(device))
         with bar(f"{source.name}: images", part.size) as advance:
             encoded = encode_items(
@@ -158,22 +185,28 @@ def evaluate_labels(
         found = precision_by_label(encoded.sets[IMAGE].cpu(), seen, queries.cpu(), k, similarity)
         names = [known.names[number] for number in asked]
         counts = seen.sum(0)
-        results.append(
-            LabelResult(
-                source.name,
-                k,
-                int(kept.sum()),
-                dict(zip(names, map(float, found), strict=True)),
-                dict(zip(names, map(int, counts), strict=True)),
-            )
+        one = LabelResult(
+            source.name,
+            k,
+            int(kept.sum()),
+            dict(zip(names, map(float, found), strict=True)),
+            dict(zip(names, map(int, counts), strict=True)),
         )
-    return results
+        found_by.append(one)
+        if results is not None:
+            asked_for = [names, seen.astype(int).tolist(), phrase, k]
+            digest = hashlib.sha256(json.dumps([list(encoded.ids[IMAGE]), asked_for]).encode()).hexdigest()
+            where = {"path": str(loaded.dataset.path), "split": loaded.split, "digest": digest, "images": one.images}
+            figures = {f"precision_at_{k}": 100 * one.mean, "possible": 100 * one.possible}
+            named = name_of_similarity(similarity)
+            append_record(results, new_record(source.name, model_identity(model), named, where, "labels", figures))
+    return found_by
 
 
 def _labelled(part: Split, labels: Labels, path: str) -> tuple[Split, np.ndarray]:
     """The images whose labels are known, and which names each shows."""
     images = part[IMAGE]
-    known = [_plain(str(one).rpartition("/")[2]) in labels.shown for one in images.ids]
+    known = [labels.of(one) is not None for one in images.ids]
     if not any(known):
         raise UsageError(
             f"labels: none of the {len(images):,} images of {path} has labels. Their ids must be the same."
@@ -182,7 +215,7 @@ def _labelled(part: Split, labels: Labels, path: str) -> tuple[Split, np.ndarray
     part = without_groups(part, unknown)
     shows = np.zeros((len(part[IMAGE]), len(labels.names)), np.bool_)
     for place, one in enumerate(part[IMAGE].ids):
-        shows[place, list(labels.shown.get(_plain(str(one).rpartition("/")[2]), ()))] = True
+        shows[place, list(labels.of(one) or ())] = True
     return part, shows
 
 
@@ -216,3 +249,89 @@ def label_table(results: Sequence[LabelResult]) -> Table:
 def render_labels(results: Sequence[LabelResult], style: Style = "text") -> str:
     """The table as text, Markdown or LaTeX."""
     return render(label_table(results), style)
+
+
+# PMRP: the plausible-match R-precision of PCME.
+
+DISTANCES = (0, 1, 2)
+"""In how many labels a plausible answer may differ: PMRP is the mean over these."""
+_ROWS = 256  # queries at once
+
+
+def pmrp(
+    scores: Float[Tensor, "B C"],
+    codes: Bool[np.ndarray, "B N"],
+    image_groups: Int[Tensor, " B"],
+    text_groups: Int[Tensor, " C"],
+) -> dict[str, float]:
+    """Plausible-match R-precision both ways, in per cent: i2t_pmrp, t2i_pmrp.
+
+    codes: which of N names each image shows; a caption has the code of the first image of its group. An answer is
+    plausible if its code differs from the query's in at most ζ names; with R plausible answers in all, the R-precision
+    is the share of plausible ones among the first R. PMRP: its mean over ζ = 0, 1, 2 and over the queries.
+
+    Images that show nothing are left out, with their captions. Ties count against the model.
+    """
+    images, texts = image_groups.cpu().numpy(), text_groups.cpu().numpy()
+    known = np.asarray(codes.any(1))
+    numbers, first = np.unique(images, return_index=True)
+    owner = first[np.searchsorted(numbers, texts)]
+    rows, columns = np.flatnonzero(known), np.flatnonzero(known[owner])
+    if not len(rows):
+        raise UsageError("pmrp: no image shows any of the names. Check that labels and data have the same ids.")
+    matrix = scores.float().cpu().numpy()[np.ix_(rows, columns)]
+    of_rows, of_columns = (some.astype(np.float32) for some in (codes[rows], codes[owner[columns]]))
+    return {
+        "i2t_pmrp": 100 * _plausible_precision(matrix, of_rows, of_columns),
+        "t2i_pmrp": 100 * _plausible_precision(matrix.T, of_columns, of_rows),
+    }
+
+
+def _plausible_precision(
+    scores: Float[np.ndarray, "n m"], queries: Float[np.ndarray, "n N"], answers: Float[np.ndarray, "m N"]
+) -> float:
+    found_of = []
+    for start in range(0, len(scores), _ROWS):
+        part = slice(start, start + _ROWS)
+        asked, found = queries[part], scores[part]
+        apart = asked.sum(1)[:, None] + answers.sum(1) - 2 * (asked @ answers.T)  # Hamming's distance of the codes
+        best_first = -np.sort(-found, axis=1)
+        for distance in DISTANCES:
+            found_of.append(_r_precision(found, apart < distance + 0.5, best_first))
+    return float(np.concatenate(found_of).mean())
+
+
+def _r_precision(
+    scores: Float[np.ndarray, "n m"], true: Bool[np.ndarray, "n m"], best_first: Float[np.ndarray, "n m"]
+) -> Float[np.ndarray, " q"]:
+    """The share of true answers among the first R, R being how many there are; at one score wrong ones come first.
+
+    A query without a true answer, which only a group of several images can have, is left out.
+    """
+    asked = np.flatnonzero(true.any(1))
+    scores, true, best_first = scores[asked], true[asked], best_first[asked]
+    count = true.sum(1)
+    last = best_first[np.arange(len(scores)), count - 1][:, None]  # the score of the R-th answer
+    above, at = scores > last, scores == last
+    room = count - above.sum(1) - (at & ~true).sum(1)  # for true answers at that score
+    shares: np.ndarray = ((above & true).sum(1) + np.maximum(room, 0)) / count
+    return shares
+
+
+def pmrp_figures(
+    scores: Scores, encoded: EncodedSplit, labels: Labels, protocol: ProtocolName = "auto"
+) -> dict[str, float]:
+    """PMRP of a split, by the protocol: with COCO's as the mean over the folds of 1K, and of 5K. Holds all scores."""
+    images, texts = (encoded.groups[name].cpu() for name in (IMAGE, TEXT))
+    codes = np.zeros((len(images), len(labels.names)), np.bool_)
+    for place, one in enumerate(encoded.ids[IMAGE]):
+        codes[place, list(labels.of(one) or ())] = True
+    whole = torch.cat([scores.rows(block).cpu() for block in scores.blocks()])
+    parts = {"": [Fold(slice(0, len(images)), slice(0, len(texts)))]}
+    if chosen(protocol, images, size=encoded.notes.get("groups")) == "coco":
+        parts = {"coco_1k_": coco_folds(images, texts), "coco_5k_": parts[""]}
+    found: dict[str, float] = {}
+    for prefix, folds in parts.items():
+        each = [pmrp(whole[a, b], codes[a], images[a], texts[b]) for a, b in folds]
+        found |= {f"{prefix}{name}": fmean(one[name] for one in each) for name in each[0]}
+    return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from maxmatch.core.array_checks import NotFiniteError
-from maxmatch.core.checks import Array
+from maxmatch.core.checks import Array, as_tensor
 from maxmatch.core.types import Ranks
 from maxmatch.evaluation.encoding import EncodedSplit
 from maxmatch.evaluation.ranking import Fold, PairRanks, ranks_both_ways, ranks_of_parts
@@ -183,13 +183,28 @@ def choose_pair(names: Iterable[str]) -> ModalityPair:
     return known[0], known[1]
 
 
+GIVEN = "given scores"
+"""The similarity of a model that is known by its scores alone."""
+SINGLE_VECTORS = ("cosine", "dot")
+"""Similarities of single vectors, beside those of sets in `maxmatch.matching.SIMILARITIES`."""
+
+
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model as it is evaluated: its name, what it made of a split, and the similarity its sets are compared by."""
+    """A model as it is evaluated: its name, what it made of a split, and the similarity its sets are compared by.
+
+    given: the scores of some rows (n, C), for a model that has scores and no sets.
+    """
 
     name: str
     encoded: EncodedSplit
     similarity: str | Similarity = "maxmatch"
+    given: Callable[[slice], Float[Tensor, "n C"]] | None = None
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there are sets whose slots can be looked at: not padded ones, and not vectors of another library."""
+        return self.given is None and self.similarity not in SINGLE_VECTORS and not self.encoded.masks
 
 
 @dataclass(frozen=True)
@@ -231,11 +246,53 @@ def _mean(members: Sequence[EvaluatedModel], pair: ModalityPair, rows: slice) ->
 
 
 def _scores(member: EvaluatedModel, pair: ModalityPair, rows: slice) -> Tensor:
+    if member.given is not None:
+        return member.given(rows)
     a, b = (member.encoded.sets[name] for name in pair)
+    masks = [member.encoded.masks.get(name) for name in pair]
+    single = a.shape[1] == b.shape[1] == 1 and masks == [None, None]
     try:
-        return score_matrix(a[rows], b, member.similarity)
+        if single and member.similarity in (*SINGLE_VECTORS, *_COSINE_IF_SINGLE):
+            return products(a[rows], b, member.similarity == "cosine", a.device)
+        return score_matrix(
+            a[rows], b, member.similarity, a_mask=None if masks[0] is None else masks[0][rows], b_mask=masks[1]
+        )
     except NotFiniteError as error:
         raise NotFiniteError(f"{member.name}: {_culprit(member.encoded, pair) or error}") from error
+
+
+_COSINE_IF_SINGLE = ("mil", "mean", "maxsim")
+"""Similarities that are the cosine where each set has one vector."""
+
+
+def products(
+    a: Float[Array, "B 1 D"], b: Float[Array, "C 1 D"], normalise: bool, device: torch.device
+) -> Float[Tensor, "B C"]:
+    """The inner products of single vectors, or their cosines: one large product for a part of b at a time, where
+    `score_matrix` makes many small ones.
+    """
+    double = any(vectors.dtype in (torch.float64, np.float64) for vectors in (a, b))
+    precision = torch.float64 if double else torch.float32
+
+    def load(vectors: Array) -> Tensor:
+        single = as_tensor(vectors).detach()[:, 0].to(device, precision)
+        return normalize(single, dim=-1) if normalise else single
+
+    left = load(a)
+    scores, total = left.new_empty(len(a), len(b)), left.sum()
+    for start in range(0, len(b), _COLUMNS):
+        part = slice(start, start + _COLUMNS)
+        right = load(b[part])
+        scores[:, part] = left @ right.T
+        total = total + right.sum()
+    if not bool(total.isfinite()):
+        raise NotFiniteError(
+            "vectors: NaN or infinite values among them. Find what made them, or leave such items out."
+        )
+    return scores
+
+
+_COLUMNS = 8192
 
 
 def _culprit(encoded: EncodedSplit, pair: ModalityPair) -> str | None:
@@ -256,9 +313,9 @@ def check_members(members: Sequence[EvaluatedModel], pair: ModalityPair) -> None
     """Refuse what cannot be evaluated, and members of an ensemble that were not encoded from the same items."""
     for member in members:
         for name in pair:
-            if name not in member.encoded.sets:
-                raise ValueError(f"{member.name}: has {', '.join(member.encoded.sets) or 'no sets'}, but no {name}.")
-            if not len(member.encoded.sets[name]):
+            if name not in member.encoded.groups:
+                raise ValueError(f"{member.name}: has {', '.join(member.encoded.groups) or 'no sets'}, but no {name}.")
+            if not len(member.encoded.groups[name]):
                 raise ValueError(f"{member.name}: the split is empty: there is nothing to measure.")
             if member is not members[0]:
                 _check_same(members[0], member, name)
@@ -354,10 +411,11 @@ def evaluate(
     """
     scores = scores_of(members, pair, max_memory) if scores is None else scores
     first = members[0].encoded
-    images, texts = (first.groups[name].to(first.sets[name].device) for name in pair)  # where the scores are
+    where = [first.sets[name].device if name in first.sets else first.groups[name].device for name in pair]
+    images, texts = (first.groups[name].to(device) for name, device in zip(pair, where, strict=True))  # as the scores
     galleries = search(scores, images, texts, protocol, fold_size, first.notes.get("groups"), pairs)
     found = {f"{prefix}{key}": value for prefix, some in galleries.items() for key, value in averaged(some).items()}
-    if len(members) == 1:
+    if len(members) == 1 and members[0].has_slots:
         found |= collapse(members[0], pair)
     similarity = " + ".join(dict.fromkeys(similarity_name(member) for member in members))
     return Result(name or " + ".join(member.name for member in members), similarity, len(members), found, galleries)
@@ -397,7 +455,7 @@ def search(
     if chosen(protocol, image_groups, fold_size, size) == "plain":
         named = {"": [whole]}
     else:
-        named = {"coco_1k_": _folds(image_groups, text_groups, fold_size), "coco_5k_": [whole]}
+        named = {"coco_1k_": coco_folds(image_groups, text_groups, fold_size), "coco_5k_": [whole]}
     parts = [part for some in named.values() for part in some]
     ranks = iter(ranks_of_parts(scores.rows, scores.height, image_groups, text_groups, parts, pairs))
 
@@ -421,7 +479,8 @@ def chosen(
     return protocol if protocol != "auto" else "coco" if size == FOLDS * fold_size else "plain"
 
 
-def _folds(image_groups: Tensor, text_groups: Tensor, fold_size: int) -> list[Fold]:
+def coco_folds(image_groups: Tensor, text_groups: Tensor, fold_size: int = FOLD_SIZE) -> list[Fold]:
+    """Five parts of so many groups each, as they follow each other."""
     ends = torch.arange(FOLDS + 1, device=image_groups.device) * fold_size
     bounds = []
     for name, groups in (("images", image_groups), ("captions", text_groups)):

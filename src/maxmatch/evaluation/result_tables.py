@@ -266,6 +266,14 @@ def extended_table(lines: Sequence[ResultLine]) -> Table | None:
     return Table(filled([_MODEL, _SIMILARITY, *_EXTENDED], rows), rows) if rows else None
 
 
+def pmrp_table(lines: Sequence[ResultLine]) -> Table | None:
+    """PMRP both ways, if it was measured."""
+    galleries = [prefix for prefix in lines[0].result.galleries if f"{prefix}i2t_pmrp" in lines[0].result.figures]
+    rows = [_figures(line, prefix) for prefix in galleries for line in lines]
+    pmrp = [Column("PMRP", f"{way}_pmrp", ".1f", over) for way, over in _WAYS]
+    return Table(filled([_MODEL, _SIMILARITY, _GALLERY, *pmrp], rows), rows) if rows else None
+
+
 def _figures(line: ResultLine, prefix: str) -> dict[str, Cell]:
     """A result as a row: its metrics of one protocol, and those that belong to no protocol."""
     one = line.result

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -12,29 +12,40 @@ from maxmatch.core.array_checks import UsageError
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import read_metrics
 from maxmatch.core.progress import Bar, no_bar
-from maxmatch.data.dataset import IMAGE, TEXT, Split
+from maxmatch.data.dataset import IMAGE, TEXT
 from maxmatch.data.extraction import check_features
 from maxmatch.data.load import checked_words, load_data, words_met
 from maxmatch.evaluation.analysis import Analysis, analyse, caption_facets
+from maxmatch.evaluation.candidates import (
+    Candidate,
+    ModelName,
+    candidates_of,
+    further,
+    members,
+    similarity_names,
+    sources_of,
+    stored_candidates,
+)
 from maxmatch.evaluation.encoding import (
     EncodedSplit,
     GetItem,
     ModelSource,
     Say,
     encode_items,
-    encode_model,
     find_model,
     find_models,
     left_out,
-    load_encoded,
     load_for,
     log_line,
     paired,
     raw_items,
     save_encoded,
 )
+from maxmatch.evaluation.labels import Labels, pmrp_figures
+from maxmatch.evaluation.leaderboard import append_record, data_digest, identity_of, new_record
 from maxmatch.evaluation.measures import Measures
-from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair
+from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair, scores_of
+from maxmatch.evaluation.other_models import read_groups
 from maxmatch.evaluation.paper import ReportedRow, check_label, departures, paper_rows
 from maxmatch.evaluation.result_tables import (
     Style,
@@ -42,6 +53,7 @@ from maxmatch.evaluation.result_tables import (
     as_data,
     captions_table,
     extended_table,
+    pmrp_table,
     rank_table,
     recall_table,
     render,
@@ -50,13 +62,25 @@ from maxmatch.evaluation.result_tables import (
 )
 from maxmatch.evaluation.significance import ResultLine, by_words, measure
 from maxmatch.evaluation.slots import Attention, attention, check_installed, project
+from maxmatch.evaluation.weak_spots import (
+    By,
+    Part,
+    case_data,
+    case_tables,
+    part_table,
+    parts_by_label,
+    parts_by_length,
+    parts_by_words,
+    recalls_by_part,
+    worst_cases,
+)
 from maxmatch.matching import SIMILARITIES
-from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import PixelReader
 from maxmatch.recipe.schema import Data
 
 DataSource = str | Path | Data
+RetrievalSuite = Literal["cxc", "eccv", "pmrp"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +89,8 @@ class Evaluation:
 
     lines: one for each model and similarity, then one for each ensemble. about: data and split, where they are known,
     and the numbers of images and captions. paper: the rows to compare with. by_words: for each line the captions with
-    any of `words`, and those without. encoded: what each model made of the split.
+    any of `words`, and those without. encoded: what each model made of the split. by: recalls by parts of the queries,
+    by what divides them. worst: for each line its worst queries, by direction.
     """
 
     lines: Sequence[ResultLine]
@@ -75,24 +100,37 @@ class Evaluation:
     words: Collection[str] = ()
     by_words: Sequence[Mapping[str, Any]] = ()
     encoded: Sequence[EncodedSplit] = field(default=(), repr=False)
+    by: Mapping[By, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    worst: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]] = ()
+    items: Mapping[str, GetItem] = field(default_factory=dict, repr=False)
 
     @property
     def results(self) -> list[Result]:
         """The results alone: `results[0].figures["rsum"]`."""
         return [line.result for line in self.lines]
 
-    def tables(self, measures: Measures = "rsum") -> list[Table]:
-        """Recalls; ranks and collapse; CxC and ECCV Caption; captions with the words. Only those that were measured.
+    def tables(self, measures: Measures = "rsum", cases: bool = True) -> list[Table]:
+        """Recalls; ranks and collapse; CxC and ECCV Caption; captions with the words; parts of the queries; the worst
+        queries. Only those that were measured.
 
-        measures: "all" for two more, of all captions of an image and the hardest one, and of the sets.
+        measures: "all" for two more, of all captions of an image and the hardest one, and of the sets. cases: False
+        leaves out the worst queries.
         """
         more = [captions_table(self.lines), sets_table(self.lines)] if measures == "all" else []
         made = [recall_table(self.lines, self.paper), rank_table(self.lines), *more, extended_table(self.lines)]
+        made.append(pmrp_table(self.lines))
         *first, last = [table for table in made if table is not None]
-        where = f"{self.about['data']}, {self.about['split']}: " if "data" in self.about else ""
+        where = ", ".join(str(self.about[key]) for key in ("data", "split") if key in self.about)
+        where = f"{where}: " if where else ""
         counts = f"{where}{self.about['images']:,} images, {self.about['captions']:,} captions"
         by_words = [words_table(self.by_words)] if self.by_words else []
-        return [*first, replace(last, notes=[counts, *self.notes]), *by_words]
+        parts = [part_table(by, found) for by, found in self.by.items()]
+        worst = [
+            table
+            for line, some in zip(self.lines, self.worst, strict=bool(self.worst))
+            for table in case_tables(line.result.name, some)
+        ]
+        return [*first, replace(last, notes=[counts, *self.notes]), *by_words, *parts, *(worst if cases else ())]
 
     def render(self, style: Style = "text", measures: Measures = "rsum") -> str:
         """The tables as text, Markdown or LaTeX."""
@@ -101,11 +139,17 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """All figures, unrounded, as `maxmatch evaluate --json` prints them."""
         words = {"by_words": {"words": sorted(self.words), "results": list(self.by_words)}} if self.by_words else {}
-        return as_data(self.lines, self.paper, **self.about, **words, notes=list(self.notes))
+        more: dict[str, Any] = {"by": {by: list(found) for by, found in self.by.items()}} if self.by else {}
+        if self.worst:
+            more["worst"] = [
+                {"model": line.result.name, "similarity": line.result.similarity, **worst}
+                for line, worst in zip(self.lines, self.worst, strict=True)
+            ]
+        return as_data(self.lines, self.paper, **self.about, **words, **more, notes=list(self.notes))
 
 
 def evaluate_runs(
-    models: str | Path | Sequence[str | Path],
+    models: str | Path | Sequence[ModelName],
     data: DataSource | None = None,
     *,
     split: str | None = None,
@@ -115,6 +159,12 @@ def evaluate_runs(
     draws: int = 1000,
     paper: str | None = None,
     words: Collection[str] = (),
+    by: Sequence[By] = (),
+    suite: RetrievalSuite | None = None,
+    labels: str | Path | None = None,
+    worst: int = 0,
+    groups: str | Path | None = None,
+    results: str | Path | None = None,
     save_sets: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -126,7 +176,9 @@ def evaluate_runs(
     """Measure how well one or several models retrieve; each item is encoded once for each model.
 
     Args:
-        models: Runs (their best epoch is taken), checkpoints, names of models, or files written with `save_sets`.
+        models: Runs (their best epoch is taken), checkpoints, names of models, or files written with `save_sets`. Of
+            other libraries: folders of sentence-transformers, folders with images.npy and texts.npy (vectors or sets,
+            rows in the order of the data; or a pair of such files), .npy files of scores (images, texts).
         data: Data in any format. None: the data that the runs were trained on.
         split: None: the split that the run's recipe names, else "test", else "val".
         similarity: Names of similarities, or "all" that can compare the sets. None given: the one each model was
@@ -136,6 +188,13 @@ def evaluate_runs(
         draws: Bootstrap samples of the images for intervals and paired tests; 0 for none.
         paper: The label of the paper's table to compare with, "none", or None to recognise it.
         words: Also measure captions with any of these words separately.
+        by: Also recalls by the "length" of captions, by their "words", or by "label": what the images show.
+        suite: Demand "cxc" or "eccv" (COCO's test split with the answers its captions miss), or measure "pmrp" too.
+        labels: For "label" and "pmrp", which image shows what: a JSON file, see `maxmatch.evaluation.labels.Labels`.
+        worst: Also so many of the worst queries of each model, both ways.
+        groups: In place of data, for vectors and scores: a JSON file with the group of each image and text, see
+            `maxmatch.evaluation.other_models.read_groups`.
+        results: A file to append the results to, one JSON object per line, see `maxmatch.evaluation.leaderboard`.
         save_sets: A .safetensors file to keep what the (one) model made of the split.
         options: Changes to how the data is read, by the keys of a recipe's `data`: features, format, images, …
         device: None: a GPU if there is one.
@@ -158,106 +217,164 @@ def evaluate_runs(
     file = None if save_sets is None else Path(save_sets).expanduser()
     if file is not None and file.suffix != ".safetensors":
         raise UsageError(f"save_sets: expected a name that ends in .safetensors, got {file.name}.")
-    sources = find_models([models] if isinstance(models, str | Path) else models, say)
+    for option, needs in (("by label", "label" in by), ("suite pmrp", suite == "pmrp")):
+        if needs and labels is None:
+            raise UsageError(f"{option}: needs a file that says what images show. Give it: --labels FILE.")
+    known_labels = None if labels is None else Labels.read(labels)
+    protocol = "coco" if suite in ("cxc", "eccv") else protocol
+    sources = sources_of(models, say)
     if file is not None and len(sources) > 1:
         raise UsageError("save_sets keeps the sets of one model: call it for each.")
     if ensemble and len(sources) < 2:
         raise UsageError("ensemble takes two models or more.")
-    if all(source.kind == "sets" for source in sources):
-        encoded, part = _stored(sources, data, split, options or {}, wanted, say), None
-        about = {key: encoded[0].notes[key] for key in ("data", "split") if key in encoded[0].notes}
-    else:
-        loaded = load_for(sources, data, split, options, say=say)
-        by_path = {
-            source.path: encode_model(
-                source, loaded, device=device, batch_size=batch_size, workers=workers, say=say, bar=bar
-            )
-            for source in {source.path: source for source in sources}.values()
+    loaded = None
+    if groups is None and all(source.kind == "sets" for source in sources):
+        candidates = stored_candidates(sources, data, split, options or {}, wanted or by, say)
+        about = {
+            key: candidates[0].encoded.notes[key] for key in ("data", "split") if key in candidates[0].encoded.notes
         }
-        encoded, part = [by_path[source.path] for source in sources], loaded.part
-        about = {"data": str(loaded.dataset.path), "split": loaded.split}
+    else:
+        if groups is None:
+            loaded = load_for(sources, data, split, options, say=say)
+            about = {"data": str(loaded.dataset.path), "split": loaded.split}
+        else:
+            about = {"data": str(groups)}
+        candidates = candidates_of(
+            sources, loaded, groups, device=device, batch_size=batch_size, workers=workers,
+            identify=results is not None or save_sets is not None, say=say, bar=bar,
+        )  # fmt: skip
+    encoded = [one.encoded for one in candidates]
+    part = None if loaded is None else loaded.part
+    items: dict[str, GetItem] = {} if part is None else dict(raw_items(part, encoded[0]))
+    if groups is not None and (captions := read_groups(groups).captions) is not None:
+        items[TEXT] = captions.__getitem__
     if file is not None:
-        save_encoded(encoded[0], file)
+        _keep(encoded[0], items, file)
         say(f"{save_sets}: sets written")
-    pair = choose_pair(encoded[0].sets)
-    if "all" in asked and any(one.sets[pair[0]].shape[1] != one.sets[pair[1]].shape[1] for one in encoded):
+    pair = choose_pair(encoded[0].groups)
+    if "all" in asked and any(one.sets[pair[0]].shape[1] != one.sets[pair[1]].shape[1] for one in encoded if one.sets):
         names = [name for name in names if not SIMILARITIES[name].in_order]
-    teams = [members(sources, encoded, name) for name in names] or [members(sources, encoded)]
-    singles = [[member] for team in teams for member in team]
-    singles += [] if names else _further(sources, encoded)
-    lines, notes = measure([*singles, *(teams if ensemble else [])], pair, protocol, draws, measures="all")
+    teams = [members(candidates, name) for name in names] or [members(candidates)]
+    singles = [[member] for number, team in enumerate(teams) for member in team if not number or member.given is None]
+    singles += [] if names else further(candidates)
+    all_teams = [*singles, *(teams if ensemble else [])]
+    lines, notes = measure(all_teams, pair, protocol, draws, measures="all")
+    if suite == "pmrp" and known_labels is not None:
+        lines = _with_pmrp(lines, all_teams, pair, known_labels, protocol)
+    elif suite is not None and not any(name.startswith(f"{suite}_") for name in lines[0].result.figures):
+        raise UsageError(f"suite {suite}: {' '.join(notes)}")
     about |= {name: len(encoded[0].groups[side]) for name, side in zip(("images", "captions"), pair, strict=True)}
     theirs, paper_notes = _paper(paper, sources, about, lines)
-    worded = by_words(lines, _captions_with(wanted, part, encoded[0]), draws) if part is not None and wanted else []
-    return Evaluation(lines, about, [*notes, *paper_notes], theirs, wanted, worded, encoded)
-
-
-def similarity_names(asked: Sequence[str]) -> list[str]:
-    """The names of similarities, each once; "max" is "mil", and "all" all of them that compare sets of any size."""
-    names = []
-    for name in asked:
-        name = {"max": "mil"}.get(name, name)
-        if name != "all" and name not in SIMILARITIES:
-            known = ", ".join([*SIMILARITIES, "max", "all"])
-            raise UsageError(f"similarity: expected one of {known}, got {name!r}.")
-        names += [one for one, entry in SIMILARITIES.items() if entry.set_size is None] if name == "all" else [name]
-    return list(dict.fromkeys(names))
-
-
-def members(
-    sources: Sequence[ModelSource], encoded: Sequence[EncodedSplit], similarity: str | None = None
-) -> list[EvaluatedModel]:
-    """Models with their sets and a similarity, each by default with the one of its training and its options."""
-    found = []
-    for source, sets in zip(sources, encoded, strict=True):
-        trained = sets.notes.get("similarity", "maxmatch")
-        options = sets.notes.get("similarity_options", {}) if similarity in (None, trained) else {}
-        if similarity not in (None, trained) and SIMILARITIES[trained].set_size is not None:
-            raise UsageError(f"similarity: {source.name} makes sets that {trained} alone compares, got {similarity!r}.")
-        found.append(EvaluatedModel(source.name, sets, with_options(similarity or trained, options)))
+    worded = by_words(lines, _captions_with(wanted, items, encoded[0]), draws) if wanted else []
+    parts = {one: _parts(one, items, encoded[0], known_labels) for one in dict.fromkeys(by)}
+    found = Evaluation(
+        lines,
+        about,
+        [*notes, *paper_notes],
+        theirs,
+        wanted,
+        worded,
+        encoded,
+        by={one: recalls_by_part(lines, some, draws) for one, some in parts.items()},
+        worst=_worst(all_teams, lines, pair, worst, items) if worst else (),
+        items=items,
+    )
+    if results is not None:
+        _record(found, all_teams, candidates, results)
     return found
 
 
-def _further(sources: Sequence[ModelSource], encoded: Sequence[EncodedSplit]) -> list[list[EvaluatedModel]]:
-    """Each model with the similarities that its recipe lists beside the one of its training."""
+def _keep(encoded: EncodedSplit, items: Mapping[str, GetItem], file: Path) -> None:
+    """Write sets to a file, with the digest of the data that they are of."""
+    if not encoded.sets or encoded.masks:
+        raise UsageError(f"save_sets: {encoded.notes.get('model', 'the model')} has no sets of one size to keep.")
+    captions = _captions(items, encoded, "save_sets") if TEXT in items and TEXT in encoded.groups else None
+    save_encoded(replace(encoded, notes={**encoded.notes, "digest": data_digest(encoded, captions)}), file)
+
+
+def _record(
+    found: Evaluation,
+    teams: Sequence[Sequence[EvaluatedModel]],
+    candidates: Sequence[Candidate],
+    path: str | Path,
+) -> None:
+    """Append every line to a file of results."""
+    known = {id(one.encoded): identity_of(one.source, one.encoded) for one in candidates}
+    first = found.encoded[0]
+    captions = _captions(found.items, first, "results") if TEXT in found.items else None
+    digest = first.notes.get("digest") or data_digest(first, captions)
+    counts = {key: found.about[key] for key in ("images", "captions")}
+    data = {"path": found.about.get("data"), "split": found.about.get("split"), "digest": digest, **counts}
+    for line, team in zip(found.lines, teams, strict=True):
+        one = line.result
+        protocol = "plain" if "" in one.galleries else "coco"
+        identity = " + ".join(known[id(member.encoded)] for member in team)
+        append_record(path, new_record(one.name, identity, one.similarity, data, protocol, one.figures))
+
+
+def _with_pmrp(
+    lines: Sequence[ResultLine],
+    teams: Sequence[Sequence[EvaluatedModel]],
+    pair: tuple[str, str],
+    labels: Labels,
+    protocol: ProtocolName,
+) -> list[ResultLine]:
+    """The lines with PMRP among their figures."""
+    if pair != (IMAGE, TEXT):
+        raise UsageError(f"suite pmrp: is about images and texts, but the models have {' and '.join(pair)}.")
+    added = [pmrp_figures(scores_of(team, pair), team[0].encoded, labels, protocol) for team in teams]
+    results = [
+        replace(line.result, figures={**line.result.figures, **more}) for line, more in zip(lines, added, strict=True)
+    ]
+    return [replace(line, result=result) for line, result in zip(lines, results, strict=True)]
+
+
+def _parts(by: By, items: Mapping[str, GetItem], encoded: EncodedSplit, labels: Labels | None) -> list[Part]:
+    """The queries in parts."""
+    if by == "label":
+        assert labels is not None
+        sides = [encoded.groups[name].cpu().numpy() for name in (IMAGE, TEXT)]
+        parts = parts_by_label(labels, encoded.ids.get(IMAGE, ()), *sides)
+    else:
+        captions = _captions(items, encoded, f"by {by}")
+        parts = parts_by_length(captions) if by == "length" else parts_by_words(captions)
+    if not parts:
+        raise UsageError(f"by {by}: nothing occurs often enough in this data to be measured separately.")
+    return parts
+
+
+def _worst(
+    teams: Sequence[Sequence[EvaluatedModel]],
+    lines: Sequence[ResultLine],
+    pair: tuple[str, str],
+    count: int,
+    items: Mapping[str, GetItem],
+) -> list[dict[str, list[dict[str, Any]]]]:
+    """The worst queries of each line, with captions and ids."""
+    ids = teams[0][0].encoded.ids
+
+    def describe(modality: str, place: int) -> str:
+        name = pair[0 if modality == IMAGE else 1]
+        value = items[name](place) if name == TEXT and name in items else None
+        return value if isinstance(value, str) else ids[name][place] if name in ids else str(place)
+
     return [
-        members([source], [sets], name)
-        for source, sets in zip(sources, encoded, strict=True)
-        for name in sets.notes.get("similarities", ())
-        if name != sets.notes["similarity"]
+        case_data(worst_cases(scores_of(team, pair), line.result, count), describe)
+        for team, line in zip(teams, lines, strict=True)
     ]
 
 
-def _stored(
-    sources: Sequence[ModelSource],
-    data: DataSource | None,
-    split: str | None,
-    options: Mapping[str, Any],
-    words: Collection[str],
-    say: Say,
-) -> list[EncodedSplit]:
-    """The sets of files alone: nothing can be asked for that takes the data."""
-    encoded = [load_encoded(Path(source.path)) for source in sources]
-    known = encoded[0].notes.get("split", split)
-    if split not in (None, known):
-        raise ValueError(f"split {split}: these sets are of {known!r}. Encode that split first.")
-    if options:
-        raise ValueError(
-            f"{next(iter(options))}: changes how data is read, but files of sets are encoded already. Leave it out, "
-            "or give the model and the data."
-        )
-    if words:
-        raise UsageError("words: need captions, which files of sets do not hold. Give a model and the data.")
-    if data is not None:
-        say(f"{data}: not read; files of sets need no data")
-    return encoded
+def _captions(items: Mapping[str, GetItem], encoded: EncodedSplit, option: str) -> list[str]:
+    """The captions of an encoded split, in its order."""
+    if TEXT not in items:
+        known = ", ".join(items) or "no items: add captions to the groups file, or give the data"
+        raise UsageError(f"{option}: need captions, but the models have {known}.")
+    return [str(items[TEXT](place)) for place in range(len(encoded.groups[TEXT]))]
 
 
-def _captions_with(words: Collection[str], part: Split, encoded: EncodedSplit) -> np.ndarray:
+def _captions_with(words: Collection[str], items: Mapping[str, GetItem], encoded: EncodedSplit) -> np.ndarray:
     """Which captions of the encoded split have any of the words, in its order."""
-    if TEXT not in encoded.ids:
-        raise UsageError(f"words: need captions, but the models have {', '.join(encoded.ids)}.")
-    captions = list(map(raw_items(part, encoded)[TEXT], range(len(encoded.ids[TEXT]))))
+    captions = _captions(items, encoded, "words")
     return np.array([len(met) > 0 for met in words_met(captions, frozenset(words))], np.bool_)
 
 

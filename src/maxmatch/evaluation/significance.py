@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxmatch.evaluation.measures import (
-    RECALLS,
     Measures,
     QueryValues,
     beyond_rsum,
@@ -124,7 +123,7 @@ def _beyond_rsum(result: Result, team: Sequence[EvaluatedModel], pair: ModalityP
         for prefix, some in result.galleries.items()
         for name, value in beyond_rsum(some).items()
     }
-    return of_ranks | (set_measures(team[0], pair) if len(team) == 1 else {})
+    return of_ranks | (set_measures(team[0], pair) if len(team) == 1 and team[0].has_slots else {})
 
 
 def compared(result: Result, first: Result, draws: int) -> ResultLine:
@@ -222,6 +221,19 @@ def _permutation_test(added: np.ndarray, draws: int, generator: np.random.Genera
         signs = generator.integers(0, 2, (count, len(added)), dtype=np.int8)
         larger += int((np.abs(2 * (signs @ added) - added.sum()) >= abs(observed) - 1e-9).sum())
     return observed, (1 + larger) / (1 + draws)
+
+
+def mean_interval(values: np.ndarray, draws: int, level: float = 0.95) -> Interval:
+    """The bootstrap interval of the mean of independent values, in per cent."""
+    one = _Sums(np.asarray(values, float)[:, None], np.ones((len(values), 1)))
+    return _interval(_resampled([one], draws, np.random.default_rng(SEED))[:, 0], level)
+
+
+def mean_difference(first: np.ndarray, second: np.ndarray, draws: int, level: float = 0.95) -> Difference:
+    """How much higher the mean of a second model's values is, in per cent, on the same independent cases."""
+    apart = np.asarray(second, float) - np.asarray(first, float)
+    observed, p = _permutation_test(100 * apart / len(apart), draws, np.random.default_rng(SEED))
+    return Difference(observed, *mean_interval(apart, draws, level), p)
 
 
 def seeds_test(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -370,15 +382,28 @@ def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) ->
     return found
 
 
+def some_queries(galleries: Sequence[SearchRanks], wanted: np.ndarray, way: str, draws: int) -> dict[str, Any]:
+    """The recalls of some queries: wanted has True or False for each, way is "i2t" or "t2i". As `by_words` has them,
+    their number under "queries".
+    """
+    one = _side(_chosen(galleries, wanted, way), draws, way)
+    return {"queries": one.pop("captions"), **one}
+
+
 def _captions(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> _Sums:
     """The captions that found their image, by the image that they belong to; images without such captions left out."""
-    ranks = np.concatenate([gallery.t2i.ranks.cpu().numpy() for gallery in galleries])
-    groups = np.concatenate([gallery.text_groups.cpu().numpy() for gallery in galleries])
+    return _chosen(galleries, wanted, "t2i")
+
+
+def _chosen(galleries: Sequence[SearchRanks], wanted: np.ndarray, way: str) -> _Sums:
+    sides = [(one.i2t, one.image_groups) if way == "i2t" else (one.t2i, one.text_groups) for one in galleries]
+    ranks = np.concatenate([found.ranks.cpu().numpy() for found, _ in sides])
+    groups = np.concatenate([mine.cpu().numpy() for _, mine in sides])
     return _summed([QueryValues(ranks[wanted] <= level, groups[wanted]) for level in LEVELS])
 
 
-def _side(sums: _Sums, draws: int) -> dict[str, Any]:
-    names, asked = RECALLS[-len(LEVELS) :], sums.asked.sum(0)
+def _side(sums: _Sums, draws: int, way: str = "t2i") -> dict[str, Any]:
+    names, asked = [f"{way}_r{level}" for level in LEVELS], sums.asked.sum(0)
     recalls = 100 * sums.found.sum(0) / asked
     one: dict[str, Any] = {"captions": int(asked[0]), **dict(zip(names, recalls.tolist(), strict=True))}
     if draws:

@@ -23,10 +23,10 @@ import torch
 
 from maxmatch.core.files import locked, whole
 from maxmatch.core.types import Ranks
+from maxmatch.evaluation.candidates import Candidate, members
 from maxmatch.evaluation.encoding import LoadedData, ModelSource, Say, encode_model, load_for, paired
 from maxmatch.evaluation.metrics import SearchRanks, chance
 from maxmatch.evaluation.ranking import PairRanks
-from maxmatch.evaluation.runs import members
 from maxmatch.evaluation.significance import measure
 from maxmatch.evaluation.slots import element_analysis
 from maxmatch.reproduce.targets import Job, read_job
@@ -230,7 +230,8 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     encode = partial(encode_model, batch_size=recipe.train.batch_size, workers=recipe.train.workers, say=print)
     encoded = [encode(source, loaded, device=device) for source in sources]
     similarities = recipe.similarities if len(sources) == 1 else recipe.similarities[:1]
-    teams = [members(sources, encoded, similarity) for similarity in similarities]
+    candidates = [Candidate(*one) for one in zip(sources, encoded, strict=True)]
+    teams = [members(candidates, similarity) for similarity in similarities]
     take = partial(measure, pair=pair, protocol=job.protocol, draws=0, extended_coco=False)
     first = take(teams[:1], measures="all")[0][0].result
     others = take(teams[1:])[0] if len(teams) > 1 else []

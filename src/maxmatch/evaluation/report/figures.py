@@ -309,6 +309,22 @@ def validation_curves(runs: Mapping[str, Sequence[Mapping[int, float]]], referen
     return figure
 
 
+@rc_context(STYLE)
+def recall_curves(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
+    """R@K over K, for each direction a line per model. curves: by direction, by model R@1, R@2, … in per cent."""
+    figure = Figure((PAGE, 2.8 + 0.08 * max(map(len, curves.values()))), layout="constrained")
+    for axes, (way, models) in zip(np.atleast_1d(figure.subplots(1, len(curves))), curves.items(), strict=True):
+        looks = cycle(product(_DASHES, _COLOURS))
+        for name, curve in models.items():
+            dashes, colour = next(looks)
+            axes.plot(np.arange(1, len(curve) + 1), curve, color=colour, linestyle=dashes, lw=1, label=plain(name))
+        axes.set(xlabel="K", ylabel="R@K (%)", title=way, xscale="log", ylim=(0, 100))
+        axes.grid(axis="y", color="#dddddd", linewidth=0.5)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, columnspacing=1.2, handlelength=2.4)
+    return figure
+
+
 def _draw(
     axes: Axes, seeds: Sequence[Mapping[int, float]], begin: int, name: str, colour: str, dashes: str, order: int
 ) -> None:

@@ -143,14 +143,14 @@ def page(
     @cache
     def display(modality: str, item: int) -> dict[str, str | None]:
         value = items[modality](item) if modality in items else None
-        small = _thumbnail(value)
+        small = thumbnail(value)
         return {
             "text": value if isinstance(value, str) else None,
             "picture": None if small is None else data_uri(small, "image/jpeg"),
         }
 
     return render_page(
-        _resource("report.html"),
+        resource("report.html"),
         title=title,
         analysis=analysis,
         attention=attention,
@@ -169,7 +169,7 @@ def page(
 
 def render_page(template: str, **values: Any) -> str:
     """A page that stands alone, from a Jinja2 template. `style` is that of all reports; `policy` allows no other."""
-    style = _resource("style.css")
+    style = resource("style.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -177,7 +177,8 @@ def render_page(template: str, **values: Any) -> str:
     return environment.from_string(template).render(style=style, policy=policy, **values)
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """A template or style sheet of this package."""
     return files("maxmatch.evaluation.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -213,7 +214,7 @@ def picture_of(value: Any) -> Image.Image | None:
         return None
 
 
-def _thumbnail(value: Any) -> bytes | None:
+def thumbnail(value: Any) -> bytes | None:
     """A small JPEG of an item. A picture that is small already keeps its size."""
     picture = picture_of(value)
     if picture is None:
