@@ -290,14 +290,13 @@ def pmrp(
 def _plausible_precision(
     scores: Float[np.ndarray, "n m"], queries: Float[np.ndarray, "n N"], answers: Float[np.ndarray, "m N"]
 ) -> float:
-    found_of = []
+    found_of: list[np.ndarray] = []
     for start in range(0, len(scores), _ROWS):
         part = slice(start, start + _ROWS)
         asked, found = queries[part], scores[part]
         apart = asked.sum(1)[:, None] + answers.sum(1) - 2 * (asked @ answers.T)  # Hamming's distance of the codes
         best_first = -np.sort(-found, axis=1)
-        for distance in DISTANCES:
-            found_of.append(_r_precision(found, apart < distance + 0.5, best_first))
+        found_of += [_r_precision(found, apart < distance + 0.5, best_first) for distance in DISTANCES]
     return float(np.concatenate(found_of).mean())
 
 
