@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-portable check format bench docs coverage dist clean
+.PHONY: help demo test test-slow test-peers test-portable check format bench docs coverage dist clean
 
 help: ## Print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -23,6 +23,10 @@ test: $(READY) ## Run the tests, but for the slow ones
 
 test-slow: $(READY) ## Run the slow tests: a Milvus server, many kills, memory, connections
 	$(PYTEST) -m slow
+
+test-peers: $(READY) ## Install other evaluation libraries (300 MB) and compare our figures with theirs, 10,000 cases each (an hour)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+	MAXMATCH_EXAMPLES=10000 $(BIN)/pytest tests/evaluation/test_peers.py tests/evaluation/test_mteb_adapter.py
 
 test-portable: $(READY) ## Run `make test` as on processors without AVX-512 and AVX2, and with four threads (an hour)
 	$(BIN)/python tests/portable.py

@@ -95,6 +95,16 @@ def own_vectors(names: Names) -> None:
     np.save("scores.npy", rng.normal(size=(100, 300)))
 
 
+def suites(names: Names) -> None:
+    """COCO's file of instances, with two images."""
+    instances = {
+        "images": [{"id": 9}, {"id": 25}],
+        "categories": [{"id": 1, "name": "person"}, {"id": 17, "name": "cat"}],
+        "annotations": [{"image_id": 9, "category_id": 17}, {"image_id": 9, "category_id": 17}],
+    }
+    Path("instances_val2014.json").write_text(json.dumps(instances))
+
+
 SET_UP = {
     "README.md": quickstart,
     "analysis.md": analysis,
@@ -107,6 +117,7 @@ SET_UP = {
     "quickstart.md": quickstart,
     "scenes.md": scenes,
     "search.md": quickstart,
+    "suites.md": suites,
 }
 
 # Commands that are run in the page's folder, by their first words; all others are only parsed.

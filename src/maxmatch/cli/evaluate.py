@@ -9,13 +9,8 @@ import typer
 
 from maxmatch.cli.common import say, usage_errors
 
-
-class By(StrEnum):
-    """What queries are divided by; typer takes lists of these, not of literals."""
-
-    LENGTH = "length"
-    WORDS = "words"
-    LABEL = "label"
+# What queries are divided by. Typer takes lists of an enum, not of literals.
+By = StrEnum("By", {"LENGTH": "length", "WORDS": "words", "LABEL": "label"})
 
 
 SuiteName = Literal["sugarcrepe", "aro", "contrast", "winoground", "labels", "pmrp", "cxc", "eccv"]
@@ -164,8 +159,13 @@ def evaluate(
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
     from maxmatch.core.progress import bar
     from maxmatch.evaluation.encoding import find_source
+    from maxmatch.evaluation.labels import labels_beside
+    from maxmatch.evaluation.report.evaluation_page import check_page, write_page
     from maxmatch.evaluation.runs import evaluate_runs
 
+    if page is not None:
+        with usage_errors():
+            check_page(page)
     divided: list[Any] = [one.value for one in by or ()]
     named = list(paths or ())
     given: list[Any] = [*([embeddings] if embeddings else ()), *(scores or ())]
@@ -187,7 +187,7 @@ def evaluate(
     style: Literal["text", "markdown", "latex"] = "markdown" if markdown else "latex" if latex else "text"
     common: dict[str, Any] = {"device": device, "batch_size": batch_size, "say": say, "bar": bar}
     if labels is None and data is not None and (suite in ("labels", "pmrp") or "label" in divided):
-        labels = Path(data).expanduser() / "labels.json"
+        labels = labels_beside(data)
     if suite == "labels" or (labels is not None and suite is None and not divided):
         from maxmatch.evaluation.labels import evaluate_labels, render_labels
 
@@ -236,8 +236,6 @@ def evaluate(
     else:
         print(found.render(style, measures))
     if page is not None:
-        from maxmatch.evaluation.report.evaluation_page import write_page
-
         say(f"open {write_page(found, page)}")
 
 

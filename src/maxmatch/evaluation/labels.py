@@ -81,6 +81,12 @@ class Labels:
         return cls(names, shown)
 
 
+def labels_beside(data: str | Path) -> Path:
+    """Where the labels of a data set are if nothing else is said: labels.json in its folder, or beside its file."""
+    path = Path(data).expanduser()
+    return (path if path.is_dir() else path.parent) / "labels.json"
+
+
 def _plain(name: str) -> str:
     return name.lstrip("0") if name.isdigit() else name
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maxmatch import __version__
+from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import write_whole
 from maxmatch.evaluation.report.make_report import check_plots, data_uri, render_page, resource, thumbnail
 from maxmatch.evaluation.result_tables import Table, written
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
 _DEPTH = 100  # of the curves
 
 
+def check_page(path: str | Path) -> None:
+    """Refuse a page that cannot be written, before anything is measured."""
+    check_plots()
+    if Path(path).suffix not in (".html", ".htm"):
+        raise UsageError(f"page: expected a name that ends in .html, got {path}.")
+
+
 def write_page(found: "Evaluation", path: str | Path) -> Path:
     """Write an evaluation as a page that needs nothing else; an older one is replaced. Its path."""
-    check_plots()
+    check_page(path)
     from maxmatch.evaluation.report.figures import recall_curves, render
 
     path = Path(path).expanduser()
-    if path.suffix not in (".html", ".htm"):
-        raise ValueError(f"{path}: expected a name that ends in .html.")
     size = min(_DEPTH, found.about["images"], found.about["captions"])
     curves: dict[str, dict[str, np.ndarray]] = {label: {} for label in WAYS.values()}
     for line in found.lines:
