@@ -147,13 +147,15 @@ def evaluate(
 
       maxmatch evaluate runs/held_out runs/small --words-from flickr8k_held_out
 
-      maxmatch evaluate runs/a flickr8k --by length --by words --worst 10 --page weak.html
+      maxmatch evaluate runs/a flickr8k --by words --page weak.html
 
-      maxmatch evaluate flickr8k --embeddings images.npy texts.npy --scores cross-encoder.npy
+      maxmatch evaluate flickr8k --embeddings images.npy texts.npy
 
-      maxmatch evaluate runs/a sugarcrepe --suite sugarcrepe --images val2017 --results results.jsonl
+      maxmatch evaluate runs/a scores.npy flickr8k --results results.jsonl
 
-      maxmatch evaluate runs/a coco --split val --suite labels --labels labels.json
+      maxmatch evaluate runs/a sugarcrepe --suite sugarcrepe --images val2017
+
+      maxmatch evaluate runs/a coco --suite labels --labels labels.json
     """
     if sum((as_json, markdown, latex)) > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --latex.")
