@@ -1,6 +1,7 @@
 """How well any model retrieves: `evaluate_scores`, `evaluate_embeddings`, `RetrievalMetric`.
 
-For models and data of this package: `evaluate_runs`, `analyse_run`; and the metrics, tests and reports behind them.
+For models and data by name: `evaluate_runs`, `evaluate_suite`, `analyse_run`; and the metrics, tests and reports behind
+them.
 """
 
 from importlib import import_module
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from maxmatch.evaluation.evaluator import RetrievalResult, evaluate_embeddings, evaluate_scores
     from maxmatch.evaluation.retrieval_metric import RetrievalMetric, compute_metrics
     from maxmatch.evaluation.runs import AnalysedRun, Evaluation, analyse_run, evaluate_runs
+    from maxmatch.evaluation.suites import evaluate_suite
 
 __all__ = [
     "AnalysedRun",
@@ -21,12 +23,14 @@ __all__ = [
     "evaluate_embeddings",
     "evaluate_runs",
     "evaluate_scores",
+    "evaluate_suite",
 ]
 
 _HOMES = {
     "evaluator": {"RetrievalResult", "evaluate_embeddings", "evaluate_scores"},
     "retrieval_metric": {"RetrievalMetric", "compute_metrics"},
     "runs": {"AnalysedRun", "Evaluation", "analyse_run", "evaluate_runs"},
+    "suites": {"evaluate_suite"},
 }
 
 
