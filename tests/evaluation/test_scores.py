@@ -33,6 +33,18 @@ def test_scores_of_an_ensemble_are_the_mean_whatever_k_and_d_the_members_have():
     assert "image_log_variance" not in result.figures
 
 
+@pytest.mark.parametrize("name", ["mil", "mean", "maxsim", "maxmatch", "cosine", "dot"])
+def test_sets_of_one_vector_are_scored_as_by_their_similarity(name):
+    split = split_of(size=1, width=7)
+    images, texts = (split.sets[side] for side in ("image", "text"))
+    cosines = images[:, 0] @ texts[:, 0].T
+    expected = cosines if name in ("cosine", "dot") else getattr(similarity, name)(images, texts)
+    torch.testing.assert_close(all_of(scores_of([EvaluatedModel("a", split, name)], max_memory=900)), expected)
+    split.sets["text"][4] = torch.nan
+    with pytest.raises(NotFiniteError, match="text 4"):
+        scores_of([EvaluatedModel("a", split, name)])
+
+
 @pytest.mark.parametrize(("count", "captions"), [(1, 3), (2, 1)])
 def test_blocks_have_the_figures_of_the_whole_matrix_and_do_not_change(count, captions):
     members = [EvaluatedModel("a", split_of(25, captions, noise=2.5, seed=n)) for n in range(count)]

@@ -162,7 +162,7 @@ def evaluate(
     from maxmatch.core.progress import bar
     from maxmatch.evaluation.encoding import find_source
     from maxmatch.evaluation.labels import labels_beside
-    from maxmatch.evaluation.report.evaluation_page import check_page, write_page
+    from maxmatch.evaluation.report.make_report import check_page, write_page
     from maxmatch.evaluation.runs import evaluate_runs
 
     if page is not None:

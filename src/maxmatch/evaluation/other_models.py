@@ -153,15 +153,10 @@ def scores_member(source: ModelSource, items: ItemList) -> EvaluatedModel:
     return EvaluatedModel(source.name, encoded, GIVEN, _rows_of(matrix))
 
 
-def _rows_of(matrix: np.ndarray, rows: np.ndarray | None = None, columns: np.ndarray | None = None) -> Any:
-    """The rows of a matrix, or of some of its rows and columns, in single or double precision."""
+def _rows_of(matrix: np.ndarray) -> Callable[[slice], Tensor]:
+    """What reads some rows of a matrix, in single or double precision."""
     precision = np.float64 if matrix.dtype.kind != "f" or matrix.dtype.itemsize > 4 else np.float32
-
-    def read(part: slice) -> Tensor:
-        block = matrix[part] if rows is None else matrix[rows[part]]
-        return torch.from_numpy(np.array(block if columns is None else block[:, columns], precision))
-
-    return read
+    return lambda part: torch.from_numpy(np.array(matrix[part], precision))
 
 
 def without_unread(member: EvaluatedModel, groups: Tensor) -> EvaluatedModel:

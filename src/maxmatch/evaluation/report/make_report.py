@@ -1,4 +1,4 @@
-"""An analysis as a folder: report.html (a Jinja2 template), figures/ and analysis.json."""
+"""An analysis as a folder: report.html (a Jinja2 template), figures/ and analysis.json. An evaluation as one page."""
 
 import base64
 import hashlib
@@ -17,14 +17,19 @@ from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
 from maxmatch import __version__
+from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import whole, write_whole
 from maxmatch.evaluation.analysis import Analysis
 from maxmatch.evaluation.encoding import GetItem
+from maxmatch.evaluation.result_tables import Table, written
 from maxmatch.evaluation.slots import METHODS, Attention, Projection
+from maxmatch.evaluation.weak_spots import WAYS, recall_curve
 from maxmatch.model.images import ImageError, load_image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from maxmatch.evaluation.runs import Evaluation
 
 REPORT, FIGURES, NUMBERS = "report.html", "figures", "analysis.json"
 
@@ -143,14 +148,14 @@ def page(
     @cache
     def display(modality: str, item: int) -> dict[str, str | None]:
         value = items[modality](item) if modality in items else None
-        small = thumbnail(value)
+        small = _thumbnail(value)
         return {
             "text": value if isinstance(value, str) else None,
             "picture": None if small is None else data_uri(small, "image/jpeg"),
         }
 
     return render_page(
-        resource("report.html"),
+        _resource("report.html"),
         title=title,
         analysis=analysis,
         attention=attention,
@@ -169,7 +174,7 @@ def page(
 
 def render_page(template: str, **values: Any) -> str:
     """A page that stands alone, from a Jinja2 template. `style` is that of all reports; `policy` allows no other."""
-    style = resource("style.css")
+    style = _resource("style.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -177,8 +182,7 @@ def render_page(template: str, **values: Any) -> str:
     return environment.from_string(template).render(style=style, policy=policy, **values)
 
 
-def resource(name: str) -> str:
-    """A template or style sheet of this package."""
+def _resource(name: str) -> str:
     return files("maxmatch.evaluation.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -214,7 +218,7 @@ def picture_of(value: Any) -> Image.Image | None:
         return None
 
 
-def thumbnail(value: Any) -> bytes | None:
+def _thumbnail(value: Any) -> bytes | None:
     """A small JPEG of an item. A picture that is small already keeps its size."""
     picture = picture_of(value)
     if picture is None:
@@ -224,3 +228,63 @@ def thumbnail(value: Any) -> bytes | None:
     with io.BytesIO() as file:
         small.convert("RGB").save(file, "JPEG", quality=82, optimize=True)
         return file.getvalue()
+
+
+# An evaluation as one page: tables, recall at every depth, and the worst queries with their pictures.
+
+_DEPTH = 100  # of the curves
+
+
+def check_page(path: str | Path) -> None:
+    """Refuse a page that cannot be written, before anything is measured."""
+    check_plots()
+    if Path(path).suffix not in (".html", ".htm"):
+        raise UsageError(f"page: expected a name that ends in .html, got {path}.")
+
+
+def write_page(found: "Evaluation", path: str | Path) -> Path:
+    """Write an evaluation as a page that needs nothing else; an older one is replaced. Its path."""
+    check_page(path)
+    from maxmatch.evaluation.report.figures import recall_curves, render
+
+    path = Path(path).expanduser()
+    size = min(_DEPTH, found.about["images"], found.about["captions"])
+    curves: dict[str, dict[str, np.ndarray]] = {label: {} for label in WAYS.values()}
+    for line in found.lines:
+        *_, galleries = line.result.galleries.values()
+        for way, label in WAYS.items():
+            name = f"{line.result.name}, {line.result.similarity}"
+            curves[label][name] = recall_curve(galleries, way, size)
+
+    @cache
+    def display(modality: str, item: int) -> dict[str, str | None]:
+        value = found.items[modality](item) if modality in found.items else None
+        small = _thumbnail(value)
+        return {
+            "text": value if isinstance(value, str) else None,
+            "picture": None if small is None else data_uri(small, "image/jpeg"),
+        }
+
+    sides = {"t2i": ("text", "image"), "i2t": ("image", "text")}
+    worst = [
+        (line.result.name, [(WAYS[way], *sides[way], cases) for way, cases in some.items() if cases])
+        for line, some in zip(found.lines, found.worst, strict=bool(found.worst))
+    ]
+    about = ", ".join(f"{name}: {value}" for name, value in found.about.items())
+    text = render_page(
+        _resource("evaluation.html"),
+        title=f"How well {' and '.join(dict.fromkeys(line.result.name for line in found.lines))} retrieve",
+        curves=data_uri(render(recall_curves(curves), "png"), "image/png"),
+        tables=[_cells(table) for table in found.tables(cases=False)],
+        worst=worst,
+        display=display,
+        version=__version__,
+        about=about,
+    )
+    write_whole(path, text)
+    return path
+
+
+def _cells(table: Table) -> Mapping[str, Any]:
+    """A table for the template: its cells as text."""
+    return {"title": table.title, "columns": table.columns, "rows": written(table), "notes": table.notes}
