@@ -26,8 +26,13 @@ from maxmatch.model.config import (
     ConfigPart,
     Count,
     Gaussian,
+    GlobalFeature,
+    HubAudio,
+    HubImage,
+    HubText,
     ModelConfig,
     Positive,
+    Residual,
     SetPrediction,
     Share,
     SimilarityName,
@@ -37,13 +42,23 @@ from maxmatch.model.config import (
     check_similarity_options,
     refusal,
     unknown_key,
+    with_sets,
 )
-from maxmatch.model.names import CheckpointError, local_model, read_config
+from maxmatch.model.names import (
+    KNOWN_MODELS,
+    CheckpointError,
+    cached_model,
+    hub_model_type,
+    hub_parts,
+    is_hub_name,
+    local_model,
+    read_config,
+)
 from maxmatch.model.presets import HEADS, PRESETS
 
 __all__ = [
-    "Anneal", "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
-    "StepSchedule", "Train",
+    "Anneal", "Constant", "Cosine", "Data", "Evaluate", "Lora", "ModelSection", "Objective", "Recipe", "Scenes",
+    "Section", "StepSchedule", "Train",
 ]  # fmt: skip
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -181,6 +196,31 @@ class Constant(Section):
 Schedule = Annotated[StepSchedule | Cosine | Constant, Field(discriminator="name"), BeforeValidator(_by_name)]
 
 
+class Lora(Section):
+    """Low-rank adapters beside linear layers of a model that training starts from: W + (alpha / rank) · B A.
+
+    targets: how the names of the layers end; None: those that make queries and values. towers: which have them; None:
+    all.
+    """
+
+    rank: Count = 8
+    alpha: Positive = 16.0
+    dropout: Share = 0.0
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    towers: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+
+def _listed(data: Any) -> Any:
+    """Names as a list, also where there is one."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        key: (value,) if isinstance(value, str) and value != "all" else value
+        for key, value in data.items()
+        if value is not None
+    }
+
+
 class Train(Section):
     """How the model is trained, with AdamW."""
 
@@ -207,6 +247,16 @@ class Train(Section):
     freeze: Annotated[dict[str, Whole | Literal["always"]], BeforeValidator(without_null)] = Field(default_factory=dict)
     """For how many epochs a backbone (all, or `image.backbone`) stays as it is: a number, or "always". A whole tower
     (`image`) can stay as it is "always": its items are then encoded once, before training, and not augmented."""
+    unfreeze: Annotated[
+        dict[str, Count | Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)]], BeforeValidator(_listed)
+    ] = Field(default_factory=dict)
+    """What learns, beside the heads, of a model that training starts from with `model.head` or from the hub, by tower:
+    the last blocks, by their number (`{image: 2}`), parts of the backbone by name, or "all". The rest stays frozen."""
+    lora: Lora | None = None
+    """Low-rank adapters for such a model, in the place of its own weights. A checkpoint has them merged. It takes the
+    package peft."""
+    gradient_checkpointing: bool = False
+    """Let backbones of transformers compute activations again in the place of keeping them: less memory, more time."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16 on a GPU, fp32 on a CPU."""
@@ -288,6 +338,11 @@ class Train(Section):
     def keeps(self, tower: str) -> bool:
         """Whether the whole tower stays as it is."""
         return tower in self.freeze
+
+    def opens(self, tower: str) -> bool:
+        """Whether anything of a model that training starts from learns in a tower, beside the head."""
+        adapted = self.lora is not None and tower in (self.lora.towers or (tower,))
+        return adapted or tower in self.unfreeze
 
     def frozen(self, tower: str, epoch: int) -> bool:
         """Whether the tower's backbone is frozen in an epoch."""
@@ -393,15 +448,36 @@ class Data(Section):
         ]
 
 
-def _config_of(start: str) -> ModelConfig:
-    """The config of a model on this machine: no network is asked."""
+def _config_of(start: str, described: bool = True) -> ModelConfig:
+    """The config of a model on this machine: no network is asked. described: refuse one that is not here; otherwise a
+    name on the hub stands for a model of one vector, of which nothing else is known before it is fetched.
+    """
     try:
         folder = local_model(start)
+        if folder is None and is_hub_name(start):
+            folder = cached_model(start)
+        if folder is not None and hub_model_type(folder) is not None:
+            from maxmatch.model.two_towers import two_tower_config
+
+            return two_tower_config(folder)
         if folder is not None:
             return read_config(folder)
     except CheckpointError as error:
         raise refusal(str(error), "start") from error
-    raise refusal(f"{start}: no such folder. Give a run, a checkpoint or the name of a model that ships", "start")
+    if described or not is_hub_name(start):
+        text = "Give a run, a checkpoint, the name of a model that ships, or one on the hub that was fetched before"
+        raise refusal(f"{start}: no such folder. {text}", "start")
+    kind = next((known.kind for known in KNOWN_MODELS if known.name == hub_parts(start)[0]), None)
+    modality, half = ("audio", HubAudio) if kind == "clap" else ("image", HubImage)
+    towers: dict[str, Any] = {modality: half(config={}, preprocessor={}), "text": HubText(config={})}
+    return ModelConfig(
+        towers={name: TowerConfig(encoder=one, head=GlobalFeature(), set_size=1) for name, one in towers.items()},
+        similarity="mil",
+    )
+
+
+SET_SIZE = 4
+"""K, where `model.head` is given and `model.set_size` is not."""
 
 
 class ModelSection(Section):
@@ -411,7 +487,13 @@ class ModelSection(Section):
 
     preset: str | None = None
     start: str | None = None
-    """A run, a checkpoint or the name of a model whose weights, config and words training starts from."""
+    """A run, a checkpoint or the name of a model whose weights, config and words training starts from; also a CLIP,
+    SigLIP or another two-tower model of transformers, by its folder or its name on the hub, which stays frozen
+    (`train.unfreeze`, `train.lora`)."""
+    head: Annotated[Residual | None, BeforeValidator(_by_name)] = None
+    """"residual": the model to start from makes one vector per item, and gets sets, which start as copies of it."""
+    set_size: Annotated[int, Field(ge=1, le=16)] | None = None
+    """With `head`, the number of vectors in a set; 4, where it is not given."""
     options: Annotated[dict[str, JsonValue], BeforeValidator(without_null)] = Field(default_factory=dict)
     similarity: SimilarityName = "maxmatch"
     similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
@@ -424,7 +506,7 @@ class ModelSection(Section):
     @classmethod
     def _similarity_of_the_config(cls, data: Any) -> Any:
         config = data.get("config") if isinstance(data, dict) else None
-        if config is None and isinstance(data, dict) and isinstance(data.get("start"), str):
+        if config is None and isinstance(data, dict) and isinstance(data.get("start"), str) and not data.get("head"):
             config = _config_of(data["start"])
         known = config.model_dump() if isinstance(config, ModelConfig) else config
         if not isinstance(known, dict) or data.get("similarity") not in (None, known.get("similarity")):
@@ -471,6 +553,10 @@ class ModelSection(Section):
             )
         if self.preset is None and self.options:
             raise refusal("options belong to a preset; change the config itself", "options")
+        if self.head is not None and self.start is None:
+            raise refusal("sets grow on a model that training starts from: name it in model.start", "head")
+        if self.set_size is not None and self.head is None:
+            raise refusal("belongs to model.head; a preset has it among its options", "set_size")
         try:
             resolved = self.resolved()
         except ValidationError as error:
@@ -482,8 +568,11 @@ class ModelSection(Section):
 
     def resolved(self) -> ModelConfig:
         """The whole config."""
-        if self.start is not None:
-            config: ModelConfig | None = _config_of(self.start)
+        config: ModelConfig | None
+        if self.start is not None and self.head is not None:
+            config = with_sets(_config_of(self.start, described=False), self.head, self.set_size or SET_SIZE)
+        elif self.start is not None:
+            config = _config_of(self.start)
         else:
             config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
         assert config is not None
@@ -611,6 +700,7 @@ class Recipe(Section):
         if bool(self.train.phrases) != bool(self.objective.phrase_weight):
             given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
             raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
+        self._check_grown(towers)
         self._check_gaussians(any(isinstance(tower.head, Gaussian) for tower in towers.values()))
         kept = list(filter(self.train.keeps, towers))
         if len(kept) == len(towers):
@@ -634,6 +724,41 @@ class Recipe(Section):
         if self.data.tokenizer == "pretrained" and not transformer:
             raise refusal("'pretrained' is a transformer's; use 'words' for a Bi-GRU", "data", "tokenizer")
         return self
+
+    def _check_grown(self, towers: Mapping[str, TowerConfig]) -> None:
+        """Refuse what would train more, or less, of a model to start from than the recipe says."""
+        grown = [name for name, tower in towers.items() if tower.grown]
+        if any(isinstance(tower.head, Residual) for tower in towers.values()) and self.model.start is None:
+            raise refusal("the head 'residual' takes a model to start from (model.start)", "model", "config")
+        for name in self.train.unfreeze:
+            if name not in grown:
+                text = "is trained whole: see train.freeze" if name in towers else f"is none of {', '.join(towers)}"
+                raise refusal(f"the tower {name!r} {text}", "train", "unfreeze", name)
+        lora = self.train.lora
+        for name in () if lora is None else lora.towers or towers:
+            if name not in grown:
+                text = f"adapters belong to a model that training starts from, but the tower {name!r} is trained whole"
+                raise refusal(text if name in towers else f"no tower {name!r}", "train", "lora", "towers")
+            if name in self.train.unfreeze:
+                raise refusal(
+                    "a tower takes adapters (train.lora) or learns itself, not both", "train", "unfreeze", name
+                )
+        for key in self.train.freeze:
+            tower, _, group = key.rpartition(".")
+            if group == "backbone" and (tower in grown or (not tower and grown)):
+                raise refusal("stays frozen in any case, but for what train.unfreeze names", "train", "freeze", key)
+        if self.data.features is not None and "image" in grown and self.train.opens("image"):
+            text = "stored features are those of the model before training, but train.unfreeze or train.lora changes it"
+            raise refusal(text, "data", "features")
+        learns = [
+            name
+            for name, tower in towers.items()
+            if not self.train.keeps(name)
+            and (name not in grown or isinstance(tower.head, Residual) or self.train.opens(name))
+        ]
+        if grown and not learns:
+            text = "nothing learns: add sets (model.head=residual), or say what learns (train.unfreeze, train.lora)"
+            raise refusal(text, "model", "head")
 
     def _check_gaussians(self, gaussians: bool) -> None:
         """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
@@ -659,7 +784,7 @@ def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
     if tower and tower not in towers:
         return f"the model has the towers {', '.join(towers)}, not {tower!r}"
     meant = [towers[tower]] if tower else list(towers.values())
-    if group == "backbone" and not any(hasattr(part.encoder, "backbone") for part in meant):
+    if group == "backbone" and not any(part.grown or hasattr(part.encoder, "backbone") for part in meant):
         return f"{f'the tower {tower!r}' if tower else 'the model'} has no backbone"
     if group == "encoder" and not any(part.reads == "text" for part in meant):
         return f"{f'the tower {tower!r}' if tower else 'the model'} reads no text; its projection is in set_module"
