@@ -79,7 +79,7 @@ def test_the_head_agrees_with_loops_over_all_numbers():
         weights = {**numbers(head), "pooled_norm.weight": [0.0] * 6, "pooled_norm.bias": [0.0] * 6}
         _, residual, attention = reference.set_head(local, None, pooled, weights, heads=2, depth=4)
         one, gamma = reference.unit(pooled), head.gamma.tolist()
-        added = [[w * v / 6**0.5 for w, v in zip(*pair, strict=True)] for pair in zip(gamma, residual, strict=True)]
+        added = [[w * v for w, v in zip(*pair, strict=True)] for pair in zip(gamma, residual, strict=True)]
         return [reference.unit(reference.add(one, slot)) for slot in added], added, attention
 
     sets = head(inputs)

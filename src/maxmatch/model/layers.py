@@ -271,7 +271,7 @@ class SetHead(SlotHead):
 class ResidualSetHead(SlotHead):
     """Sets that start as a trained model's one vector: S_k = g + γ_k ⊙ r_k, then each vector to unit length.
 
-        r_k = LN(E^L)_k / √D, of length about 1;   g: the one vector that `base` makes, of unit length
+        r_k = LN(E^L)_k;   g: the one vector that `base` makes, of unit length
 
     γ (K, D) is learned and starts at 0: before the first step all K vectors are g, and every similarity ranks as the
     cosine of g. The first step moves γ, of each slot in another way, since the slots start apart; what makes r_k learns
@@ -298,7 +298,7 @@ class ResidualSetHead(SlotHead):
         """The sets of B items. Their attention is the last block's, averaged over its heads."""
         one: Sets = self.base(features)
         residual, attention = self.residual(features)
-        added = self.gamma * (residual / math.sqrt(self.width))
+        added = self.gamma * residual
         return Sets(unit_vectors(one.vectors + added), added, one.vectors[:, 0], attention)
 
     @torch.no_grad()

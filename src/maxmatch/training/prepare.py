@@ -36,7 +36,8 @@ from maxmatch.model.text import (
     word_tokenizer,
 )
 from maxmatch.model.two_towers import HubHalf
-from maxmatch.recipe.schema import SET_SIZE, Data, Recipe, Train
+from maxmatch.recipe.model_section import SET_SIZE
+from maxmatch.recipe.schema import Data, Recipe, Train
 from maxmatch.recipe.yaml_files import list_recipes
 from maxmatch.training.distributed import Processes, first_alone
 from maxmatch.training.optim import Group, parameter_groups, schedule_factor
