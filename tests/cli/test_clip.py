@@ -16,6 +16,7 @@ from maxmatch import SetEncoder, SetIndex
 from maxmatch.data.scenes import generate
 from maxmatch.model import two_towers
 from maxmatch.model.onnx_runtime import OnnxEncoder
+from maxmatch.search.plausible import background, calibrated
 from maxmatch.server.app import create_app
 from maxmatch.server.gallery import key_of
 
@@ -167,3 +168,16 @@ def test_models_lists_what_ships_what_is_cached_and_what_can_be_fetched(tmp_path
     assert {kind for _, kind in [*found["hub"], ("", "clip")]} == set(two_towers.FAMILIES)
     printed = run(capsys, "models").out
     assert all(name in printed for models in found.values() for name, _ in models)
+
+
+def test_what_fits_is_told_by_the_folders_own_background(hub, tmp_path):
+    model = SetEncoder.from_pretrained(hub)
+    sets = torch.nn.functional.normalize(
+        torch.randn(40, 1, model.dim, generator=torch.Generator().manual_seed(0)), dim=-1
+    )
+    with SetIndex.create(tmp_path / "index", dim=model.dim, set_size=1, model=model) as index:
+        index.add([str(place) for place in range(40)], sets)
+        cut_off = calibrated(index, model)
+    for count, texts in background(model).items():
+        best = model.similarity(model.encode_texts(texts), sets).max(1).values
+        assert cut_off.background[count] == pytest.approx((float(best.mean()), float(best.std(correction=0))), abs=1e-4)

@@ -13,10 +13,11 @@ import numpy as np
 from maxmatch.core.progress import Skipped
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, pick
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS
-from maxmatch.data.formats.shared import SUFFIXES, BadCell, path_inside, read_lines
+from maxmatch.data.formats.shared import BadCell, path_inside, read_lines
 from maxmatch.data.formats.tables import TABLES, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarMember, samples, tar_items, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
+from maxmatch.model.picture_files import SUFFIXES, not_read
 from maxmatch.search.photos import no_pictures, photo_facts, walk
 
 LINES = "lines"
@@ -83,11 +84,12 @@ def plain(value: Any) -> Any:
 
 def list_pictures(folder: Path) -> Listing:
     """The pictures by their paths from the folder, in the order of these. Metadata: those of `photo_facts`."""
-    names, left_out, closed = walk(folder)
+    names, left_out, closed, unread = walk(folder)
+    left_out += [Skipped(name, f"{not_read([name])}.") for name in unread]
     for place, why in closed.items():
         left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Allow reading it."))
     if not names:
-        raise no_pictures(folder, {str(place): why for place, why in closed.items()})
+        raise no_pictures(folder, {str(place): why for place, why in closed.items()}, unread)
     paths = [folder / name for name in names]
     left_out.sort(key=lambda one: one.id)
     return Listing(folder, "folder", IMAGE, paths, names, _PhotoFacts(folder, paths), left_out)

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -17,20 +18,21 @@ from torch import Tensor
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.model.encoder import Look, NoAttentionError, SetEncoder
-from maxmatch.model.images import FORMATS, ImageError, load_image
+from maxmatch.model.images import ImageError, load_image
 from maxmatch.model.inputs import PixelReader
+from maxmatch.model.picture_files import HEIC, PILLOW_FORMATS, format_of, is_read, opened
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
 from maxmatch.server.gallery import Gallery
 from maxmatch.server.searcher import QueryTerm, check_slot
 
 Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]  # a parameter of an address arrives as text
 """The longest side of a thumbnail."""
-PICTURE_TYPES = ", ".join(f"image/{name.lower()}" for name in FORMATS)
+PICTURE_TYPES = ", ".join(f"image/{name.lower()}" for name in (*PILLOW_FORMATS, HEIC))
 LARGEST_SIDE = 768
 """Of an upload as it is kept: no model looks more closely."""
 DECODING_BYTES = 320_000_000
 """What decoding an upload may take."""
-_OF_THE_DECODER = {"WEBP": 12, "AVIF": 6, "TIFF": 4}  # bytes per pixel, beside the picture itself
+_OF_THE_DECODER = {"WEBP": 12, "AVIF": 6, "HEIF": 6, "TIFF": 4}  # bytes per pixel, beside the picture itself
 _THUMBNAIL_BYTES = 96 * 2**20
 _DECODED_AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded
 _UPLOADS = 24
@@ -93,7 +95,7 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(io.BytesIO(data), formats=list(FORMATS)) as image:
+            with _opened(data, max_pixels) as image:
                 pixels = image.width * image.height
                 if pixels > max_pixels:
                     raise _too_many_pixels(max_pixels)
@@ -111,6 +113,12 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
             raise _no_picture("This file cannot be read as a picture.") from None
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     return picture
+
+
+def _opened(data: bytes, max_pixels: int) -> AbstractContextManager[Image.Image]:
+    if format_of(data) == HEIC:
+        return opened(data, max_pixels)
+    return Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
 
 
 def decoding_bytes(image: Image.Image) -> int:
@@ -153,7 +161,8 @@ def _too_many_pixels(limit: int) -> Refusal:
 
 
 def _no_picture(what: str) -> Refusal:
-    *most, last = (name for name in FORMATS if name != "AVIF" or features.check("avif"))
+    absent = {"AVIF": not features.check("avif"), HEIC: not is_read(".heic")}
+    *most, last = (name for name in (*PILLOW_FORMATS, HEIC) if not absent.get(name))
     return Refusal(415, "no_picture", f"{what} Send a {', '.join(most)} or {last} file.")
 
 
