@@ -50,8 +50,10 @@ class RaggedArray(Sequence[np.ndarray]):
     @overload
     def __getitem__(self, place: int) -> np.ndarray: ...
     @overload
-    def __getitem__(self, place: slice) -> "RaggedArray": ...
-    def __getitem__(self, place: int | slice) -> "np.ndarray | RaggedArray":
+    def __getitem__(self, place: slice | np.ndarray | list[int]) -> "RaggedArray": ...
+    def __getitem__(self, place: int | slice | np.ndarray | list[int]) -> "np.ndarray | RaggedArray":
+        if isinstance(place, np.ndarray | list):
+            return self.at(place)
         if isinstance(place, slice):
             first, last, step = place.indices(len(self))
             if step != 1:

@@ -60,7 +60,10 @@ def ragged_sets(name: str, given: Any) -> RaggedSets:
         _check_vectors(name, given.values)
         if len(given) and not given.sizes.all():
             raise ValueError(f"{name}[{int(np.argmin(given.sizes))}]: has no vectors. Leave such items out.")
-        read_flat = lambda part: as_tensor(given[part].flat())  # noqa: E731
+
+        def read_flat(part: slice) -> Tensor:
+            return as_tensor(given[part].flat())
+
         double = given.values.dtype == np.float64
         return RaggedSets(name, given.sizes, given.values.shape[1], read_flat, torch.device("cpu"), double)
     sets = [as_array(f"{name}[{place}]", one) for place, one in enumerate(given)]
@@ -232,7 +235,8 @@ def _reduced(x: Tensor, y: Tensor, rows: np.ndarray, columns: np.ndarray, out: T
 
 
 def _begins(sizes: np.ndarray) -> np.ndarray:
-    return np.cumsum(sizes) - sizes
+    begins: np.ndarray = np.cumsum(sizes) - sizes
+    return begins
 
 
 def _parts(sizes: np.ndarray, most: int) -> Iterator[slice]:

@@ -403,7 +403,7 @@ def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mappin
         facts = {name: known for name, known in read.items() if not isinstance(known, str)}
         kept = [place for place, name in enumerate(found.ids) if name in facts]
         if kept:
-            sets = found.vectors[kept].reshape(len(kept), index.manifest.set_size, index.manifest.dim)
+            sets = index.as_sets(found.vectors[kept])
             index.upsert([found.ids[place] for place in kept], sets, [facts[found.ids[place]] for place in kept])
 
 

@@ -104,8 +104,7 @@ def search_parts(
     stored = index.engine.fetch(list(found))
     place_of = {name: place for place, name in enumerate(stored.ids)}
     names = [name for name in found if name in place_of]  # one may have been removed meanwhile
-    vectors = np.asarray(stored.vectors[[place_of[name] for name in names]], np.float32)
-    items = vectors.reshape(len(names), index.manifest.set_size, index.manifest.dim)
+    items = index.as_sets(stored.vectors[[place_of[name] for name in names]])
     total = np.zeros(len(names), np.float32)
     for part, weight in zip(sets, weights, strict=True):
         total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, index.manifest.scoring)
