@@ -167,7 +167,7 @@ def test_a_ragged_array_is_a_list_of_its_rows() -> None:
         array[8]
 
 
-@pytest.mark.parametrize("name", ["maxsim", "chamfer", "sinkhorn"])
+@pytest.mark.parametrize("name", ["maxsim", "chamfer"])
 def test_what_is_allocated_stays_within_max_memory(name: str, allocation_meter: type) -> None:
     sets = ragged(3, [12] * 8 + [5] * 12, 16)
     with allocation_meter(*sets) as meter:

@@ -50,8 +50,10 @@ def is_ragged(given: Any) -> bool:
     """Whether these are sets of unequal size: a list of (n, D) of which one has another n."""
     if isinstance(given, RaggedArray):
         return True
-    sized = isinstance(given, list | tuple) and all(hasattr(one, "__len__") and np.ndim(one) != 0 for one in given[:1])
-    return sized and len({len(one) if hasattr(one, "__len__") else 0 for one in given}) > 1
+    if not isinstance(given, list | tuple):
+        return False
+    listed = all(isinstance(one, list | tuple) or getattr(one, "ndim", 0) > 0 for one in given)
+    return listed and len({len(one) for one in given}) > 1
 
 
 def ragged_sets(name: str, given: Any) -> RaggedSets:

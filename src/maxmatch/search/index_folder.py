@@ -337,7 +337,7 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
 def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> np.ndarray:
     """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length. names: for messages."""
     tensor = hasattr(sets, "detach")  # and not by its class: torch need not be loaded
-    sets = sets if tensor else np.asarray(sets)
+    sets = sets if tensor else _one_array(sets, manifest)
     if sets.ndim == 1 and not len(sets):
         assert manifest.set_size is not None
         return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
@@ -356,6 +356,16 @@ def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> 
         item = int(wrong[0])
         raise _not_unit(_called(names, item), norms[item])
     return array
+
+
+def _one_array(sets: Any, manifest: Manifest) -> np.ndarray:
+    try:
+        return np.asarray(sets)
+    except ValueError as error:
+        raise ValueError(
+            f"sets: of unequal size or width, but this index holds sets of {manifest.set_size} vectors of width "
+            f"{manifest.dim}. Sets of any size need an index of their own: set_size=None."
+        ) from error
 
 
 def checked_ragged(manifest: Manifest, sets: Any, names: Sequence[str] = ()) -> RaggedArray:
