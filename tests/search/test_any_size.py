@@ -15,6 +15,7 @@ from maxmatch import SetIndex
 from maxmatch.core.manifest import load_manifest
 from maxmatch.search.index_folder import FILE, FORMAT, IndexFolderError, Manifest, NewerIndexError
 from maxmatch.search.query import search_parts
+from maxmatch.server.gallery import Gallery
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 WIDTH = 8
@@ -178,7 +179,14 @@ def test_what_is_refused_is_named_and_nothing_is_added(sets, message, index):
     assert len(index) == len(ITEMS)
 
 
-def test_what_needs_sets_of_one_size_is_refused(tmp_path):
+def test_what_needs_sets_of_one_size_is_refused(index, tmp_path):
+    with pytest.raises(ValueError, match="sets of any size"):
+        Gallery(index, lambda name: None)
+    with (
+        SetIndex.create(tmp_path / "fixed", dim=WIDTH, set_size=2) as fixed,
+        pytest.raises(ValueError, match=r"of unequal size.*set_size=None"),
+    ):
+        fixed.add(["a", "b"], [one.numpy() for one in ITEMS[:2]])
     for options, message in (
         ({"similarity": "paired"}, "similarity: paired compares sets of one size"),
         ({"similarity": "csd"}, "similarity: csd compares sets of one size"),

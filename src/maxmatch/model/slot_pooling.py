@@ -1,6 +1,6 @@
 """The set head as a module of sentence-transformers: a model with a vector per token becomes one with K slots."""
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from sentence_transformers.base.modules import Module
@@ -59,7 +59,7 @@ class SlotPooling(Module):
             raise ValueError(f"tasks: expected {' or '.join(TASKS)}, or both, got {tasks!r}.")
         self.head = SetHead(width, width, set_size, heads, self.head_width, depth, dropout)
 
-    def forward(self, features: dict[str, Any], task: str | None = None, **others: Any) -> dict[str, Any]:
+    def forward(self, features: MutableMapping[str, Any], task: str | None = None, **others: Any) -> Any:
         """The same features with (B, K, D) in place of token vectors; an item without real tokens has no slots."""
         if (task or "document") in self.tasks:
             tokens, mask = features["token_embeddings"], features["attention_mask"].bool()
