@@ -49,12 +49,12 @@ def padded_scores(queries: RaggedArray, documents: RaggedArray) -> Tensor:
 def main() -> None:
     """One query, and many, against documents of 20 to 300 vectors."""
     print(describe_machine())
-    documents = ragged_sets(2000, 20, 300, 1)
+    documents = ragged_sets(1000, 20, 300, 1)
     y, listed = torch.from_numpy(documents.flat()), list(documents)
     with tempfile.TemporaryDirectory() as folder:
         index = SetIndex.create(Path(folder) / "index", dim=WIDTH, set_size=None, similarity="maxsim")
         index.add([str(number) for number in range(len(documents))], documents)
-        for count in (1, 32):
+        for count in (1, 16):
             queries = ragged_sets(count, 8, 32, 2)
             x = torch.from_numpy(queries.flat())
             expected = one_by_one(queries[:4], documents[:50])

@@ -7,7 +7,7 @@ to the largest of them, with masks.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +17,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from maxmatch.core.array_checks import NotFiniteError, shape_of
-from maxmatch.core.checks import Array, NotUnitLength, as_array, as_tensor, range_of_norms, warn_unless_unit
+from maxmatch.core.checks import Array, NotUnitLength, as_array, as_tensor, warn_unless_unit
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.ragged import RaggedArray
-from maxmatch.matching import SIMILARITIES, SetSimilarity, similarity_named
-from maxmatch.matching.products import NORMALISE, Tile, multiply, usual_memory
+from maxmatch.matching import SetSimilarity, similarity_named
+from maxmatch.matching.products import NORMALISE, Tile, usual_memory
 
 Similarity = Callable[..., Tensor]
 _ALIKE = 1.25  # sizes of sets that are padded to one differ by at most this factor
 _TENSORS = 20  # of the size of the squared blocks, alive at once in a similarity with masks
-_BEST_ROWS, _BEST_COLUMNS = 1024, 8192  # vectors in a tile, where memory allows
+_BEST_ROWS, _BEST_COLUMNS = 512, 16384  # vectors in a tile, where memory allows
+_BEST_PRODUCTS = 2**22
 _BEST_PAIRS = 128 * 1024
+_SAMPLE = 64  # items whose norms are looked at
 
 
 class RaggedSets(NamedTuple):
@@ -115,7 +117,7 @@ def _check_vectors(name: str, vectors: Array) -> None:
 
 def reduces(similarity: Any) -> bool:
     """Whether its scores are reduced from the product of all vectors, without padding."""
-    return similarity is SIMILARITIES["maxsim"]
+    return isinstance(similarity, SetSimilarity) and similarity.name == "maxsim"
 
 
 class RaggedJob:
@@ -145,6 +147,7 @@ class RaggedJob:
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
         reduced = reduces(self.similarity) and self.device.type == "cpu"
+        score = _Reduction() if reduced else self._padded
         columns_at_once, rows_at_once = self._vectors_at_once(reduced)
         row_parts = list(_parts(self.a.sizes, rows_at_once))
         kept: dict[int, Tensor] = {}  # the rows' tiles come again with every tile of columns: kept, where they fit
@@ -162,7 +165,6 @@ class RaggedJob:
                     tile = torch.empty(shape, dtype=self.dtype, device=self.device)
                 else:
                     tile = scores[rows, columns]
-                score = _reduced if reduced else self._padded
                 score(x, y, self.a.sizes[rows], self.b.sizes[columns], tile)
                 if not bool(torch.isfinite(tile.sum())):
                     self._refuse_not_finite()
@@ -178,8 +180,8 @@ class RaggedJob:
         if not reduced:  # what a similarity takes is bounded by `_padded`
             return most, most
         products = max(1, 4 * share // (2 * self.dtype.itemsize))
-        rows = max(1, min(most, int(self.a.sizes.sum()), _BEST_ROWS, math.isqrt(products) or 1))
-        return max(1, min(most, products // rows, max(_BEST_COLUMNS, _BEST_ROWS * _BEST_COLUMNS // rows))), rows
+        rows = max(1, min(most, int(self.a.sizes.sum()), _BEST_ROWS, math.isqrt(products)))
+        return max(1, min(most, _BEST_COLUMNS, min(products, _BEST_PRODUCTS) // rows)), rows
 
     def _load(self, sets: RaggedSets, part: slice) -> Float[Tensor, "N D"]:
         vectors = sets.read(part).to(self.device)
@@ -229,11 +231,18 @@ class RaggedJob:
         raise NotFiniteError("a score is not finite, though every vector is. " + NORMALISE)
 
 
-def _reduced(x: Tensor, y: Tensor, rows: np.ndarray, columns: np.ndarray, out: Tensor) -> None:
+class _Reduction:
     """MaxSim of a tile: Σ over the vectors of a row's set of the maximum over those of a column's."""
-    products = multiply(x, y).numpy()
-    best = np.maximum.reduceat(products, _begins(columns), axis=1)
-    np.add.reduceat(best, _begins(rows), axis=0, out=out.numpy())
+
+    def __init__(self) -> None:
+        self.space = torch.empty(0)  # for the products of all tiles: touching fresh memory costs more than the maximum
+
+    def __call__(self, x: Tensor, y: Tensor, rows: np.ndarray, columns: np.ndarray, out: Tensor) -> None:
+        if self.space.numel() < len(x) * len(y) or self.space.dtype != x.dtype:
+            self.space = x.new_empty(len(x) * len(y))
+        products = torch.mm(x, y.T, out=self.space[: len(x) * len(y)].view(len(x), len(y)))
+        best = np.maximum.reduceat(products.numpy(), _begins(columns), axis=1)
+        np.add.reduceat(best, _begins(rows), axis=0, out=out.numpy())
 
 
 def _begins(sizes: np.ndarray) -> np.ndarray:
@@ -281,8 +290,8 @@ def _pad(
 
 
 def _norms(sets: RaggedSets) -> tuple[float, float]:
-    """The smallest and the largest norm in a sample of the items."""
-    places: Sequence[int] = range(0, len(sets), max(1, math.ceil(len(sets) / 64)))
-    sample = [sets.read(slice(place, place + 1)) for place in places]
-    ranges = torch.stack([range_of_norms(one[:, None], None).cpu() for one in sample])
-    return float(ranges[:, 0].min()), float(ranges[:, 1].max())
+    """The smallest and the largest norm of the first vectors in a sample of the items."""
+    places = range(0, len(sets), max(1, math.ceil(len(sets) / _SAMPLE)))
+    sample = torch.cat([sets.read(slice(place, place + 1))[:1] for place in places])
+    low, high = sample.float().norm(dim=-1).aminmax()
+    return float(low), float(high)

@@ -241,7 +241,7 @@ def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
 
 
 _MOST_BYTES = 256 * 2**20
-_BLOCK_BYTES = 8 * 2**20  # of sets of any size that are read at once
+_BLOCK_BYTES = 32 * 2**20  # of sets of any size that are read at once
 
 
 class TableState(NamedTuple):
