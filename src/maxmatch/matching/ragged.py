@@ -26,8 +26,8 @@ from maxmatch.matching.products import NORMALISE, Tile, usual_memory
 Similarity = Callable[..., Tensor]
 _ALIKE = 1.25  # sizes of sets that are padded to one differ by at most this factor
 _TENSORS = 20  # of the size of the squared blocks, alive at once in a similarity with masks
-_BEST_ROWS, _BEST_COLUMNS = 512, 16384  # vectors in a tile, where memory allows
-_BEST_PRODUCTS = 2**22
+_BEST_ROWS, _BEST_COLUMNS = 512, 4096  # vectors in a tile, where memory allows
+_BEST_PRODUCTS = 2**19  # of a tile, to stay in the caches
 _BEST_PAIRS = 128 * 1024
 _SAMPLE = 64  # items whose norms are looked at
 

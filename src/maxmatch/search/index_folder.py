@@ -26,7 +26,7 @@ from maxmatch.core.ragged import RaggedArray
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options, refusal
 from maxmatch.model.names import model_title, package_version
-from maxmatch.search.engine import ItemRows
+from maxmatch.search.engine import ItemRows, Vectors
 
 FORMAT = "maxmatch.SetIndex"
 FILE = "index.json"
@@ -403,6 +403,14 @@ def _one_set(manifest: Manifest, given: Any, called: str) -> np.ndarray:
     if manifest.any_size_limit is not None and len(one) > manifest.any_size_limit:
         check_set_size(f"sets: {called}", len(one))
     return one
+
+
+def as_sets(manifest: Manifest, vectors: Vectors) -> np.ndarray | RaggedArray:
+    """What an engine stores of some items, as sets (n, K, D) in float32, or as rows of any number of vectors."""
+    if manifest.set_size is None:
+        rows = vectors.divided(manifest.dim)
+        return RaggedArray(np.array(rows.values, np.float32), rows.starts)
+    return np.array(vectors, dtype=np.float32).reshape(-1, manifest.set_size, manifest.dim)
 
 
 def _as_floats(sets: Any) -> np.ndarray:

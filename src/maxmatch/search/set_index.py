@@ -17,7 +17,6 @@ from maxmatch.search.engine import (
     Engine,
     Hit,
     Location,
-    Vectors,
     check_files,
     create_engine,
     open_engine,
@@ -30,6 +29,7 @@ from maxmatch.search.index_folder import (
     ANY_SIZE,
     Manifest,
     Tuning,
+    as_sets,
     checked_count,
     checked_ids,
     checked_ragged,
@@ -382,7 +382,7 @@ class SetIndex:
         import torch
 
         found = self.engine.fetch(checked_ids(ids))
-        sets = self.as_sets(found.vectors)
+        sets = as_sets(self.manifest, found.vectors)
         return {name: torch.from_numpy(np.array(one)) for name, one in zip(found.ids, sets, strict=True)}
 
     def check_files(self) -> None:
@@ -550,7 +550,7 @@ class SetIndex:
 
     def _drawn(self, count: int, seed: int = 0) -> np.ndarray | RaggedArray:
         """The sets (n, K, D) of some items, or those of any size, drawn at random."""
-        return self.as_sets(sample(self.engine, count, seed).vectors)
+        return as_sets(self.manifest, sample(self.engine, count, seed).vectors)
 
     def _queries(self, sets: Any) -> np.ndarray | RaggedArray:
         """Checked, in float32: (n, L, D), or where items are of any size those, too."""
@@ -558,13 +558,6 @@ class SetIndex:
             return np.array(checked_sets(self.manifest, sets), dtype=np.float32)
         rows = checked_ragged(self.manifest, sets)
         return RaggedArray(np.array(rows.values, np.float32), rows.starts)
-
-    def as_sets(self, vectors: Vectors) -> np.ndarray | RaggedArray:
-        """What an engine stores of some items, as sets (n, K, D) in float32, or as rows of vectors of any number."""
-        if self.manifest.set_size is None:
-            rows = vectors.divided(self.manifest.dim)
-            return RaggedArray(np.array(rows.values, np.float32), rows.starts)
-        return np.array(vectors, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
 
     def _condition(self, where: str | Mapping[str, Value] | Condition | None) -> Condition | None:
         """A filter as given; one that a person wrote is checked against what the items have."""
