@@ -30,6 +30,7 @@ from maxmatch.search.index_folder import (
     LONGEST_ID,
     IndexFolderError,
     NewerIndexError,
+    as_sets,
     is_text,
     photo_caches,
     writing,
@@ -418,7 +419,7 @@ def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mappin
         facts = {name: known for name, known in read.items() if not isinstance(known, str)}
         kept = [place for place, name in enumerate(found.ids) if name in facts]
         if kept:
-            sets = found.vectors[kept].reshape(len(kept), index.manifest.set_size, index.manifest.dim)
+            sets = as_sets(index.manifest, found.vectors[kept])
             index.upsert([found.ids[place] for place in kept], sets, [facts[found.ids[place]] for place in kept])
 
 

@@ -46,11 +46,18 @@ class Gallery:
     """The items of an index. Changes to the index are seen within seconds."""
 
     def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
+        size = index.manifest.set_size
+        if size is None:
+            raise ValueError(
+                f"{index.folder}: holds sets of any size, which can be searched from Python and by `maxmatch search`, "
+                "but not served. Serve an index of sets of one size."
+            )
+        self.set_size = size
         self.index = index
         index.engine.in_memory = True
         self.picture = picture
         self.name = name
-        self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
+        self._sketcher = Sketcher(size * index.manifest.dim)
         self._busy = threading.Lock()
         self.state = self._read()
 

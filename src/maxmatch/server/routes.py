@@ -286,7 +286,7 @@ def picture_routes(service: Service) -> APIRouter:
             folders=[FolderOut(folder=name, count=count) for name, count in service.gallery.folders().items()],
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
-            set_size=service.gallery.index.manifest.set_size,
+            set_size=service.gallery.set_size,
             reads_pictures=reads_pictures(service.model),
         )
 
