@@ -108,8 +108,36 @@ def test_encode_index_search_verify_and_serve(hub, scenes, tmp_path, capsys):
             with (scenes / "images" / "000003.png").open("rb") as picture:
                 sent = client.post("/api/v1/search/image", files={"file": picture})
             assert sent.status_code == 200, sent.text
-            why = client.get(f"/api/v1/items/{key_of(first['id'])}/explain", params={"q": "a dog"})
-            assert (why.status_code, why.json()["error"]["code"]) == (422, "no_attention")
+
+
+def test_the_page_shows_why_a_picture_of_any_shape_was_found(hub, tmp_path):
+    shapes = {"square.png": (64, 64), "wide.png": (120, 40), "tall.png": (9, 200), "dot.png": (1, 1)}
+    for name, size in shapes.items():
+        pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    model = SetEncoder.from_pretrained(hub)
+    with SetIndex.create(tmp_path / "index", dim=model.dim, set_size=1, model=model, engine="exhaustive") as index:
+        index.add(list(shapes), model.encode_images([tmp_path / name for name in shapes]))
+        app = create_app(index, model, lambda name: tmp_path / name)
+        with TestClient(app, base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000)) as client:
+            for name in shapes:
+                address = f"/api/v1/items/{key_of(name)}/explain"
+                answer = client.get(address, params={"q": "a dog"})
+                assert answer.status_code == 200, answer.text
+                expected = model.explain(Image.open(tmp_path / name), "a dog")
+                [part] = answer.json()["parts"]
+                assert part["score"] == pytest.approx(expected.score, abs=1e-4)
+                assert part["words"] == expected.words
+                np.testing.assert_allclose(part["word_attention"], expected.text_attention, atol=1e-3)
+                np.testing.assert_allclose(answer.json()["slots"]["attention"], expected.image_attention, atol=1e-3)
+                left, top, right, bottom = answer.json()["slots"]["box"]
+                assert 0 <= left < right <= 1
+                assert 0 <= top < bottom <= 1
+                if hub.name != "clip":  # all of the picture is seen
+                    assert [left, top, right, bottom] == [0, 0, 1, 1]
+                assert client.get(address).status_code == 200
+                [part] = client.get(address, params={"like": key_of("square.png")}).json()["parts"]
+                assert sum(map(sum, part["picture"]["attention"][0])) == pytest.approx(1, abs=1e-3)
 
 
 def test_graphs_of_onnx_give_the_same_sets_or_the_model_is_refused(hub, scenes, tmp_path, capsys):
