@@ -206,6 +206,14 @@ def cached_models() -> list[ListedModel]:
     return listed
 
 
+def interrupted_downloads() -> list[str]:
+    """The models in the hub's cache of which a file was not fetched to its end, by name."""
+    from huggingface_hub import constants
+
+    parts = Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*.incomplete")
+    return sorted({part.parts[-3].removeprefix("models--").replace("--", "/", 1) for part in parts})
+
+
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
