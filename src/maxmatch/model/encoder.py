@@ -1,6 +1,6 @@
 """SetEncoder, the model that users work with: towers by name, one per modality, turn items into sets of K vectors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
@@ -509,7 +509,9 @@ class SetEncoder(nn.Module):
         return save(self, folder, dtype, notes)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> "SetEncoder":
+    def from_pretrained(
+        cls, folder: str | Path, device: str | torch.device | None = None, allow: Collection[str] = ()
+    ) -> "SetEncoder":
         """Load a model.
 
         Args:
@@ -517,6 +519,8 @@ class SetEncoder(nn.Module):
                 "organisation/name" on the Hugging Face Hub; there a CLIP, SigLIP or another two-tower model of
                 transformers will do, too. "hf:" before a name: never a folder; "@revision" behind it: that one.
             device: where to put it; None: the CPU.
+            allow: encoders and heads outside the package that the model may import, as "module:Class". The environment
+                variable MAXMATCH_ALLOW_CODE lists more.
 
         Returns:
             The model, in evaluation mode.
@@ -529,7 +533,7 @@ class SetEncoder(nn.Module):
         """
         from maxmatch.model.checkpoint import load
 
-        return load(folder, device)
+        return load(folder, device, allow)
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face Hub.
