@@ -178,6 +178,18 @@ def test_of_a_picture_without_end_only_the_middle_is_resized(clip):
     assert transform.box(400, 100) == (150.0, 0.0, 250.0, 100.0)
 
 
+def test_pixels_are_those_of_the_processor_to_the_bit(folder):
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    transform = SetEncoder.from_pretrained(folder).tower("image").reader.transform
+    for name, picture in pictures().items():
+        expected = processor(load_image(picture), return_tensors="np")["pixel_values"][0]
+        found = transform.pixels(picture)
+        found = found[:, :-1] if folder.name == "siglip2" else found  # the last column is the row of a patch
+        np.testing.assert_array_equal(found, expected.astype(np.float32), err_msg=name)
+
+
 def test_what_the_model_sees_is_the_part_in_its_box(folder):
     reader = SetEncoder.from_pretrained(folder).tower("image").reader
     assert (
@@ -286,6 +298,10 @@ def half_an_index(folder):
         (without_weight, r"(?s)model\.safetensors does not fit config\.json.*visual_projection\.weight: missing"),
         (of_another_size, r"(?s)does not fit config\.json.*\(12, .*in the file, \(20, .*in the config"),
         (lambda f: changed(f, "config.json", model_type="bert"), r"config\.json: .*'bert'\. Known are clip"),
+        (
+            lambda f: changed(f, "config.json", model_type="clip_text_model"),
+            r"config\.json: .*'clip_text_model'\. It is one tower alone.*Known are clip",
+        ),
         (lambda f: changed(f, "config.json", auto_map={"AutoModel": "code.Model"}), r"config\.json: asks to run code"),
         (
             lambda f: changed(f, "tokenizer_config.json", auto_map={"AutoTokenizer": ["code.Fast", None]}),
@@ -464,8 +480,16 @@ def test_a_model_in_the_cache_is_used_without_a_network_and_a_revision_is_pinned
         SetEncoder.from_pretrained("someone/clip@v2")
 
 
-def test_a_download_that_was_interrupted_is_named(cached):
-    weights = cached / "snapshots" / ("a" * 40) / "model.safetensors"
-    weights.unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing.*Fetch the model again"):
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("left", ["nothing", "a link to nothing", "half of it"])
+def test_a_download_that_was_interrupted_is_named(cached, file, left):
+    path = cached / "snapshots" / ("a" * 40) / file
+    data = path.read_bytes()
+    path.unlink()
+    if left == "a link to nothing":
+        path.symlink_to("../../blobs/abc")
+    elif left == "half of it":
+        path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")) as refused:
         SetEncoder.from_pretrained("someone/clip")
+    assert any(word in str(refused.value) for word in ("etch", "Copy"))
