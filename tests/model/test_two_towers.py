@@ -290,6 +290,7 @@ def half_an_index(folder):
         (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json: not readable"),
         (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors: missing.*Fetch the model again"),
         (as_pickle, r"model\.safetensors: missing.*pytorch_model\.bin is a pickle"),
+        (lambda f: (f / "config.json").rename(f / "open_clip_config.json"), r"a model of open_clip.*maxmatch models"),
         (half_an_index, r"model-00001-of-00002\.safetensors: missing"),
         *(
             (lambda f, share=share: cut(f / "model.safetensors", share), r"model\.safetensors: not a complete.*fetch")
