@@ -27,7 +27,7 @@ from maxmatch.model.encoders import (
 from maxmatch.model.encoders.backbone import weights_place
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
-from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, SetHead
+from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, ResidualSetHead, SetHead
 from maxmatch.model.names import hub_parts, is_hub_name
 from maxmatch.model.own_code import own_part
 from maxmatch.model.two_towers import hub_tower
@@ -76,28 +76,31 @@ def build_model(
                     encoder, reader = ENCODERS[tower.encoder.name](
                         tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained, wholes, allow)
                     )
-                head = _head(tower, encoder.local_width, config.width, allow)
+                head = build_head(tower.head, encoder.local_width, config.width, tower.set_size, allow)
             except ValueError as error:
                 raise ValueError(f"tower {name!r}: {error}") from error
             towers[name] = Tower(encoder, head, reader)
     return SetEncoder(towers, config.similarity, _with_backbones(config, towers, pretrained))
 
 
+def build_head(config: Any, context_width: int, width: int, set_size: int, allow: Collection[str] = ()) -> Head:
+    """The head of a config, with random weights. allow: see `build_model`."""
+    if isinstance(config, parts.OwnHead):
+        head: Head = own_part(config, ("width", "set_size", "reorder"), allow, context_width, width, set_size)
+        if (head.width, head.set_size) != (width, set_size):
+            made, wanted = f"{head.set_size} × {head.width}", f"{set_size} × {width}"
+            raise ValueError(f"{config.code}: expected sets of {wanted} (set_size × width), got {made}.")
+        return head
+    options = _options(config)
+    if isinstance(config, parts.Residual):
+        options["base"] = build_head(config.base, context_width, width, 1)
+    return HEADS[config.name](context_width, width, set_size, **options)
+
+
 def _options(part: Any) -> dict[str, Any]:
     """The parameters of the class that a part of the config names."""
     options: dict[str, Any] = part.model_dump(exclude=_CHOICE)
     return options
-
-
-def _head(tower: parts.TowerConfig, local_width: int, width: int, allow: Collection[str]) -> Head:
-    if not isinstance(tower.head, parts.OwnHead):
-        return HEADS[tower.head.name](local_width, width, tower.set_size, **_options(tower.head))
-    needs = ("width", "set_size", "reorder")
-    head: Head = own_part(tower.head, needs, allow, local_width, width, tower.set_size)
-    if (head.width, head.set_size) != (width, tower.set_size):
-        made, wanted = f"{head.set_size} × {head.width}", f"{tower.set_size} × {width}"
-        raise ValueError(f"{tower.head.code}: expected sets of {wanted} (set_size × width), got {made}.")
-    return head
 
 
 def _own(config: parts.OwnEncoder, given: _Materials) -> tuple[Encoder, Reader]:
@@ -300,4 +303,5 @@ HEADS: dict[str, Callable[..., Head]] = {
     "gpo": GPOHead,
     "global": GlobalHead,
     "gaussian": GaussianHead,
+    "residual": ResidualSetHead,
 }
