@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.reference import assert_equal
 from benchmarks.timing import Row, describe_machine, print_rows, rows_against
 from maxmatch import SetIndex, score_matrix, top_hits
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 
 WIDTH = 128  # ColBERT's
 

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from maxmatch import score_matrix, top_hits, top_hits_both
 from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.checks import NotUnitLength
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SIMILARITIES
 
 close = partial(assert_close, atol=1e-6, rtol=1e-6)

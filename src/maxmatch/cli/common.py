@@ -149,7 +149,10 @@ def _has_gpu() -> bool:
 def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
     """Refuse a model that has no tower for a modality."""
     if modality is not None and modality not in towers:
-        raise ValueError(f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose --modality.")
+        raise ValueError(
+            f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose another model, or for "
+            "`maxmatch encode` another --modality."
+        )
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from maxmatch.core.array_checks import NotFiniteError, shape_of
 from maxmatch.core.checks import Array, NotUnitLength, as_array, as_tensor, warn_unless_unit
 from maxmatch.core.devices import chosen_device
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SetSimilarity, similarity_named
 from maxmatch.matching.products import NORMALISE, Tile, usual_memory
 

@@ -22,7 +22,7 @@ from maxmatch.core.array_checks import (
 )
 from maxmatch.core.files import is_draft, locked, user_cache, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options, refusal
 from maxmatch.model.names import model_title, package_version

@@ -13,7 +13,7 @@ import numpy as np
 
 from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Advance, quiet
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.data.dataset import DataError, Problem, refuse
 from maxmatch.data.formats.shared import read_lines
 from maxmatch.data.formats.tables import TABLES, value_of

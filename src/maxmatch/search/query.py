@@ -12,8 +12,8 @@ from maxmatch.core.array_checks import Array, UsageError
 from maxmatch.search.engine import Hit
 from maxmatch.search.filters import Condition
 from maxmatch.search.folding import Sketcher, group_near_duplicates
-from maxmatch.search.plausible import Verdict, plausible
 from maxmatch.search.index_folder import as_sets
+from maxmatch.search.plausible import Verdict, plausible
 from maxmatch.search.rerank import scores_of
 from maxmatch.search.set_index import SetIndex
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maxmatch.core.array_checks import MAX_SET_SIZE
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched, mean_exp
 from maxmatch.search.engine import Engine, Found, Hit, Match, metadata_of

@@ -11,7 +11,7 @@ from pydantic import JsonValue, ValidationError
 
 from maxmatch.core.array_checks import Array, check_equal_sizes
 from maxmatch.core.manifest import problems
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.model.names import AnyModel, check_same_model, model_identity, slot_stability
 from maxmatch.search.engine import (
     Engine,

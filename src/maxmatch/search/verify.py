@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.search.engine import Engine, proposes
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 from maxmatch.search.rerank import Best, Settings, by_candidates, scan

@@ -5,12 +5,13 @@ import secrets
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 from PIL import Image, features
 from pydantic import BeforeValidator
 from torch import Tensor
@@ -192,21 +193,41 @@ def explain(
     if similarity.set_size is not None:
         raise Refusal(422, "no_slots", "This model compares Gaussians: it has no slots that look anywhere.")
     try:
-        seen = look_at(model, gallery.picture(item.id))
+        seen = look_at(
+            model, gallery.picture(item.id), (lambda: _asked(model, gallery, uploads, parts)) if parts else None
+        )
         explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
     except NoAttentionError as error:
         raise Refusal(422, "no_attention", str(error)) from error
     return Explained(item=item, slots=_slots(seen), parts=explained)
 
 
-def look_at(model: SetEncoder, source: Path | Image.Image) -> ModelView:
-    """The set of a picture, and where on it each slot looks."""
+def _asked(model: SetEncoder, gallery: Gallery, uploads: Uploads, parts: Sequence[QueryTerm]) -> Tensor:
+    """What a model without attention is asked about: Σ weight · set over the parts of a query, since the cosine with a
+    sum is the sum of the cosines.
+    """
+    total = torch.zeros(())
+    for part in parts:
+        if part.kind == "text":
+            vectors = model.encode_texts([part.value])[0]
+        else:
+            vectors = model.encode_images([_source(gallery, uploads, part)])[0]
+        total = total + part.weight * vectors
+    return total
+
+
+def _source(gallery: Gallery, uploads: Uploads, part: QueryTerm) -> Path | Image.Image:
+    return gallery.picture(part.value) if part.kind == "item" else uploads.get(part.value).picture
+
+
+def look_at(model: SetEncoder, source: Path | Image.Image, against: Callable[[], Tensor] | None = None) -> ModelView:
+    """The set of a picture, and where on it each slot looks. against: see `SetEncoder.look`."""
     reader = model.tower("image").reader
     assert isinstance(reader, PixelReader)
     picture = load_image(source, at_least=LARGEST_SIDE // 2)
     left, top, right, bottom = reader.transform.box(picture.width, picture.height)
     box = [left / picture.width, top / picture.height, right / picture.width, bottom / picture.height]
-    return ModelView(model.look("image", picture), [round(side, _DIGITS) for side in box])
+    return ModelView(model.look("image", picture, against), [round(side, _DIGITS) for side in box])
 
 
 def _part(
@@ -216,11 +237,10 @@ def _part(
     attention: Tensor | None = None
     picture: SlotsOut | None = None
     if part.kind == "text":
-        look = model.look("text", part.value)
+        look = model.look("text", part.value, lambda: item.look.vectors)
         label, words, attention = part.value, look.words or [], look.attention
     else:
-        source = gallery.picture(part.value) if part.kind == "item" else uploads.get(part.value).picture
-        seen = look_at(model, source)
+        seen = look_at(model, _source(gallery, uploads, part), lambda: item.look.vectors)
         look, picture, label = seen.look, _slots(seen), "your picture" if part.kind == "upload" else "that picture"
     slots = list(range(len(look.vectors)))
     if part.slot is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from maxmatch.core.ragged import RaggedArray
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.search.engine import Choose, Found, ItemRows, Location, Vectors
 from maxmatch.search.engines.cached_table import versions_of
 from maxmatch.search.engines.lance_files import (
