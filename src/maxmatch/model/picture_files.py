@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -126,7 +126,8 @@ def opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]
         if format == HEIC:
             from pillow_heif import HeifImageFile
 
-            with HeifImageFile(file) as image:
+            read: Any = HeifImageFile
+            with read(file) as image:
                 yield image
         else:
             with Image.open(file) as image:
@@ -139,7 +140,8 @@ def _preview(path: Path) -> Image.Image:
 
     try:
         with rawpy.imread(str(path)) as raw:
-            preview, taken = raw.extract_thumb(), raw.other.timestamp
+            preview: Any = raw.extract_thumb()
+            taken = raw.other.timestamp
     except rawpy.LibRawError as error:
         why = error.args[0] if error.args else error
         raise ValueError(why.decode(errors="replace") if isinstance(why, bytes) else str(why)) from error
@@ -176,6 +178,7 @@ def _decoded(path: Path, max_pixels: int) -> Image.Image:
         stream.thread_type = "NONE"  # a decoder with threads waits for more frames before it gives the first
         until = time.monotonic() + _SECONDS
         for packet in container.demux(stream):
+            frame: Any
             for frame in packet.decode():
                 image = frame.to_image().rotate(frame.rotation, expand=True)
                 return _dated(image, _video_date(container.metadata))
