@@ -71,7 +71,7 @@ def make_gallery(folder, count=COUNT):
 
 
 def app_of(gallery, **more):
-    return create_app(gallery.index, gallery.model, gallery.picture, **{"near_duplicate": EXACT, **more})
+    return create_app(gallery.index, gallery.model, gallery.picture, **{"near_duplicate": EXACT, "cut": False, **more})
 
 
 @contextmanager

@@ -149,7 +149,10 @@ def _has_gpu() -> bool:
 def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
     """Refuse a model that has no tower for a modality."""
     if modality is not None and modality not in towers:
-        raise ValueError(f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose --modality.")
+        raise ValueError(
+            f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose another model, or for "
+            "`maxmatch encode` another --modality."
+        )
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
@@ -245,6 +248,7 @@ def open_folder(
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
+    from maxmatch.model.picture_files import not_read
     from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
 
     named = model or default_model()
@@ -259,6 +263,8 @@ def open_folder(
         say(plain(one.reason))  # which names the file, or the cache that cannot be written
     if len(done.unreadable) > _SHOWN:
         say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
+    if done.unread:
+        say(not_read(done.unread))
     if done.added or done.changed or done.removed:
         say(f"{len(index):,} photos: {done.added:,} new, {done.changed:,} changed, {done.removed:,} gone")
     return index, encoder

@@ -12,10 +12,11 @@ from fastapi import FastAPI
 from maxmatch import __version__
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
+from maxmatch.search.folding import NEAR_DUPLICATE
 from maxmatch.search.index_folder import other_model, read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import add_handlers
-from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf
+from maxmatch.server.gallery import Gallery, PictureOf
 from maxmatch.server.pictures import Thumbnails, Uploads
 from maxmatch.server.routes import IMAGE_SEARCH, Service, page_routes, picture_routes, search_routes
 from maxmatch.server.searcher import Searcher
@@ -37,6 +38,7 @@ def create_app(
     batch: int = 32,
     window: float = 0.002,
     near_duplicate: float = NEAR_DUPLICATE,
+    cut: bool = True,
 ) -> FastAPI:
     """A server for an index whose sets were made by `model`.
 
@@ -50,6 +52,7 @@ def create_app(
         batch: how many queries are encoded and searched together at most.
         window: how many seconds the first of them waits for others.
         near_duplicate: the mean cosine from which pictures are shown as one.
+        cut: leave out what does not seem to fit a query, unless a request asks for it.
 
     Returns:
         An ASGI application, to be run by uvicorn or another server.
@@ -65,12 +68,15 @@ def create_app(
     limits = limits or Limits()
     metrics, uploads = Metrics(), Uploads()
     gallery = Gallery(index, picture, name)
-    searcher = Searcher(gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate)
+    searcher = Searcher(
+        gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate, cut
+    )
+    searcher.calibrate()
     service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        refreshing = asyncio.create_task(_keep_refreshing(gallery))
+        refreshing = asyncio.create_task(_keep_refreshing(gallery, searcher))
         # What exists now stays, so garbage collection can skip it: going through all modules takes 200 ms, in which no
         # request is answered, and would happen every few hundred requests.
         gc.collect()
@@ -105,11 +111,12 @@ def _recorded_model(index: SetIndex) -> SetEncoder:
     return SetEncoder.from_pretrained(recorded_model(name))
 
 
-async def _keep_refreshing(gallery: Gallery) -> None:
+async def _keep_refreshing(gallery: Gallery, searcher: Searcher) -> None:
     """Notice changes to the index while the server runs."""
     while True:
         await asyncio.sleep(_REFRESH_EVERY)
         try:
             await asyncio.to_thread(gallery.refresh)
+            await asyncio.to_thread(searcher.calibrate)
         except Exception as error:  # the next attempt may succeed; until then the last state is served
             _log.warning("the index could not be read again: %s", error)

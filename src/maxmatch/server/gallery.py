@@ -1,11 +1,11 @@
-"""What the server shows of an index: its items under opaque keys, near-duplicates shown as one."""
+"""What the server shows of an index: its items under opaque keys."""
 
 import hashlib
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,59 +14,9 @@ import numpy as np
 
 from maxmatch.search import photos
 from maxmatch.search.filters import Condition, passes
+from maxmatch.search.folding import Sketcher
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
-
-# Near-duplicates are pictures whose sets are almost equal. How near two sets are is the mean cosine of slot i with slot
-# i: items of one modality have their slots in one order, so for near-duplicates this is their best matching. It is
-# estimated from sketches: a random projection keeps squared distances to within √(2/width), here an eighth, so the
-# estimate is precise where it matters, near 1.
-
-NEAR_DUPLICATE = 0.99
-_WIDTH = 128
-
-
-class Sketcher:
-    """From flattened sets (n, K·D) to sketches (n, 128) of unit length."""
-
-    def __init__(self, width: int) -> None:
-        self._projection = np.random.default_rng(0).standard_normal((width, _WIDTH), dtype=np.float32)
-
-    def __call__(self, vectors: np.ndarray) -> np.ndarray:
-        """The sketches in half precision."""
-        sketches = np.asarray(vectors, dtype=np.float32) @ self._projection
-        norms = np.linalg.norm(sketches, axis=1, keepdims=True)
-        return np.asarray(sketches / np.maximum(norms, 1e-12), dtype=np.float16)
-
-
-def group_near_duplicates(
-    ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = NEAR_DUPLICATE
-) -> list[list[int]]:
-    """Groups of positions in `ids`, best first. Each begins with its leader, the first that is near no earlier leader.
-
-    A longer list begins with the same leaders, so that pages of results fit together. An id without a sketch stays
-    alone.
-    """
-    known = [place for place, name in enumerate(ids) if name in sketches]
-    if not known:
-        return [[place] for place in range(len(ids))]
-    vectors = np.stack([sketches[ids[place]] for place in known]).astype(np.float32)
-    near = np.full((len(ids), len(ids)), -1.0, np.float32)
-    near[np.ix_(known, known)] = vectors @ vectors.T
-    np.fill_diagonal(near, -1.0)
-    if near.max() < threshold:  # as a rule
-        return [[place] for place in range(len(ids))]
-    groups: list[list[int]] = []
-    leaders: list[int] = []
-    for place in range(len(ids)):
-        best = int(near[place, leaders].argmax()) if leaders else -1
-        if best >= 0 and near[place, leaders[best]] >= threshold:
-            groups[best].append(place)
-        else:
-            leaders.append(place)
-            groups.append([place])
-    return groups
-
 
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
@@ -96,11 +46,18 @@ class Gallery:
     """The items of an index. Changes to the index are seen within seconds."""
 
     def __init__(self, index: SetIndex, picture: PictureOf, name: str = "Pictures") -> None:
+        size = index.manifest.set_size
+        if size is None:
+            raise ValueError(
+                f"{index.folder}: holds sets of any size, which can be searched from Python and by `maxmatch search`, "
+                "but not served. Serve an index of sets of one size."
+            )
+        self.set_size = size
         self.index = index
         index.engine.in_memory = True
         self.picture = picture
         self.name = name
-        self._sketcher = Sketcher(index.manifest.set_size * index.manifest.dim)
+        self._sketcher = Sketcher(size * index.manifest.dim)
         self._busy = threading.Lock()
         self.state = self._read()
 

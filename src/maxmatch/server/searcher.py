@@ -16,9 +16,11 @@ from maxmatch.matching import SetSimilarity
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.engine import Hit, Match
 from maxmatch.search.filters import Condition
+from maxmatch.search.folding import NEAR_DUPLICATE, group_near_duplicates
+from maxmatch.search.plausible import CutOff, Verdict, calibrated, is_much, plausible, verdict
 from maxmatch.search.query import search_parts
 from maxmatch.server.api_schema import DEEPEST, ItemFacts, Paging, Refusal, not_found
-from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, group_near_duplicates, item_of
+from maxmatch.server.gallery import Gallery, item_of
 from maxmatch.server.security import Metrics
 
 Ask = TypeVar("Ask")
@@ -137,6 +139,9 @@ class Page(NamedTuple):
 
     results: list[SearchResult]
     more: bool
+    verdict: Verdict = Verdict()
+    ended: bool = False
+    """Whether results were left out that do not seem to fit."""
 
 
 class Search(NamedTuple):
@@ -152,7 +157,8 @@ class Searcher:
     """Answers queries, many at once: `answering` is entered while the server runs.
 
     A batch is encoded and searched in one thread: with two, a request would wait in two queues, and both threads for
-    the same cores. uploaded: the vectors of an uploaded picture, by its key.
+    the same cores. uploaded: the vectors of an uploaded picture, by its key. cut: whether results that do not seem to
+    fit are left out.
     """
 
     def __init__(
@@ -164,8 +170,11 @@ class Searcher:
         most: int = 32,
         window: float = 0.002,
         near_duplicate: float = NEAR_DUPLICATE,
+        cut: bool = True,
     ) -> None:
         self._gallery = gallery
+        self._cut = cut
+        self._cut_off: CutOff | None = None
         self._model = model
         self._uploaded = uploaded
         self._near_duplicate = near_duplicate
@@ -174,6 +183,12 @@ class Searcher:
         observe = metrics.batches.labels("search").observe
         self.answering = Batcher[Search, list[Hit]](self._answer, most, window, observe=observe)
 
+    def calibrate(self) -> None:
+        """Measure what scores mean in this index, unless that is known and the index is much the same."""
+        items = len(self._gallery.index) if self._cut else 0
+        if items and (self._cut_off is None or is_much(abs(items - self._cut_off.items), items)):
+            self._cut_off = calibrated(self._gallery.index, self._model)
+
     async def page(self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None) -> Page:
         """The results of a query; without parts, everything, newest first."""
         end = min(paging.offset + paging.k, DEEPEST)
@@ -181,10 +196,17 @@ class Searcher:
         weights = tuple(part.weight for part in parts)
         by_date = bool(parts) and paging.sort == "date"
         wanted = _SORTED if by_date else min(end + 1 + _MARGIN * paging.fold, 2 * DEEPEST)
+        judged, ended = Verdict(), False
         while True:
             found: Sequence[Hit | ItemFacts]
             if parts:
-                found = await self.answering(Search(prepared, weights, wanted, where))
+                hits = await self.answering(Search(prepared, weights, wanted, where))
+                if paging.min_score is not None:
+                    judged = Verdict(None, paging.min_score)
+                elif not paging.everything:
+                    judged = self._judged(parts, hits)
+                found = plausible(hits, judged)
+                ended = len(found) < len(hits)
             else:
                 found = self._gallery.passing(where)[:wanted]
             groups = [[place] for place in range(len(found))]
@@ -200,7 +222,13 @@ class Searcher:
         if by_date:
             results.sort(key=lambda result: result.item.date or "", reverse=True)
             results = results[paging.offset : end]
-        return Page(results, len(groups) > end and end < DEEPEST)
+        return Page(results, len(groups) > end and end < DEEPEST, judged, ended)
+
+    def _judged(self, parts: Sequence[QueryTerm], hits: Sequence[Hit]) -> Verdict:
+        """What to think of the hits of one text. Scores of pictures, and sums of several parts, mean something else."""
+        if len(parts) > 1 or parts[0].kind != "text" or parts[0].weight != 1 or parts[0].slot is not None:
+            return Verdict()
+        return verdict(self._cut_off, self._model.known_words(parts[0].value), hits)
 
     async def _prepare(self, part: QueryTerm) -> QueryTerm | Tensor:
         """A text as it is; of an item or an uploaded picture, its vectors."""

@@ -2,7 +2,7 @@
 
 const EMPTY = {
   q: "", like: "", upload: "", slot: null,
-  folder: "", from: "", to: "", orientation: "", sort: "relevance", fold: true,
+  folder: "", from: "", to: "", orientation: "", sort: "relevance", fold: true, all: false,
   view: "",
 };
 const FILTERS = ["folder", "from", "to", "orientation"];
@@ -19,6 +19,7 @@ export function read(text) {
   if (["landscape", "portrait", "square"].includes(given.get("orientation"))) state.orientation = given.get("orientation");
   if (given.get("sort") === "date") state.sort = "date";
   if (given.get("fold") === "0") state.fold = false;
+  if (given.get("all") === "1") state.all = true;
   if (state.like) state.q = state.upload = "";
   else if (state.upload) state.q = "";
   return state;
@@ -28,7 +29,7 @@ export function write(state) {
   const given = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
     if (value === EMPTY[name]) continue;
-    given.set(name, name === "fold" ? "0" : String(value));
+    given.set(name, typeof value === "boolean" ? String(Number(value)) : String(value));
   }
   const text = given.toString();
   return text ? `/?${text}` : "/";
@@ -39,4 +40,4 @@ export const sameResults = (a, b) => Object.keys(EMPTY).every((name) => name ===
 export const isFiltered = (state) => FILTERS.some((name) => state[name] !== EMPTY[name]);
 export const isSearch = (state) => Boolean(state.q.trim() || state.like || state.upload);
 export const withoutFilters = (state) => ({ ...state, ...Object.fromEntries(FILTERS.map((name) => [name, EMPTY[name]])) });
-export const newQuery = (state, query) => ({ ...state, q: "", like: "", upload: "", slot: null, view: "", ...query });
+export const newQuery = (state, query) => ({ ...state, q: "", like: "", upload: "", slot: null, all: false, view: "", ...query });
