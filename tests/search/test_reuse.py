@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from tiny_models import tiny_model
 
+from maxmatch.core.files import content_hash
 from maxmatch.search import photos, reuse
 from maxmatch.search.photos import open_photos, sync
-from maxmatch.search.reuse import HASH, content_hash
+from maxmatch.search.reuse import HASH
 
 
 class Counting:

@@ -1,6 +1,5 @@
 """Photos that were renamed, moved or copied keep their sets: a photo is known by the hash of its file."""
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
+from maxmatch.core.files import content_hash
 from maxmatch.search.index_folder import FILE, IndexFolderError, read_manifest
 from maxmatch.search.set_index import SetIndex
 
@@ -26,16 +26,9 @@ FactsOf = Callable[[str, str], "dict[str, JsonValue] | str"]
 """The facts of a new photo, from its name and hash; or why it has none."""
 
 
-def content_hash(path: Path) -> str:
-    """SHA-256 of a file, as 64 hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class _Known(NamedTuple):
     """A photo in an index, whose set a file of the same contents can take over."""
 
-    index: SetIndex
     name: str
     modified: int
     hash: str | None
@@ -113,7 +106,7 @@ def _take(
             for name, text in zip(found.ids, found.metadata or [], strict=True):
                 facts: dict[str, Any] = json.loads(text)
                 if facts.get(_BYTES) in sizes:
-                    known[facts[_BYTES]].append(_Known(source, name, facts.get(_MODIFIED, -1), facts.get(HASH)))
+                    known[facts[_BYTES]].append(_Known(name, facts.get(_MODIFIED, -1), facts.get(HASH)))
         pairs: dict[str, tuple[str, str]] = {}
         for name in waiting:
             size, modified = states[name]
