@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from pydantic import JsonValue
@@ -18,7 +19,8 @@ from maxmatch.search.set_index import SetIndex
 _BLOCK = 4_096
 
 
-class LibraryFolder(NamedTuple):
+@dataclass(frozen=True)
+class LibraryFolder:
     """A folder of a library. label: what its photos' ids begin with; "" for the only one."""
 
     root: Path
@@ -33,28 +35,38 @@ class Library:
     or with so many names above it that all differ.
 
     Args:
-        folders: resolved, none within another (`distinct_folders`), each with its index.
+        folders: none within another (`distinct_folders`), each with its index.
         exclude: patterns of photos that are neither encoded nor found (`maxmatch.search.photos.is_excluded`).
     """
 
     def __init__(self, folders: Sequence[tuple[Path, SetIndex]], exclude: Sequence[str] = ()) -> None:
-        labels = _labels([root for root, _ in folders])
+        labels = _labels([root.resolve() for root, _ in folders])
         self.exclude = tuple(exclude)
         self.folders = [LibraryFolder(root, label, index) for (root, index), label in zip(folders, labels, strict=True)]
         self.index = self._joined()
 
     def picture(self, name: str) -> Path:
         """The file of a photo, by its id."""
-        for root, label, _ in self.folders:
-            if name.startswith(label):
-                return root / name.removeprefix(label)
+        for one in self.folders:
+            if name.startswith(one.label):
+                return one.root / name.removeprefix(one.label)
         raise FileNotFoundError(f"{name}: in none of the folders.")
 
     def sync(self, model: AnyModel, bar: Bar = no_bar) -> list[Synced]:
-        """Bring the indexes of all folders up to date."""
-        return [
-            sync(index, model, root, exclude=self.exclude, copied=False, bar=bar) for root, _, index in self.folders
-        ]
+        """Bring the indexes of all folders up to date while they are searched. A folder that cannot be read does not
+        stop the others; the last error is raised.
+        """
+        done: list[Synced] = []
+        failed: Exception | None = None
+        for one in self.folders:
+            try:
+                with SetIndex.open(one.index.folder) as own:  # of its own: others are reading through the first one
+                    done.append(sync(own, model, one.root, exclude=self.exclude, copied=False, bar=bar))
+            except (OSError, ValueError) as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return done
 
     def close(self) -> None:
         """Close all indexes."""
@@ -70,9 +82,11 @@ class Library:
 
 
 def distinct_folders(folders: Sequence[Path]) -> list[Path]:
-    """Whole paths of folders, without those that are in another one of them."""
-    roots = list(dict.fromkeys(folder.expanduser().resolve() for folder in folders))
-    return [root for root in roots if not any(other in root.parents for other in roots)]
+    """Folders as they were given, without those that are the same as another one of them, or within it."""
+    roots: dict[Path, Path] = {}
+    for folder in folders:
+        roots.setdefault(folder.expanduser().resolve(), folder.expanduser())
+    return [folder for root, folder in roots.items() if roots.keys().isdisjoint(root.parents)]
 
 
 def _labels(roots: Sequence[Path]) -> list[str]:
@@ -209,7 +223,9 @@ def _nearest(engine: Engine, queries: np.ndarray, count: int, where: Condition |
             so_far = best[place]
             both = block if so_far is None else _together([so_far, block])
             products = np.asarray(both.vectors, np.float32) @ query
-            chosen = np.sort(np.argpartition(-products, min(count, len(products)) - 1)[:count]) if len(products) else []
+            chosen: Sequence[int] | np.ndarray = []
+            if len(products):
+                chosen = np.sort(np.argpartition(-products, min(count, len(products)) - 1)[:count])
             best[place] = both.at(chosen)
     empty = engine.fetch([], metadata=True)
     return [empty if one is None else one for one in best]

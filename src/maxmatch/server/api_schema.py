@@ -211,6 +211,7 @@ class Health(BaseModel):
 
     status: Literal["ok"]
     items: int | None = None
+    left: Annotated[int | None, Field(description="Photos that were found and are not encoded yet.")] = None
     version: str | None = None
 
 

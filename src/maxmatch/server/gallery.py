@@ -1,17 +1,21 @@
 """What the server shows of an index: its items under opaque keys, near-duplicates shown as one."""
 
+import asyncio
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from maxmatch.core.progress import Advance, Bar
 from maxmatch.search import photos
 from maxmatch.search.filters import Condition, passes
 from maxmatch.search.set_index import SetIndex
@@ -68,10 +72,12 @@ def group_near_duplicates(
     return groups
 
 
+_log = logging.getLogger("maxmatch")
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
 _SCAN_BLOCK = 1024
 _REFRESH_AFTER = 10.0  # seconds
+_REST = 10  # times as long as reading the index took, at least
 _CACHED_FILTERS = 32
 
 
@@ -86,6 +92,8 @@ class GalleryState:
     sketches: dict[str, np.ndarray]
     """By id."""
     at: float
+    took: float
+    """Seconds to read it."""
     version: Hashable
     """The index's, taken before reading it."""
     passing: dict[Condition, list[ItemFacts]] = field(default_factory=dict)
@@ -110,7 +118,8 @@ class Gallery:
 
     def refresh(self) -> None:
         """Read the index again if it was last read some seconds ago and has been written to since."""
-        if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
+        rest = max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
+        if time.monotonic() - self.state.at < rest or not self._busy.acquire(blocking=False):
             return
         try:
             changed = self.index.engine.version() != self.state.version
@@ -141,7 +150,7 @@ class Gallery:
         return dict(sorted(counts.items()))
 
     def _read(self) -> GalleryState:
-        version = self.index.engine.version()
+        version, started = self.index.engine.version(), time.monotonic()
         items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK, metadata=True):
@@ -149,7 +158,56 @@ class Gallery:
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
-        return GalleryState({item.key: item for item in items}, items, sketches, time.monotonic(), version)
+        now = time.monotonic()
+        return GalleryState({item.key: item for item in items}, items, sketches, now, now - started, version)
+
+
+class Watch:
+    """Looks for new, changed and deleted photos every minute while the server runs, in a thread beside it.
+
+    look: brings the indexes up to date, with a progress bar. every: seconds between two looks.
+    """
+
+    def __init__(self, look: Callable[[Bar], object], every: float = 60.0) -> None:
+        self._look = look
+        self._every = every
+        self._stopped = threading.Event()
+        self.left = 0
+        """Photos that were found and are not encoded yet."""
+
+    async def run(self) -> None:
+        """Look until it is cancelled."""
+        try:
+            while True:
+                await asyncio.to_thread(self._once)
+                await asyncio.sleep(self._every)
+        finally:
+            self._stopped.set()  # a look that is under way ends after its batch
+
+    def _once(self) -> None:
+        try:
+            self._look(self._bar)
+        except _Stopped:
+            pass
+        except Exception as error:  # an unmounted disk, say: the next look may succeed
+            _log.warning("looking for new photos: %s", error)
+        finally:
+            self.left = 0
+
+    @contextmanager
+    def _bar(self, what: str, total: int) -> Iterator[Advance]:
+        self.left = total
+
+        def advance(count: int) -> None:
+            self.left -= count
+            if self._stopped.is_set():
+                raise _Stopped
+
+        yield advance
+
+
+class _Stopped(Exception):
+    """The server is stopping."""
 
 
 def key_of(name: str) -> str:
@@ -164,7 +222,7 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         key=key_of(name),
         id=name,
         name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
-        folder=_text(known(photos.FOLDER)) or "",
+        folder=_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or ""),
         taken=_text(known(photos.TAKEN)),
         width=_number(known(photos.WIDTH)),
         height=_number(known(photos.HEIGHT)),
@@ -174,6 +232,12 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
         date_from=_text(known(photos.DATE_FROM)),
     )
+
+
+def _folder(name: str, relative: str | None, folder: str) -> str:
+    """The folder that an item is shown in. Of several folders, ids begin with what the folder is called."""
+    label = name.removesuffix(relative).rstrip("/") if relative and not name.startswith("/") else ""
+    return "/".join(filter(None, (label if name.endswith(relative or "") else "", folder)))
 
 
 def _text(value: Any) -> str | None:

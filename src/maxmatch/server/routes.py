@@ -36,7 +36,7 @@ from maxmatch.server.api_schema import (
     documented,
     not_found,
 )
-from maxmatch.server.gallery import Gallery
+from maxmatch.server.gallery import Gallery, Watch
 from maxmatch.server.pictures import (
     PICTURE_TYPES,
     Size,
@@ -71,6 +71,7 @@ class Service:
     thumbnails: Thumbnails
     metrics: Metrics
     limits: Limits
+    watch: Watch | None = None
     one_upload: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Uploads are decoded one at a time: many at once would fill the memory."""
 
@@ -288,7 +289,8 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/health", tags=["server"])
     async def health() -> Health:
         """The server is running."""
-        return Health(status="ok", items=len(service.gallery.state.items), version=__version__)
+        left = 0 if service.watch is None else service.watch.left
+        return Health(status="ok", items=len(service.gallery.state.items), left=left, version=__version__)
 
     return router
 

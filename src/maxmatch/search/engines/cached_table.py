@@ -134,9 +134,10 @@ def _write_beside(engine: Engine, folder: Path, state: str) -> bool:
     if state_of(folder) != state:
         return False
     with whole(folder / FILE) as file:
-        known = {"ids": _bytes(json.dumps(ids)), "texts": np.frombuffer(b"".join(texts), np.uint8)}
+        names, block = _bytes(json.dumps(ids)), np.frombuffer(b"".join(texts), np.uint8)
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        np.savez(file, state=_bytes(state), ends=ends, added=np.concatenate(added), dtype=_bytes(dtype), **known)
+        kind, order = _bytes(dtype), np.concatenate(added)
+        np.savez(file, state=_bytes(state), ids=names, texts=block, ends=ends, added=order, dtype=kind)
     return True
 
 
