@@ -21,6 +21,7 @@ OPERATIONS = {
     "GET /api/v1/items/{key}/explain": 8,
     "GET /api/v1/uploads/{key}/thumbnail": 4,
     "GET /api/v1/gallery": 1,
+    "GET /api/v1/timeline": 4,
     "GET /api/v1/health": 1,
 }
 """And how many requests each gets."""

@@ -12,8 +12,8 @@ from pydantic import JsonValue
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.model.names import AnyModel
 from maxmatch.search.engine import Choose, Engine, Found, ItemRows, proposes
-from maxmatch.search.filters import Condition
-from maxmatch.search.photos import Synced, is_excluded, sync
+from maxmatch.search.filters import Begins, Condition, Some
+from maxmatch.search.photos import PATH, Synced, is_excluded, sync
 from maxmatch.search.set_index import SetIndex
 
 _BLOCK = 4_096
@@ -157,6 +157,18 @@ class JoinedEngine:
             names = [name.removeprefix(label) for name in ids if name.startswith(label)]
             parts.append(self._shown(engine.fetch(names, vectors, metadata), label))
         return _together(parts)
+
+    def below(self, folder: str) -> Condition:
+        """A filter that passes the photos in or below a folder, as ids name it: by their paths, which `folder` within
+        each root does not tell apart.
+        """
+        roots = []
+        for one in self._folders:
+            if f"{folder}/".startswith(one.label):
+                roots.append(one.root.resolve() / f"{folder}/"[len(one.label) :])
+            elif one.label.startswith(f"{folder}/"):
+                roots.append(one.root.resolve())
+        return Some(tuple(Begins(PATH, f"{root}/") for root in roots)) if roots else Begins(PATH, "no such folder/")
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""

@@ -9,15 +9,16 @@ import numpy as np
 
 from maxmatch.core.array_checks import Array, UsageError
 from maxmatch.search.engine import Found, Hit
-from maxmatch.search.filters import Condition
+from maxmatch.search.filters import Condition, condition_of
 from maxmatch.search.index_folder import Manifest
-from maxmatch.search.rerank import scores_of
+from maxmatch.search.rerank import Best, scores_of
 from maxmatch.search.set_index import SetIndex
 
 MOST_PARTS = 8
 LARGEST_WEIGHT = 10.0
 _POOL = 10  # for each hit that is wanted so many of each part's best are weighed
 _LEAST_POOL = 200
+_BLOCK = 1_024
 _FOR = (None, "+")
 _TOKEN = re.compile(
     r"""(?:(?<![^\s"“”])(?P<sign>[+\-−–]) | ^)  # + 2 "dog"; the first needs no sign
@@ -113,6 +114,26 @@ def search_parts(
         Hit(names[place], value, metadata=found[names[place]].metadata)
         for value, place in zip(ordered[places].tolist(), places.tolist(), strict=True)
     ]
+
+
+def rank_parts(
+    index: SetIndex, sets: Sequence[Array], weights: Sequence[float], where: str | Condition | None = None
+) -> Best:
+    """All items that pass, best first: by Σ weight · score of each part's set (L, D) if there are several; without
+    metadata, and for several parts without matches.
+    """
+    if len(sets) == 1:
+        return index.rank(sets[0], where)
+    ids: list[str] = []
+    totals, added = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+    for block in index.engine.scan(_BLOCK, condition_of(where)):
+        ids += block.ids
+        added.append(block.added)
+        totals.append(total_scores(index.manifest, block, sets, weights))
+    total = np.concatenate(totals)
+    order = np.lexsort((np.concatenate(added), -total))
+    none = np.empty((len(ids), 0))
+    return Best([ids[place] for place in order.tolist()], total[order], none, none)
 
 
 def weigh(manifest: Manifest, stored: Found, sets: Sequence[Array], weights: Sequence[float], k: int) -> list[Hit]:

@@ -97,7 +97,7 @@ def write_cache(engine: Engine, folder: Path) -> bool:
         return True
     beside = count > _MOST
     parts = _read(folder, *(_BESIDE if beside else _PARTS))  # all of them: one may be damaged
-    if parts is not None and parts[0].tobytes().decode() == state:
+    if parts is not None and parts[0].tobytes().decode() == state and (not beside or _ends_with(folder, state)):
         return True
     if beside:
         return _write_beside(engine, folder, state)
@@ -139,6 +139,14 @@ def _write_beside(engine: Engine, folder: Path, state: str) -> bool:
         kind, order = _bytes(dtype), np.concatenate(added)
         np.savez(file, state=_bytes(state), ids=names, texts=block, ends=ends, added=order, dtype=kind)
     return True
+
+
+def _ends_with(folder: Path, state: str) -> bool:
+    """Whether the vectors beside the rest are of this state."""
+    with suppress(OSError), (folder / VECTORS).open("rb") as file:
+        file.seek(-len(state), os.SEEK_END)
+        return file.read() == state.encode()
+    return False
 
 
 class _Overtaken(Exception):
