@@ -12,8 +12,10 @@ from fastapi import FastAPI
 from maxmatch import __version__
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
+from maxmatch.search.albums import Albums
 from maxmatch.search.index_folder import other_model, read_origin
 from maxmatch.search.set_index import SetIndex
+from maxmatch.server.album_routes import Shelf, album_routes, original_routes
 from maxmatch.server.api_schema import add_handlers
 from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf
 from maxmatch.server.pictures import Thumbnails, Uploads
@@ -37,6 +39,7 @@ def create_app(
     batch: int = 32,
     window: float = 0.002,
     near_duplicate: float = NEAR_DUPLICATE,
+    albums: Albums | None = None,
 ) -> FastAPI:
     """A server for an index whose sets were made by `model`.
 
@@ -50,6 +53,7 @@ def create_app(
         batch: how many queries are encoded and searched together at most.
         window: how many seconds the first of them waits for others.
         near_duplicate: the mean cosine from which pictures are shown as one.
+        albums: where albums and saved searches are kept. Default: in the user's data folder.
 
     Returns:
         An ASGI application, to be run by uvicorn or another server.
@@ -66,7 +70,8 @@ def create_app(
     metrics, uploads = Metrics(), Uploads()
     gallery = Gallery(index, picture, name)
     searcher = Searcher(gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate)
-    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits)
+    shelf = Shelf(gallery, albums or Albums())
+    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits, shelf)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
@@ -94,6 +99,8 @@ def create_app(
     add_handlers(app)
     app.include_router(search_routes(service), prefix=API)
     app.include_router(picture_routes(service), prefix=API)
+    app.include_router(original_routes(gallery, service.item), prefix=API)
+    app.include_router(album_routes(shelf, service.item), prefix=API)
     app.include_router(page_routes(service))
     app.add_middleware(Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics)
     return app

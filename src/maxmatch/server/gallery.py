@@ -173,6 +173,7 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         version=f"{_number(known(photos.MODIFIED)) or 0:x}",
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
         date_from=_text(known(photos.DATE_FROM)),
+        path=_text(known(photos.PATH)),
     )
 
 
@@ -191,4 +192,5 @@ def _facts(item: ItemFacts) -> dict[str, Any]:
         photos.TAKEN: item.taken,
         photos.DATE: item.date,
         photos.ORIENTATION: item.orientation,
+        photos.PATH: item.path,
     }

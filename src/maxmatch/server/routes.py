@@ -17,8 +17,10 @@ from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
+from maxmatch.search.filters import Every
 from maxmatch.search.photos import facts_condition
 from maxmatch.search.query import parse_query
+from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (
     Asked,
     Explained,
@@ -57,6 +59,8 @@ _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}, "
 _PICTURE_FORM: dict[str, Any] = {
     "requestBody": {"content": {"multipart/form-data": {"encoding": {"file": {"contentType": PICTURE_TYPES}}}}}
 }
+# Some systems call a script plain text, which browsers do not run, and do not know the other one.
+_PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -71,6 +75,7 @@ class Service:
     thumbnails: Thumbnails
     metrics: Metrics
     limits: Limits
+    shelf: Shelf
     one_upload: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Uploads are decoded one at a time: many at once would fill the memory."""
 
@@ -114,8 +119,9 @@ class PageFiles(StaticFiles):
         """The file, or that it has not changed."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
-        if PurePath(full_path).suffix == ".js":  # some systems call it plain text, which browsers do not run
-            response.headers["Content-Type"] = "text/javascript; charset=utf-8"
+        kind = _PAGE_TYPES.get(PurePath(full_path).suffix)
+        if kind is not None and status_code == 200:
+            response.headers["Content-Type"] = kind
         return response
 
 
@@ -131,6 +137,11 @@ def page_routes(service: Service) -> APIRouter:
     @router.get("/static/{name}")
     async def static(name: str, request: Request) -> Response:
         return await files.get_response(name, request.scope)
+
+    @router.get("/sw.js")  # at the root: a service worker has a say over the addresses below its own
+    @router.get("/manifest.webmanifest")
+    async def at_root(request: Request) -> Response:
+        return await files.get_response(request.url.path.removeprefix("/"), request.scope)
 
     @router.get("/favicon.ico")
     async def icon(request: Request) -> Response:
@@ -167,7 +178,7 @@ def search_routes(service: Service) -> APIRouter:
         IMAGE_SEARCH,
         response_model=SearchResult,
         openapi_extra=_PICTURE_FORM,
-        responses=documented(400, 409, 413, 415, 422, 503),
+        responses=documented(400, 404, 409, 413, 415, 422, 503),
     )
     async def search_by_image(
         file: Annotated[UploadFile, File(description="The picture.", json_schema_extra={"minLength": 1})],
@@ -201,6 +212,9 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     if paging.start and paging.end and paging.start > paging.end:
         raise Refusal(409, "conflict", "from: expected a day not after `to`.")
     where = facts_condition(paging.folder, paging.start, paging.end, paging.orientation)
+    if paging.album:
+        within = await asyncio.to_thread(service.shelf.condition, paging.album)
+        where = within if where is None else Every((where, within))
     page = await service.searcher.page(terms, paging, where)
     hits = [
         {
