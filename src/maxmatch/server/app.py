@@ -13,8 +13,10 @@ from maxmatch import __version__
 from maxmatch.core.progress import Bar
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
+from maxmatch.search.albums import Albums
 from maxmatch.search.index_folder import other_model, read_origin
 from maxmatch.search.set_index import SetIndex
+from maxmatch.server.album_routes import Shelf, album_routes, original_routes
 from maxmatch.server.api_schema import add_handlers
 from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf, Watch
 from maxmatch.server.pictures import Thumbnails, Uploads
@@ -40,6 +42,7 @@ def create_app(
     near_duplicate: float = NEAR_DUPLICATE,
     look: Callable[[Bar], object] | None = None,
     look_every: float = 60.0,
+    albums: Albums | None = None,
 ) -> FastAPI:
     """A server for an index whose sets were made by `model`.
 
@@ -55,6 +58,7 @@ def create_app(
         near_duplicate: the mean cosine from which pictures are shown as one.
         look: brings the index up to date with its folders, as `Library.sync`; called at the start and every minute.
         look_every: or every so many seconds.
+        albums: where albums and saved searches are kept. Default: in the user's data folder.
 
     Returns:
         An ASGI application, to be run by uvicorn or another server.
@@ -72,7 +76,8 @@ def create_app(
     gallery = Gallery(index, picture, name)
     searcher = Searcher(gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate)
     watch = None if look is None else Watch(look, look_every)
-    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits, watch)
+    shelf = Shelf(gallery, albums or Albums())
+    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits, shelf, watch)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
@@ -103,6 +108,8 @@ def create_app(
     add_handlers(app)
     app.include_router(search_routes(service), prefix=API)
     app.include_router(picture_routes(service), prefix=API)
+    app.include_router(original_routes(gallery, service.item), prefix=API)
+    app.include_router(album_routes(shelf, service.item), prefix=API)
     app.include_router(page_routes(service))
     app.add_middleware(Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics)
     return app

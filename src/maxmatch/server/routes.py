@@ -17,8 +17,10 @@ from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
+from maxmatch.search.filters import Every
 from maxmatch.search.names import query_words
 from maxmatch.search.query import TextPart, parse_query
+from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (
     Asked,
     Explained,
@@ -60,6 +62,8 @@ _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}, "
 _PICTURE_FORM: dict[str, Any] = {
     "requestBody": {"content": {"multipart/form-data": {"encoding": {"file": {"contentType": PICTURE_TYPES}}}}}
 }
+# Some systems call a script plain text, which browsers do not run, and do not know the other one.
+_PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -74,6 +78,7 @@ class Service:
     thumbnails: Thumbnails
     metrics: Metrics
     limits: Limits
+    shelf: Shelf
     watch: Watch | None = None
     one_upload: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Uploads are decoded one at a time: many at once would fill the memory."""
@@ -118,8 +123,9 @@ class PageFiles(StaticFiles):
         """The file, or that it has not changed."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
-        if PurePath(full_path).suffix == ".js":  # some systems call it plain text, which browsers do not run
-            response.headers["Content-Type"] = "text/javascript; charset=utf-8"
+        kind = _PAGE_TYPES.get(PurePath(full_path).suffix)
+        if kind is not None and status_code == 200:
+            response.headers["Content-Type"] = kind
         return response
 
 
@@ -135,6 +141,11 @@ def page_routes(service: Service) -> APIRouter:
     @router.get("/static/{name}")
     async def static(name: str, request: Request) -> Response:
         return await files.get_response(name, request.scope)
+
+    @router.get("/sw.js")  # at the root: a service worker has a say over the addresses below its own
+    @router.get("/manifest.webmanifest")
+    async def at_root(request: Request) -> Response:
+        return await files.get_response(request.url.path.removeprefix("/"), request.scope)
 
     @router.get("/favicon.ico")
     async def icon(request: Request) -> Response:
@@ -171,7 +182,7 @@ def search_routes(service: Service) -> APIRouter:
         IMAGE_SEARCH,
         response_model=SearchResult,
         openapi_extra=_PICTURE_FORM,
-        responses=documented(400, 409, 413, 415, 422, 503),
+        responses=documented(400, 404, 409, 413, 415, 422, 503),
     )
     async def search_by_image(
         file: Annotated[UploadFile, File(description="The picture.", json_schema_extra={"minLength": 1})],
@@ -205,6 +216,9 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     if paging.start and paging.end and paging.start > paging.end:
         raise Refusal(409, "conflict", "from: expected a day not after `to`.")
     where = service.gallery.condition(paging.folder, paging.start, paging.end, paging.orientation)
+    if paging.album:
+        within = await asyncio.to_thread(service.shelf.condition, paging.album)
+        where = within if where is None else Every((where, within))
     looked_for = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
     words = query_words(looked_for) if paging.names and len(looked_for) == len(terms) else ()
     page = await service.searcher.page(terms, paging, where, words)

@@ -30,7 +30,7 @@ _ADDRESSES = 10_000
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -181,7 +181,7 @@ class Guard:
             client = scope.get("client")
             if client is None or not is_loopback(client[0]):
                 return _refuse(403, "forbidden", "Without a token only this machine is answered.")
-            if _name(host) not in LOOPBACK_NAMES:  # DNS rebinding: another site's name, pointed at this machine
+            if host_name(host) not in LOOPBACK_NAMES:  # DNS rebinding: another site's name, pointed at this machine
                 return _refuse(421, "forbidden", "This server answers as localhost or 127.0.0.1 only.")
         if not (_same_origin(headers, host) or _opens_the_page(scope, headers)):
             return _refuse(403, "forbidden", "A page of another site may not use this server.")
@@ -276,7 +276,7 @@ def _refuse(status: int, code: str, message: str) -> Response:
     return JSONResponse(error_body(code, message), status)
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """A host without its port."""
     return host if host.endswith("]") else host.rsplit(":", 1)[0] if ":" in host else host
 

@@ -8,9 +8,9 @@ import * as words from "./words.js";
 const LINE = 27;
 
 export class Grid {
-  /** open(hit): a picture was chosen. address(hit): where its view is. */
-  constructor(list, { open, address, leave }) {
-    Object.assign(this, { list, open, address, leave, hits: [], tiles: [], boxes: [], last: true, active: 0 });
+  /** open(hit): a picture was chosen. address(hit): where its view is. mark(hit): what a tile has beside its link. */
+  constructor(list, { open, address, leave, mark }) {
+    Object.assign(this, { list, open, address, leave, mark, hits: [], tiles: [], boxes: [], last: true, active: 0 });
     this.width = 0;
     new ResizeObserver(() => this.resized()).observe(list);
     list.addEventListener("keydown", (event) => this.pressed(event));
@@ -65,7 +65,7 @@ export class Grid {
       el("span", { class: "line" }, el("span", { class: "name" }, item.name), el("span", { class: "score" }, words.score(hit.score))),
       more ? el("span", { class: "same" }, `+${more}`) : null,
     );
-    return el("li", { class: "tile", "data-key": item.key }, link);
+    return el("li", { class: "tile", "data-key": item.key }, link, this.mark(hit));
   }
 
   /** Give every tile its place; those of a row that is not full yet wait for more. */
