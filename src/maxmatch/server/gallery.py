@@ -106,13 +106,6 @@ class Grouping:
         return np.stack([self._sketches[self._ids[place]] for place in places]).astype(np.float32)
 
 
-def group_near_duplicates(
-    ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = NEAR_DUPLICATE
-) -> list[list[int]]:
-    """All groups of a list."""
-    return Grouping(ids, sketches, threshold).first(len(ids))
-
-
 _log = logging.getLogger("maxmatch")
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
