@@ -166,7 +166,7 @@ def search(
 
       maxmatch search "two dogs in the snow" ~/Pictures
 
-      maxmatch search "a dog on a beach" ~/Pictures /mnt/photos --exclude Screenshots
+      maxmatch search "a dog" ~/Pictures /mnt/photos --exclude Screenshots
 
       maxmatch search "a dog on a beach" photos.index
 

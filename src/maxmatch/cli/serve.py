@@ -56,7 +56,7 @@ def serve(
 
       maxmatch serve ~/Pictures --open
 
-      maxmatch serve ~/Pictures /mnt/photos --exclude Screenshots --exclude '*.gif'
+      maxmatch serve ~/Pictures /mnt/photos --exclude '*.gif'
 
       maxmatch serve photos.index --open
 

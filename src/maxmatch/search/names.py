@@ -32,7 +32,11 @@ def query_words(parts: Iterable[TextPart]) -> tuple[str, ...]:
 
 def is_named(path: str, words: Sequence[str]) -> bool:
     """Whether all words are words of a path, and not all of them of its ending ("jpg") alone."""
-    folded = _folded(path)
+    return is_named_folded(folded(path), words)
+
+
+def is_named_folded(folded: str, words: Sequence[str]) -> bool:
+    """The same of a path that is folded already, as for many queries."""
     if not words or not all(word in folded for word in words):  # most paths end here
         return False
     there = set(_WORD.findall(folded))
@@ -66,9 +70,9 @@ def named_first(
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(_folded(text))
+    return _WORD.findall(folded(text))
 
 
-def _folded(text: str) -> str:
-    """Without differences of case, and of how accents are written."""
-    return unicodedata.normalize("NFC", text).casefold()
+def folded(text: str) -> str:
+    """A text without differences of case, and of how accents are written."""
+    return text.lower() if text.isascii() else unicodedata.normalize("NFC", text).casefold()

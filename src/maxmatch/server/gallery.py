@@ -21,7 +21,7 @@ from maxmatch.core.progress import Advance, Bar
 from maxmatch.search import photos
 from maxmatch.search.filters import Condition, Every, passes
 from maxmatch.search.library import JoinedEngine
-from maxmatch.search.names import MOST_NAMED, is_named
+from maxmatch.search.names import MOST_NAMED, folded, is_named_folded
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
@@ -136,6 +136,11 @@ class GalleryState:
     """Near-duplicates among these."""
 
     @cached_property
+    def folded(self) -> dict[str, str]:
+        """The items' ids as `maxmatch.search.names` compares them."""
+        return {item.id: folded(item.id) for item in self.newest}
+
+    @cached_property
     def by_id(self) -> dict[str, ItemFacts]:
         """The items by their ids."""
         return {item.id: item for item in self.newest}
@@ -209,7 +214,8 @@ class Gallery:
         """The ids of the items that pass a filter and have all these words in their path; none where too many do."""
         if not words:
             return ()
-        found = tuple(item.id for item in self.passing(condition) if is_named(item.id, words))
+        names = self.state.folded
+        found = tuple(item.id for item in self.passing(condition) if is_named_folded(names.get(item.id, ""), words))
         return found if len(found) <= MOST_NAMED else ()
 
     def folders(self) -> dict[str, tuple[int, ItemFacts]]:
