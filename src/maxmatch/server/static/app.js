@@ -15,7 +15,7 @@ import { number, pictures, unknown } from "./words.js";
 
 const PAGE = 48;
 const LONGEST = 200;
-const TYPING = 130;
+const TYPING = 30;
 const NEAR = 1200;
 
 let state = read(location.search);
