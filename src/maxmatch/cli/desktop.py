@@ -25,7 +25,9 @@ def desktop(
     install: Annotated[bool, typer.Option("--install", help="Add an entry to the desktop's programs.")] = False,
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove that entry.")] = False,
 ) -> None:
-    """Open photo search in the browser, starting the server unless it runs; or install an entry that does so.
+    """Open photo search from the desktop.
+
+    Starts the server unless it runs, and opens the page; --install adds an entry to the desktop's programs that does so.
 
     The entry opens a terminal, which shows how far reading new photos is, and stops the server when it is closed.
 
