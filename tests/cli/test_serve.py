@@ -88,7 +88,7 @@ def test_an_index_of_encoded_pictures_knows_their_folder(tmp_path):
 
 def test_damage_that_only_a_search_would_read_is_found_at_the_start(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached_table, "_MOST", 0)  # as for many photos: no copy answers for the table
+    monkeypatch.setattr(cached_table, "_MOST_BESIDE", 0)  # as for many photos: no copy answers for the table
     monkeypatch.setattr("maxmatch.cli.serve._run", lambda *arguments: None)
     folder = tmp_path / "pictures"
     folder.mkdir()

@@ -33,6 +33,7 @@ OPERATIONS = {
     "POST /api/v1/searches": 8,
     "DELETE /api/v1/searches/{key}": 3,
     "GET /api/v1/gallery": 1,
+    "GET /api/v1/timeline": 4,
     "GET /api/v1/health": 1,
 }
 """And how many requests each gets."""

@@ -27,7 +27,7 @@ def desktop(
 ) -> None:
     """Open photo search from the desktop.
 
-    Starts the server unless it runs, and opens the page; --install adds an entry to the desktop's programs that does so.
+    Starts the server unless it runs, and opens the page. --install adds an entry among the desktop's programs.
 
     The entry opens a terminal, which shows how far reading new photos is, and stops the server when it is closed.
 

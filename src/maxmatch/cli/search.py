@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.common import RuntimeOption, plain, say, usage_errors
+from maxmatch.cli.common import ExcludeOption, RuntimeOption, plain, say, usage_errors
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -122,7 +122,7 @@ def search(
         str | None,
         typer.Argument(help="What to look for, in words. Left out with --image.", callback=_required),
     ] = None,
-    index: Annotated[Path | None, typer.Argument(help="A folder of photos, or an index's folder.")] = None,
+    index: Annotated[list[Path] | None, typer.Argument(help="Folders of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
     where: Annotated[str | None, typer.Option(help=_WHERE)] = None,
@@ -134,6 +134,13 @@ def search(
     null: Annotated[
         bool, typer.Option("-0", "--null", help="End each path with NUL, not a line break, as for xargs -0.")
     ] = False,
+    exclude: ExcludeOption = None,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names/--no-names", help="Photos whose file or folder name has all words of the query come first."
+        ),
+    ] = True,
     model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     preview: Annotated[
@@ -150,13 +157,16 @@ def search(
 ) -> None:
     """Find photos or indexed items by words or a picture.
 
-    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. A
+    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed, and
+    renamed ones are not read again. Photos whose name has all words of the query come first, and are marked. A
     minus leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. If
     the output is not a terminal, only paths are printed; a terminal that can show pictures shows them.
 
     Examples:
 
       maxmatch search "two dogs in the snow" ~/Pictures
+
+      maxmatch search "a dog" ~/Pictures /mnt/photos --exclude Screenshots
 
       maxmatch search "a dog on a beach" photos.index
 
@@ -167,20 +177,20 @@ def search(
     # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from maxmatch.cli.common import is_folder_of_photos, load_for_search, model_of, open_folder
+    from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
     from maxmatch.search.set_index import SetIndex
 
-    if image is not None and index is not None:
-        raise typer.BadParameter("give words or --image, not both")
     assert query is not None
-    words, folder = (query, index) if image is None else ("", Path(query))
-    if folder is None:
+    if image is not None and index and not Path(query).expanduser().is_dir():
+        raise typer.BadParameter("give words or --image, not both")
+    words, folders = (query, index or []) if image is None else ("", [Path(query), *(index or [])])
+    if not folders:
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("the query is empty: write some words")
-    if image is None and not folder.expanduser().exists() and Path(words).expanduser().is_dir():
-        raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folder)!r} {words}")
+    if image is None and not folders[0].expanduser().exists() and Path(words).expanduser().is_dir():
+        raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folders[0])!r} {words}")
     from maxmatch.search.filters import parse_where
     from maxmatch.search.query import parse_query
 
@@ -194,42 +204,51 @@ def search(
         raise typer.BadParameter("--null: not with --json")
     paths = paths or null
     way = _way(preview, as_json or paths)
-    photos = is_folder_of_photos(folder)
+    photos = are_folders_of_photos(folders, exclude or ())
     load = partial(load_for_search, runtime=runtime)
 
-    def found(anew: bool) -> "tuple[list[Hit], Words | None]":
+    def found(anew: bool) -> "tuple[list[Hit], Words | None, set[str]]":
         if photos:
-            opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
+            library, encoder = open_folders(
+                folders, model, device, load, partial(load, many=True), exclude=exclude or (), anew=anew
+            )
+            opened = library.index
         else:
-            opened = SetIndex.open(folder)
-            encoder = model_of(opened, folder, model, device, load)
+            opened = SetIndex.open(folders[0])
+            encoder = model_of(opened, folders[0], model, device, load)
         with opened, usage_errors():
             hits = _found(opened, encoder, parts, image, k, where, exact)
-            return hits, encoder.known_words(*(part.text for part in parts)) if image is None else None
+            if image is not None:
+                return _shown(hits, library.picture, as_json) if photos else hits, None, set()
+            named = set[str]()
+            if photos and names:
+                hits, named = _named_first(opened, encoder, hits, parts, k, where)
+            if photos:
+                hits = _shown(hits, library.picture, as_json)
+            return hits, encoder.known_words(*(part.text for part in parts)), named
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            hits, read = found(anew)
+            hits, read, named = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
                 raise
     if photos:
-        root = folder.expanduser()
-        shown = {hit.id: {"path": str(root / hit.id)} for hit in hits}  # as the folder was given
-        hits = [  # in JSON, what --where knows
-            replace(hit, metadata={**shown[hit.id], **hit.metadata} if as_json else {**hit.metadata, **shown[hit.id]})
-            for hit in hits
-        ]
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
         known = {"unknown_words": read.unknown if read else [], "any_word_known": bool(read.known) if read else None}
-        print(json.dumps({"query": words if read else str(image), **known, "hits": [_plain(hit) for hit in hits]}))
+        plain_hits = [{**_plain(hit), **({"name_match": hit.id in named} if photos else {})} for hit in hits]
+        print(json.dumps({"query": words if read else str(image), **known, "hits": plain_hits}))
         return
     if read is not None and hits and not read.known:
-        say("the model knows none of these words; what follows is a guess")
+        having = sum(hit.id in named for hit in hits)
+        first = (
+            f"{having} {'photo has' if having == 1 else 'photos have'} them in {'its' if having == 1 else 'their'} name"
+        )
+        say(f"the model knows none of these words; {f'{first}, the rest' if having else 'what follows'} is a guess")
     elif read is not None and read.unknown:
         say(f"the model does not know: {', '.join(read.unknown)}")
     if paths:
@@ -238,14 +257,14 @@ def search(
             print(plain(_name(hit)) if escaped else _name(hit), end="\0" if null else "\n")
     else:
         for rank, hit in enumerate(hits, start=1):
-            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}")
+            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}" + ("  (name)" if hit.id in named else ""))
             path = hit.metadata.get("path")
             if way is not None and isinstance(path, str) and (picture := show(Path(path), way)):
                 print(picture)
             if explain:
                 print("\n".join(_reasons(hit)))
     if not hits:
-        say(f"nothing in {folder}" + (" that passes --where" if where else ""))
+        say(f"nothing in {' or '.join(map(str, folders))}" + (" that passes --where" if where else ""))
 
 
 def _found(
@@ -267,6 +286,33 @@ def _found(
     if len(parts) == 1:
         return index.search(sets, k, where, exact)[0]
     return search_parts(index, list(sets), [part.weight for part in parts], k, where)
+
+
+def _named_first(
+    index: "SetIndex",
+    model: "AnyModel",
+    hits: "list[Hit]",
+    parts: "Sequence[TextPart]",
+    k: int,
+    where: str | None,
+) -> "tuple[list[Hit], set[str]]":
+    """The hits with those first that match by name, and the ids of these."""
+    from maxmatch.search.names import named_first, named_items, query_words
+
+    names = named_items(index, query_words(parts), where)
+    if not names:
+        return hits, set()
+    sets = list(model.encode_texts([part.text for part in parts]))
+    return named_first(index, hits, names, sets, [part.weight for part in parts], k), set(names)
+
+
+def _shown(hits: "Sequence[Hit]", picture: "Callable[[str], Path]", as_json: bool) -> "list[Hit]":
+    """Photos with their paths, as the folder was given; in JSON, what --where knows."""
+    shown = {hit.id: {"path": str(picture(hit.id))} for hit in hits}
+    return [
+        replace(hit, metadata={**shown[hit.id], **hit.metadata} if as_json else {**hit.metadata, **shown[hit.id]})
+        for hit in hits
+    ]
 
 
 def _way(asked: bool | None, for_programs: bool) -> "Way | None":

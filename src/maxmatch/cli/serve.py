@@ -7,21 +7,26 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
+from maxmatch.cli.common import ExcludeOption
+
 _WAITING = 1024  # clients that the system keeps until the server accepts them
 _THIS_MACHINE = "127.0.0.1"
+_BEFORE_SERVING = 256  # new photos of each folder that are encoded first; the rest follow while the server runs
 
 if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
 
 
 def serve(
-    index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
+    index: Annotated[list[Path], typer.Argument(help="Folders of photos, or the folder of an index of pictures.")],
     model: Annotated[
         str | None, typer.Option(help="Default: the index's own; for a folder of photos, the one that ships.")
     ] = None,
@@ -43,11 +48,14 @@ def serve(
         ),
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    exclude: ExcludeOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
 ) -> None:
     """Search pictures in the browser, and see why each was found.
 
-    A folder of photos is indexed first, in the user's cache; photos indexed before are not read again.
+    Folders of photos are indexed in the user's cache; photos indexed before are not read again. Of many new photos the
+    page shows the first ones at once, and the others as they are read. While the server runs, it looks for new, changed
+    and deleted photos every minute.
 
     The address is printed once the server is ready. Only indexed pictures are served, and only to this machine. To
     serve your phone, give --lan: its camera reads the address from the terminal. Or choose --host and --token
@@ -59,6 +67,8 @@ def serve(
       maxmatch serve ~/Pictures --open
 
       maxmatch serve ~/Pictures --lan
+
+      maxmatch serve ~/Pictures /mnt/photos --exclude '*.gif'
 
       maxmatch serve photos.index --open
 
@@ -78,23 +88,28 @@ def serve(
         check_token(host, token)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    from maxmatch.cli.common import is_folder_of_photos, load_model, model_of, open_folder, say
+    from maxmatch.cli.common import are_folders_of_photos, load_model, model_of, open_folders, say
     from maxmatch.search.set_index import SetIndex
 
-    is_photos = is_folder_of_photos(index)
-    with listen(host, port) as listener:  # first: an address in use is reported before any picture is read
+    is_photos = are_folders_of_photos(index, exclude or ())
+    with listen(host, port) as listener, ExitStack() as opened:  # an address in use is reported before anything is read
         if is_photos:
-            opened, encoder = open_folder(index, model, device, load_model, thorough=True)
-            pictures = index
+            library, encoder = open_folders(
+                index, model, device, load_model, exclude=exclude or (), at_most=_BEFORE_SERVING, thorough=True
+            )
+            opened.callback(library.close)
+            searched, look = library.index, partial(library.sync, encoder)
+            picture: Callable[[str], Path] = library.picture
+            name = " and ".join(one.root.resolve().name for one in library.folders)
         else:
-            opened = SetIndex.open(index)
-            encoder = model_of(opened, index, model, device, load_model)
-            pictures = pictures or encoded_folder(opened)
-        with opened:
-            name = (pictures or index).expanduser().resolve().name
-            app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
-            say(f"{len(opened):,} pictures")
-            _run(uvicorn.Server(server_config(app, host)), listener, host, token, open_page, lan)
+            searched = opened.enter_context(SetIndex.open(index[0]))
+            encoder = model_of(searched, index[0], model, device, load_model)
+            pictures = pictures or encoded_folder(searched)
+            picture, look = picture_in(pictures), None
+            name = (pictures or index[0]).expanduser().resolve().name
+        app = create_app(searched, encoder, picture, name=name, token=token, look=look)
+        say(f"{len(searched):,} pictures")
+        _run(uvicorn.Server(server_config(app, host)), listener, host, token, open_page, lan)
 
 
 def encoded_folder(index: "SetIndex") -> Path | None:

@@ -32,7 +32,7 @@ _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 Day = Annotated[date, BeforeValidator(_written_day)]
 Sort = Literal["relevance", "date"]
 LONGEST_PAGE = 200
-DEEPEST = 1000
+DEEPEST = 10_000_000
 MOST_ZIPPED = 500
 """Photos in one zip file."""
 
@@ -50,6 +50,7 @@ class Paging(_Strict):
         Sort, Field(description="date: newest first; with a query, among its 500 most relevant results.")
     ] = "relevance"
     fold: Annotated[bool, Field(description="Show near-duplicates as one.")] = True
+    names: Annotated[bool, Field(description="Items that have all words of a text in their name come first.")] = True
     folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
     start: Annotated[Day | None, Field(alias="from", description="Taken on this day or later.")] = None
     end: Annotated[Day | None, Field(alias="to", description="Taken on this day or earlier.")] = None
@@ -143,6 +144,9 @@ class HitOut(BaseModel):
     score: Annotated[float | None, Field(description="By the model's similarity; null without a query.")]
     matches: Annotated[list[PairOut], Field(description="Which slots match; empty for a query of several parts.")]
     duplicates: Annotated[list[ItemFacts], Field(description="Near-duplicates shown as one with it.")]
+    name_match: Annotated[
+        bool, Field(description="Its file or folder name has all words of the query; such items come first.")
+    ] = False
 
 
 class SearchResult(BaseModel):
@@ -296,10 +300,31 @@ class SavedOut(BaseModel):
 
 
 class FolderOut(BaseModel):
-    """A folder, and how many items are in and below it."""
+    """A folder, how many items are in and below it, and the newest of them."""
 
     folder: str
     count: int
+    cover: ItemFacts
+
+
+class MonthOut(BaseModel):
+    """A month, and how many items are of it."""
+
+    month: Annotated[str, Field(description="As 2024-05; empty for items without a date.")]
+    count: int
+
+
+class TimelineOut(BaseModel):
+    """The months that have items, newest first."""
+
+    months: list[MonthOut]
+
+
+class Narrowed(_Strict):
+    """Filters of the timeline."""
+
+    folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
+    orientation: Literal["landscape", "portrait", "square"] | None = None
 
 
 class GalleryOut(BaseModel):
@@ -319,6 +344,7 @@ class Health(BaseModel):
 
     status: Literal["ok"]
     items: int | None = None
+    left: Annotated[int | None, Field(description="Photos that were found and are not encoded yet.")] = None
     version: str | None = None
 
 

@@ -1,19 +1,27 @@
 """What the server shows of an index: its items under opaque keys, near-duplicates shown as one."""
 
+import asyncio
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from maxmatch.core.progress import Advance, Bar
 from maxmatch.search import photos
-from maxmatch.search.filters import Condition, passes
+from maxmatch.search.filters import Condition, Every, passes
+from maxmatch.search.library import JoinedEngine
+from maxmatch.search.names import MOST_NAMED, folded, is_named_folded
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
@@ -24,6 +32,8 @@ from maxmatch.server.api_schema import ItemFacts
 
 NEAR_DUPLICATE = 0.99
 _WIDTH = 128
+_WINDOW = 2_000
+_GROUPED = 512  # at once
 
 
 class Sketcher:
@@ -39,39 +49,69 @@ class Sketcher:
         return np.asarray(sketches / np.maximum(norms, 1e-12), dtype=np.float16)
 
 
-def group_near_duplicates(
-    ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = NEAR_DUPLICATE
-) -> list[list[int]]:
-    """Groups of positions in `ids`, best first. Each begins with its leader, the first that is near no earlier leader.
+class Grouping:
+    """Groups of positions in a list of ids, best first, made as far as they are asked for. Each begins with its leader,
+    the first that is near no earlier leader.
 
     A longer list begins with the same leaders, so that pages of results fit together. An id without a sketch stays
-    alone.
+    alone. Leaders more than 2,000 places before an item are not compared with it: of near-duplicates the scores and the
+    dates are near, too, and among 100,000 items all pairs would take minutes.
     """
-    known = [place for place, name in enumerate(ids) if name in sketches]
-    if not known:
-        return [[place] for place in range(len(ids))]
-    vectors = np.stack([sketches[ids[place]] for place in known]).astype(np.float32)
-    near = np.full((len(ids), len(ids)), -1.0, np.float32)
-    near[np.ix_(known, known)] = vectors @ vectors.T
-    np.fill_diagonal(near, -1.0)
-    if near.max() < threshold:  # as a rule
-        return [[place] for place in range(len(ids))]
-    groups: list[list[int]] = []
-    leaders: list[int] = []
-    for place in range(len(ids)):
-        best = int(near[place, leaders].argmax()) if leaders else -1
-        if best >= 0 and near[place, leaders[best]] >= threshold:
-            groups[best].append(place)
-        else:
-            leaders.append(place)
-            groups.append([place])
-    return groups
+
+    def __init__(self, ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float) -> None:
+        self._ids = ids
+        self._sketches = sketches
+        self._threshold = threshold
+        self._group_of: dict[int, int] = {}
+        """The groups of the last leaders."""
+        self._done = 0
+        self._lock = threading.Lock()
+        self.groups: list[list[int]] = []
+
+    def first(self, count: int) -> list[list[int]]:
+        """So many groups, if there are; members further down may be missing."""
+        with self._lock:
+            while len(self.groups) < count and self._done < len(self._ids):
+                self._group_block()
+            return self.groups[:count]
+
+    def _group_block(self) -> None:
+        start, end = self._done, min(self._done + _GROUPED, len(self._ids))
+        known = [place for place in range(start, end) if self._ids[place] in self._sketches]
+        recent = list(self._group_of)
+        near = np.full((end - start, len(recent) + end - start), -1.0, np.float32)
+        if known:
+            rows = [place - start for place in known]
+            vectors, before = self._vectors(known), [at for at in recent if self._ids[at] in self._sketches]
+            columns = [place for place, at in enumerate(recent) if self._ids[at] in self._sketches]
+            if before:
+                near[np.ix_(rows, columns)] = vectors @ self._vectors(before).T
+            near[np.ix_(rows, [len(recent) + row for row in rows])] = vectors @ vectors.T
+            near[range(end - start), range(len(recent), near.shape[1])] = -1.0
+        alone = near.max(1) < self._threshold  # as a rule
+        of_column = recent + list(range(start, end))
+        for row, place in enumerate(range(start, end)):
+            leaders = () if alone[row] else np.flatnonzero(near[row] >= self._threshold).tolist()
+            leaders = [at for at in leaders if of_column[at] in self._group_of and of_column[at] > place - _WINDOW]
+            if leaders:
+                best = max(leaders, key=lambda column: near[row, column])
+                self.groups[self._group_of[of_column[best]]].append(place)
+            else:
+                self._group_of[place] = len(self.groups)
+                self.groups.append([place])
+        self._group_of = {place: group for place, group in self._group_of.items() if place > end - _WINDOW}
+        self._done = end
+
+    def _vectors(self, places: Sequence[int]) -> np.ndarray:
+        return np.stack([self._sketches[self._ids[place]] for place in places]).astype(np.float32)
 
 
+_log = logging.getLogger("maxmatch")
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
 _SCAN_BLOCK = 1024
 _REFRESH_AFTER = 10.0  # seconds
+_REST = 10  # times as long as reading the index took, at least
 _CACHED_FILTERS = 32
 
 
@@ -86,10 +126,24 @@ class GalleryState:
     sketches: dict[str, np.ndarray]
     """By id."""
     at: float
+    took: float
+    """Seconds to read it."""
     version: Hashable
     """The index's, taken before reading it."""
-    passing: dict[Condition, list[ItemFacts]] = field(default_factory=dict)
+    passing: dict[Condition | None, list[ItemFacts]] = field(default_factory=dict)
     """What passed the last filters."""
+    groupings: dict[tuple[Condition | None, float], Grouping] = field(default_factory=dict)
+    """Near-duplicates among these."""
+
+    @cached_property
+    def folded(self) -> dict[str, str]:
+        """The items' ids as `maxmatch.search.names` compares them."""
+        return {item.id: folded(item.id) for item in self.newest}
+
+    @cached_property
+    def by_id(self) -> dict[str, ItemFacts]:
+        """The items by their ids."""
+        return {item.id: item for item in self.newest}
 
 
 class Gallery:
@@ -110,13 +164,28 @@ class Gallery:
 
     def refresh(self) -> None:
         """Read the index again if it was last read some seconds ago and has been written to since."""
-        if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
+        rest = max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
+        if time.monotonic() - self.state.at < rest or not self._busy.acquire(blocking=False):
             return
         try:
             changed = self.index.engine.version() != self.state.version
             self.state = self._read() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
+
+    def condition(
+        self,
+        folder: str | None = None,
+        start: date | None = None,
+        end: date | None = None,
+        orientation: str | None = None,
+    ) -> Condition | None:
+        """A filter on the items' facts; folder: as items name theirs, in or below it."""
+        engine = self.index.engine
+        if not folder or not isinstance(engine, JoinedEngine):
+            return photos.facts_condition(folder, start, end, orientation)
+        rest = photos.facts_condition(None, start, end, orientation)
+        return engine.below(folder) if rest is None else Every((engine.below(folder), rest))
 
     def passing(self, condition: Condition | None) -> list[ItemFacts]:
         """The items that pass a filter on their facts, newest first."""
@@ -127,21 +196,46 @@ class Gallery:
         if found is None:
             if len(state.passing) >= _CACHED_FILTERS:
                 state.passing.clear()
+                state.groupings.clear()
             found = [item for item in state.newest if passes(condition, _facts(item))]
             state.passing[condition] = found
         return found
 
-    def folders(self) -> dict[str, int]:
-        """Every folder and its parents, with the number of items in and below it."""
+    def grouping(self, condition: Condition | None, threshold: float) -> Grouping:
+        """Near-duplicates among the items that pass a filter, newest first."""
+        state, key = self.state, (condition, threshold)
+        found = state.groupings.get(key)
+        if found is None:
+            ids = [item.id for item in self.passing(condition)]
+            found = state.groupings[key] = Grouping(ids, state.sketches, threshold)
+        return found
+
+    def named(self, words: Sequence[str], condition: Condition | None) -> tuple[str, ...]:
+        """The ids of the items that pass a filter and have all these words in their path; none where too many do."""
+        if not words:
+            return ()
+        names = self.state.folded
+        found = tuple(item.id for item in self.passing(condition) if is_named_folded(names.get(item.id, ""), words))
+        return found if len(found) <= MOST_NAMED else ()
+
+    def folders(self) -> dict[str, tuple[int, ItemFacts]]:
+        """Every folder and its parents, with the number of items in and below it, and the newest of them."""
         counts: Counter[str] = Counter()
-        for folder, count in Counter(item.folder for item in self.state.items.values()).items():
-            parts = folder.split("/") if folder else []
+        newest: dict[str, ItemFacts] = {}
+        for item in self.state.newest:
+            parts = item.folder.split("/") if item.folder else []
             for depth in range(1, len(parts) + 1):
-                counts["/".join(parts[:depth])] += count
-        return dict(sorted(counts.items()))
+                above = "/".join(parts[:depth])
+                counts[above] += 1
+                newest.setdefault(above, item)
+        return {folder: (count, newest[folder]) for folder, count in sorted(counts.items())}
+
+    def months(self, condition: Condition | None) -> dict[str, int]:
+        """How many items that pass a filter are of each month ("2024-05"), newest first; "": without a date."""
+        return dict(Counter((item.date or "")[:7] for item in self.passing(condition)))
 
     def _read(self) -> GalleryState:
-        version = self.index.engine.version()
+        version, started = self.index.engine.version(), time.monotonic()
         items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK, metadata=True):
@@ -149,7 +243,56 @@ class Gallery:
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
-        return GalleryState({item.key: item for item in items}, items, sketches, time.monotonic(), version)
+        now = time.monotonic()
+        return GalleryState({item.key: item for item in items}, items, sketches, now, now - started, version)
+
+
+class Watch:
+    """Looks for new, changed and deleted photos every minute while the server runs, in a thread beside it.
+
+    look: brings the indexes up to date, with a progress bar. every: seconds between two looks.
+    """
+
+    def __init__(self, look: Callable[[Bar], object], every: float = 60.0) -> None:
+        self._look = look
+        self._every = every
+        self._stopped = threading.Event()
+        self.left = 0
+        """Photos that were found and are not encoded yet."""
+
+    async def run(self) -> None:
+        """Look until it is cancelled."""
+        try:
+            while True:
+                await asyncio.to_thread(self._once)
+                await asyncio.sleep(self._every)
+        finally:
+            self._stopped.set()  # a look that is under way ends after its batch
+
+    def _once(self) -> None:
+        try:
+            self._look(self._bar)
+        except _Stopped:
+            pass
+        except Exception as error:  # an unmounted disk, say: the next look may succeed
+            _log.warning("looking for new photos: %s", error)
+        finally:
+            self.left = 0
+
+    @contextmanager
+    def _bar(self, what: str, total: int) -> Iterator[Advance]:
+        self.left = total
+
+        def advance(count: int) -> None:
+            self.left -= count
+            if self._stopped.is_set():
+                raise _Stopped
+
+        yield advance
+
+
+class _Stopped(Exception):
+    """The server is stopping."""
 
 
 def key_of(name: str) -> str:
@@ -164,7 +307,7 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         key=key_of(name),
         id=name,
         name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
-        folder=_text(known(photos.FOLDER)) or "",
+        folder=_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or ""),
         taken=_text(known(photos.TAKEN)),
         width=_number(known(photos.WIDTH)),
         height=_number(known(photos.HEIGHT)),
@@ -175,6 +318,12 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         date_from=_text(known(photos.DATE_FROM)),
         path=_text(known(photos.PATH)),
     )
+
+
+def _folder(name: str, relative: str | None, folder: str) -> str:
+    """The folder that an item is shown in. Of several folders, ids begin with what the folder is called."""
+    label = name.removesuffix(relative).rstrip("/") if relative and not name.startswith("/") else ""
+    return "/".join(filter(None, (label if name.endswith(relative or "") else "", folder)))
 
 
 def _text(value: Any) -> str | None:

@@ -18,8 +18,8 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
-from maxmatch.search.photos import facts_condition
-from maxmatch.search.query import parse_query
+from maxmatch.search.names import query_words
+from maxmatch.search.query import TextPart, parse_query
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (
     Asked,
@@ -29,16 +29,19 @@ from maxmatch.server.api_schema import (
     Health,
     ItemFacts,
     ItemKey,
+    MonthOut,
+    Narrowed,
     Paging,
     QueryPart,
     Refusal,
     SearchBody,
     SearchQuery,
     SearchResult,
+    TimelineOut,
     documented,
     not_found,
 )
-from maxmatch.server.gallery import Gallery
+from maxmatch.server.gallery import Gallery, Watch
 from maxmatch.server.pictures import (
     PICTURE_TYPES,
     Size,
@@ -76,6 +79,7 @@ class Service:
     metrics: Metrics
     limits: Limits
     shelf: Shelf
+    watch: Watch | None = None
     one_upload: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Uploads are decoded one at a time: many at once would fill the memory."""
 
@@ -211,22 +215,25 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
         raise Refusal(409, "conflict", "from: expected a day not after `to`.")
-    where = facts_condition(paging.folder, paging.start, paging.end, paging.orientation)
+    where = service.gallery.condition(paging.folder, paging.start, paging.end, paging.orientation)
     if paging.album:
         within = await asyncio.to_thread(service.shelf.condition, paging.album)
         where = within if where is None else Every((where, within))
-    page = await service.searcher.page(terms, paging, where)
+    looked_for = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
+    words = query_words(looked_for) if paging.names and len(looked_for) == len(terms) else ()
+    page = await service.searcher.page(terms, paging, where, words)
     hits = [
         {
             "item": vars(result.item),
             "score": result.score,
             "matches": [match._asdict() for match in result.matches],
             "duplicates": [vars(item) for item in result.duplicates],
+            "name_match": result.named,
         }
         for result in page.results
     ]
     texts = [term.value for term in terms if term.kind == "text"]
-    words = service.model.known_words(*texts) if texts else Words([], [])  # a model of pictures alone reads no words
+    read = service.model.known_words(*texts) if texts else Words([], [])  # a model of pictures alone reads no words
     total = len(service.gallery.passing(where))
     took = (time.perf_counter() - started) * 1000
     page_out = {
@@ -234,8 +241,8 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "total": total,
         "more": page.more,
         "upload": upload,
-        "unknown_words": words.unknown,
-        "any_word_known": bool(words.known) if texts else None,
+        "unknown_words": read.unknown,
+        "any_word_known": bool(read.known) if texts else None,
         "took_ms": took,
     }
     return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
@@ -292,17 +299,28 @@ def picture_routes(service: Service) -> APIRouter:
         return GalleryOut(
             name=service.gallery.name,
             total=len(service.gallery.state.items),
-            folders=[FolderOut(folder=name, count=count) for name, count in service.gallery.folders().items()],
+            folders=[
+                FolderOut(folder=name, count=count, cover=newest)
+                for name, (count, newest) in service.gallery.folders().items()
+            ],
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.index.manifest.set_size,
             reads_pictures=reads_pictures(service.model),
         )
 
+    @router.get("/timeline", responses=documented(422))
+    async def timeline(query: Annotated[Narrowed, Query()]) -> TimelineOut:
+        """How many items there are of each month, newest first."""
+        where = service.gallery.condition(query.folder, orientation=query.orientation)
+        found = await asyncio.to_thread(service.gallery.months, where)
+        return TimelineOut(months=[MonthOut(month=month, count=count) for month, count in found.items()])
+
     @router.get("/health", tags=["server"])
     async def health() -> Health:
         """The server is running."""
-        return Health(status="ok", items=len(service.gallery.state.items), version=__version__)
+        left = 0 if service.watch is None else service.watch.left
+        return Health(status="ok", items=len(service.gallery.state.items), left=left, version=__version__)
 
     return router
 

@@ -1,6 +1,7 @@
 // The page: the address is the state; a change of the state is a search.
 
 import * as api from "./api.js";
+import { Browse } from "./browse.js";
 import { Connection } from "./connection.js";
 import { after, el, find } from "./dom.js";
 import { Filters } from "./filters.js";
@@ -11,12 +12,13 @@ import { Shelf } from "./shelf.js";
 import { isFiltered, isSearch, newQuery, read, sameResults, withoutFilters, write } from "./state.js";
 import { toast } from "./toast.js";
 import { Viewer } from "./viewer.js";
-import { number, pictures, unknown } from "./words.js";
+import { monthName, number, pictures, unknown } from "./words.js";
 
 const PAGE = 48;
 const LONGEST = 200;
 const TYPING = 30;
-const NEAR = 1200;
+const NEAR = 2400;
+const REFRESHED = 1000;
 
 let state = read(location.search);
 let shown = null;
@@ -43,7 +45,8 @@ const connection = new Connection(find("notice"), () => {
   grid.retry();
   search({ keep: true });
   if (state.view) view();
-});
+}, noticed);
+const browse = new Browse(find("browse"), (change) => go(change(state)), failed);
 const filters = new Filters((change) => go(change(state)));
 const viewer = new Viewer(find("viewer"), {
   close: () => (history.state?.opened ? history.back() : go({ ...state, view: "", why: false })),
@@ -82,6 +85,7 @@ function go(next, { replace = false } = {}) {
 function update({ restore = null } = {}) {
   if (input.value !== state.q) input.value = state.q;
   filters.show(state);
+  browse.show(state);
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
   if (!shown || !sameResults(shown, state)) search({ restore });
@@ -109,7 +113,8 @@ async function search({ restore = null, keep = false } = {}) {
     more = answer.more;
     total = answer.total;
     connection.dismiss();
-    grid.show(hits, !more);
+    const titles = isSearch(wanted) ? null : (hit) => (hit.item.date ? monthName(hit.item.date.slice(0, 7)) : "Without a date");
+    grid.show(hits, !more, { titles, total });
     if (!keep) scrollTo(0, restore?.top ?? 0);
     else scrollTo(0, top);
     say(answer);
@@ -128,7 +133,7 @@ async function pageOn() {
   paging = true;
   const [wanted, signal] = [shown, asking.signal];
   try {
-    const answer = await api.search(wanted, grid.hits.length, PAGE, signal);
+    const answer = await api.search(wanted, grid.hits.length, grid.hits.length < LONGEST ? PAGE : LONGEST, signal);
     if (signal.aborted || wanted !== shown) return;
     more = answer.more;
     grid.append(answer.hits, !more);
@@ -142,6 +147,28 @@ async function pageOn() {
 }
 
 const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
+
+let known = null;
+
+/** The server told how many pictures there are: new ones appear, deleted ones go. */
+function noticed({ items, left }) {
+  find("reading").hidden = !left;
+  find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
+  const changed = known !== null && items !== undefined && items !== known;
+  known = items ?? known;
+  if (!changed) return;
+  offer();
+  if (grid.hits.length <= REFRESHED && !document.querySelector("dialog[open]")) search({ keep: true });
+}
+
+/** What there is to choose from. */
+const offer = () => api.gallery().then((gallery) => {
+  known = gallery.total;
+  filters.offer(gallery);
+  filters.show(state);
+  browse.offer(gallery);
+  find("pick").hidden = !gallery.reads_pictures;
+}, failed);
 
 function failed(error) {
   if (error.name === "AbortError") return;
@@ -304,11 +331,4 @@ if ("serviceWorker" in navigator) navigator.serviceWorker.register("/sw.js").cat
 
 history.scrollRestoration = "manual";
 update({ restore: history.state });
-api.gallery().then(
-  (gallery) => {
-    filters.offer(gallery);
-    filters.show(state);
-    find("pick").hidden = !gallery.reads_pictures;
-  },
-  failed,
-);
+offer();

@@ -8,6 +8,10 @@ function written(format, text) {
   const day = text ? new Date(text) : null;
   return day && !Number.isNaN(day.getTime()) ? format.format(day) : "";
 }
+const MONTHS = { long: new Intl.DateTimeFormat(undefined, { month: "long", year: "numeric" }), short: new Intl.DateTimeFormat(undefined, { month: "short" }) };
+
+/** A month such as "2024-05" in words. */
+export const monthName = (month, form = "long") => written(MONTHS[form], `${month}-01T00:00:00`);
 export const date = (text) => written(DATE, text);
 export const moment = (text) => written(MOMENT, text);
 
