@@ -4,9 +4,12 @@ import hmac
 import ipaddress
 import logging
 import math
+import os
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -17,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from maxmatch.core.files import user_data
 from maxmatch.server.api_schema import error_body
 
 _log = logging.getLogger("maxmatch")
@@ -95,6 +99,26 @@ def check_token(host: str, token: str | None) -> None:
         raise ValueError("--token: expected printable ASCII characters only.")
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ValueError(f"--token: expected at least {SHORTEST_TOKEN} characters, got {len(token)}.")
+
+
+def kept_token() -> str:
+    """The token for this user's network, made once and kept in the data folder, so that a phone needs it once."""
+    path = user_data() / "maxmatch" / "token"
+    for _ in range(2):
+        try:
+            token = path.read_text(encoding="ascii").strip()
+            check_token("", token)
+            return token
+        except (FileNotFoundError, ValueError):  # none yet; or not one that is safe
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            with suppress(FileExistsError), open(path, "x", opener=_private, encoding="ascii") as file:
+                file.write(secrets.token_hex(16) + "\n")
+    raise ValueError(f"{path}: no token could be kept there. Give one: --token")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class Guesses:

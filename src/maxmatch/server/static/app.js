@@ -16,7 +16,7 @@ import { monthName, number, pictures, unknown } from "./words.js";
 
 const PAGE = 48;
 const LONGEST = 200;
-const TYPING = 130;
+const TYPING = 30;
 const NEAR = 2400;
 const REFRESHED = 1000;
 

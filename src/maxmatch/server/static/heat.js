@@ -1,6 +1,6 @@
 // Where slots look, painted over a picture.
 
-const COLOURS = ["#2f7fc1", "#d8662a", "#1f9d76", "#b5589b", "#c9971c", "#6c63c7", "#4aa3b8", "#8a7a3c"];
+const COLOURS = ["#2b74b1", "#b8521c", "#167a5b", "#a34a8a", "#8a6710", "#6259c2", "#2c7486", "#75672f"];
 const VEIL = [12, 14, 13];
 
 export const colour = (slot) => COLOURS[slot % COLOURS.length];

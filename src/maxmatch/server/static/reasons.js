@@ -63,7 +63,7 @@ function heatmap(part) {
       })),
   );
   return el("table", { class: "heat" }, el("caption", {}, "Cosine of each slot of the query with each slot of the picture"),
-    el("thead", {}, el("tr", {}, el("th", {}), ...columns)), el("tbody", {}, ...rows));
+    el("thead", {}, el("tr", {}, el("td", { class: "corner" }), ...columns)), el("tbody", {}, ...rows));
 }
 
 /** Without a query: the picture's slots, each to search with. */

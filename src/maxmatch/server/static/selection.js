@@ -11,6 +11,9 @@ export class Selection {
   /** bar: where its actions are. album(items): choose an album for them. remove(items): take them out of the album, or null. */
   constructor(bar, { album, removable, failed }) {
     Object.assign(this, { bar, album, removable, failed, items: new Map(), anchor: 0 });
+    this.count = el("p", { class: "count", "aria-live": "polite" });
+    this.acts = el("div", { class: "do" });
+    bar.replaceChildren(this.count, this.acts);
   }
 
   /** Listen to the grid: before it, so that a click that selects opens nothing. */
@@ -94,8 +97,8 @@ export class Selection {
     const take = this.removable();
     const had = this.bar.contains(document.activeElement) ? document.activeElement.dataset.do : null;
     const act = (name, label, press, kind = "quiet") => el("button", { type: "button", class: kind, "data-do": name, onclick: press }, label);
-    this.bar.replaceChildren(...[
-      el("p", { class: "count", "aria-live": "polite" }, `${pictures(size)} selected`),
+    this.count.textContent = `${pictures(size)} selected`;
+    this.acts.replaceChildren(...[
       act("album", "Add to album …", () => this.album(chosen()), "solid"),
       take ? act("remove", "Remove from album", () => take(chosen())) : null,
       act("zip", "Download", () => this.download(chosen())),

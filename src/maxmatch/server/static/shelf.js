@@ -38,7 +38,7 @@ export class Shelf {
 
   fill(title, ...children) {
     this.dialog.replaceChildren(
-      el("header", {}, el("h2", { id: "shelf-name", tabindex: "-1" }, title),
+      el("div", { class: "top" }, el("h2", { id: "shelf-name", tabindex: "-1" }, title),
         el("button", { type: "button", class: "quiet icon", "aria-label": "Close", onclick: () => this.dialog.close() }, icon(CROSS))),
       el("div", { class: "content" }, ...children.filter(Boolean)));
     if (!this.dialog.open) this.dialog.showModal();

@@ -52,7 +52,7 @@ export class Viewer {
     this.panel = el("section", { class: "panel", role: "tabpanel", id: "panel-photo", "aria-labelledby": "tab-photo", tabindex: "0" });
     this.reasons = el("section", { class: "panel reasons", role: "tabpanel", id: "panel-why", "aria-labelledby": "tab-why", tabindex: "0" });
     this.dialog.replaceChildren(
-      el("header", {},
+      el("div", { class: "top" },
         el("div", { class: "title" }, this.heading, this.count),
         el("div", { class: "tabs", role: "tablist", "aria-label": "What to see", onkeydown: (event) => this.tabKey(event) }, ...this.tabs),
         button("Close", CROSS, () => this.actions.close(), "close")),
