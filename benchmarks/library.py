@@ -54,7 +54,7 @@ def write_index(folder: Path, model: AnyModel) -> None:
         names = photos.walk(folder).pictures
         for start in range(0, len(names), _BLOCK):
             part = names[start : start + _BLOCK]
-            shape = (len(part), index.manifest.set_size, index.manifest.dim)
+            shape = (len(part), index.manifest.set_size or 1, index.manifest.dim)
             sets = generator.standard_normal(shape, np.float32)
             sets /= np.linalg.norm(sets, axis=2, keepdims=True)
             index.add(part, sets, [photos.photo_facts(folder / name, folder) for name in part], optimise=False)

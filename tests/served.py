@@ -74,7 +74,8 @@ def make_gallery(folder, count=COUNT):
 
 
 def app_of(gallery, **more):
-    own = {"near_duplicate": EXACT, "albums": Albums(gallery.index.folder.parent / "data")}  # not the user's own
+    own = {"near_duplicate": EXACT, "cut": False}
+    own["albums"] = Albums(gallery.index.folder.parent / "data")  # not the user's own
     return create_app(gallery.index, gallery.model, gallery.picture, **own | more)
 
 

@@ -9,11 +9,10 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder import losses, scoring
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorRerankingEvaluator
+from tiny_multi_vector import multi_vector_model
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from maxmatch.model.text import train_wordpiece_tokenizer
 from maxmatch.sentence_transformers import (
     cluster_tokens,
     maxmatch_kd_scores,
@@ -29,25 +28,7 @@ OTHERS = ["a cat sleeps on a chair all day long", "a boat", "the sun in summer",
 
 @pytest.fixture
 def model(tmp_path) -> MultiVectorEncoder:
-    texts = [*QUERIES, *DOCUMENTS, *OTHERS]
-    tokenizer = train_wordpiece_tokenizer(texts, vocabulary_size=200, max_length=32)
-    torch.manual_seed(0)
-    bert = BertModel(
-        BertConfig(
-            vocab_size=tokenizer.get_vocab_size(),
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=40,
-        )
-    )
-    bert.save_pretrained(tmp_path)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]",
-    ).save_pretrained(tmp_path)  # fmt: skip
-    return MultiVectorEncoder(str(tmp_path), device="cpu")
+    return multi_vector_model(tmp_path, [*QUERIES, *DOCUMENTS, *OTHERS])
 
 
 def features(model: MultiVectorEncoder, *columns: list[str]) -> list[dict[str, Tensor]]:

@@ -95,6 +95,37 @@ def test_arrays_of_another_program_become_an_index(tmp_path, capsys):
     assert "Name it with --model" in err
 
 
+def test_sets_of_any_size_of_another_program_become_an_index_and_are_found_by_any_query(tmp_path, capsys):
+    sizes = np.array([2, 30, 1, 5])
+    vectors = random_sets(sum(sizes))[:, 0]
+    np.savez(tmp_path / "sets.npz", vectors=vectors, sizes=sizes)
+    (tmp_path / "ids.txt").write_text("a\nb\nc\nd\n")
+    arguments = ("--sets", tmp_path / "sets.npz", "--ids", tmp_path / "ids.txt")
+    code, out, err = run(capsys, "index", "build", tmp_path / "index", *arguments, "--similarity", "maxsim")
+    assert code == 0, err
+    assert out == f"{tmp_path / 'index'}: 4 added; 4 items, sets of any size × {D}, lance\n"
+    assert json.loads(run(capsys, "index", "info", tmp_path / "index", "--json")[1])["set_size"] is None
+    assert "finds all" in run(capsys, "index", "verify", tmp_path / "index", "-k", "2")[1]
+    assert run(capsys, "index", "remove", tmp_path / "index", "a")[1].endswith("1 removed, 3 left\n")
+    assert run(capsys, "index", "add", tmp_path / "index", *arguments, "--existing", "skip")[0] == 0
+    with SetIndex.open(tmp_path / "index") as index:
+        [hits] = index.search([vectors[32:33]], k=1)  # the only vector of c
+        assert (hits[0].id, round(hits[0].score, 3)) == ("c", 1.0)
+        assert {name: len(one) for name, one in index.fetch(list("abcd")).items()} == dict(
+            zip("abcd", sizes, strict=True)
+        )
+    for spoiled, message in (
+        ({"vectors": vectors, "sizes": sizes[:3]}, "add up to the 38 vectors"),
+        ({"vectors": vectors}, "sizes"),
+        ({"vectors": 2 * vectors, "sizes": sizes}, "vectors of length 2 to 2, of the item 'a'"),
+    ):
+        np.savez(tmp_path / "sets.npz", **spoiled)
+        code, _, err = run(capsys, "index", "build", tmp_path / "other", *arguments)
+        assert code == 1
+        assert "sets.npz" in err
+        assert message in err
+
+
 def test_a_source_is_encoded_on_its_way_into_the_index_and_not_built_over(photos, heap, model, capsys):
     assert ids_in(photos) == heap[1]
     assert [path.name for path in photos.parent.iterdir()] == ["photos"]

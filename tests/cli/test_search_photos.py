@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from camera_files import halves, heic
 from commands import run
 from PIL import Image
 
 from maxmatch import SetIndex
+from maxmatch.search.plausible import CutOff, Limits
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_what_is_no_folder_and_a_damaged_index_are_named_with_what_was_expected(
         ([], 'maxmatch search "two dogs" ~/Pictures'),
         (["two dogs"], "give a folder of photos or an index"),
         (["--image", "0.png"], "maxmatch search --image dog.jpg ~/Pictures"),
-        (["two dogs", ".", "--image", "0.png"], "words or --image, not both"),
+        (["two dogs", ".", "--image", "0.png", "--exact"], "--exact"),
         (["  ", "."], "write some words"),
         ([".", "two dogs"], "the words come first, then the folder: maxmatch search 'two dogs' ."),
         (['"two dogs', "."], "quotes"),
@@ -172,3 +174,133 @@ def test_photos_that_are_named_so_come_first_and_are_marked(given, capsys):
         True,
         False,
     ]
+
+
+@pytest.fixture
+def many(given):
+    """Enough photos to tell what fits, three of them the same, a day apart each."""
+    folder, model = given
+    (folder / "broken.jpg").unlink()
+    for seed in range(40):
+        pixels = np.random.default_rng(seed % 38).integers(0, 256, (40, 50, 3), np.uint8)
+        exif = Image.Exif()
+        exif[0x0132] = f"2024:01:{1 + seed % 28:02d} 12:{seed:02d}:00"
+        Image.fromarray(pixels).save(folder / f"{seed:02d}.png", exif=exif)
+    return folder, model
+
+
+def end_at(monkeypatch, limits):
+    """As if this were known of the folder. The tiny model knows none of the words by which it is measured."""
+    monkeypatch.setattr("maxmatch.search.plausible.calibrated", lambda index, model: CutOff(len(index), {}))
+    monkeypatch.setattr(CutOff, "limits", lambda cut_off, words: limits)
+
+
+def searched(capsys, *arguments):
+    return json.loads(run(capsys, "search", *arguments, "--json").out)
+
+
+def test_the_list_ends_where_photos_stop_to_fit(many, capsys, monkeypatch):
+    folder, model = many
+    whole = searched(capsys, "a dog", folder, "-k", "60", "--all", *model)
+    scores = [hit["score"] for hit in whole["hits"]]
+    assert len(scores) == 44
+    assert (whole["fits"], whole["cut_off"]) == (None, None)
+    limits = {"some": Limits(scores[0] - 1e-6, scores[9] - 1e-6), "none": Limits(scores[0] + 1e-3, scores[9])}
+    for what, limit in limits.items():
+        end_at(monkeypatch, limit)
+        cut = searched(capsys, "a dog", folder, "-k", "60", *model)
+        said = run(capsys, "search", "a dog", folder, "-k", "60", *model)
+        assert (cut["fits"], cut["cut_off"]) == (what == "some", pytest.approx(limit.ends))
+        expected = whole["hits"][:10] if what == "some" else []
+        assert [hit["id"] for hit in cut["hits"]] == [hit["id"] for hit in expected]
+        assert len(said.out.split()) == len(expected)
+        assert "--all" in said.err
+        assert "--all" not in run(capsys, "search", "a dog", folder, "-k", "5", "--all", *model).err
+        assert len(searched(capsys, "a dog -cat", folder, "-k", "60", *model)["hits"]) == 44, "parts are not judged"
+        assert len(searched(capsys, "--image", folder / "1.png", folder, "-k", "60", *model)["hits"]) == 44
+    unknown = run(capsys, "search", "xqzzt", folder, *model)
+    assert unknown.out == ""
+    assert "knows none of these words" in unknown.err
+    assert "guess" not in unknown.err
+
+
+def test_a_least_score_ends_the_list_in_place_of_the_cut_off(many, capsys, monkeypatch):
+    folder, model = many
+    end_at(monkeypatch, Limits(9.0, 9.0))
+    scores = [hit["score"] for hit in searched(capsys, "a dog", folder, "-k", "60", "--all", *model)["hits"]]
+    hits = searched(capsys, "a dog", folder, "-k", "60", "--min-score", str(scores[6] - 1e-6), *model)["hits"]
+    assert [hit["score"] for hit in hits] == scores[: len(hits)]
+    assert 7 <= len(hits) < 44
+    nothing = run(capsys, "search", "a dog", folder, "--min-score", "9", *model)
+    assert nothing.out == ""
+    assert "--min-score" in nothing.err
+
+
+def test_sorted_by_date_the_newest_come_first(many, capsys):
+    folder, model = many
+    hits = searched(capsys, "a dog", folder, "-k", "12", "--sort", "date", "--all", *model)["hits"]
+    dates = [hit["metadata"]["date"] for hit in hits]
+    assert len(dates) == 12
+    assert dates == sorted(dates, reverse=True)
+    every = [hit["metadata"]["date"] for hit in searched(capsys, "a dog", folder, "-k", "60", "--all", *model)["hits"]]
+    assert dates == sorted(every, reverse=True)[:12]
+
+
+def test_near_duplicates_are_shown_as_one_if_asked_for(many, capsys, monkeypatch):
+    folder, model = many
+
+    def by_content(ids, sketches):  # to a model that has learned nothing all pictures look much alike
+        assert set(ids) <= set(sketches)
+        groups = {}
+        for place, name in enumerate(ids):
+            groups.setdefault(int(name[:-4]) % 38, []).append(place)
+        return list(groups.values())
+
+    monkeypatch.setattr("maxmatch.search.query.group_near_duplicates", by_content)
+    hits = searched(capsys, "a dog", folder, "-k", "60", "--all", "--fold", *model)["hits"]
+    same = {frozenset([hit["id"], *hit["duplicates"]]) for hit in hits if hit["duplicates"]}
+    assert frozenset({"0.png", "00.png", "38.png"}) in same
+    assert sum(1 + len(hit["duplicates"]) for hit in hits) == 44
+    first = searched(capsys, "a dog", folder, "-k", "3", "--all", "--fold", *model)["hits"]
+    assert [hit["id"] for hit in first] == [hit["id"] for hit in hits[:3]]
+    assert "duplicates" not in searched(capsys, "a dog", folder, "--all", *model)["hits"][0]
+
+
+def test_a_picture_and_words_are_searched_for_together(many, capsys):
+    folder, model = many
+    picture = ("--image", folder / "05.png")
+    alone = searched(capsys, *picture, folder, "-k", "3", *model)
+    both = searched(capsys, *picture, "at night", folder, "-k", "3", "--without", "people", *model)
+    assert alone["hits"][0]["id"] == "05.png"
+    assert both["any_word_known"]
+    with SetIndex.open(next((folder.parent / "cache" / "maxmatch").rglob("index.json")).parent) as index:
+        from maxmatch import SetEncoder
+        from maxmatch.search.query import search_parts
+
+        encoder = SetEncoder.from_pretrained(model[1])
+        sets = [*encoder.encode_images([folder / "05.png"]), *encoder.encode_texts(["at night", "people"])]
+        expected = search_parts(index, sets, [1, 1, -1], 3)
+    assert [hit["id"] for hit in both["hits"]] == [hit.id for hit in expected]
+    assert [hit["score"] for hit in both["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+
+
+def test_photos_that_need_a_package_are_counted_every_time(given, capsys, monkeypatch):
+    folder, model = given
+    for name in ("a.HEIC", "b.heic", "c.mp4"):
+        (folder / name).write_bytes(b"")
+    monkeypatch.setattr("maxmatch.model.picture_files.find_spec", lambda name: None)
+    for _ in range(2):
+        said = run(capsys, "search", "two dogs", folder, *model).err
+        assert "2 HEIC, 1 MP4 not read: pip install 'maxmatch[heic,video]'" in said
+
+
+def test_photos_that_were_read_once_stay_without_their_package(given, capsys, monkeypatch):
+    pytest.importorskip("pillow_heif", reason="HEIC files are read by the extra 'heic'")
+    folder, model = given
+    (folder / "a.heic").write_bytes(heic(halves()))
+    assert "5 photos: 5 new" in run(capsys, "search", "two dogs", folder, *model).err
+    monkeypatch.setattr("maxmatch.model.picture_files.find_spec", lambda name: None)
+    (folder / "b.heic").write_bytes(heic(halves()))
+    said = run(capsys, "search", "two dogs", folder, *model)
+    assert "1 HEIC not read" in said.err
+    assert str(folder / "a.heic") in said.out.split()

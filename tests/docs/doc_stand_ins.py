@@ -95,6 +95,14 @@ def own_vectors(names: Names) -> None:
     np.save("scores.npy", rng.normal(size=(100, 300)))
 
 
+def late_interaction(names: Names) -> None:
+    """A tiny model with a vector per token, in a folder of the name that the page uses."""
+    from tiny_multi_vector import multi_vector_model
+
+    texts = ["a dog runs on the beach", "two people ride a red bus", "snow"]
+    multi_vector_model(Path("bert"), texts).save_pretrained("lightonai/GTE-ModernColBERT-v1")
+
+
 SET_UP = {
     "README.md": quickstart,
     "analysis.md": analysis,
@@ -103,6 +111,7 @@ SET_UP = {
     "guides/clip.md": clip,
     "guides/evaluate.md": own_vectors,
     "guides/features.md": features,
+    "guides/late-interaction.md": late_interaction,
     "guides/your-data.md": your_data,
     "quickstart.md": quickstart,
     "scenes.md": scenes,

@@ -67,7 +67,7 @@ def server(index):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gallery_module, "_REFRESH_AFTER", 0.0)
         patch.setattr(app_module, "_REFRESH_EVERY", 0.1)
-        running = Running(create_app(index, index.model_used, picture, near_duplicate=EXACT))
+        running = Running(create_app(index, index.model_used, picture, near_duplicate=EXACT, cut=False))
         yield running
         running.stop()
 

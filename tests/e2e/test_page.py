@@ -8,6 +8,8 @@ from page_steps import ask_why, give, search, tiles, wait_first
 from playwright.sync_api import expect
 from served import BLOCKED, MANY, Running, app_of
 
+from maxmatch.search.plausible import CutOff
+
 SHOWN = MANY - 1  # two are the same picture
 
 
@@ -60,6 +62,47 @@ def test_words_that_the_model_does_not_know_are_named(open_page):
     expect(status).to_contain_text("guess")
     search(page, "")
     expect(status).to_have_text(f"{MANY} pictures, newest first")
+
+
+@pytest.fixture
+def cut(gallery, monkeypatch):
+    """A server that leaves out what does not fit: only the very set of a text does."""
+    known = CutOff(MANY, dict.fromkeys((1, 2, 3, 6), (1.6, 0.01)))
+    monkeypatch.setattr("maxmatch.server.searcher.calibrated", lambda index, model: known)
+    running = Running(app_of(gallery, cut=True))
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1280, "height": 800}, {"width": 390, "height": 844}])
+def test_the_list_ends_where_pictures_stop_to_fit_and_the_rest_is_one_click_away(open_page, gallery, cut, viewport):
+    page = open_page(base=cut.address, viewport=viewport)
+    status, rest, empty = page.get_by_role("status"), page.locator("#rest"), page.locator("#empty")
+    expect(rest).to_be_hidden()
+    search(page, gallery.captions[0])
+    wait_first(page, gallery.key(0))
+    expect(tiles(page)).to_have_count(1)
+    expect(status).to_have_text(f"1 of {MANY} pictures seems to fit, best first")
+    page.get_by_role("button", name=f"Show all {MANY} pictures").click()
+    expect(status).to_have_text(f"{MANY} pictures, best first")
+    expect(rest).to_be_hidden()
+    assert "all=1" in page.url
+    page.go_back()
+    expect(tiles(page)).to_have_count(1)
+    search(page, "a cat")
+    expect(empty).to_contain_text("No picture here seems to fit “a cat”.")
+    expect(tiles(page)).to_have_count(0)
+    expect(status).to_have_text(f"None of {MANY} pictures seems to fit")
+    search(page, "xqzzt " * 30)
+    expect(status).to_contain_text("knows none of these words")
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    page.get_by_role("button", name="Show the closest anyway").click()
+    expect(empty).to_be_hidden()
+    expect(status).to_contain_text("guess")
+    page.reload()
+    expect(tiles(page).nth(3)).to_be_visible()
+    search(page, "a cat")
+    expect(tiles(page)).to_have_count(0)
 
 
 def test_an_uploaded_picture_finds_itself_and_what_is_no_picture_is_refused(open_page, gallery):

@@ -8,7 +8,7 @@ from reference import random_mask, random_sets
 from torch import Tensor
 
 from maxmatch import score_matrix, top_hits_both
-from maxmatch.matching import scoring, similarity
+from maxmatch.matching import products, scoring, similarity
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_large_gpu_takes_a_sixteenth_of_its_memory_unless_told(
     whole: float, usual: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (whole * 2**30, whole * 2**30))
-    assert scoring._usual_memory(torch.device("cuda")) == int(usual * 2**30)
+    assert products.usual_memory(torch.device("cuda")) == int(usual * 2**30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, whole * 2**30))  # others work there
-    assert scoring._usual_memory(torch.device("cuda")) == int(min(1.5, usual) * 2**30)
-    assert scoring._usual_memory(torch.device("cpu")) == 2**30
+    assert products.usual_memory(torch.device("cuda")) == int(min(1.5, usual) * 2**30)
+    assert products.usual_memory(torch.device("cpu")) == 2**30

@@ -77,7 +77,7 @@ def test_a_folder_that_is_no_index_is_refused_with_the_reason(stored, tmp_path):
         ("{", "index.json: not readable as JSON"),
         ("[]", "index.json: not an index of MaxMatch"),
         (json.dumps({**whole, "format": "other"}), "not an index of MaxMatch"),
-        (json.dumps({**whole, "schema_version": 2}), "schema version 2, but this MaxMatch .* reads up to 1. Upgrade"),
+        (json.dumps({**whole, "schema_version": 3}), "schema version 3, but this MaxMatch .* reads up to 2. Upgrade"),
         (json.dumps({**whole, "dim": -1}), "index.json: dim: "),
         (json.dumps({**whole, "colour": 1}), "unknown key 'colour'"),
         (json.dumps({**whole, "dim": 16}), "vectors of 16 numbers, but index.json has 32"),

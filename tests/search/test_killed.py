@@ -75,12 +75,15 @@ def _held(index):
     return held
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_half(kills, writer, tmp_path):
+@pytest.mark.parametrize(
+    ("kills", "set_size"),
+    [(3, 2), (2, None), pytest.param(50, 2, marks=pytest.mark.slow), pytest.param(10, None, marks=pytest.mark.slow)],
+)
+def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_half(kills, set_size, writer, tmp_path):
     random = Random(0)
     for kill in range(kills):
         folder = tmp_path / str(kill)
-        SetIndex.create(folder, dim=8, set_size=2, settings=ENGINES["lance"]).close()
+        SetIndex.create(folder, dim=8, set_size=set_size, settings=ENGINES["lance"]).close()
         log = _kill_at(writer, folder, kill, (random.randrange(STEPS - 2), random.uniform(0, 0.03)))
         known, done = states(kill), log.count("end")
         under_way = log.count("begin") > done

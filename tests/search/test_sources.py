@@ -44,14 +44,26 @@ def test_a_folder_is_listed_in_the_order_of_names_without_what_is_hidden_or_junk
     for junk in ("Thumbs.db", "a/desktop.ini", ".DS_Store"):
         (tmp_path / junk).write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "film.mov").write_bytes(b"x")
+    (tmp_path / "song.mp3").write_bytes(b"x")
     listing = list_source(tmp_path)
     assert (listing.format, listing.modality) == ("folder", "image")
     assert list(listing.ids) == ["a/c.JPG", "a/d/e.webp", "b.png"]
     assert [path.name for path in listing.values] == ["c.JPG", "e.webp", "b.png"]
     found = left_out(listing)
-    assert found.keys() == {"notes.txt", "film.mov"}
-    assert found["film.mov"] == "not a picture: its name ends in .mov."
+    assert found.keys() == {"notes.txt", "song.mp3"}
+    assert found["song.mp3"] == "not a picture: its name ends in .mp3."
+
+
+def test_pictures_for_which_a_package_is_missing_are_left_out_with_the_cure(tmp_path, monkeypatch):
+    pictures(tmp_path, "b.png")
+    (tmp_path / "film.mov").write_bytes(b"x")
+    monkeypatch.setattr("maxmatch.model.picture_files.find_spec", lambda name: None)
+    listing = list_source(tmp_path)
+    assert list(listing.ids) == ["b.png"]
+    assert left_out(listing) == {"film.mov": "1 MOV not read: pip install 'maxmatch[video]'."}
+    (tmp_path / "b.png").unlink()
+    with pytest.raises(DataError, match=r"1 MOV not read: pip install 'maxmatch\[video\]'"):
+        list_source(tmp_path)
 
 
 def test_pictures_of_a_folder_have_the_facts_that_a_folder_of_photos_has(tmp_path):
@@ -215,7 +227,7 @@ def test_a_data_set_gives_the_items_of_all_its_splits_or_of_those_asked_for(tmp_
         (lambda path: path / "nowhere", "nowhere: no such file or folder. Check the path"),
         (lambda path: path, "the folder is empty. Check the path, or put pictures there"),
         (lambda path: (path / "a.txt").write_text("") or path / "a.txt", "a.txt: no caption in it"),
-        (lambda path: (path / "a.txt").write_text("x") and path, "no pictures in it. Expected files that end in .avif"),
+        (lambda path: (path / "a.txt").write_text("x") and path, "no pictures in it. Expected files of these formats"),
         (lambda path: (path / "a.csv").write_text("") or path / "a.csv", "a.csv: "),
         (lambda path: (path / "a.parquet").write_text("x") and path / "a.parquet", "not a readable Parquet file"),
         (lambda path: Image.new("RGB", (4, 4)).save(path / "a.png") or path / "a.png", "a.png: a picture; expected"),

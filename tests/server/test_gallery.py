@@ -9,9 +9,10 @@ from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.filters import Comparison
+from maxmatch.search.folding import Sketcher, group_near_duplicates
 from maxmatch.search.photos import facts_condition
 from maxmatch.server import gallery as module
-from maxmatch.server.gallery import Gallery, Grouping, Sketcher, item_of, key_of
+from maxmatch.server.gallery import Gallery, item_of, key_of
 
 
 def test_changes_to_the_index_are_seen(tmp_path, monkeypatch):
@@ -74,10 +75,6 @@ def test_keys_hide_ids_and_differ():
 
 
 K, D = 4, 64
-
-
-def group_near_duplicates(ids, sketches, threshold=0.99):
-    return Grouping(ids, sketches, threshold).first(len(ids))
 
 
 def sets(count, seed=0):

@@ -9,12 +9,14 @@ from PIL import Image
 from served import EXACT, client_of
 from starlette.testclient import TestClient
 
+from maxmatch.search import folding
+from maxmatch.search.folding import Grouping, Sketcher
 from maxmatch.search.library import Library
 from maxmatch.search.photos import open_photos, sync
 from maxmatch.server import gallery as gallery_module
 from maxmatch.server import searcher
 from maxmatch.server.app import create_app
-from maxmatch.server.gallery import Grouping, Sketcher, Watch
+from maxmatch.server.gallery import Watch
 
 SEARCH = "/api/v1/search"
 
@@ -66,8 +68,8 @@ def test_what_candidates_missed_comes_after_the_short_list(client, gallery, monk
 
 
 def test_near_duplicates_far_apart_in_a_long_list_stay_apart(monkeypatch):
-    monkeypatch.setattr(gallery_module, "_WINDOW", 6)
-    monkeypatch.setattr(gallery_module, "_GROUPED", 4)
+    monkeypatch.setattr(folding, "_WINDOW", 6)
+    monkeypatch.setattr(folding, "_GROUPED", 4)
     vectors = np.random.default_rng(0).standard_normal((20, 256)).astype("float32")
     vectors[5], vectors[9], vectors[15] = vectors[3], vectors[8], vectors[8]
     names = [str(place) for place in range(20)]
@@ -128,7 +130,7 @@ def library(gallery, tmp_path):
 
 
 def served(library, model, **more):
-    app = create_app(library.index, model, library.picture, near_duplicate=EXACT, **more)
+    app = create_app(library.index, model, library.picture, near_duplicate=EXACT, cut=False, **more)
     return TestClient(app, base_url="http://127.0.0.1:8765", client=("127.0.0.1", 50000))
 
 

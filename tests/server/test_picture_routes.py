@@ -13,6 +13,7 @@ from tiny_models import SIZES, D, tiny_model, tokenizer_for
 from maxmatch import SetIndex
 from maxmatch.matching import SIMILARITIES
 from maxmatch.model.build import build_model
+from maxmatch.model.encoder import NoAttentionError
 from maxmatch.model.images import ImageError, load_image
 from maxmatch.model.presets import PRESETS
 from maxmatch.search.photos import photo_facts
@@ -107,13 +108,38 @@ def test_an_explanation_agrees_with_the_model(client, gallery):
     assert sum(map(sum, attention[0])) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_model_without_attention_is_refused_with_its_reason(client, gallery, monkeypatch):
-    head = gallery.model.tower("image").head
-    plain = head.forward
-    monkeypatch.setattr(head, "forward", lambda features: plain(features)._replace(attention=None))
+def test_without_attention_a_part_counts_as_much_as_the_score_of_the_whole_query_falls_without_it(
+    client, gallery, monkeypatch
+):
+    for name in ("image", "text"):
+        head = gallery.model.tower(name).head
+        monkeypatch.setattr(head, "forward", lambda f, plain=head.forward: plain(f)._replace(attention=None))
+    address = f"{ITEMS}/{gallery.key(9)}/explain"
+    picture = load_image(gallery.root / gallery.ids[9])
+    answer = client.get(address, params={"q": "a dog"}).json()
+    expected = gallery.model.explain(picture, "a dog")
+    np.testing.assert_allclose(answer["slots"]["attention"], expected.image_attention, atol=1e-3)
+    for pair in expected.pairs:
+        found = answer["parts"][0]["word_attention"][pair.text_slot]
+        np.testing.assert_allclose(found, expected.text_attention[pair.text_slot], atol=1e-3)
+    answer = client.get(address, params={"q": '"a dog" - "a cat"'}).json()
+    dog, cat = gallery.model.encode_texts(["a dog", "a cat"])
+    expected = gallery.model.look("image", picture, lambda: dog - cat).attention
+    np.testing.assert_allclose(answer["slots"]["attention"], expected, atol=1e-3)
+    [part] = client.get(address, params={"like": gallery.key(4)}).json()["parts"]
+    assert sum(map(sum, part["picture"]["attention"][0])) == pytest.approx(1, abs=1e-3)
+    alone = client.get(address).json()["slots"]["attention"]
+    np.testing.assert_allclose(alone, gallery.model.look("image", picture).attention, atol=1e-3)
+
+
+def test_a_model_that_cannot_be_explained_is_refused_with_its_reason(client, gallery, monkeypatch):
+    def refuse(*_):
+        raise NoAttentionError("explain: no.")
+
+    monkeypatch.setattr(gallery.model, "look", refuse)
     response = client.get(f"{ITEMS}/{gallery.key(9)}/explain", params={"q": "a dog"})
     assert (response.status_code, response.json()["error"]["code"]) == (422, "no_attention")
-    assert "'set' or 'pie'" in response.json()["error"]["message"]
+    assert response.json()["error"]["message"] == "explain: no."
 
 
 def test_explanations_by_item_by_slot_and_by_parts(client, gallery):

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from maxmatch import SetIndex
 from maxmatch.matching import SIMILARITIES
 from maxmatch.search.index_folder import Origin, write_origin
+from maxmatch.search.plausible import CutOff
 from maxmatch.server.api_schema import DEEPEST, Refusal, SearchResult
 from maxmatch.server.app import create_app
 from maxmatch.server.searcher import check_slot
@@ -218,11 +219,11 @@ def test_an_uploaded_picture_finds_itself_and_is_kept_for_the_next_page(client, 
         ({"colour": "red"}, "colour"),
         ({"q": "a", "slot": 3}, "slot"),
         ({"q": '- "a dog"'}, "query"),
-        ({"q": "a", "like": "0" * 32}, "one of q, like and upload"),
+        ({"upload": "0" * 32, "like": "0" * 32}, "one of like and upload"),
     ],
 )
 def test_a_refusal_names_the_parameter(client, parameters, named):
-    status = {"slot": 404, "from": 409, "one of q, like and upload": 409}.get(named, 422)
+    status = {"slot": 404, "from": 409, "one of like and upload": 409}.get(named, 422)
     if parameters.get("from") and "to" not in parameters:
         status = 422
     assert named in refused(client.get(SEARCH, params=parameters), status).replace("Give one", "one")
@@ -264,3 +265,42 @@ def test_garbage_collection_skips_what_existed_before_the_server(gallery):
         assert gc.get_freeze_count() > 10_000
         assert client.get("/api/v1/health").status_code == 200
     assert gc.get_freeze_count() <= before
+
+
+@pytest.fixture
+def cut(gallery, monkeypatch):
+    """A client of a server that leaves out what does not fit: only the very set of a text does."""
+    known = CutOff(len(gallery.ids), dict.fromkeys((1, 2, 3, 6), (1.6, 0.01)))
+    monkeypatch.setattr("maxmatch.server.searcher.calibrated", lambda index, model: known)
+    with client_of(gallery, cut=True) as client:
+        yield client
+
+
+def test_results_end_where_they_stop_to_fit(cut, gallery):
+    answer = cut.get(SEARCH, params={"q": gallery.captions[0]})
+    assert found(answer) == gallery.ids[:1]
+    assert (answer.json()["fits"], answer.json()["ended"], answer.json()["more"]) == (True, True, False)
+    assert answer.json()["cut_off"] == pytest.approx(1.6 + 0.01 * 1.5)
+    assert answer.json()["total"] == len(gallery.ids)
+    whole = cut.get(SEARCH, params={"q": gallery.captions[0], "all": True, "fold": False})
+    assert len(found(whole)) == len(gallery.ids)
+    assert (whole.json()["fits"], whole.json()["ended"]) == (None, False)
+    nothing = cut.get(SEARCH, params={"q": "a cat"})
+    assert found(nothing) == []
+    assert (nothing.json()["fits"], nothing.json()["ended"]) == (False, True)
+    for query in ({"like": gallery.key(3)}, {"q": "a cat", "slot": 1}, {"q": "a cat -dog"}, {}):
+        assert len(found(cut.get(SEARCH, params={**query, "fold": False}))) == len(gallery.ids), query
+
+
+def test_a_least_score_ends_the_results(cut, gallery):
+    scores = [hit["score"] for hit in cut.get(SEARCH, params={"q": "a cat", "all": True, "fold": False}).json()["hits"]]
+    answer = cut.get(SEARCH, params={"q": "a cat", "min_score": scores[4] - 1e-6, "fold": False})
+    assert len(found(answer)) == sum(score >= scores[4] - 1e-6 for score in scores)
+    assert answer.json()["fits"] is None
+
+
+def test_a_picture_and_a_text_are_searched_for_together(client, gallery):
+    both = client.get(SEARCH, params={"like": gallery.key(5), "q": "a cat -dog", "fold": False})
+    parts = [{"like": gallery.key(5)}, {"text": "a cat"}, {"text": "dog", "weight": -1}]
+    assert found(both) == found(client.post(SEARCH, json={"parts": parts, "fold": False}))
+    assert found(client.get(SEARCH, params={"like": gallery.key(5), "q": "-dog", "fold": False}))

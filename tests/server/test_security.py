@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from tiny_models import tiny_model
 
 from maxmatch.core.machine import return_memory
-from maxmatch.model.images import FORMATS
+from maxmatch.model.picture_files import PILLOW_FORMATS
 from maxmatch.server import pictures
 from maxmatch.server.app import create_app
 from maxmatch.server.pictures import decoding_bytes, read_upload
@@ -272,7 +272,7 @@ def test_another_models_index_is_refused(gallery):
         create_app(gallery.index, tiny_model("resnet152_bigru", seed=1, set_size=3), gallery.picture)
 
 
-@pytest.mark.parametrize("kind", [*FORMATS, "MPO"])
+@pytest.mark.parametrize("kind", [*PILLOW_FORMATS, "MPO"])
 def test_every_format_of_photo_folders_can_be_uploaded(client, kind):
     assert send(client, saved(kind)).status_code == 200
 

@@ -150,7 +150,10 @@ def _has_gpu() -> bool:
 def check_modality(name: str, towers: "Iterable[str]", modality: str | None) -> None:
     """Refuse a model that has no tower for a modality."""
     if modality is not None and modality not in towers:
-        raise ValueError(f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose --modality.")
+        raise ValueError(
+            f"{name}: this model reads {', '.join(towers)}, not {modality}. Choose another model, or for "
+            "`maxmatch encode` another --modality."
+        )
 
 
 def load_model(name: str, device: str | None, modality: str | None = None) -> "SetEncoder":
@@ -260,6 +263,7 @@ def open_folders(
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
+    from maxmatch.model.picture_files import not_read
     from maxmatch.search.library import Library, distinct_folders
     from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
 
@@ -281,6 +285,8 @@ def open_folders(
             say(plain(one.reason))  # which names the file, or the cache that cannot be written
         if len(done.unreadable) > _SHOWN:
             say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
+        if done.unread:
+            say(not_read(done.unread))
         if done.added or done.changed or done.removed or done.renamed:
             renamed = f", {done.renamed:,} renamed" if done.renamed else ""
             what = f"{done.added:,} new, {done.changed:,} changed, {done.removed:,} gone{renamed}"

@@ -19,7 +19,7 @@ import typer
 import maxmatch
 from maxmatch.core.files import user_cache
 from maxmatch.core.machine import TORCHVISION_CURE, free_memory
-from maxmatch.model.names import MODELS, SHIPPED, has_newer
+from maxmatch.model.names import MODELS, SHIPPED, cached_models, has_newer, interrupted_downloads
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -257,22 +257,30 @@ def _browser() -> Finding:
 
 def cache_findings() -> Iterator[Finding]:
     """Caches, and the model that ships."""
-    yield _hub()
+    yield from _hub()
     yield _compiled()
     yield _photos()
     yield _shipped(MODELS)
 
 
-def _hub() -> Finding:
-    """Where models fetched from the Hugging Face Hub are kept."""
+def _hub() -> Iterator[Finding]:
+    """Where models fetched from the Hugging Face Hub are kept, and which of them can be used."""
     try:
         from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
     except ImportError as error:
-        return Finding("hub cache", "fail", f"{error}.", "Run: pip install huggingface_hub")
+        yield Finding("hub cache", "fail", f"{error}.", "Run: pip install huggingface_hub")
+        return
     place = Path(HF_HUB_CACHE)
     models = len(list(place.glob("models--*"))) if place.is_dir() else 0
     offline = "; HF_HUB_OFFLINE is set: only these can be loaded" if HF_HUB_OFFLINE else ""
-    return _cache("hub cache", place, f"{models} models{offline}", "set HF_HOME to a folder that can")
+    yield _cache("hub cache", place, f"{models} models{offline}", "set HF_HOME to a folder that can")
+    cached, cut_off = cached_models(), interrupted_downloads()
+    if cached:
+        detail = ", ".join(f"{one.name} ({one.kind}, {(one.size or 0) / _GIB:.1f} GiB)" for one in cached)
+        yield Finding("cached models", "ok", detail)
+    if cut_off:
+        cure = "Name it with --model while there is a network: what is missing is fetched."
+        yield Finding("half-fetched models", "note", f"{', '.join(cut_off)}: the download was interrupted.", cure)
 
 
 def _compiled() -> Finding:
@@ -359,9 +367,9 @@ def doctor(
 ) -> None:
     """Check the installation: find problems and show how to fix them.
 
-    Packages and their versions, a torchvision that does not fit, devices, memory and disk, caches, engines of an index,
-    the model that ships. Nothing is changed and, except for --uri, no network is used. Exit 1 if something is broken;
-    what is only worth knowing, such as an extra that is not installed, is a note.
+    Packages and their versions, a torchvision that does not fit, devices, memory and disk, caches and the models in
+    them, engines of an index, the model that ships. Nothing is changed and, except for --uri, no network is used. Exit
+    1 if something is broken; what is only worth knowing, such as an extra that is not installed, is a note.
 
     Examples:
 

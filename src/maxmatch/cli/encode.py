@@ -31,10 +31,13 @@ def encode(
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Argument(help="A folder of pictures, a table, webdataset's tars, or a .txt with one caption per line."),
+        typer.Argument(
+            help="A folder of pictures (or, with --modality audio, of .wav files), a table, webdataset's tars, or a "
+            ".txt with one caption per line."
+        ),
     ] = None,
     modality: Annotated[
-        str | None, typer.Option(help="image, text … Default: image where the source has pictures.")
+        str | None, typer.Option(help="image, text, audio … Default: image where the source has pictures.")
     ] = None,
     dtype: Annotated[Literal["fp16", "fp32"], typer.Option(help="fp16 takes half the space.")] = "fp16",
     shard_size: Annotated[int, typer.Option(min=1, help="Items per file.")] = 10_000,

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 _From = Annotated[list[Path] | None, typer.Option("--from", help="A folder of `maxmatch encode`; may be given again.")]
-_Sets = Annotated[Path | None, typer.Option(help="Another program's sets: a .npy (items, K, D) of unit vectors.")]
+_Sets = Annotated[
+    Path | None,
+    typer.Option(
+        help="Another program's sets: a .npy (items, K, D) of unit vectors; if of any size, "
+        "a .npz of vectors (N, D) and sizes (items)."
+    ),
+]
 _Ids = Annotated[Path | None, typer.Option(help="Their ids: a text file with one per line.")]
 _Metadata = Annotated[Path | None, typer.Option(help="Their metadata: a table with one row per item.")]
 _Source = Annotated[Path | None, typer.Option(help="What to encode first: pictures, a table, tars, a .txt.")]
@@ -231,9 +237,8 @@ def _check_model(encoder: Any, incoming: "IngestSource", name: str | None) -> No
         )
     if encoder.dim != incoming.dim or incoming.set_size not in encoder.set_sizes.values():
         sizes = ", ".join(f"{size} × {encoder.dim}" for size in sorted(set(encoder.set_sizes.values())))
-        raise ValueError(
-            f"{name}: makes sets {sizes}; these are {incoming.set_size} × {incoming.dim}. Name their own model."
-        )
+        these = f"{incoming.set_size or 'of any size'} × {incoming.dim}"
+        raise ValueError(f"{name}: makes sets {sizes}; these are {these}. Name their own model.")
 
 
 def _finish(opened: "SetIndex", index: Path, incoming: "IngestSource", source: Path | None, as_json: bool) -> None:
@@ -252,7 +257,7 @@ def _finish(opened: "SetIndex", index: Path, incoming: "IngestSource", source: P
         facts = {"path": str(index), "added": incoming.items, "items": items, **manifest.model_dump(mode="json")}
         print(json.dumps(facts))
         return
-    sets = f"sets {manifest.set_size} × {manifest.dim}"
+    sets = f"sets {manifest.set_size or 'of any size'} × {manifest.dim}"
     print(f"{index}: {incoming.items:,} added; {items:,} items, {sets}, {manifest.engine}")
 
 

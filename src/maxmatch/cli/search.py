@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from maxmatch.model.names import AnyModel
     from maxmatch.model.text import Words
     from maxmatch.search.engine import Hit
-    from maxmatch.search.query import TextPart
-    from maxmatch.search.set_index import SetIndex
+    from maxmatch.search.plausible import CutOff, Verdict
+    from maxmatch.search.query import Answer, TextPart
 
 
 Way = Literal["kitty", "iterm", "blocks"]
@@ -120,12 +120,30 @@ _WHERE = (
 def search(
     query: Annotated[
         str | None,
-        typer.Argument(help="What to look for, in words. Left out with --image.", callback=_required),
+        typer.Argument(help="What to look for, in words. May be left out with --image.", callback=_required),
     ] = None,
     index: Annotated[list[Path] | None, typer.Argument(help="Folders of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
-    image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words.")] = None,
+    image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words or with them.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Words to leave out, as 'people'; may be repeated.")] = None,
     where: Annotated[str | None, typer.Option(help=_WHERE)] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list what does not seem to fit the query, up to -k.")
+    ] = False,
+    min_score: Annotated[
+        float | None, typer.Option(help="List what has at least this score, whether it seems to fit or not.")
+    ] = None,
+    sort: Annotated[
+        Literal["relevance", "date"], typer.Option(help="date: newest first, among the 500 most relevant.")
+    ] = "relevance",
+    fold: Annotated[
+        bool | None,
+        typer.Option(
+            "--fold/--no-fold",
+            help="Show near-duplicates as one. Default: in a terminal, without --paths and --json.",
+            show_default=False,
+        ),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Score every item: slower, but misses nothing.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
@@ -158,9 +176,10 @@ def search(
     """Find photos or indexed items by words or a picture.
 
     A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed, and
-    renamed ones are not read again. Photos whose name has all words of the query come first, and are marked. A
-    minus leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. If
-    the output is not a terminal, only paths are printed; a terminal that can show pictures shows them.
+    renamed ones are not read again. Photos whose name has all words of the query come first, and are marked. A minus
+    leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. The list ends where photos
+    stop fitting the query, and is empty if none does; --all lists the rest. If the output is not a terminal, only paths
+    are printed; a terminal that can show pictures shows them.
 
     Examples:
 
@@ -173,18 +192,23 @@ def search(
       maxmatch search "a dog" ~/Pictures -k 50 --where "width > 2000" --explain
 
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
+
+      maxmatch search --image dog.jpg "at night" ~/Pictures --without people
     """
     # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
+    from maxmatch.search.names import named_first, named_items, query_words
+    from maxmatch.search.plausible import calibrated
+    from maxmatch.search.query import answered
     from maxmatch.search.set_index import SetIndex
 
     assert query is not None
-    if image is not None and index and not Path(query).expanduser().is_dir():
-        raise typer.BadParameter("give words or --image, not both")
-    words, folders = (query, index or []) if image is None else ("", [Path(query), *(index or [])])
+    given = index or []
+    without_words = image is not None and (not given or Path(query).expanduser().is_dir())
+    words, folders = ("", [Path(query), *given]) if without_words else (query, given)
     if not folders:
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
@@ -192,13 +216,14 @@ def search(
     if image is None and not folders[0].expanduser().exists() and Path(words).expanduser().is_dir():
         raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folders[0])!r} {words}")
     from maxmatch.search.filters import parse_where
-    from maxmatch.search.query import parse_query
+    from maxmatch.search.query import TextPart, parse_query
 
     with usage_errors():
-        parts = parse_query(words)
+        parts = parse_query(words, image is not None) if words.strip() else []
+        parts += [TextPart(one, -1.0) for one in without or [] if one.strip()]
         if where is not None:
             parse_where(where)
-    if exact and len(parts) > 1:
+    if exact and len(parts) + (image is not None) > 1:
         raise typer.BadParameter("--exact: a query of several parts weighs the best of each part. Leave it out.")
     if null and as_json:
         raise typer.BadParameter("--null: not with --json")
@@ -207,7 +232,12 @@ def search(
     photos = are_folders_of_photos(folders, exclude or ())
     load = partial(load_for_search, runtime=runtime)
 
-    def found(anew: bool) -> "tuple[list[Hit], Words | None, set[str]]":
+    # Scores of pictures, and sums of several parts, mean something else than those of a text.
+    is_text = image is None and len(parts) == 1 and parts[0].weight == 1
+    judged = is_text and not everything and min_score is None
+    folded = fold if fold is not None else not (as_json or paths) and sys.stdout.isatty()
+
+    def found(anew: bool) -> "tuple[Answer, Words | None, bool, set[str]]":
         if photos:
             library, encoder = open_folders(
                 folders, model, device, load, partial(load, many=True), exclude=exclude or (), anew=anew
@@ -217,38 +247,63 @@ def search(
             opened = SetIndex.open(folders[0])
             encoder = model_of(opened, folders[0], model, device, load)
         with opened, usage_errors():
-            hits = _found(opened, encoder, parts, image, k, where, exact)
-            if image is not None:
-                return _shown(hits, library.picture, as_json) if photos else hits, None, set()
-            named = set[str]()
-            if photos and names:
-                hits, named = _named_first(opened, encoder, hits, parts, k, where)
+            read = encoder.known_words(*(part.text for part in parts)) if parts else None
+            cut_off = calibrated(opened, encoder) if judged else None
+            sets = _sets(encoder, parts, image)
+            weights = [*([1.0] if image is not None else []), *(part.weight for part in parts)]
+            answer = answered(
+                opened,
+                sets,
+                weights,
+                k,
+                where,
+                exact,
+                judge=partial(_judged, cut_off, read),
+                min_score=min_score,
+                by_date=sort == "date",
+                fold=folded,
+            )
+            named = named_items(opened, query_words(parts), where) if photos and names and image is None else []
+            if named and sort != "date":
+                first = named_first(opened, [], named, sets, weights, k)
+                chosen = set(named)
+                rest = [group for group in answer.groups if group[0].id not in chosen]
+                answer = answer._replace(groups=([[hit] for hit in first] + rest)[:k])
             if photos:
-                hits = _shown(hits, library.picture, as_json)
-            return hits, encoder.known_words(*(part.text for part in parts)), named
+                shown = [_shown(group, library.picture, as_json) for group in answer.groups]
+                answer = answer._replace(groups=shown)
+            return answer, read, cut_off is not None, set(named)
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            hits, read, named = found(anew)
+            answer, read, can_tell, named = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
                 raise
+    hits = [group[0] for group in answer.groups]
+    others = {group[0].id: [hit.id for hit in group[1:]] for group in answer.groups}
     if photos:
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
         known = {"unknown_words": read.unknown if read else [], "any_word_known": bool(read.known) if read else None}
-        plain_hits = [{**_plain(hit), **({"name_match": hit.id in named} if photos else {})} for hit in hits]
-        print(json.dumps({"query": words if read else str(image), **known, "hits": plain_hits}))
+        fits = {"fits": answer.verdict.fits, "cut_off": answer.verdict.ends}
+        listed = [
+            _plain(hit)
+            | ({"duplicates": others[hit.id]} if folded else {})
+            | ({"name_match": hit.id in named} if photos else {})
+            for hit in hits
+        ]
+        print(json.dumps({"query": words if image is None else str(image), **known, **fits, "hits": listed}))
         return
-    if read is not None and hits and not read.known:
-        having = sum(hit.id in named for hit in hits)
-        first = (
-            f"{having} {'photo has' if having == 1 else 'photos have'} them in {'its' if having == 1 else 'their'} name"
-        )
-        say(f"the model knows none of these words; {f'{first}, the rest' if having else 'what follows'} is a guess")
+    having = sum(hit.id in named for hit in hits)
+    if read is not None and not read.known:
+        first = f"{having} {'photo has them in its' if having == 1 else 'photos have them in their'} name"
+        rest = len(hits) > having
+        guess = f"; {first}{', the rest is a guess' if rest else ''}" if having else "; what follows is a guess"
+        say("the model knows none of these words" + (guess if hits else ""))
     elif read is not None and read.unknown:
         say(f"the model does not know: {', '.join(read.unknown)}")
     if paths:
@@ -257,53 +312,40 @@ def search(
             print(plain(_name(hit)) if escaped else _name(hit), end="\0" if null else "\n")
     else:
         for rank, hit in enumerate(hits, start=1):
-            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}" + ("  (name)" if hit.id in named else ""))
+            same = f"  (+{len(others[hit.id])} almost the same)" if others[hit.id] else ""
+            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}{same}" + ("  (name)" if hit.id in named else ""))
             path = hit.metadata.get("path")
             if way is not None and isinstance(path, str) and (picture := show(Path(path), way)):
                 print(picture)
             if explain:
                 print("\n".join(_reasons(hit)))
-    if not hits:
-        say(f"nothing in {' or '.join(map(str, folders))}" + (" that passes --where" if where else ""))
+    folder = " or ".join(map(str, folders))
+    if answer.verdict.fits is False:
+        say(f"nothing {'else ' if having else ''}in {folder} seems to fit; --all lists the closest")
+    elif answer.ended and min_score is None:
+        say("the rest does not seem to fit; --all lists it")
+    elif not hits:
+        passing = [option for option, given in (("--where", where), ("--min-score", min_score)) if given is not None]
+        say(f"nothing in {folder}" + (f" that passes {' and '.join(passing)}" if passing else ""))
+    elif judged and not can_tell and sys.stdout.isatty():
+        say("too few photos, or a model that reads too few words, to tell which fit: none is left out")
 
 
-def _found(
-    index: "SetIndex",
-    model: "AnyModel",
-    parts: "Sequence[TextPart]",
-    image: Path | None,
-    k: int,
-    where: str | None,
-    exact: bool,
-) -> "list[Hit]":
+def _judged(cut_off: "CutOff | None", read: "Words | None", hits: "Sequence[Hit]") -> "Verdict":
+    from maxmatch.search.plausible import Verdict, verdict
+
+    return Verdict() if read is None else verdict(cut_off, read, hits)
+
+
+def _sets(model: "AnyModel", parts: "Sequence[TextPart]", image: Path | None) -> list[Any]:
+    """The set of the picture, if any, and those of the texts."""
     from maxmatch.model.images import load_image
-    from maxmatch.search.query import search_parts
 
+    sets: list[Any] = []
     if image is not None:
         picture = load_image(image.expanduser())  # here: a message then names the file alone
-        return index.search(model.encode_images([picture]), k, where, exact)[0]
-    sets = model.encode_texts([part.text for part in parts])
-    if len(parts) == 1:
-        return index.search(sets, k, where, exact)[0]
-    return search_parts(index, list(sets), [part.weight for part in parts], k, where)
-
-
-def _named_first(
-    index: "SetIndex",
-    model: "AnyModel",
-    hits: "list[Hit]",
-    parts: "Sequence[TextPart]",
-    k: int,
-    where: str | None,
-) -> "tuple[list[Hit], set[str]]":
-    """The hits with those first that match by name, and the ids of these."""
-    from maxmatch.search.names import named_first, named_items, query_words
-
-    names = named_items(index, query_words(parts), where)
-    if not names:
-        return hits, set()
-    sets = list(model.encode_texts([part.text for part in parts]))
-    return named_first(index, hits, names, sets, [part.weight for part in parts], k), set(names)
+        sets += list(model.encode_images([picture]))
+    return sets + (list(model.encode_texts([part.text for part in parts])) if parts else [])
 
 
 def _shown(hits: "Sequence[Hit]", picture: "Callable[[str], Path]", as_json: bool) -> "list[Hit]":

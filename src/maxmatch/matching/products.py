@@ -1,10 +1,12 @@
-"""The inner products of all vectors of two batches of sets, and which compiled code is there for what follows."""
+"""The inner products of all vectors of two batches of sets, which compiled code is there for what follows, and what all
+pairs are computed in: tiles, and the memory for them.
+"""
 
 import warnings
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,6 +16,25 @@ from torch.autograd.forward_ad import unpack_dual
 _BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared out among cores
 _CAST_BLOCK = 2**20  # where they are cast first: more leave the cache
 _WORTH_COMPILING = 100_000  # pairs: loading the compiled code takes as long as plain torch takes for some millions
+
+_GIB = 2**30
+NORMALISE = "Pass normalise=True to have it done on the way."
+
+
+class Tile(NamedTuple):
+    """The scores of some rows with some columns."""
+
+    rows: slice
+    columns: slice
+    scores: Tensor
+
+
+def usual_memory(device: torch.device) -> int:
+    """Bytes for the tiles at work. A GPU needs larger ones, else it waits for their launches."""
+    if device.type != "cuda":
+        return _GIB
+    free, whole = torch.cuda.mem_get_info(device)
+    return max(_GIB, min(whole // 16, free // 2))
 
 
 def kernels_for(cosines: Tensor) -> Any | None:

@@ -2,11 +2,11 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from maxmatch.core.array_checks import NotFiniteError, refuse_not_finite
+from maxmatch.core.array_checks import MAX_SET_SIZE, NotFiniteError, check_sets, refuse_not_finite
 from maxmatch.core.checks import (
     Array,
     NotUnitLength,
@@ -28,7 +28,8 @@ from maxmatch.core.checks import (
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
-from maxmatch.matching.products import compiled_for, few_products, kernels_for, multiply
+from maxmatch.matching.products import NORMALISE, Tile, compiled_for, few_products, kernels_for, multiply, usual_memory
+from maxmatch.matching.ragged import RaggedJob, RaggedSets, is_ragged, ragged_sets, reduces, without_padding
 from maxmatch.matching.similarity import Similarity
 
 
@@ -135,25 +136,7 @@ def _total(vectors: Tensor) -> Tensor:
 
 # All pairs of two collections, tile by tile: what is read, where it is computed, how much of it at once.
 
-_GIB = 2**30
 _WIDEST = 2**22  # columns: a kernel has a program for each 256 of them, and at most 65,535
-_NORMALISE = "Pass normalise=True to have it done on the way."
-
-
-class Tile(NamedTuple):
-    """The scores of some rows with some columns."""
-
-    rows: slice
-    columns: slice
-    scores: Tensor
-
-
-def _usual_memory(device: torch.device) -> int:
-    """Bytes for the tiles at work. A GPU needs larger ones, else it waits for their launches."""
-    if device.type != "cuda":
-        return _GIB
-    free, whole = torch.cuda.mem_get_info(device)
-    return max(_GIB, min(whole // 16, free // 2))
 
 
 class PairwiseJob:
@@ -182,7 +165,7 @@ class PairwiseJob:
         self.device = next(where, torch.device("cpu")) if device is None else chosen_device(device)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
         self.dtype = torch.float64 if double else torch.float32
-        self.max_memory = _usual_memory(self.device) if max_memory is None else max_memory
+        self.max_memory = usual_memory(self.device) if max_memory is None else max_memory
 
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
@@ -226,13 +209,13 @@ class PairwiseJob:
         if not math.isfinite(whole):
             self._refuse_not_finite()
         for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
-            warn_unless_unit(name, low, high, _NORMALISE, stacklevel=3)
+            warn_unless_unit(name, low, high, NORMALISE, stacklevel=3)
 
     def _refuse_not_finite(self) -> NoReturn:
         """Name the item by its place in the whole."""
         refuse_not_finite("a", self.a, self.a_mask)
         refuse_not_finite("b", self.b, self.b_mask)
-        raise NotFiniteError("a score is not finite, though every vector is. " + _NORMALISE)
+        raise NotFiniteError("a score is not finite, though every vector is. " + NORMALISE)
 
     def _load(self, sets: Array, part: slice) -> Tensor:
         block = as_tensor(sets[part]).to(self.device)
@@ -330,14 +313,51 @@ class PairwiseJob:
         return Scorer(same, same, score, bytes_per_pair=tensors * self.dtype.itemsize * block, best_tile=tile)
 
 
+def _job(
+    a: Any,
+    b: Any,
+    similarity: str | Similarity,
+    max_memory: int | None,
+    a_mask: Array | None,
+    b_mask: Array | None,
+    normalise: bool,
+    device: torch.device | str | None,
+) -> PairwiseJob | RaggedJob:
+    """For sets of one size, or for sets of unequal size: where either side has those, and where padding is left out
+    of a maximum over many vectors.
+    """
+    if not (is_ragged(a) or is_ragged(b)):
+        job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+        masked = job.a_mask is not None or job.b_mask is not None
+        large = job.a.shape[1] * job.b.shape[1] > MAX_SET_SIZE**2
+        if not (reduces(job.similarity) and job.device.type == "cpu" and (masked or large)):
+            return job
+        sides = without_padding("a", job.a, job.a_mask), without_padding("b", job.b, job.b_mask)
+        return RaggedJob(*sides, similarity, max_memory, normalise, device)
+    one, two = (_one_side(name, sets, mask) for name, sets, mask in (("a", a, a_mask), ("b", b, b_mask)))
+    return RaggedJob(one, two, similarity, max_memory, normalise, device)
+
+
+def _one_side(name: str, given: Any, mask: Array | None) -> RaggedSets:
+    if is_ragged(given):
+        if mask is not None:
+            raise ValueError(f"{name}_mask: sets of unequal size have no padding. Leave it out, or pad them.")
+        return ragged_sets(name, given)
+    sets = as_array(name, given)
+    check_sets(name, sets)
+    real = None if mask is None else as_tensor(mask, f"{name}_mask")
+    check_mask(f"{name}_mask", real, (sets.shape[0], sets.shape[1]))
+    return without_padding(name, sets, real)
+
+
 def _name(sets: Array) -> str:
     """Of its precision, the same for tensors and arrays."""
     return str(sets.dtype).removeprefix("torch.")
 
 
 def score_matrix(
-    a: Float[Array, "B K D"],
-    b: Float[Array, "C L D"],
+    a: Float[Array, "B K D"] | Sequence[Any],
+    b: Float[Array, "C L D"] | Sequence[Any],
     similarity: str | Similarity = "maxmatch",
     max_memory: int | None = None,
     *,
@@ -352,10 +372,11 @@ def score_matrix(
 
     Args:
         a: B sets of K unit vectors of width D: a tensor on any device, an array or a list. Of a memory map only the
-            part at work is read. Matching takes at most 16 vectors per set, other similarities any number.
-        b: C sets of L unit vectors.
+            part at work is read. Sets of unequal size are a list of (n_i, D), or padded with a mask. Matching takes at
+            most 16 vectors per set, other similarities any number.
+        b: C sets of L unit vectors, or of unequal size.
         similarity: a name of `maxmatch.similarity.SIMILARITIES`, or a function (a, b) -> (B, C) that also takes
-            `a_mask` and `b_mask` where you give them, and does not write to its input.
+            `a_mask` and `b_mask` where you give them or sets are of unequal size, and does not write to its input.
         max_memory: how many bytes to allocate at most beside the inputs and the result; None: 1 GiB, on a large GPU a
             sixteenth of its memory.
         a_mask: which vectors of `a` are real (True) and which are padding; None: all are real.
@@ -376,8 +397,11 @@ def score_matrix(
         torch.Size([100, 500])
         >>> score_matrix(images, captions, "chamfer", max_memory=2**20).shape
         torch.Size([100, 500])
+        >>> words = [normalize(torch.randn(count, 256), dim=-1) for count in (7, 12, 30)]  # a vector per token
+        >>> score_matrix(words, images, "maxsim").shape
+        torch.Size([3, 100])
     """
-    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = _job(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     scores = torch.empty(len(a), len(b), dtype=job.dtype, device=job.device)
     with torch.no_grad():
         for _ in job.tiles(scores):
@@ -386,8 +410,8 @@ def score_matrix(
 
 
 def top_hits(
-    a: Float[Array, "B K D"],
-    b: Float[Array, "C L D"],
+    a: Float[Array, "B K D"] | Sequence[Any],
+    b: Float[Array, "C L D"] | Sequence[Any],
     k: int,
     similarity: str | Similarity = "maxmatch",
     max_memory: int | None = None,
@@ -425,7 +449,7 @@ def top_hits(
         >>> bool((hits.scores[:, 0] >= hits.scores[:, 1]).all())
         True
     """
-    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = _job(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     best = _Best(len(a), _checked_k(k, len(b)), job)
     with torch.no_grad():
         for tile in job.tiles():
@@ -434,8 +458,8 @@ def top_hits(
 
 
 def top_hits_both(
-    a: Float[Array, "B K D"],
-    b: Float[Array, "C L D"],
+    a: Float[Array, "B K D"] | Sequence[Any],
+    b: Float[Array, "C L D"] | Sequence[Any],
     k: int,
     similarity: str | Similarity = "maxmatch",
     max_memory: int | None = None,
@@ -471,7 +495,7 @@ def top_hits_both(
         >>> captions_of_images.indices.shape, images_of_captions.indices.shape
         (torch.Size([100, 5]), torch.Size([500, 5]))
     """
-    job = PairwiseJob(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
+    job = _job(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     forth, back = _Best(len(a), _checked_k(k, len(b)), job), _Best(len(b), _checked_k(k, len(a)), job)
     with torch.no_grad():
         for tile in job.tiles():
@@ -489,7 +513,7 @@ def _checked_k(k: int, available: int) -> int:
 class _Best:
     """The k best of every row so far. Tiles of one row come in the order of their columns."""
 
-    def __init__(self, rows: int, k: int, job: "PairwiseJob") -> None:
+    def __init__(self, rows: int, k: int, job: PairwiseJob | RaggedJob) -> None:
         self.k = k
         self.filled: dict[int, int] = {}  # how many places of the rows from here on are taken
         self.scores = torch.full((rows, k), -torch.inf, dtype=job.dtype, device=job.device)

@@ -122,7 +122,8 @@ def add_lora(
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ImportError(f"train.lora needs the package peft: pip install 'maxmatch[lora]' ({error}).") from error
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
+    kind: Any = LoraConfig  # which takes any alpha, but says int
+    config = kind(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, backbone, adapter_name=_ADAPTER)

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
 from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, ResidualSetHead, SetHead
 from maxmatch.model.names import hub_parts, is_hub_name
+from maxmatch.model.own_code import own_part
 from maxmatch.model.two_towers import hub_tower
 
 _CHOICE = {"name", "source", "backbone", "pixels", "pretrained"}  # the rest are parameters of the class
@@ -43,6 +44,8 @@ class _Materials(NamedTuple):
     pretrained: bool
     wholes: dict[str, nn.Module]
     """Two-tower models of which another tower is the other half."""
+    allow: Collection[str]
+    """Code outside the package that may be imported."""
 
 
 def build_model(
@@ -52,12 +55,14 @@ def build_model(
     word_vectors: Mapping[str, Tensor] | None = None,
     pretrained: bool = True,
     seed: int | None = None,
+    allow: Collection[str] = (),
 ) -> SetEncoder:
     """The model of a config.
 
     tokenizers: one per text tower, by the tower's name. word_vectors: the initial word vectors of a Bi-GRU, by the
     tower's name (see `read_glove`). pretrained: load the weights that the config's backbones name; otherwise all
     weights are random and nothing is fetched. seed: for the random weights; torch's global state is not changed.
+    allow: encoders and heads outside the package that may be imported, by name (`maxmatch.model.own_code`).
     """
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -69,17 +74,23 @@ def build_model(
             try:
                 with machine.torchvision_errors_explained():
                     encoder, reader = ENCODERS[tower.encoder.name](
-                        tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained, wholes)
+                        tower.encoder, _Materials(config.width, tokenizer, vectors, pretrained, wholes, allow)
                     )
+                head = build_head(tower.head, encoder.local_width, config.width, tower.set_size, allow)
             except ValueError as error:
                 raise ValueError(f"tower {name!r}: {error}") from error
-            head = build_head(tower.head, encoder.local_width, config.width, tower.set_size)
             towers[name] = Tower(encoder, head, reader)
     return SetEncoder(towers, config.similarity, _with_backbones(config, towers, pretrained))
 
 
-def build_head(config: Any, context_width: int, width: int, set_size: int) -> Head:
-    """The head of a config, with random weights."""
+def build_head(config: Any, context_width: int, width: int, set_size: int, allow: Collection[str] = ()) -> Head:
+    """The head of a config, with random weights. allow: see `build_model`."""
+    if isinstance(config, parts.OwnHead):
+        head: Head = own_part(config, ("width", "set_size", "reorder"), allow, context_width, width, set_size)
+        if (head.width, head.set_size) != (width, set_size):
+            made, wanted = f"{head.set_size} × {head.width}", f"{set_size} × {width}"
+            raise ValueError(f"{config.code}: expected sets of {wanted} (set_size × width), got {made}.")
+        return head
     options = _options(config)
     if isinstance(config, parts.Residual):
         options["base"] = build_head(config.base, context_width, width, 1)
@@ -90,6 +101,19 @@ def _options(part: Any) -> dict[str, Any]:
     """The parameters of the class that a part of the config names."""
     options: dict[str, Any] = part.model_dump(exclude=_CHOICE)
     return options
+
+
+def _own(config: parts.OwnEncoder, given: _Materials) -> tuple[Encoder, Reader]:
+    named: dict[str, int] = {}
+    reader: Reader
+    if config.reads == "text":
+        reader = TextReader(_needed(given.tokenizer))
+        named = {"vocabulary_size": reader.tokenizer.get_vocab_size()}
+    elif config.reads == "features":
+        reader, named = FeatureReader(config.feature_width), {"feature_width": config.feature_width}
+    else:
+        reader = PixelReader(ImageTransform(**config.pixels.values()))
+    return own_part(config, ("width", "local_width"), given.allow, width=given.width, **named), reader
 
 
 def _conv(config: parts.Conv, given: _Materials) -> tuple[Encoder, Reader]:
@@ -271,6 +295,7 @@ ENCODERS: dict[str, Callable[[Any, _Materials], tuple[Encoder, Reader]]] = {
     "hub_image": _hub,
     "hub_audio": _hub,
     "hub_text": _hub,
+    "own": _own,
 }
 HEADS: dict[str, Callable[..., Head]] = {
     "set": SetHead,

@@ -14,7 +14,7 @@ import glob
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,6 +51,7 @@ from maxmatch.model.names import (
     restored,
 )
 from maxmatch.model.onnx_runtime import FILE as ONNX
+from maxmatch.model.own_code import refuse_code_in
 from maxmatch.model.text import load_tokenizer, read_tokenizer
 from maxmatch.model.two_towers import load_two_towers
 
@@ -165,8 +166,11 @@ def save(model: SetEncoder, folder: str | Path, dtype: torch.dtype | str | None 
     return folder
 
 
-def load(folder: str | Path, device: str | torch.device | None = None) -> SetEncoder:
-    """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode."""
+def load(folder: str | Path, device: str | torch.device | None = None, allow: Collection[str] = ()) -> SetEncoder:
+    """The model of a folder or of a name (`maxmatch.model.names.model_folder`), ready to encode.
+
+    allow: code outside the package that may be imported (`maxmatch.model.own_code`).
+    """
     device = None if device is None else chosen_device(device)
     folder = model_folder(folder)
     if hub_model_type(folder) is not None:
@@ -183,7 +187,8 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> SetEnc
         raise CheckpointError(f"{file}: not a complete safetensors file ({error}). Copy it again.") from error
     weights = restored(weights)
     try:
-        model = build_model(config, tokenizers, pretrained=False, seed=0)
+        refuse_code_in(folder, config)
+        model = build_model(config, tokenizers, pretrained=False, seed=0, allow=allow)
     except ValueError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     _check_fit(model.state_dict(), weights, folder)

@@ -235,6 +235,25 @@ class HubAudio(ConfigPart):
     preprocessor: dict[str, JsonValue]
 
 
+Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+"""A class that is not part of the package: "module:Class"."""
+
+
+class OwnEncoder(ConfigPart):
+    """An encoder that is not part of the package, imported only where the user allows it (`maxmatch.model.own_code`).
+
+    It is built as Class(width=D, **options); one that reads features also gets feature_width, one that reads texts
+    vocabulary_size. pixels: what is done to pictures, where it reads those.
+    """
+
+    name: Literal["own"] = "own"
+    code: Code
+    reads: Literal["pixels", "features", "text"]
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    pixels: Pixels = Pixels()
+    feature_width: Count = 2048
+
+
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
     ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with.
@@ -284,6 +303,14 @@ class Gaussian(ConfigPart):
     pooling: Literal["gpo", "mean", "max"] = "mean"
 
 
+class OwnHead(ConfigPart):
+    """A head that is not part of the package, built as Class(local_width, D, K, **options). See `OwnEncoder`."""
+
+    name: Literal["own"] = "own"
+    code: Code
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 class Residual(ConfigPart):
     """Sets on the one vector of a trained model, of which they start as K copies (`ResidualSetHead`). base: the head
     that makes that vector. The other options are those of the set prediction module.
@@ -301,10 +328,12 @@ class Residual(ConfigPart):
 class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
-    encoder: Annotated[Conv | Region | GRU | Transformer | HubImage | HubAudio | HubText, Field(discriminator="name")]
-    head: Annotated[SetPrediction | PIE | GPO | GlobalFeature | Gaussian | Residual, Field(discriminator="name")] = (
-        SetPrediction()
-    )
+    encoder: Annotated[
+        Conv | Region | GRU | Transformer | HubImage | HubAudio | HubText | OwnEncoder, Field(discriminator="name")
+    ]
+    head: Annotated[
+        SetPrediction | PIE | GPO | GlobalFeature | Gaussian | Residual | OwnHead, Field(discriminator="name")
+    ] = SetPrediction()
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 
     @model_validator(mode="after")

@@ -1,14 +1,13 @@
 """SetEncoder, the model that users work with: towers by name, one per modality, turn items into sets of K vectors."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from maxmatch.core.checks import as_tensor
@@ -18,6 +17,11 @@ from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
+from maxmatch.model.explanation import Explanation as Explanation
+from maxmatch.model.explanation import Look as Look
+from maxmatch.model.explanation import NoAttentionError as NoAttentionError
+from maxmatch.model.explanation import Pair as Pair
+from maxmatch.model.explanation import occluded_shares, occlusions, patch_grid
 from maxmatch.model.inputs import Encoded as Encoded
 from maxmatch.model.inputs import Reader, TextReader, encode_items
 from maxmatch.model.layers import MatchProbability
@@ -68,48 +72,6 @@ class Tower(nn.Module):
         if self.given_sets:
             return Sets(inputs, inputs, inputs.mean(1))
         return self.head(self.encoder(inputs, mask))
-
-
-class Pair(NamedTuple):
-    """A slot of the image, the slot of the text that it was matched with, and their cosine."""
-
-    image_slot: int
-    text_slot: int
-    cosine: float
-
-
-@dataclass(frozen=True)
-class Look:
-    """One item as a model sees it."""
-
-    vectors: Float[Tensor, "K D"]
-    """Its set."""
-    attention: Float[Tensor, "K rows columns"] | Float[Tensor, "K parts"]
-    """How much each slot took from each cell of the grid, from each region, or from each word."""
-    words: list[str] | None
-    """The words of a text, as the tokenizer divides it, special tokens included; None for other items."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why an image and a text score as they do."""
-
-    score: float
-    """By the model's similarity."""
-    pairs: list[Pair]
-    """The best one-to-one matching, by image slot."""
-    cosines: Float[Tensor, "K L"]
-    """Of every image slot with every text slot."""
-    image_attention: Float[Tensor, "K rows columns"] | Float[Tensor, "K regions"]
-    """How much each image slot took from each cell of the grid, or from each region."""
-    text_attention: Float[Tensor, "L words"]
-    """How much each text slot took from each word."""
-    words: list[str]
-    """The words, as the tokenizer divides the text, special tokens included."""
-
-
-class NoAttentionError(ValueError):
-    """The head of a tower has no slots that attend to parts of an item."""
 
 
 class SetEncoder(nn.Module):
@@ -418,6 +380,9 @@ class SetEncoder(nn.Module):
     def explain(self, image: Any, text: str) -> Explanation:
         """Which slots of an image and a text were matched, how well, and what each of them attended to.
 
+        A model whose head has no attention, such as CLIP, is asked how much the cosine falls without each part of
+        the image and without each word: part p counts max(0, ⟨s, t⟩ − ⟨s without p, t⟩), to sum 1.
+
         Args:
             image: what `encode_images` takes, one of it.
             text: a text.
@@ -436,20 +401,21 @@ class SetEncoder(nn.Module):
         """
         if self.tower("text").reads != "text":
             raise ValueError("explain: the tower named 'text' reads no texts, so there are no words to show.")
-        seen, read = self.look("image", image), self.look("text", text)
+        seen = self.look("image", image, lambda: self.encode_texts([text])[0])
+        read = self.look("text", text, lambda: seen.vectors)
         cosines = seen.vectors @ read.vectors.T
-        in_order = SIMILARITIES[self.similarity_name].in_order
-        chosen = torch.arange(len(cosines)) if in_order else maximal_assignment(cosines)
-        pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(chosen) if j >= 0]
+        pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(self._partners(cosines)) if j >= 0]
         score = self.similarity(seen.vectors[None], read.vectors[None])
         return Explanation(float(score), pairs, cosines, seen.attention, read.attention, read.words or [])
 
-    def look(self, modality: str, item: Any) -> Look:
+    def look(self, modality: str, item: Any, against: Callable[[], Float[Tensor, "L D"]] | None = None) -> Look:
         """One item's set, and what each of its vectors was taken from.
 
         Args:
             modality: the name of a tower.
             item: what that tower reads, one of it.
+            against: makes the set that the item is compared with. It is called where the head has no attention: then
+                a part counts as much as the cosine falls without it. None: the cosine with the item's own set.
 
         Returns:
             The set (K, D), each slot's attention, and the words of a text.
@@ -463,18 +429,51 @@ class SetEncoder(nn.Module):
         """
         tower = self.tower(modality)
         with self.evaluating():
-            inputs = self._moved(tower.reader.collate([tower.reader.read(item)]))
+            read = tower.reader.read(item)
+            inputs = self._moved(tower.reader.collate([read]))
             features = tower.encoder(*inputs)
             sets = tower.head(features)
+        vectors = sets.vectors[0].float().cpu()
         if sets.attention is None:
+            attention = self._occluded(modality, read, inputs, vectors, against)
+        else:
+            attention, grid = sets.attention[0].float().cpu(), features.grid
+            if grid is None:
+                attention, grid = attention[:, features.mask[0].cpu()], patch_grid(tower.reader, inputs)
+            attention = attention if grid is None else attention.view(-1, *grid)
+        words = None
+        if isinstance(tower.reader, TextReader):
+            words = tower.reader.words(inputs.values[0])[: attention.shape[1]]
+        return Look(vectors, attention, words)
+
+    def _occluded(
+        self,
+        modality: str,
+        read: Any,
+        inputs: Inputs,
+        vectors: Float[Tensor, "K D"],
+        against: Callable[[], Float[Tensor, "L D"]] | None,
+    ) -> Tensor:
+        """How much the cosine of each slot with its partner falls without each part of an item."""
+        gaussian = SIMILARITIES[self.similarity_name].set_size is not None
+        parts = None if gaussian else occlusions(self.tower(modality).reader, read, inputs)
+        if parts is None:
             raise NoAttentionError(
-                f"explain: the head of the tower {modality!r} gives no attention. A model with the head 'set' or 'pie' "
-                "can be explained."
+                f"explain: the head of the tower {modality!r} gives no attention, and what it reads cannot be taken "
+                "apart. Pictures, features and texts can be, unless a model compares Gaussians."
             )
-        attention, grid = sets.attention[0].float().cpu(), features.grid
-        attention = attention[:, features.mask[0].cpu()] if grid is None else attention.view(-1, *grid)
-        words = tower.reader.words(inputs.values[0]) if isinstance(tower.reader, TextReader) else None
-        return Look(sets.vectors[0].float().cpu(), attention, words)
+        targets = vectors
+        if against is not None:
+            others = against()
+            partners = self._partners(vectors @ others.T)
+            targets = torch.where(partners[:, None] >= 0, others[partners], vectors)
+        with self.evaluating():
+            return occluded_shares(parts, vectors, targets, lambda some: self.sets_of(modality, some).cpu())
+
+    def _partners(self, cosines: Float[Tensor, "K L"]) -> Int[Tensor, " K"]:
+        """The slot that each slot is compared with; −1: none."""
+        in_order = SIMILARITIES[self.similarity_name].in_order
+        return torch.arange(len(cosines)) if in_order else maximal_assignment(cosines)
 
     def record_pairing(self, pairing: Sequence[int], stability: float) -> None:
         """Record in the config which slots meet, as measured after training, so that a checkpoint has it.
@@ -519,7 +518,9 @@ class SetEncoder(nn.Module):
         return save(self, folder, dtype, notes)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str | torch.device | None = None) -> "SetEncoder":
+    def from_pretrained(
+        cls, folder: str | Path, device: str | torch.device | None = None, allow: Collection[str] = ()
+    ) -> "SetEncoder":
         """Load a model.
 
         Args:
@@ -527,6 +528,8 @@ class SetEncoder(nn.Module):
                 "organisation/name" on the Hugging Face Hub; there a CLIP, SigLIP or another two-tower model of
                 transformers will do, too. "hf:" before a name: never a folder; "@revision" behind it: that one.
             device: where to put it; None: the CPU.
+            allow: encoders and heads outside the package that the model may import, as "module:Class". The environment
+                variable MAXMATCH_ALLOW_CODE lists more.
 
         Returns:
             The model, in evaluation mode.
@@ -539,7 +542,7 @@ class SetEncoder(nn.Module):
         """
         from maxmatch.model.checkpoint import load
 
-        return load(folder, device)
+        return load(folder, device, allow)
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face Hub.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from PIL import Image
 from torch import Tensor
 
@@ -29,13 +29,11 @@ class ProcessorTransform(ImageTransform):
 
     def pixels(self, source: Source) -> Float[np.ndarray, "3 {self.size} {self.size}"]:
         """The picture as the model takes it."""
-        pixels: np.ndarray = self.processor(self._picture(source), return_tensors="np")["pixel_values"][0]
-        return np.ascontiguousarray(pixels, np.float32)
+        return np.ascontiguousarray(self._processed(source), np.float32)
 
     def seen(self, source: Source) -> Image.Image:
         """The part of the picture that the model sees, in the size that it sees."""
-        as_bytes = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
-        pixels = self.processor(self._picture(source), **as_bytes)["pixel_values"][0]
+        pixels = self._processed(source, do_rescale=False, do_normalize=False)
         return Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, 2).astype(np.uint8)))
 
     @property
@@ -51,6 +49,20 @@ class ProcessorTransform(ImageTransform):
         across, down = (side, side) if self.resize == "squash" else (side * width / short, side * height / short)
         x, y = max(1 - self.size / across, 0) / 2, max(1 - self.size / down, 0) / 2
         return (x * width, y * height, (1 - x) * width, (1 - y) * height)
+
+    def _processed(self, source: Source, **options: bool) -> Shaped[np.ndarray, "3 H W"]:
+        """What the processor makes of a picture. It is resized here where the processor would do just that: from array
+        to picture and back would take as long again.
+        """
+        from transformers.image_processing_backends import PilBackend
+
+        picture, processor = self._picture(source), self.processor
+        plain = type(processor).resize is PilBackend.resize and isinstance(processor.resample, int)
+        size = _resized(picture.size, processor.size) if plain and processor.do_resize else None
+        if size is not None:
+            picture, options = picture.resize(size, processor.resample), {**options, "do_resize": False}
+        pixels: np.ndarray = processor(picture, return_tensors="np", **options)["pixel_values"][0]
+        return pixels
 
     def _picture(self, source: Source) -> Image.Image:
         image = load_image(source)
@@ -116,6 +128,18 @@ def processor_transform(options: Mapping[str, Any]) -> ProcessorTransform:
     if height is None or height != width:
         raise ValueError(f"preprocessor: expected square pictures of one size, got {size}")
     return ProcessorTransform(height, "squash" if short is None else "crop", mean, std, processor)
+
+
+def _resized(picture: tuple[int, int], size: Any) -> tuple[int, int] | None:
+    """The width and height to which a processor resizes a picture; None where its rule is an unusual one."""
+    given = {name for name in ("shortest_edge", "longest_edge", "height", "width", "max_height") if _side(size, name)}
+    if given == {"height", "width"}:
+        return int(_side(size, "width") or 0), int(_side(size, "height") or 0)
+    if given != {"shortest_edge"}:
+        return None
+    short = int(_side(size, "shortest_edge") or 0)
+    width, height = picture
+    return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
 
 
 def _side(size: Any, name: str) -> int | None:

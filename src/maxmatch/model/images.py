@@ -1,6 +1,5 @@
 """Pictures: from a file, bytes, a PIL image or an array to normalised pixels. Every error names the picture."""
 
-import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,30 +11,19 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image, features
 
+from maxmatch.model.picture_files import MissingReaderError, is_avif, opened
+
 if TYPE_CHECKING:
     import torch
 
 Source = str | Path | bytes | Image.Image | np.ndarray
 Channels = tuple[float, float, float]
 
-FORMATS = {
-    "JPEG": (".jpg", ".jpeg"),  # also MPO, several pictures in one file
-    "PNG": (".png",),
-    "WEBP": (".webp",),
-    "GIF": (".gif",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "AVIF": (".avif",),
-}
-"""Pictures that may come from anywhere: Pillow's name and the suffixes of files. Pillow reads more, some of it by
-starting programs."""
 MAX_PIXELS = 178_956_970  # where Pillow, too, refuses to open a file
 _CROP = 0.875  # the share of the short side that a crop keeps: 224 of 256
 DRAFT = 2  # a JPEG is decoded at no less than this many times the wanted size, so that resizing still averages
 _LONGEST = 8.0  # as wide as high, or as high as wide, a picture is shown
 _ORIENTATION = 0x0112
-_HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
-_AVIF = (b"avif", b"avis")
 _BUFFER = re.compile(r" <_io\.\w+ [^>]*>")  # Pillow's name for a nameless buffer
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -136,7 +124,7 @@ def load_image(
     try:
         if isinstance(source, str | Path) and not Path(source).is_file():
             raise FileNotFoundError(f"{name}: no such file.")
-        with _open(source, name) as image:
+        with _open(source, name, max_pixels) as image:
             if image.width * image.height > max_pixels:
                 raise _too_large(name, f"{image.width}×{image.height}", max_pixels)
             if at_least is not None and image is not source:
@@ -151,7 +139,8 @@ def load_image(
     except PermissionError as error:
         raise ImageError(f"{name}: cannot be read ({error.strerror}). Allow reading it.") from error
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
-        raise ImageError(f"{name}: not a readable picture ({reason(error)}). {_cure(source)}") from error
+        cure = error.cure if isinstance(error, MissingReaderError) else _cure(source)
+        raise ImageError(f"{name}: not a readable picture ({reason(error)}). {cure}") from error
     upright = picture if turn is None else picture.transpose(turn)
     # Without EXIF: whoever reads this picture, the model above all, would turn it again.
     upright.info = {} if colours is None else {"icc_profile": colours}
@@ -177,7 +166,7 @@ def describe(source: object) -> str:
 
 
 @contextmanager
-def _open(source: Source, name: str) -> Iterator[Image.Image]:
+def _open(source: Source, name: str, max_pixels: int) -> Iterator[Image.Image]:
     """The picture; a file is opened, not decoded yet, and closed at the end."""
     if isinstance(source, Image.Image):
         if not (source.width and source.height):
@@ -186,7 +175,7 @@ def _open(source: Source, name: str) -> Iterator[Image.Image]:
     elif isinstance(source, np.ndarray):
         yield _from_array(source, name)
     elif isinstance(source, str | Path | bytes):
-        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file, Image.open(file) as image:
+        with opened(source, max_pixels) as image:
             yield image
     else:
         _refuse(name, "expected a path, bytes, a PIL image or an array (height, width, channels)")
@@ -255,22 +244,9 @@ def _cure(source: Source) -> str:
         return "The file is empty. Fetch it again."
     if lacks_avif(source):
         return "It is an AVIF picture, and this Pillow has no AVIF support. Run: pip install -U 'Pillow>=11.3'"
-    if _brand(source) in _HEIC:
-        return "It is a HEIC picture, as phones take them. Convert it to JPEG."
     return "The file may be incomplete, or not a picture. Open it in a viewer, or fetch it again."
 
 
 def lacks_avif(source: Source) -> bool:
     """Whether a file is an AVIF picture and this Pillow was built without AVIF."""
-    return not features.check("avif") and _brand(source) in _AVIF
-
-
-def _brand(source: Source) -> bytes:
-    """What kind of HEIF file a file is by its first bytes, whatever its name; empty where it is none."""
-    head = b""
-    if isinstance(source, bytes):
-        head = source[:12]
-    elif isinstance(source, str | Path):
-        with open(source, "rb") as file:
-            head = file.read(12)
-    return head[8:] if head[4:8] == b"ftyp" else b""
+    return not features.check("avif") and is_avif(source)

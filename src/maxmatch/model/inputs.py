@@ -145,7 +145,16 @@ class TextReader:
 
     def words(self, ids: "torch.Tensor") -> list[str]:
         """The tokens of a text, for people to read."""
-        return [self.tokenizer.id_to_token(int(token)) or "" for token in ids]
+        return [_readable(self.tokenizer, int(token)) for token in ids]
+
+
+def _readable(tokenizer: Tokenizer, token: int) -> str:
+    """A token without the marks by which a tokenizer tells where words begin and end."""
+    written = tokenizer.id_to_token(token) or ""
+    if tokenizer.decoder is None or written.startswith("##"):
+        return written
+    plain = tokenizer.decode([token], skip_special_tokens=False).strip()
+    return written if not plain or "\N{REPLACEMENT CHARACTER}" in plain else plain
 
 
 class ReadBatch(NamedTuple):

@@ -20,6 +20,7 @@ SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
 MODELS = Path(__file__).resolve().parent / "shipped"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_OPEN_CLIP = "open_clip_config.json"
 SCALE = ".int8_scale"  # follows the name of word vectors in int8: what to multiply each by
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
 HUB = "hf:"  # before a name: that of a model on the hub, whatever folders there are
@@ -28,7 +29,7 @@ _HUB_NAME = re.compile(r"(?:\w[\w.-]*/\w[\w.-]*|(?<=^hf:)\w[\w.-]*)(?:@[\w./-]+)
 _FILES = [
     CONFIG, CARD, WEIGHTS, "model-*-of-*.safetensors", f"{WEIGHTS}.index.json", "preprocessor_config.json",
     "processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model",
+    "*.model", _OPEN_CLIP,
 ]  # fmt: skip
 _CONVERTED = "Adding `safetensors` variant of this model"  # the title of the hub's own pull requests
 _CURES = {
@@ -219,6 +220,14 @@ def cached_models() -> list[ListedModel]:
     return listed
 
 
+def interrupted_downloads() -> list[str]:
+    """The models in the hub's cache of which a file was not fetched to its end, by name."""
+    from huggingface_hub import constants
+
+    parts = Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*.incomplete")
+    return sorted({part.parts[-3].removeprefix("models--").replace("--", "/", 1) for part in parts})
+
+
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
@@ -310,6 +319,11 @@ def read_config(folder: Path) -> "ModelConfig":
 def checkpoint_file(folder: Path, name: str) -> Path:
     """A file of a checkpoint. CheckpointError where it is missing."""
     if not (folder / name).is_file():
+        if (folder / _OPEN_CLIP).is_file():
+            raise CheckpointError(
+                f"{folder}: a model of open_clip ({_OPEN_CLIP}), which MaxMatch does not read. Choose one that "
+                "transformers has: see `maxmatch models`."
+            )
         raise CheckpointError(
             f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, for texts, tokenizer.json. "
             "Copy the whole folder."

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from maxmatch.core.manifest import load_manifest
-from maxmatch.model.config import ConfigPart, Conv, HubImage, HubText, ModelConfig
+from maxmatch.model.config import ConfigPart, Conv, HubImage, HubText, ModelConfig, OwnEncoder
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import encode_items
 from maxmatch.model.text import Words, as_text, encode_arrays, known_words, load_tokenizer, read_tokenizer, text_length
@@ -159,7 +159,7 @@ class OnnxEncoder:
                 tokenizer = read(as_exported(self.folder / graph.tokenizer, graph.tokenizer_sha256))
                 self._tokenizers[modality] = tokenizer
                 reader = _Reader(text_length, as_text, lambda items: encode_arrays(tokenizer, items)._asdict())
-            elif isinstance(encoder, Conv | HubImage):
+            elif isinstance(encoder, Conv | HubImage | OwnEncoder) and encoder.reads == "pixels":
                 transform = _transform(encoder)
                 reader = _Reader(lambda item: 1, transform.pixels, lambda items: {"pixels": np.stack(items)})
             else:
@@ -168,8 +168,8 @@ class OnnxEncoder:
         return self._running[modality]
 
 
-def _transform(encoder: Conv | HubImage) -> ImageTransform:
-    if isinstance(encoder, Conv):
+def _transform(encoder: Conv | HubImage | OwnEncoder) -> ImageTransform:
+    if not isinstance(encoder, HubImage):
         return ImageTransform(**encoder.pixels.values())
     from maxmatch.model.hub_inputs import processor_transform  # which needs transformers, and loads torch
 

@@ -117,9 +117,11 @@ def _family(folder: Path) -> Family:
     settings = _json(folder / CONFIG)
     model_type = settings.get("model_type")
     if model_type not in FAMILIES:
+        alone = str(model_type).endswith(("_text_model", "_vision_model", "_audio_model"))
+        half = "It is one tower alone: take the whole model. " if alone else ""
         raise CheckpointError(
             f"{folder / CONFIG}: not a checkpoint of MaxMatch, nor a two-tower model that it knows: its model_type is "
-            f"{model_type!r}. Known are {', '.join(FAMILIES)}."
+            f"{model_type!r}. {half}Known are {', '.join(FAMILIES)}."
         )
     if (settings.get("audio_config") or {}).get("enable_fusion"):
         raise CheckpointError(

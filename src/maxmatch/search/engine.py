@@ -2,7 +2,8 @@
 
 An engine knows nothing of sets. An item is an id, one vector (the set's K vectors of width D one after the other: K·D
 numbers) and metadata; the inner product of two such vectors is the sum of the cosines of slot i with slot i. `SetIndex`
-checks all input, holds the writers' lock, and scores; an engine stores, filters and proposes.
+checks all input, holds the writers' lock, and scores; an engine stores, filters and proposes. In an index of sets of
+any size every item has its own number of vectors, and nothing is proposed.
 """
 
 import hashlib
@@ -38,8 +39,14 @@ class Hit:
     score: float
     """By the index's similarity."""
     matches: list[Match] = field(default_factory=list)
-    """The best one-to-one matching of the query's vectors with the item's, by query slot."""
+    """The best one-to-one matching of the query's vectors with the item's, by query slot. In an index of sets of any
+    size that are compared by maxsim: each vector of the query with its best, so that the cosines add up to the score.
+    """
     metadata: dict[str, JsonValue] = field(default_factory=dict)
+
+
+Vectors = Any
+"""Those of some items: an array (n, K·D), or a `RaggedArray` of rows of n_i·D where sets are of any size."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Location:
     folder: Path
     """The index's folder. An engine on this machine keeps its files in it, under its own name."""
     width: int
-    """Numbers in a vector: K·D."""
+    """Numbers in a vector: K·D; 0: each item has its own."""
     dtype: str = "float32"
     """The precision in which vectors are kept: float32 or float16."""
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -63,8 +70,8 @@ class ItemRows(NamedTuple):
     """Distinct."""
     added: np.ndarray
     """int64, (n,): rises with every item that is ever added. Where scores are equal, the lower comes first."""
-    vectors: np.ndarray
-    """(n, K·D), in the precision of the location, finite; each of the K vectors has unit length."""
+    vectors: Vectors
+    """In the precision of the location, finite; each of the K vectors has unit length."""
     metadata: list[str]
     """A JSON object each, as text, to be returned unchanged; `where` sees its text, number and boolean values."""
 
@@ -75,8 +82,8 @@ class Found(NamedTuple):
     ids: list[str]
     added: np.ndarray
     """int64, (n,)"""
-    vectors: np.ndarray
-    """(n, K·D), in the precision of the location; (n, 0) where they were not asked for."""
+    vectors: Vectors
+    """In the precision of the location; (n, 0) where they were not asked for."""
     metadata: list[str] | None = None
     """The JSON texts, where they were asked for or came at no cost."""
 
@@ -224,7 +231,7 @@ def open_engine(name: str, place: Location) -> Engine:
         engine: Engine = engine_function(name, "open_engine")(place)
         return engine
 
-    cache = read_cache(place.folder, place.width)
+    cache = None if place.width == 0 else read_cache(place.folder, place.width)
     return opened() if cache is None else CachedEngine(place.folder, cache, opened)
 
 

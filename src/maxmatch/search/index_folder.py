@@ -11,16 +11,27 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, JsonValue, model_validator
 
-from maxmatch.core.array_checks import Array, check_set_size, check_sets, refuse_not_finite
+from maxmatch.core.array_checks import (
+    MAX_SET_SIZE,
+    Array,
+    NotFiniteError,
+    check_set_size,
+    check_sets,
+    refuse_not_finite,
+    shape_of,
+)
 from maxmatch.core.files import is_draft, locked, user_cache, write_whole
 from maxmatch.core.manifest import load_manifest, manifest_text
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SIMILARITIES, SetSimilarity
 from maxmatch.model.config import ConfigPart, Count, Positive, SimilarityName, check_similarity_options, refusal
 from maxmatch.model.names import model_title, package_version
-from maxmatch.search.engine import ItemRows
+from maxmatch.search.engine import ItemRows, Vectors
 
 FORMAT = "maxmatch.SetIndex"
 FILE = "index.json"
+ANY_SIZE = 2
+"""The schema version of an index of sets of any size."""
 _HEAD = 4096  # bytes; the format is named at the beginning
 TABLE = "items.lance"
 
@@ -60,8 +71,10 @@ class Tuning(ConfigPart):
 class Manifest(ConfigPart):
     """What an index is made of."""
 
-    schema_version: Literal[1] = 1
-    set_size: Annotated[int, Field(ge=1, le=16)]
+    schema_version: Literal[1, 2] = 1
+    """2: of sets of any size, which releases that know version 1 alone refuse; 1: of all others."""
+    set_size: Annotated[int, Field(ge=1, le=16)] | None
+    """The number of vectors of every item; None: each has its own."""
     dim: Count
     dtype: Literal["float32", "float16"] = "float32"
     similarity: SimilarityName = "maxmatch"
@@ -79,9 +92,25 @@ class Manifest(ConfigPart):
     def _options_fit(self) -> Self:
         check_similarity_options(self.similarity, self.similarity_options)
         size = SIMILARITIES[self.similarity].set_size
+        if (self.set_size is None) != (self.schema_version == ANY_SIZE):
+            raise refusal(f"sets of {self.set_size or 'any number of'} vectors do not go with it", "schema_version")
+        if self.set_size is None:
+            self._check_any_size()
         if size not in (None, self.set_size):
             raise refusal(f"{self.similarity} compares sets of {size} vectors, got {self.set_size}", "set_size")
         return self
+
+    def _check_any_size(self) -> None:
+        """Refuse what needs sets of one size."""
+        if self.engine == "milvus":
+            raise refusal("milvus stores sets of one size; for sets of any size take lance or exhaustive", "engine")
+        if self.scoring.in_order or self.scoring.set_size is not None:
+            raise refusal(f"{self.similarity} compares sets of one size; take another, as maxsim", "similarity")
+
+    @property
+    def any_size_limit(self) -> int | None:
+        """How many vectors a set may have: of those that are matched one to one 16; None: any number."""
+        return MAX_SET_SIZE if self.set_size is not None or self.scoring.fast else None
 
     @property
     def scoring(self) -> SetSimilarity:
@@ -120,7 +149,8 @@ def read_manifest(folder: Path) -> Manifest:
             cure = f"A rebuild was interrupted at its end; to finish: maxmatch index rebuild {shlex.quote(str(folder))}"
         raise IndexFolderError(f"{folder}: {what} ({FILE} is missing). {cure}")
     called = "an index of MaxMatch"
-    return load_manifest(path, Manifest, FORMAT, IndexFolderError, called, cure_of(folder), too_new=NewerIndexError)
+    cure = cure_of(folder)
+    return load_manifest(path, Manifest, FORMAT, IndexFolderError, called, cure, ANY_SIZE, too_new=NewerIndexError)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -254,16 +284,23 @@ def rows_of(
 ) -> ItemRows:
     """Items as an engine stores them, numbered by the clock, above `after`."""
     names = checked_ids(ids)
-    vectors = checked_sets(manifest, sets, names)
-    if vectors.shape[1] != manifest.set_size:
-        raise ValueError(
-            f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. "
-            f"Queries may have another size; items of another need an index of their own, set_size={vectors.shape[1]}."
-        )
+    vectors: Any
+    if manifest.set_size is None:
+        vectors = checked_ragged(manifest, sets, names)
+    else:
+        vectors = checked_sets(manifest, sets, names)
+        if vectors.shape[1] != manifest.set_size:
+            raise ValueError(
+                f"sets: this index holds sets of {manifest.set_size} vectors, got {vectors.shape[1]}. Queries may have "
+                f"another size; items of another need an index of their own, set_size={vectors.shape[1]}, or None."
+            )
     if len(vectors) != len(names):
         raise ValueError(f"ids and sets: {len(names)} ids for {len(vectors)} sets; give one id for each set.")
     texts = ["{}"] * len(names) if metadata is None else _json_texts(names, metadata)
     added = np.arange(len(names), dtype=np.int64) + max(time.time_ns(), after + 1)
+    if manifest.set_size is None:
+        numbers = np.ascontiguousarray(vectors.flat().ravel(), manifest.dtype)
+        return ItemRows(names, added, RaggedArray(numbers, vectors.starts * manifest.dim), texts)
     flat = np.ascontiguousarray(vectors.reshape(len(vectors), manifest.set_size * manifest.dim), manifest.dtype)
     return ItemRows(names, added, flat, texts)
 
@@ -300,8 +337,9 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
 def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> np.ndarray:
     """Sets as an array (n, K, D) on the CPU: of the index's width, finite, of unit length. names: for messages."""
     tensor = hasattr(sets, "detach")  # and not by its class: torch need not be loaded
-    sets = sets if tensor else np.asarray(sets)
+    sets = sets if tensor else _one_array(sets, manifest)
     if sets.ndim == 1 and not len(sets):
+        assert manifest.set_size is not None
         return np.zeros((0, manifest.set_size, manifest.dim), np.float32)  # no sets at all, as an empty list
     check_sets("sets", sets)
     check_set_size("sets", sets.shape[1])  # every hit tells which slots were matched
@@ -311,18 +349,85 @@ def checked_sets(manifest: Manifest, sets: Array, names: Sequence[str] = ()) -> 
             "Encode with the model that the index was made with, or make another index."
         )
     refuse_not_finite("sets", sets)
-    array: np.ndarray = sets.detach().float().cpu().numpy() if tensor else sets
-    array = array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
+    array = _as_floats(sets)
     norms = np.sqrt(np.einsum("nkd,nkd->nk", array, array, dtype=np.float32))
     wrong = np.flatnonzero(np.abs(norms - 1).max(1, initial=0.0) > UNIT_TOLERANCE)
     if len(wrong):
         item = int(wrong[0])
-        name = repr(names[item]) if item < len(names) else f"item {item}"
-        raise ValueError(
-            f"sets: {name} has vectors of length {norms[item].min():.3g} to {norms[item].max():.3g}; expected unit "
-            "length. Normalise: torch.nn.functional.normalize(sets, dim=-1)."
-        )
+        raise _not_unit(_called(names, item), norms[item])
     return array
+
+
+def _one_array(sets: Any, manifest: Manifest) -> np.ndarray:
+    try:
+        return np.asarray(sets)
+    except ValueError as error:
+        raise ValueError(
+            f"sets: of unequal size or width, but this index holds sets of {manifest.set_size} vectors of width "
+            f"{manifest.dim}. Sets of any size need an index of their own: set_size=None."
+        ) from error
+
+
+def checked_ragged(manifest: Manifest, sets: Any, names: Sequence[str] = ()) -> RaggedArray:
+    """Sets of any size: a list of (n_i, D), arrays or tensors, or sets (n, K, D); as rows of vectors (N, D)."""
+    if isinstance(sets, RaggedArray):
+        vectors, sizes = sets.flat(), sets.sizes
+    else:
+        rows = [_one_set(manifest, one, _called(names, place)) for place, one in enumerate(sets)]
+        vectors = np.concatenate(rows) if rows else np.zeros((0, manifest.dim), np.float32)
+        sizes = np.array([len(one) for one in rows], np.int64)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float32))
+    wrong = np.flatnonzero(~(np.abs(norms - 1) <= UNIT_TOLERANCE))
+    if len(wrong):
+        item = int(np.searchsorted(starts, wrong[0], side="right")) - 1
+        found = norms[starts[item] : starts[item + 1]]
+        if not np.isfinite(found).all():
+            raise NotFiniteError(f"sets: {_called(names, item)} holds NaN or infinite values. Leave such items out.")
+        raise _not_unit(_called(names, item), found)
+    return RaggedArray(vectors, starts)
+
+
+def _one_set(manifest: Manifest, given: Any, called: str) -> np.ndarray:
+    one = _as_floats(given if hasattr(given, "detach") else np.asarray(given))
+    if one.ndim != 2 or one.dtype.kind != "f" or not len(one):
+        raise ValueError(
+            f"sets: {called}: expected vectors (n, {manifest.dim}), at least one, got {one.dtype} {shape_of(one)}. "
+            "Give a list of such, or sets (items, vectors, width)."
+        )
+    if one.shape[1] != manifest.dim:
+        raise ValueError(
+            f"sets: {called}: this index holds vectors of width {manifest.dim}, got {one.shape[1]}. "
+            "Encode with the model that the index was made with, or make another index."
+        )
+    if manifest.any_size_limit is not None and len(one) > manifest.any_size_limit:
+        check_set_size(f"sets: {called}", len(one))
+    return one
+
+
+def as_sets(manifest: Manifest, vectors: Vectors) -> np.ndarray | RaggedArray:
+    """What an engine stores of some items, as sets (n, K, D) in float32, or as rows of any number of vectors."""
+    if manifest.set_size is None:
+        rows = vectors.divided(manifest.dim)
+        return RaggedArray(np.array(rows.values, np.float32), rows.starts)
+    return np.array(vectors, dtype=np.float32).reshape(-1, manifest.set_size, manifest.dim)
+
+
+def _as_floats(sets: Any) -> np.ndarray:
+    """In half precision or float32, on the CPU."""
+    array: np.ndarray = sets.detach().float().cpu().numpy() if hasattr(sets, "detach") else sets
+    return array if array.dtype in (np.float16, np.float32) or array.dtype.kind != "f" else array.astype(np.float32)
+
+
+def _called(names: Sequence[str], item: int) -> str:
+    return repr(names[item]) if item < len(names) else f"item {item}"
+
+
+def _not_unit(called: str, norms: np.ndarray) -> ValueError:
+    return ValueError(
+        f"sets: {called} has vectors of length {norms.min():.3g} to {norms.max():.3g}; expected unit "
+        "length. Normalise: torch.nn.functional.normalize(sets, dim=-1)."
+    )
 
 
 def is_text(name: str) -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from maxmatch.core.files import write_whole
 from maxmatch.core.progress import Advance, quiet
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.data.dataset import DataError, Problem, refuse
 from maxmatch.data.formats.shared import read_lines
 from maxmatch.data.formats.tables import TABLES, value_of
@@ -29,7 +31,7 @@ class IngestBatch(NamedTuple):
     """Items that are added at once."""
 
     ids: Sequence[str]
-    sets: np.ndarray
+    sets: np.ndarray | RaggedArray
     metadata: Sequence[Mapping[str, Any]] | None
 
 
@@ -40,7 +42,8 @@ class IngestSource:
     mark: str
     items: int
     count: int
-    set_size: int
+    set_size: int | None
+    """None: of any size."""
     dim: int
     read: Callable[[int], IngestBatch]
     made_by: ShardManifest | None = None
@@ -79,26 +82,30 @@ def from_shards(folders: Sequence[Path]) -> IngestSource:
 
 
 def from_arrays(sets: Path, ids: Path, metadata: Path | None = None) -> IngestSource:
-    """Sets from a .npy (n, K, D), ids from a text file with one per line, metadata from a table of n rows. All of it is
-    checked first; an error names the row.
+    """Sets from a .npy (n, K, D), or of any size from a .npz; ids from a text file with one per line, metadata from a
+    table of n rows. All of it is checked first; an error names the row.
+
+    The .npz has all vectors one after the other, `vectors` (N, D), and how many each item has, `sizes` (n,).
     """
-    array = _array(sets)
+    array = _any_size(sets) if sets.suffix.lower() == ".npz" else _array(sets)
     names = checked_ids(read_ids(ids, distinct=True))
     if len(names) != len(array):
         what = f"{len(names):,} ids, and {len(array):,} sets in {sets}"
         raise _refusal(ids, what, "Give one id for each set, in the same order.")
     rows = None if metadata is None else _metadata(metadata, len(array), sets)
-    step = max(1, _BATCH_BYTES // (array.shape[1] * array.shape[2] * 4))
+    width = array.values.shape[1] if isinstance(array, RaggedArray) else array.shape[2]
+    numbers = len(array.values) * width // len(array) if isinstance(array, RaggedArray) else array.shape[1] * width
+    step = max(1, _BATCH_BYTES // (numbers * 4))
     _check(array, names, sets, step)
 
     def read(number: int) -> IngestBatch:
         part = slice(number * step, (number + 1) * step)
-        dtype = np.float16 if array.dtype == np.float16 else np.float32
-        return IngestBatch(names[part], np.asarray(array[part], dtype), None if rows is None else rows[part])
+        return IngestBatch(names[part], _floats(array[part]), None if rows is None else rows[part])
 
     files = [file.stat() for file in (sets, metadata) if file is not None]
     mark = _mark([[str(sets.absolute())], names, [[one.st_size, one.st_mtime_ns] for one in files]])
-    return IngestSource(mark, len(names), -(-len(names) // step), array.shape[1], array.shape[2], read)
+    size = None if isinstance(array, RaggedArray) else array.shape[1]
+    return IngestSource(mark, len(names), -(-len(names) // step), size, width, read)
 
 
 def read_ids(path: Path, distinct: bool = False) -> list[str]:
@@ -145,6 +152,31 @@ def _array(path: Path) -> np.ndarray:
     return array
 
 
+def _any_size(path: Path) -> RaggedArray:
+    cure = "Write it with numpy.savez(path, vectors=all_of_them, sizes=how_many_of_each_item)."
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as parts:
+            vectors, sizes = parts["vectors"], parts["sizes"]
+    except (ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise _refusal(path, f"not a readable .npz file of vectors and sizes ({error})", cure) from error
+    if vectors.ndim != 2 or vectors.dtype.kind != "f" or sizes.ndim != 1 or sizes.dtype.kind not in "iu":
+        what = f"expected vectors (N, D) and sizes (items), found {vectors.dtype} {vectors.shape} and {sizes.shape}"
+        raise _refusal(path, what, cure)
+    if not len(sizes) or int(sizes.min()) < 1 or int(sizes.sum()) != len(vectors):
+        what = f"sizes of 1 or more that add up to the {len(vectors):,} vectors were expected, found {sizes.sum():,}"
+        raise _refusal(path, what, cure)
+    return RaggedArray(vectors, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
+
+
+def _floats(sets: np.ndarray | RaggedArray) -> np.ndarray | RaggedArray:
+    """In half precision, if they are, or float32."""
+    if isinstance(sets, RaggedArray):
+        vectors = sets.flat()
+        half = vectors.dtype == np.float16
+        return RaggedArray(np.asarray(vectors, np.float16 if half else np.float32), sets.starts - sets.starts[0])
+    return np.asarray(sets, np.float16 if sets.dtype == np.float16 else np.float32)
+
+
 def _metadata(path: Path, count: int, sets: Path) -> list[dict[str, Any]]:
     suffix = path.suffix.lower()
     if suffix not in TABLES:
@@ -162,16 +194,22 @@ def _metadata(path: Path, count: int, sets: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _check(array: np.ndarray, names: Sequence[str], path: Path, step: int) -> None:
+def _check(array: np.ndarray | RaggedArray, names: Sequence[str], path: Path, step: int) -> None:
     for start in range(0, len(array), step):
-        part = np.asarray(array[start : start + step], np.float32)
-        norms = np.sqrt(np.einsum("nkd,nkd->nk", part, part))
-        wrong = np.flatnonzero(~(np.abs(norms - 1) <= UNIT_TOLERANCE).all(axis=1))
+        part = array[start : start + step]
+        if isinstance(part, RaggedArray):
+            vectors, starts = np.asarray(part.flat(), np.float32), part.starts - part.starts[0]
+        else:
+            vectors = np.asarray(part, np.float32).reshape(-1, part.shape[2])
+            starts = np.arange(len(part) + 1) * part.shape[1]
+        norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
+        wrong = np.flatnonzero(~(np.abs(norms - 1) <= UNIT_TOLERANCE))
         if len(wrong):
-            row = int(wrong[0])
+            row = int(np.searchsorted(starts, wrong[0], side="right")) - 1
+            own = norms[starts[row] : starts[row + 1]]
             what, cure = "NaN or infinite values", "Leave the item out."
-            if np.isfinite(part[row]).all():
-                what = f"vectors of length {norms[row].min():.3g} to {norms[row].max():.3g}"
+            if np.isfinite(own).all():
+                what = f"vectors of length {own.min():.3g} to {own.max():.3g}"
                 cure = "Normalise: sets / numpy.linalg.norm(sets, axis=2, keepdims=True)."
             raise _refusal(path, f"{what}, of the item {names[start + row]!r}", cure, start + row + 1)
 

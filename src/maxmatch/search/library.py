@@ -1,7 +1,10 @@
 """Several folders of photos searched as one, without those that are excluded. Each folder keeps its own index."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -78,7 +81,11 @@ class Library:
         if len(self.folders) == 1 and not self.exclude:
             return first
         largest = max((one.index for one in self.folders), key=len)
-        return SetIndex(first.folder, largest.manifest, JoinedEngine(self.folders, self.exclude))
+        described = json.dumps([*sorted(str(one.index.folder) for one in self.folders), *self.exclude])
+        own = first.folder.parent / f"joined-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
+        with suppress(OSError):  # what is measured of all of them together is kept there
+            own.mkdir(exist_ok=True)
+        return SetIndex(own, largest.manifest, JoinedEngine(self.folders, self.exclude))
 
 
 def distinct_folders(folders: Sequence[Path]) -> list[Path]:

@@ -20,9 +20,10 @@ from maxmatch.core.files import content_hash, write_whole
 from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
-from maxmatch.data.formats.shared import EXPECTED, SUFFIXES
-from maxmatch.model.images import lacks_avif
+from maxmatch.data.formats.shared import EXPECTED
+from maxmatch.model.images import MAX_PIXELS, lacks_avif
 from maxmatch.model.names import SHIPPED, AnyModel, model_identity, older_models
+from maxmatch.model.picture_files import SUFFIXES, is_read, not_read, opened
 from maxmatch.search.engine import present
 from maxmatch.search.engines.cached_table import state_of, write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
@@ -31,10 +32,12 @@ from maxmatch.search.index_folder import (
     LONGEST_ID,
     IndexFolderError,
     NewerIndexError,
+    as_sets,
     is_text,
     photo_caches,
     writing,
 )
+from maxmatch.search.plausible import forget, is_much
 from maxmatch.search.reuse import HASH, FileState, reuse_sets
 from maxmatch.search.set_index import SetIndex
 
@@ -61,7 +64,7 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
     modified: in nanoseconds, mtime: in seconds.
     """
     state = path.stat()
-    with Image.open(path) as image:
+    with opened(path, MAX_PIXELS) as image:
         width, height = image.size
         notes = image.getexif()
         taken = _taken(notes)
@@ -129,17 +132,19 @@ def _taken(notes: Image.Exif) -> datetime | None:
 
 class Walked(NamedTuple):
     """What is below a folder. pictures: paths from the folder, sorted. closed: the folders that cannot be listed, and
-    why; nothing is known of what is in them.
+    why; nothing is known of what is in them. unread: pictures of formats for which a package is missing, sorted.
     """
 
     pictures: list[str]
     left_out: list[Skipped]
     closed: dict[Path, str]
+    unread: list[str]
 
 
 def walk(folder: Path) -> Walked:
     """The pictures of a folder and below it, and what else is there, but for what systems leave behind."""
-    pictures, left_out, closed = walked = Walked([], [], {})
+    pictures, left_out, closed, unread = walked = Walked([], [], {}, [])
+    readable = {suffix: is_read(suffix) for suffix in SUFFIXES}
     above = len(os.path.join(folder, ""))
     for entry in files_below(folder, closed):  # plain texts: of 100,000 paths, objects take seconds
         name = entry.path[above:].replace(os.sep, "/")
@@ -151,13 +156,18 @@ def walk(folder: Path) -> Walked:
         elif suffix not in SUFFIXES:
             left_out.append(Skipped(name, f"not a picture: its name ends in {suffix or 'nothing'}."))
         else:
-            pictures.append(name)
+            (pictures if readable[suffix] else unread).append(name)
     pictures.sort()
+    unread.sort()
     return walked
 
 
-def no_pictures(folder: Path, closed: Mapping[str, str]) -> DataError:
-    """The error for a folder without pictures. closed: the folders that cannot be read, and why."""
+def no_pictures(folder: Path, closed: Mapping[str, str], unread: Sequence[str] = ()) -> DataError:
+    """The error for a folder without pictures. closed: the folders that cannot be read, and why. unread: pictures for
+    which a package is missing.
+    """
+    if unread:
+        return DataError(Problem(folder, "no pictures that can be read", f"{not_read(unread)}."))
     if closed:
         place, why = next(iter(closed.items()))
         return DataError(Problem(folder, f"no pictures that can be read: {place} ({why})", "Allow reading it."))
@@ -181,6 +191,7 @@ _CLOSED: FileState = (-1, -1)
 
 class Synced(NamedTuple):
     """What was done to bring an index up to date. unreadable: photos and folders that were found to be so this time.
+    unread: photos of formats for which a package is missing, every time.
     renamed: photos that have another name now; they count neither as added nor as removed.
     """
 
@@ -188,6 +199,7 @@ class Synced(NamedTuple):
     changed: int
     removed: int
     unreadable: list[Skipped]
+    unread: list[str]
     renamed: int = 0
 
 
@@ -298,10 +310,11 @@ def sync(
     """
     folder = folder.expanduser().resolve()
     (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
-    present, closed = _present(folder)
+    present, closed, unread = _present(folder)
     if not present and not known:
-        raise no_pictures(folder, closed)
+        raise no_pictures(folder, closed, unread)
     hidden = {name: state for name, state in {**noted, **known}.items() if closed and _is_below(name, closed)}
+    hidden |= {name: known[name] for name in unread if name in known}  # read when the package was there
     gone = [name for name in known if name not in present and name not in hidden]
     if not present and len(gone) > _MAY_ALL_GO:
         what = f"no pictures, but the index has {len(gone):,}; nothing was removed"
@@ -356,12 +369,15 @@ def sync(
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
         if copied:
             write_cache(index.engine, index.folder)
+    if is_much(len(done) + removed, len(index)):
+        forget(index.folder)
     again = sum(name in known for name in done)
     cure = "its photos stay in the index as they were. Allow reading it."
     for place, why in closed.items():
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
-    return Synced(len(done) - again - len(before), again, removed - min(removed, len(before)), failed, len(before))
+    added, gone_now = len(done) - again - len(before), removed - min(removed, len(before))
+    return Synced(added, again, gone_now, failed, [name for name in unread if name not in known], len(before))
 
 
 def is_excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -423,9 +439,9 @@ def _hash(path: Path) -> str | None:
     return None
 
 
-def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str]]:
-    """The photos of a folder, of which one that is gone before it is looked at is left out; and what cannot be looked
-    at, folders or photos, and why.
+def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[str]]:
+    """The photos of a folder, of which one that is gone before it is looked at is left out; what cannot be looked at,
+    folders or photos, and why; and the photos of formats for which a package is missing.
     """
     walked = walk(folder)
     found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
@@ -440,7 +456,7 @@ def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str]]:
             closed[name] = error.strerror or str(error)
         else:
             found[name] = (state.st_size, state.st_mtime_ns)
-    return found, closed
+    return found, closed, walked.unread
 
 
 def _is_below(name: str, places: Container[str]) -> bool:
@@ -458,7 +474,7 @@ def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mappin
         facts = {name: known for name, known in read.items() if not isinstance(known, str)}
         kept = [place for place, name in enumerate(found.ids) if name in facts]
         if kept:
-            sets = found.vectors[kept].reshape(len(kept), index.manifest.set_size, index.manifest.dim)
+            sets = as_sets(index.manifest, found.vectors[kept])
             index.upsert([found.ids[place] for place in kept], sets, [facts[found.ids[place]] for place in kept])
 
 

@@ -1,8 +1,10 @@
-"""Queries of several parts: `beach -people`, `"beach" + "dog" - "two people"`, with weights: `+ 2 "dog"`."""
+"""Queries of several parts: `beach -people`, `"beach" + "dog" - "two people"`, with weights: `+ 2 "dog"`; and what is
+shown of what they find.
+"""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +12,9 @@ import numpy as np
 from maxmatch.core.array_checks import Array, UsageError
 from maxmatch.search.engine import Found, Hit
 from maxmatch.search.filters import Condition, condition_of
-from maxmatch.search.index_folder import Manifest
+from maxmatch.search.folding import Sketcher, group_near_duplicates
+from maxmatch.search.index_folder import Manifest, as_sets
+from maxmatch.search.plausible import Verdict, plausible
 from maxmatch.search.rerank import Best, scores_of
 from maxmatch.search.set_index import SetIndex
 
@@ -38,10 +42,11 @@ class TextPart(NamedTuple):
     weight: float
 
 
-def parse_query(text: str) -> list[TextPart]:
+def parse_query(text: str, beside_picture: bool = False) -> list[TextPart]:
     """The parts of a query: words, then quoted parts with a sign or a weight, and words after a minus (`-people`).
 
-    UsageError where quotes do not pair up, a weight is impossible, no part is looked for, or there are too many.
+    beside_picture: a picture is looked for, too, and the text may only leave out. UsageError where quotes do not pair
+    up, a weight is impossible, no part is looked for, or there are too many.
     """
     text = text.strip()
     if len(re.findall('["“”]', text)) % 2:
@@ -67,7 +72,7 @@ def parse_query(text: str) -> list[TextPart]:
     parts = [part for part in (TextPart(words, 1.0), *parts) if part.text and part.weight]
     if len(parts) > MOST_PARTS:
         raise UsageError(f"query: expected at most {MOST_PARTS} parts, got {len(parts)}.")
-    if text and not any(part.weight > 0 for part in parts):
+    if text and not beside_picture and not any(part.weight > 0 for part in parts):
         raise UsageError("query: expected at least one part that is looked for, as in beach -people.")
     return parts or [TextPart(text, 1.0)]
 
@@ -148,9 +153,68 @@ def weigh(manifest: Manifest, stored: Found, sets: Sequence[Array], weights: Seq
 
 def total_scores(manifest: Manifest, stored: Found, sets: Sequence[Array], weights: Sequence[float]) -> np.ndarray:
     """Σ weight · score of each part's set (L, D) with each of the stored items, (n,)."""
-    vectors = np.asarray(stored.vectors, np.float32)
-    items = vectors.reshape(len(stored.ids), manifest.set_size, manifest.dim)
+    items = as_sets(manifest, stored.vectors)
     total = np.zeros(len(stored.ids), np.float32)
     for part, weight in zip(sets, weights, strict=True):
         total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, manifest.scoring)
     return total
+
+
+_SORTED = 500  # of the most relevant, when sorted by date
+_MARGIN = 8  # more than is shown, for near-duplicates
+
+
+class Answer(NamedTuple):
+    """groups: what is shown, each with its near-duplicates, best first. ended: whether more was found, which is not
+    plausible.
+    """
+
+    groups: list[list[Hit]]
+    verdict: Verdict
+    ended: bool
+
+
+def answered(
+    index: SetIndex,
+    sets: Sequence[Array],
+    weights: Sequence[float],
+    k: int,
+    where: str | Condition | None = None,
+    exact: bool = False,
+    *,
+    judge: Callable[[Sequence[Hit]], Verdict] = lambda hits: Verdict(),
+    min_score: float | None = None,
+    by_date: bool = False,
+    fold: bool = False,
+) -> Answer:
+    """The k best for the parts' sets (L, D). judge: what to think of the hits. min_score: ends the list in its place.
+    by_date: newest first, among the 500 most relevant. fold: near-duplicates as one.
+    """
+    wanted = max(k, _SORTED) if by_date else k + _MARGIN * fold
+    while True:
+        if len(sets) == 1:
+            found = index.search(sets[0][None], wanted, where, exact)[0]
+        else:
+            found = search_parts(index, sets, weights, wanted, where)
+        verdict = judge(found)
+        kept = plausible(found, verdict if min_score is None else Verdict(None, min_score))
+        groups = _folded(index, kept) if fold else [[hit] for hit in kept]
+        if by_date or len(groups) >= k or len(kept) < wanted:
+            break
+        wanted *= 2
+    if by_date:
+        groups.sort(key=lambda group: _date(group[0]), reverse=True)
+    return Answer(groups[:k], verdict, len(groups) < k and len(kept) < len(found))
+
+
+def _folded(index: SetIndex, hits: Sequence[Hit]) -> list[list[Hit]]:
+    stored = index.engine.fetch([hit.id for hit in hits]) if hits else None
+    if stored is None or not stored.ids:
+        return [[hit] for hit in hits]
+    sketches = dict(zip(stored.ids, Sketcher(stored.vectors.shape[1])(stored.vectors), strict=True))
+    return [[hits[place] for place in group] for group in group_near_duplicates([hit.id for hit in hits], sketches)]
+
+
+def _date(hit: Hit) -> str:
+    known = hit.metadata.get("taken") or hit.metadata.get("date")
+    return known if isinstance(known, str) else ""

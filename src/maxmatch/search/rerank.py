@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from maxmatch.core.array_checks import MAX_SET_SIZE
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.numpy_backend import LARGEST, assign, cosine_planes, matched, mean_exp
 from maxmatch.search.engine import Engine, Found, Hit, Match, metadata_of
@@ -129,8 +131,12 @@ def places_of_best(
     return [_highest(scores[begin:end], k) for begin, end in pairwise(ends)]
 
 
-def scores_of(query: np.ndarray, sets: np.ndarray, similarity: SetSimilarity) -> np.ndarray:
-    """The scores (n,) of one query (L, D) with sets (n, K, D)."""
+def scores_of(query: np.ndarray, sets: np.ndarray | RaggedArray, similarity: SetSimilarity) -> np.ndarray:
+    """The scores (n,) of one query (L, D) with sets (n, K, D), or with sets of any size."""
+    if isinstance(sets, RaggedArray):
+        from maxmatch.matching.scoring import score_matrix
+
+        return score_matrix(query[None], sets, similarity)[0].numpy()
     return _scores(cosine_planes(query[None], sets), similarity)
 
 
@@ -182,8 +188,10 @@ class Settings(NamedTuple):
     effort: float
 
 
-def reason_to_scan(manifest: Manifest, set_size: int) -> str | None:
+def reason_to_scan(manifest: Manifest, set_size: int | None) -> str | None:
     """Why candidates by one flattened vector would not do for queries of that size; None where they do."""
+    if manifest.set_size is None:
+        return "sets of any size have no one vector that stands for them."
     if set_size != manifest.set_size:
         return (
             f"queries of {set_size} vectors are compared with sets of {manifest.set_size}, which always takes a scan."
@@ -225,8 +233,15 @@ def settings_for(
     return Settings(candidates or usual.candidates, effort or usual.effort)
 
 
-def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest) -> list[Best]:
-    """The k best of each query (n, L, D) among all items that pass, block after block."""
+def scan(
+    engine: Engine, queries: np.ndarray | RaggedArray, k: int, where: Condition | None, manifest: Manifest
+) -> list[Best]:
+    """The k best of each query among all items that pass, block after block. Queries are (n, L, D), or of any size
+    where the items are.
+    """
+    if manifest.set_size is None or isinstance(queries, RaggedArray):
+        assert isinstance(queries, RaggedArray)
+        return _scan_any_size(engine, queries, k, where, manifest)
     count, slots, _ = queries.shape
     best = _Running(
         np.empty((count, 0), np.float32),
@@ -244,7 +259,7 @@ def scan(engine: Engine, queries: np.ndarray, k: int, where: Condition | None, m
 
 def rank_all(engine: Engine, query: np.ndarray, where: Condition | None, manifest: Manifest) -> Best:
     """All items that pass, best first for one query (L, D); without metadata."""
-    size = min(_FEW, max(1, _SCAN_BYTES // (4 * manifest.set_size * manifest.dim)))
+    size = min(_FEW, max(1, _SCAN_BYTES // (4 * (manifest.set_size or 1) * manifest.dim)))
     parts = [
         _scored(query[None], block, len(block.ids), manifest.scoring) for block in engine.scan(size, where) if block.ids
     ]
@@ -265,10 +280,75 @@ def _best(running: _Running) -> list[Best]:
     return [Best(ids.tolist(), scores, partners, cosines) for ids, scores, partners, cosines in rows]
 
 
+class _Kept(NamedTuple):
+    """An item among the best of a query so far, and what the query's vectors met in it."""
+
+    score: float
+    added: int
+    id: str
+    place: int
+    """In the block it came with, until it is known whether it stays."""
+    partners: np.ndarray | None = None
+    cosines: np.ndarray | None = None
+
+
+def _scan_any_size(
+    engine: Engine, queries: RaggedArray, k: int, where: Condition | None, manifest: Manifest
+) -> list[Best]:
+    """`scan` of sets of any size, by all pairs of a block at once."""
+    from maxmatch.matching.scoring import top_hits
+
+    best: list[list[_Kept]] = [[] for _ in queries]
+    for block in engine.scan(_FEW, where):
+        if not block.ids:
+            continue
+        order = np.argsort(block.added, kind="stable")  # so that equal scores come in this order
+        sets = block.vectors.divided(manifest.dim)
+        sets = sets if bool((order[1:] > order[:-1]).all()) else sets.at(order)
+        hits = top_hits(queries, sets, k, manifest.scoring)
+        for number, (query, scores, places) in enumerate(
+            zip(queries, hits.scores.tolist(), hits.indices.tolist(), strict=True)
+        ):
+            new = [
+                _Kept(score, int(block.added[order[place]]), block.ids[order[place]], place)
+                for score, place in zip(scores, places, strict=True)
+            ]
+            merged = sorted([*best[number], *new], key=lambda one: (-one.score, one.added))[:k]
+            best[number] = [
+                one if one.partners is not None else _with_partners(one, query, sets[one.place], manifest.scoring)
+                for one in merged
+            ]
+    return [_as_best(kept, len(query)) for kept, query in zip(best, queries, strict=True)]
+
+
+def _with_partners(kept: _Kept, query: np.ndarray, item: np.ndarray, similarity: SetSimilarity) -> _Kept:
+    """By maxsim the best of each of the query's vectors, else the best matching."""
+    cosines = np.einsum("kd,ld->kl", query, np.asarray(item, np.float32))  # in this thread: see _ONE_THREAD
+    if similarity.name == "maxsim":
+        partners = cosines.argmax(1)
+    elif max(cosines.shape) <= MAX_SET_SIZE:
+        partners = _assigned(cosines[:, :, None])[:, 0]
+    else:
+        from scipy.optimize import linear_sum_assignment
+
+        rows, columns = linear_sum_assignment(cosines, maximize=True)
+        partners = np.full(len(query), -1)
+        partners[rows] = columns
+    return kept._replace(partners=partners, cosines=matched(cosines[:, :, None], partners[:, None])[:, 0])
+
+
+def _as_best(kept: Sequence[_Kept], size: int) -> Best:
+    shape = len(kept), size
+    partners = np.array([one.partners for one in kept], np.int64).reshape(shape)
+    cosines = np.array([one.cosines for one in kept], np.float32).reshape(shape)
+    return Best([one.id for one in kept], np.array([one.score for one in kept], np.float32), partners, cosines)
+
+
 def by_candidates(
     engine: Engine, queries: np.ndarray, k: int, where: Condition | None, manifest: Manifest, settings: Settings
 ) -> list[Best]:
     """The k best among those that the engine proposes; all are scored for a query to which it proposes too few."""
+    assert manifest.set_size is not None
     best: list[Best] = []
     at_once = max(1, _BATCH_BYTES // (4 * manifest.set_size * manifest.dim * settings.candidates))
     for start in range(0, len(queries), at_once):

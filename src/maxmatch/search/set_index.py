@@ -11,6 +11,7 @@ from pydantic import JsonValue, ValidationError
 
 from maxmatch.core.array_checks import Array, check_equal_sizes
 from maxmatch.core.manifest import problems
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.model.names import AnyModel, check_same_model, model_identity, slot_stability
 from maxmatch.search.engine import (
     Engine,
@@ -25,10 +26,13 @@ from maxmatch.search.engine import (
 )
 from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
 from maxmatch.search.index_folder import (
+    ANY_SIZE,
     Manifest,
     Tuning,
+    as_sets,
     checked_count,
     checked_ids,
+    checked_ragged,
     checked_sets,
     empty_folder,
     read_manifest,
@@ -51,7 +55,7 @@ _log = logging.getLogger("maxmatch")
 
 
 class SetIndex:
-    """Sets of `set_size` unit vectors of width `dim`, with string ids and metadata, in a folder.
+    """Sets of `set_size` unit vectors of width `dim` (None: of any number), with string ids and metadata, in a folder.
 
     `SetIndex.create` makes one and `SetIndex.open` opens one. Several processes may read while one writes; two that
     write wait for each other. Equal scores come in the order in which the items were added; an item that was replaced
@@ -91,7 +95,7 @@ class SetIndex:
         cls,
         folder: str | Path,
         dim: int,
-        set_size: int,
+        set_size: int | None,
         *,
         model: AnyModel | str | None = None,
         similarity: str | None = None,
@@ -106,7 +110,8 @@ class SetIndex:
         Args:
             folder: a new or empty folder.
             dim: the width D of the vectors.
-            set_size: the number K of vectors per item.
+            set_size: the number K of vectors per item; None: any number, each item its own, as of a model with a vector
+                per token. Every search then scans all items.
             model: what makes the sets, so that those of another model are refused: a SetEncoder, or a name for it. A
                 SetEncoder also gives `similarity` with its options, and `stability`.
             similarity: a name of `maxmatch.similarity.SIMILARITIES`; None: the model's, or "maxmatch".
@@ -135,6 +140,7 @@ class SetIndex:
         try:
             manifest = Manifest.model_validate(
                 {
+                    "schema_version": ANY_SIZE if set_size is None else 1,
                     "set_size": set_size,
                     "dim": dim,
                     "dtype": dtype,
@@ -212,7 +218,7 @@ class SetIndex:
 
         Args:
             ids: one string per item; one that the index has already is refused (`upsert` replaces it).
-            sets: the items' sets (n, K, D), unit vectors: a tensor or an array.
+            sets: the items' sets (n, K, D), unit vectors: a tensor or an array; of any size, a list of (n_i, D).
             metadata: a mapping or None per item, of values that JSON has; None: no metadata.
             model: what made the sets; refused if it is not the index's model. None: not checked.
             optimise: False puts off maintenance of the engine's index while many calls follow each other; `compact`
@@ -309,7 +315,8 @@ class SetIndex:
         Unless every item is scored, the engine proposes candidates, which are then scored exactly.
 
         Args:
-            sets: the queries' sets (n, K, D), unit vectors: a tensor or an array.
+            sets: the queries' sets (n, K, D), unit vectors: a tensor or an array. In an index of sets of any size also
+                a list of (n_i, D).
             k: how many items per query.
             where: only items that pass this filter over their metadata: an expression such as "year >= 2024", a
                 mapping of names to values, or a condition of `maxmatch.search.filters`. ValueError where no item has
@@ -336,9 +343,9 @@ class SetIndex:
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model, self.folder)
         self._refuse_replaced()
-        queries = np.array(checked_sets(self.manifest, sets), dtype=np.float32)
-        if self.manifest.scoring.in_order:
-            check_equal_sizes(queries.shape[1], self.manifest.set_size)
+        queries = self._queries(sets)
+        if self.manifest.scoring.in_order and isinstance(queries, np.ndarray):
+            check_equal_sizes(queries.shape[1], self.manifest.set_size or 0)
         condition = self._condition(where)
         tuning = self.manifest.tuning
         in_memory = condition is None and self.engine.in_memory
@@ -347,7 +354,7 @@ class SetIndex:
         chosen = settings_for(tuning, k, candidates, effort, in_memory)
         if len(queries) == 0:
             return []
-        if exact or self._must_scan(queries.shape[1], condition):
+        if isinstance(queries, RaggedArray) or exact or self._must_scan(queries.shape[1], condition):
             best = scan(self.engine, queries, k, condition, self.manifest)
         else:
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
@@ -374,10 +381,12 @@ class SetIndex:
             'b'
         """
         self._refuse_replaced()
-        queries = np.array(checked_sets(self.manifest, query[None]), dtype=np.float32)
+        queries, condition = self._queries(query[None]), self._condition(where)
+        if not isinstance(queries, np.ndarray):
+            return scan(self.engine, queries, max(1, len(self)), condition, self.manifest)[0]
         if self.manifest.scoring.in_order:
-            check_equal_sizes(queries.shape[1], self.manifest.set_size)
-        return rank_all(self.engine, queries[0], self._condition(where), self.manifest)
+            check_equal_sizes(queries.shape[1], self.manifest.set_size or 0)
+        return rank_all(self.engine, queries[0], condition, self.manifest)
 
     def fetch(self, ids: Sequence[str]) -> "dict[str, Tensor]":
         """The sets of items by their ids.
@@ -401,7 +410,8 @@ class SetIndex:
         import torch
 
         found = self.engine.fetch(checked_ids(ids))
-        return dict(zip(found.ids, torch.from_numpy(self._sets(found.vectors)), strict=True))
+        sets = as_sets(self.manifest, found.vectors)
+        return {name: torch.from_numpy(np.array(one)) for name, one in zip(found.ids, sets, strict=True)}
 
     def check_files(self) -> None:
         """Compare every file with its checksum. `verify` does so too, and then measures.
@@ -454,8 +464,8 @@ class SetIndex:
         """
         self._refuse_replaced()
         self.check_files()
-        queries = self._drawn(sample, seed) if sets is None else checked_sets(self.manifest, sets).astype(np.float32)
-        if queries.shape[1] != self.manifest.set_size:
+        queries = self._drawn(sample, seed) if sets is None else self._queries(sets)
+        if isinstance(queries, np.ndarray) and queries.shape[1] != self.manifest.set_size:
             reason = reason_to_scan(self.manifest, queries.shape[1])
             raise ValueError(f"sets: {reason} A scan misses nothing: there is nothing to measure.")
         if not len(queries):
@@ -566,13 +576,16 @@ class SetIndex:
         self.manifest = self.manifest.model_copy(update={"tuning": tuning})
         write_manifest(self.folder, self.manifest)
 
-    def _drawn(self, count: int, seed: int = 0) -> np.ndarray:
-        """The sets (n, K, D) of some items, drawn at random."""
-        return self._sets(sample(self.engine, count, seed).vectors)
+    def _drawn(self, count: int, seed: int = 0) -> np.ndarray | RaggedArray:
+        """The sets (n, K, D) of some items, or those of any size, drawn at random."""
+        return as_sets(self.manifest, sample(self.engine, count, seed).vectors)
 
-    def _sets(self, vectors: np.ndarray) -> np.ndarray:
-        """Stored vectors (n, K·D) as sets (n, K, D) in float32."""
-        return np.array(vectors, dtype=np.float32).reshape(-1, self.manifest.set_size, self.manifest.dim)
+    def _queries(self, sets: Any) -> np.ndarray | RaggedArray:
+        """Checked, in float32: (n, L, D), or where items are of any size those, too."""
+        if self.manifest.set_size is not None:
+            return np.array(checked_sets(self.manifest, sets), dtype=np.float32)
+        rows = checked_ragged(self.manifest, sets)
+        return RaggedArray(np.array(rows.values, np.float32), rows.starts)
 
     def _condition(self, where: str | Mapping[str, Value] | Condition | None) -> Condition | None:
         """A filter as given; one that a person wrote is checked against what the items have."""
@@ -611,4 +624,5 @@ class SetIndex:
 
 
 def _place(folder: Path, manifest: Manifest) -> Location:
-    return Location(folder, manifest.set_size * manifest.dim, manifest.dtype, manifest.settings)
+    width = (manifest.set_size or 0) * manifest.dim
+    return Location(folder, width, manifest.dtype, manifest.settings)

@@ -13,13 +13,16 @@ import numpy as np
 from maxmatch.core.progress import Skipped
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Report, pick
 from maxmatch.data.formats.columns import CAPTION_COLUMNS, IMAGE_COLUMNS
-from maxmatch.data.formats.shared import SUFFIXES, BadCell, path_inside, read_lines
+from maxmatch.data.formats.folder import files_below
+from maxmatch.data.formats.shared import BadCell, path_inside, read_lines
 from maxmatch.data.formats.tables import TABLES, tables_in, value_of
 from maxmatch.data.formats.webdataset import TarMember, samples, tar_items, tars_by_split
 from maxmatch.data.load import FORMATS, read_dataset, recognise
+from maxmatch.model.picture_files import SUFFIXES, not_read
 from maxmatch.search.photos import no_pictures, photo_facts, walk
 
 LINES = "lines"
+AUDIO = "audio"
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,29 @@ def plain(value: Any) -> Any:
 
 def list_pictures(folder: Path) -> Listing:
     """The pictures by their paths from the folder, in the order of these. Metadata: those of `photo_facts`."""
-    names, left_out, closed = walk(folder)
+    names, left_out, closed, unread = walk(folder)
+    left_out += [Skipped(name, f"{not_read([name])}.") for name in unread]
     for place, why in closed.items():
         left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Allow reading it."))
     if not names:
-        raise no_pictures(folder, {str(place): why for place, why in closed.items()})
+        raise no_pictures(folder, {str(place): why for place, why in closed.items()}, unread)
     paths = [folder / name for name in names]
     left_out.sort(key=lambda one: one.id)
     return Listing(folder, "folder", IMAGE, paths, names, _PhotoFacts(folder, paths), left_out)
+
+
+def list_sounds(folder: Path) -> Listing:
+    """The .wav files in a folder and below it, by their paths from it, in the order of these."""
+    closed: dict[Path, str] = {}
+    found = (Path(entry.path) for entry in files_below(folder, closed))
+    paths = sorted(path for path in found if path.suffix.lower() == ".wav")
+    if not paths:
+        raise DataError(
+            Problem(folder, "no sounds in it", "Expected files that end in .wav; convert others.", fatal=True)
+        )
+    left_out = [Skipped(ascii(str(place)), f"a folder that cannot be read ({why}).") for place, why in closed.items()]
+    ids = [path.relative_to(folder).as_posix() for path in paths]
+    return Listing(folder, "folder", AUDIO, paths, ids, [_file_facts(path) for path in paths], left_out)
 
 
 class _PhotoFacts(Sequence[Mapping[str, Any]]):
@@ -281,12 +299,14 @@ def list_source(
     format: str | None = None,
     splits: Sequence[str] | None = None,
 ) -> Listing:
-    """The items of a folder of pictures, a table, webdataset's tars, a text file with one caption per line, or a data
-    set in any other format of `maxmatch.data.load`.
+    """The items of a folder of pictures (or of sounds, where modality is "audio"), a table, webdataset's tars, a text
+    file with one caption per line, or a data set in any other format of `maxmatch.data.load`.
 
     modality: pictures come before captions where there are both. splits: only these, where the format has any.
     """
     path = Path(source).expanduser().absolute()
+    if modality == AUDIO and format in (None, "folder") and path.is_dir():
+        return list_sounds(path)
     kind = format or _kind(path)
     if kind not in (LINES, *FORMATS):
         raise ValueError(f"format: expected one of {', '.join((LINES, *FORMATS))}, got {kind!r}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.search.engine import Engine, proposes
 from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 from maxmatch.search.rerank import Best, Settings, by_candidates, scan
@@ -43,7 +44,7 @@ class Verification:
 
 
 def measure(
-    engine: Engine, queries: np.ndarray, k: int, manifest: Manifest, target: float, real_queries: bool
+    engine: Engine, queries: np.ndarray | RaggedArray, k: int, manifest: Manifest, target: float, real_queries: bool
 ) -> Verification:
     """Try settings until some surely find the target's share: a recall just above it in a sample is as often just below
     it among all queries, so that its standard error is taken off. Each step has either twice as many candidates or
@@ -59,6 +60,7 @@ def measure(
     trials: list[Trial] = []
 
     def tried(settings: Settings) -> Trial:
+        assert isinstance(queries, np.ndarray)
         begin = time.perf_counter()
         kept, engine.in_memory = engine.in_memory, False  # recall is measured for those who search from disk
         try:

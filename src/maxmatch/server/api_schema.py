@@ -51,6 +51,12 @@ class Paging(_Strict):
     ] = "relevance"
     fold: Annotated[bool, Field(description="Show near-duplicates as one.")] = True
     names: Annotated[bool, Field(description="Items that have all words of a text in their name come first.")] = True
+    everything: Annotated[
+        bool, Field(alias="all", description="Also what does not seem to fit the text that is searched for.")
+    ] = False
+    min_score: Annotated[
+        float | None, Field(description="Only results with at least this score, whether they seem to fit or not.")
+    ] = None
     folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
     start: Annotated[Day | None, Field(alias="from", description="Taken on this day or later.")] = None
     end: Annotated[Day | None, Field(alias="to", description="Taken on this day or earlier.")] = None
@@ -155,6 +161,14 @@ class SearchResult(BaseModel):
     hits: list[HitOut]
     total: Annotated[int, Field(description="How many items pass the filters.")]
     more: Annotated[bool, Field(description="Whether there is another page.")]
+    fits: Annotated[
+        bool | None,
+        Field(description="false: nothing seems to fit the text, so no result is given; null: that cannot be told."),
+    ] = None
+    cut_off: Annotated[
+        float | None, Field(description="The score below which results do not seem to fit; null: not known.")
+    ] = None
+    ended: Annotated[bool, Field(description="Whether there are results below the cut-off that are left out.")] = False
     upload: Annotated[str | None, Field(description="The key of the uploaded picture.")] = None
     unknown_words: Annotated[list[str], Field(description="The words of the query that the model does not know.")] = []
     any_word_known: Annotated[

@@ -14,11 +14,12 @@ from maxmatch.core.progress import Bar
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
 from maxmatch.search.albums import Albums
+from maxmatch.search.folding import NEAR_DUPLICATE
 from maxmatch.search.index_folder import other_model, read_origin
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.album_routes import Shelf, album_routes, original_routes
 from maxmatch.server.api_schema import add_handlers
-from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, PictureOf, Watch
+from maxmatch.server.gallery import Gallery, PictureOf, Watch
 from maxmatch.server.pictures import Thumbnails, Uploads
 from maxmatch.server.routes import IMAGE_SEARCH, Service, page_routes, picture_routes, search_routes
 from maxmatch.server.searcher import Searcher
@@ -43,6 +44,7 @@ def create_app(
     look: Callable[[Bar], object] | None = None,
     look_every: float = 60.0,
     albums: Albums | None = None,
+    cut: bool = True,
 ) -> FastAPI:
     """A server for an index whose sets were made by `model`.
 
@@ -59,6 +61,7 @@ def create_app(
         look: brings the index up to date with its folders, as `Library.sync`; called at the start and every minute.
         look_every: or every so many seconds.
         albums: where albums and saved searches are kept. Default: in the user's data folder.
+        cut: leave out what does not seem to fit a query, unless a request asks for it.
 
     Returns:
         An ASGI application, to be run by uvicorn or another server.
@@ -74,14 +77,17 @@ def create_app(
     limits = limits or Limits()
     metrics, uploads = Metrics(), Uploads()
     gallery = Gallery(index, picture, name)
-    searcher = Searcher(gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate)
+    searcher = Searcher(
+        gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate, cut
+    )
+    searcher.calibrate()
     watch = None if look is None else Watch(look, look_every)
     shelf = Shelf(gallery, albums or Albums())
     service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits, shelf, watch)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        beside = [asyncio.create_task(_keep_refreshing(gallery))]
+        beside = [asyncio.create_task(_keep_refreshing(gallery, searcher))]
         if watch is not None:
             beside.append(asyncio.create_task(watch.run()))
         # What exists now stays, so garbage collection can skip it: going through all modules takes 200 ms, in which no
@@ -121,11 +127,12 @@ def _recorded_model(index: SetIndex) -> SetEncoder:
     return SetEncoder.from_pretrained(recorded_model(name))
 
 
-async def _keep_refreshing(gallery: Gallery) -> None:
+async def _keep_refreshing(gallery: Gallery, searcher: Searcher) -> None:
     """Notice changes to the index while the server runs."""
     while True:
         await asyncio.sleep(_REFRESH_EVERY)
         try:
             await asyncio.to_thread(gallery.refresh)
+            await asyncio.to_thread(searcher.calibrate)
         except Exception as error:  # the next attempt may succeed; until then the last state is served
             _log.warning("the index could not be read again: %s", error)

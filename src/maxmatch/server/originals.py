@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 from PIL import Image, ImageFile, IptcImagePlugin
 
-from maxmatch.data.formats.shared import SUFFIXES
+from maxmatch.model.picture_files import SUFFIXES
 from maxmatch.server.api_schema import DetailsOut, Refusal, not_found
 from maxmatch.server.security import LOOPBACK_NAMES, host_name, is_loopback
 

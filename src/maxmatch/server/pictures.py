@@ -5,11 +5,13 @@ import secrets
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 from PIL import Image, features
 from pydantic import BeforeValidator
 from torch import Tensor
@@ -17,20 +19,21 @@ from torch import Tensor
 from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.model.encoder import Look, NoAttentionError, SetEncoder
-from maxmatch.model.images import FORMATS, ImageError, load_image
+from maxmatch.model.images import ImageError, load_image
 from maxmatch.model.inputs import PixelReader
+from maxmatch.model.picture_files import HEIC, PILLOW_FORMATS, format_of, is_read, opened
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
 from maxmatch.server.gallery import Gallery
 from maxmatch.server.searcher import QueryTerm, check_slot
 
 Size = Annotated[Literal[160, 320, 640, 1280, 2560], BeforeValidator(int)]  # a parameter of an address arrives as text
 """The longest side of a thumbnail."""
-PICTURE_TYPES = ", ".join(f"image/{name.lower()}" for name in FORMATS)
+PICTURE_TYPES = ", ".join(f"image/{name.lower()}" for name in (*PILLOW_FORMATS, HEIC))
 LARGEST_SIDE = 768
 """Of an upload as it is kept: no model looks more closely."""
 DECODING_BYTES = 320_000_000
 """What decoding an upload may take."""
-_OF_THE_DECODER = {"WEBP": 12, "AVIF": 6, "TIFF": 4}  # bytes per pixel, beside the picture itself
+_OF_THE_DECODER = {"WEBP": 12, "AVIF": 6, "HEIF": 6, "TIFF": 4}  # bytes per pixel, beside the picture itself
 _THUMBNAIL_BYTES = 96 * 2**20
 _DECODED_AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded
 _UPLOADS = 24
@@ -94,7 +97,7 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(io.BytesIO(data), formats=list(FORMATS)) as image:
+            with _opened(data, max_pixels) as image:
                 pixels = image.width * image.height
                 if pixels > max_pixels:
                     raise _too_many_pixels(max_pixels)
@@ -112,6 +115,12 @@ def read_upload(data: bytes, max_pixels: int) -> Image.Image:
             raise _no_picture("This file cannot be read as a picture.") from None
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     return picture
+
+
+def _opened(data: bytes, max_pixels: int) -> AbstractContextManager[Image.Image]:
+    if format_of(data) == HEIC:
+        return opened(data, max_pixels)
+    return Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
 
 
 def decoding_bytes(image: Image.Image) -> int:
@@ -154,7 +163,8 @@ def _too_many_pixels(limit: int) -> Refusal:
 
 
 def _no_picture(what: str) -> Refusal:
-    *most, last = (name for name in FORMATS if name != "AVIF" or features.check("avif"))
+    absent = {"AVIF": not features.check("avif"), HEIC: not is_read(".heic")}
+    *most, last = (name for name in (*PILLOW_FORMATS, HEIC) if not absent.get(name))
     return Refusal(415, "no_picture", f"{what} Send a {', '.join(most)} or {last} file.")
 
 
@@ -184,21 +194,41 @@ def explain(
     if similarity.set_size is not None:
         raise Refusal(422, "no_slots", "This model compares Gaussians: it has no slots that look anywhere.")
     try:
-        seen = look_at(model, gallery.picture(item.id))
+        seen = look_at(
+            model, gallery.picture(item.id), (lambda: _asked(model, gallery, uploads, parts)) if parts else None
+        )
         explained = [_part(model, gallery, uploads, similarity, seen, part) for part in parts]
     except NoAttentionError as error:
         raise Refusal(422, "no_attention", str(error)) from error
     return Explained(item=item, slots=_slots(seen), parts=explained)
 
 
-def look_at(model: SetEncoder, source: Path | Image.Image) -> ModelView:
-    """The set of a picture, and where on it each slot looks."""
+def _asked(model: SetEncoder, gallery: Gallery, uploads: Uploads, parts: Sequence[QueryTerm]) -> Tensor:
+    """What a model without attention is asked about: Σ weight · set over the parts of a query, since the cosine with a
+    sum is the sum of the cosines.
+    """
+    total = torch.zeros(())
+    for part in parts:
+        if part.kind == "text":
+            vectors = model.encode_texts([part.value])[0]
+        else:
+            vectors = model.encode_images([_source(gallery, uploads, part)])[0]
+        total = total + part.weight * vectors
+    return total
+
+
+def _source(gallery: Gallery, uploads: Uploads, part: QueryTerm) -> Path | Image.Image:
+    return gallery.picture(part.value) if part.kind == "item" else uploads.get(part.value).picture
+
+
+def look_at(model: SetEncoder, source: Path | Image.Image, against: Callable[[], Tensor] | None = None) -> ModelView:
+    """The set of a picture, and where on it each slot looks. against: see `SetEncoder.look`."""
     reader = model.tower("image").reader
     assert isinstance(reader, PixelReader)
     picture = load_image(source, at_least=LARGEST_SIDE // 2)
     left, top, right, bottom = reader.transform.box(picture.width, picture.height)
     box = [left / picture.width, top / picture.height, right / picture.width, bottom / picture.height]
-    return ModelView(model.look("image", picture), [round(side, _DIGITS) for side in box])
+    return ModelView(model.look("image", picture, against), [round(side, _DIGITS) for side in box])
 
 
 def _part(
@@ -208,11 +238,10 @@ def _part(
     attention: Tensor | None = None
     picture: SlotsOut | None = None
     if part.kind == "text":
-        look = model.look("text", part.value)
+        look = model.look("text", part.value, lambda: item.look.vectors)
         label, words, attention = part.value, look.words or [], look.attention
     else:
-        source = gallery.picture(part.value) if part.kind == "item" else uploads.get(part.value).picture
-        seen = look_at(model, source)
+        seen = look_at(model, _source(gallery, uploads, part), lambda: item.look.vectors)
         look, picture, label = seen.look, _slots(seen), "your picture" if part.kind == "upload" else "that picture"
     slots = list(range(len(look.vectors)))
     if part.slot is not None:

@@ -92,16 +92,18 @@ class Service:
 
     def terms(self, asked: Asked) -> list[QueryTerm]:
         """The parts of a GET request's query."""
-        if sum(bool(value) for value in (asked.q, asked.like, asked.upload)) > 1:
-            raise Refusal(409, "conflict", "Give one of q, like and upload.")
+        if asked.like and asked.upload:
+            raise Refusal(409, "conflict", "Give one of like and upload.")
+        terms = []
+        if asked.like or asked.upload:
+            terms = [self.term(QueryPart(like=asked.like or None, upload=asked.upload or None, slot=asked.slot))]
         if asked.q and asked.q.strip():
             try:
-                return [QueryTerm("text", text, weight, asked.slot) for text, weight in parse_query(asked.q)]
+                parts = parse_query(asked.q, beside_picture=bool(terms))
             except ValueError as error:
                 raise Refusal(422, "invalid", str(error)) from None
-        if asked.like or asked.upload:
-            return [self.term(QueryPart(like=asked.like or None, upload=asked.upload or None, slot=asked.slot))]
-        return []
+            terms += [QueryTerm("text", text, weight, None if terms else asked.slot) for text, weight in parts]
+        return terms
 
     def term(self, part: QueryPart) -> QueryTerm:
         """A part of a query as it is searched for; refused if its item or upload is not there."""
@@ -240,6 +242,9 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "hits": hits,
         "total": total,
         "more": page.more,
+        "fits": page.verdict.fits,
+        "cut_off": page.verdict.ends,
+        "ended": page.ended,
         "upload": upload,
         "unknown_words": read.unknown,
         "any_word_known": bool(read.known) if texts else None,
@@ -305,7 +310,7 @@ def picture_routes(service: Service) -> APIRouter:
             ],
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
-            set_size=service.gallery.index.manifest.set_size,
+            set_size=service.gallery.set_size,
             reads_pictures=reads_pictures(service.model),
         )
 

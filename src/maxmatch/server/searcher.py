@@ -17,11 +17,13 @@ from maxmatch.matching import SetSimilarity
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.engine import Hit, Match
 from maxmatch.search.filters import Condition
+from maxmatch.search.folding import NEAR_DUPLICATE, Grouping
 from maxmatch.search.names import named_first
+from maxmatch.search.plausible import CutOff, Verdict, calibrated, is_much, verdict
 from maxmatch.search.query import rank_parts, search_parts
 from maxmatch.search.rerank import Best
 from maxmatch.server.api_schema import ItemFacts, Paging, Refusal, not_found
-from maxmatch.server.gallery import NEAR_DUPLICATE, Gallery, Grouping, item_of
+from maxmatch.server.gallery import Gallery, item_of
 from maxmatch.server.security import Metrics
 
 Ask = TypeVar("Ask")
@@ -144,6 +146,9 @@ class Page(NamedTuple):
 
     results: list[SearchResult]
     more: bool
+    verdict: Verdict = Verdict()
+    ended: bool = False
+    """Whether results were left out that do not seem to fit."""
 
 
 class Search(NamedTuple):
@@ -164,6 +169,7 @@ class Ranking(NamedTuple):
 
     hits: Sequence[Hit]
     grouping: Grouping
+    best: float | None
 
 
 class LongList(Sequence[Hit]):
@@ -173,6 +179,7 @@ class LongList(Sequence[Hit]):
         self._best = best._replace(partners=best.partners.astype(np.int8), cosines=best.cosines.astype(np.float32))
         self._order = order
         self.ids = [best.ids[place] for place in order.tolist()]
+        self.best = float(best.scores.max()) if len(best.scores) else None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -188,7 +195,8 @@ class Searcher:
     """Answers queries, many at once: `answering` is entered while the server runs.
 
     A batch is encoded and searched in one thread: with two, a request would wait in two queues, and both threads for
-    the same cores. uploaded: the vectors of an uploaded picture, by its key.
+    the same cores. uploaded: the vectors of an uploaded picture, by its key. cut: whether results that do not seem to
+    fit are left out.
     """
 
     def __init__(
@@ -200,8 +208,11 @@ class Searcher:
         most: int = 32,
         window: float = 0.002,
         near_duplicate: float = NEAR_DUPLICATE,
+        cut: bool = True,
     ) -> None:
         self._gallery = gallery
+        self._cut = cut
+        self._cut_off: CutOff | None = None
         self._model = model
         self._uploaded = uploaded
         self._near_duplicate = near_duplicate
@@ -211,11 +222,17 @@ class Searcher:
         observe = metrics.batches.labels("search").observe
         self.answering = Batcher[Search, Sequence[Hit]](self._answer, most, window, observe=observe)
 
+    def calibrate(self) -> None:
+        """Measure what scores mean in this index, unless that is known and the index is much the same."""
+        items = len(self._gallery.index) if self._cut else 0
+        if items and (self._cut_off is None or is_much(abs(items - self._cut_off.items), items)):
+            self._cut_off = calibrated(self._gallery.index, self._model)
+
     async def page(
         self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None, words: Sequence[str] = ()
     ) -> Page:
         """The results of a query; without parts, everything, newest first. words: items that have all of them in their
-        name come first.
+        name come first, and are never left out.
         """
         end = paging.offset + paging.k
         if not parts:
@@ -223,29 +240,35 @@ class Searcher:
         prepared = tuple([await self._prepare(part) for part in parts])
         weights = tuple(part.weight for part in parts)
         named = await asyncio.to_thread(self._gallery.named, words, where)
+        names = frozenset(named)
         by_date = paging.sort == "date"
         wanted = _SORTED if by_date else end + 1 + _MARGIN * paging.fold
+        hits: Sequence[Hit]
         while True:
-            if wanted > _LONG:
+            if wanted > _LONG and not by_date:
                 search = Search(prepared, weights, _LONG, where, named, whole=True)
                 ranking = await self._ranking(search, tuple(parts), paging.fold)
+                hits, judged = ranking.hits, self._judged(parts, paging, ranking.best)
                 groups = await asyncio.to_thread(ranking.grouping.first, end + 1)
-                hits = ranking.hits
+                kept = [group for group in groups if _is_shown(hits[group[0]], judged, names)]
+                ended, groups = len(kept) < len(groups), kept
                 break
-            hits = await self.answering(Search(prepared, weights, wanted, where, named))
-            grouping = self._grouping([hit.id for hit in hits], paging.fold)
-            groups = grouping.first(len(hits))
+            found = await self.answering(Search(prepared, weights, wanted, where, named))
+            judged = self._judged(parts, paging, max((hit.score for hit in found), default=None))
+            hits = [hit for hit in found if _is_shown(hit, judged, names)]
+            ended = len(hits) < len(found)
+            groups = self._grouping([hit.id for hit in hits], paging.fold).first(len(hits))
             if by_date or len(groups) > end or len(hits) < wanted:
                 break
             wanted = 2 * wanted
         shown = groups if by_date else groups[paging.offset : end]
-        items, names = self._gallery.state.by_id, frozenset(named)
+        items = self._gallery.state.by_id
         made = (_result([hits[place] for place in group], items, names) for group in shown)
         results = [result for result in made if result is not None]
         if by_date:
             results.sort(key=lambda result: result.item.date or "", reverse=True)
             results = results[paging.offset : end]
-        return Page(results, len(groups) > end)
+        return Page(results, len(groups) > end, judged, ended)
 
     def _browse(self, paging: Paging, where: Condition | None) -> Page:
         end = paging.offset + paging.k
@@ -270,10 +293,22 @@ class Searcher:
         if known is None:
             hits = await self.answering(search)
             assert isinstance(hits, LongList)
-            known = self._long[key] = Ranking(hits, self._grouping(hits.ids, fold))
+            known = self._long[key] = Ranking(hits, self._grouping(hits.ids, fold), hits.best)
             while len(self._long) > _LONG_LISTS:
                 self._long.popitem(last=False)
         return known
+
+    def _judged(self, parts: Sequence[QueryTerm], paging: Paging, best: float | None) -> Verdict:
+        """Where a list ends, by its best score. Scores of pictures, and sums of several parts, mean something else than
+        those of one text.
+        """
+        if paging.min_score is not None:
+            return Verdict(None, paging.min_score)
+        one = len(parts) == 1 and parts[0].kind == "text" and parts[0].weight == 1 and parts[0].slot is None
+        if paging.everything or not one:
+            return Verdict()
+        hits = [] if best is None else [Hit("", best)]
+        return verdict(self._cut_off, self._model.known_words(parts[0].value), hits)
 
     async def _prepare(self, part: QueryTerm) -> QueryTerm | Tensor:
         """A text as it is; of an item or an uploaded picture, its vectors."""
@@ -339,6 +374,11 @@ class Searcher:
         while len(self._texts) > _CACHED_TEXTS:
             self._texts.popitem(last=False)
         return vectors
+
+
+def _is_shown(hit: Hit, judged: Verdict, names: frozenset[str]) -> bool:
+    """Whether a hit seems to fit, as `maxmatch.search.plausible.plausible` has it, or has the query in its name."""
+    return hit.id in names or (judged.fits is not False and (judged.ends is None or hit.score >= judged.ends))
 
 
 def _slots(part: QueryTerm) -> slice:

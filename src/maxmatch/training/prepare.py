@@ -115,7 +115,7 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
         not isinstance(reader, FeatureReader) and _reads_values(getattr(model.tower(name).encoder, "backbone", None))
         for name, reader in readers.items()
     )
-    return TrainingParts(model, train, val, feed, val_feed, teachers, backbones)
+    return TrainingParts(model, train, val, feed, val_feed, teachers, backbones or _has_own(model))
 
 
 def _with_sets(
@@ -194,6 +194,12 @@ def _reads_values(backbone: Any) -> bool:
     return backbone is not None and kind != "bert" and not isinstance(backbone, EfficientNetLite | ResNeXt)
 
 
+def _has_own(model: SetEncoder) -> bool:
+    """Whether a part of the model is not of this package: it may do what cannot be recorded."""
+    towers = {} if model.config is None else model.config.towers
+    return any("own" in (tower.encoder.name, tower.head.name) for tower in towers.values())
+
+
 def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
     """The model of a recipe with its first weights; the words are those of the training captions, or of the model that
     it starts from.
@@ -248,7 +254,7 @@ def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
     if data.tokenizer == "wordpiece":
         return train_wordpiece_tokenizer(captions, data.vocabulary_size, data.max_length)
     if data.tokenizer == "pretrained":
-        if encoder.backbone.pretrained is None:
+        if encoder.name == "own" or encoder.backbone.pretrained is None:
             raise ValueError(
                 "data.tokenizer: 'pretrained' is the backbone's own, but the model names no pretrained backbone. "
                 "Take 'wordpiece', or give the path of a tokenizer.json."
@@ -329,7 +335,7 @@ def _parameter_groups(recipe: Recipe) -> list[Group]:
     config = recipe.model.resolved()
     tokenizers = {}
     for name, tower in config.towers.items():
-        if tower.encoder.name == "gru":
+        if tower.encoder.name == "gru" or (tower.encoder.name == "own" and tower.reads == "text"):
             tokenizers[name] = word_tokenizer(["a"], 1)
         elif tower.encoder.name == "transformer":
             tokenizers[name] = train_wordpiece_tokenizer(["a"], 30, 64)

@@ -32,7 +32,7 @@ def test_a_folder_without_pictures_is_not_recognised_and_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     assert not folder.recognises(tmp_path)
     assert not folder.recognises(tmp_path / "notes.txt")
-    with pytest.raises(DataError, match=r"no pictures in it\. Expected files that end in \.avif, \.bmp"):
+    with pytest.raises(DataError, match=r"no pictures in it\. Expected files of these formats: JPEG, PNG"):
         folder.read(tmp_path)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import IMAGE, Items, Problem, Report, Split, give_up, refuse
-from maxmatch.data.formats.shared import EXPECTED, SUFFIXES, check_files, copy_all, write_folder
+from maxmatch.data.formats.shared import EXPECTED, check_files, copy_all, write_folder
+from maxmatch.model.picture_files import SUFFIXES
 
 NAME = "all"
 _JUNK = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "$recycle.bin", "@eadir"})

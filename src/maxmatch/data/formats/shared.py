@@ -16,7 +16,7 @@ import numpy as np
 from maxmatch.core.files import is_draft, lock, sync, whole, write_whole
 from maxmatch.core.progress import Advance, map_ahead
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Items, Problem, Report, Split, give_up, refuse
-from maxmatch.model.images import FORMATS
+from maxmatch.model.picture_files import FORMATS, SUFFIXES, format_of, is_avif
 
 _BREAK = re.compile(r"\s*[\r\n]\s*")
 _SPLIT_NAME = re.compile(r"\w+")
@@ -241,11 +241,9 @@ def _manifest(format: str, splits: Mapping[str, Split], options: Mapping[str, ob
     }
 
 
-SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-EXPECTED = f"Expected files that end in {', '.join(sorted(SUFFIXES))}; convert others, such as HEIC."
+EXPECTED = f"Expected files of these formats: {', '.join(FORMATS)}. Convert others."
 _BEGINNINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"}
 _BEGINNINGS |= dict.fromkeys((b"II*\x00", b"MM\x00*"), ".tif")
-_AVIF = (b"ftypavif", b"ftypavis")  # after four bytes
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _LONGEST_NAME = 80
 
@@ -318,5 +316,5 @@ def copy_all(
 
 def _suffix(data: bytes, modality: str) -> str:
     """The suffix that fits these bytes, as far as that can be seen."""
-    other = ".avif" if data[4:12] in _AVIF else ".jpg" if modality == IMAGE else ".bin"
+    other = ".avif" if is_avif(data) else ".heic" if format_of(data) else ".jpg" if modality == IMAGE else ".bin"
     return next((suffix for beginning, suffix in _BEGINNINGS.items() if data.startswith(beginning)), other)

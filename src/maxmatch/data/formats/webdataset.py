@@ -30,7 +30,6 @@ from maxmatch.data.formats.columns import (
     splits_of_rows,
 )
 from maxmatch.data.formats.shared import (
-    SUFFIXES,
     BadCell,
     check_files,
     check_writable,
@@ -41,6 +40,7 @@ from maxmatch.data.formats.shared import (
     write_folder,
 )
 from maxmatch.data.formats.tables import column_names
+from maxmatch.model.picture_files import STILL_SUFFIXES
 
 _BLOCK = 512
 _MOST_SAMPLES, _MOST_BYTES = 10_000, 1 << 30  # of a tar
@@ -203,9 +203,9 @@ def _cells(parts: Sequence[TarMember], file: BinaryIO, bare: bool) -> dict[str, 
         suffix = part.name.rpartition("/")[2].partition(".")[2].lower()
         if by_suffix.setdefault(suffix, part) is not part:
             raise BadCell(f"two members .{suffix} in one sample", "Give each sample its own name.")
-    picture = next((part for suffix, part in by_suffix.items() if f".{suffix}" in SUFFIXES), None)
+    picture = next((part for suffix, part in by_suffix.items() if f".{suffix}" in STILL_SUFFIXES), None)
     if picture is None and not (bare and by_suffix.keys() & {"txt", "json"}):
-        raise BadCell(f"no picture, only {', '.join(by_suffix)}", f"Expected {', '.join(sorted(SUFFIXES))}.")
+        raise BadCell(f"no picture, only {', '.join(by_suffix)}", f"Expected {', '.join(sorted(STILL_SUFFIXES))}.")
 
     def content(suffix: str) -> bytes:
         file.seek(by_suffix[suffix].offset)

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from maxmatch.search.engine import Choose, Found, ItemRows, Location
+from maxmatch.core.ragged_array import RaggedArray
+from maxmatch.search.engine import Choose, Found, ItemRows, Location, Vectors
 from maxmatch.search.engines.cached_table import versions_of
 from maxmatch.search.engines.lance_files import (
     MOST_COLUMNS,
@@ -36,6 +37,8 @@ from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import TABLE, IndexFolderError, cure_of
 
 _AHEAD_BYTES = 64 * 2**20
+ANY_SIZE = "vectors"
+"""The column of sets of any size: of one named `vector` LanceDB wants vectors of one length."""
 
 
 def lancedb_library() -> ModuleType:
@@ -55,12 +58,16 @@ def found_in(table: Any) -> Found:
     return Found(table["id"].to_pylist(), table["added"].to_numpy(), vectors_in(table), texts)
 
 
-def vectors_in(table: Any) -> np.ndarray:
-    """The vectors of a table, (n, width); (n, 0) where it has none."""
-    if "vector" not in table.column_names:
+def vectors_in(table: Any) -> Vectors:
+    """The vectors of a table, (n, width), or rows of their own lengths; (n, 0) where it has none."""
+    column = next((name for name in table.column_names if name in ("vector", ANY_SIZE)), None)
+    if column is None:
         return np.empty((len(table), 0), np.float32)
-    vectors = table["vector"].combine_chunks()
+    vectors = table[column].combine_chunks()
     flat: np.ndarray = vectors.flatten().to_numpy(zero_copy_only=False)
+    if pa.types.is_large_list(vectors.type):
+        starts = vectors.offsets.to_numpy()
+        return RaggedArray(flat, starts - starts[0])
     return flat.reshape(len(vectors), vectors.type.list_size)
 
 
@@ -234,6 +241,7 @@ def nearest(queries: np.ndarray, items: Found, count: int) -> list[Found]:
 
 
 _MOST_BYTES = 256 * 2**20
+_BLOCK_BYTES = 32 * 2**20  # of sets of any size that are read at once
 
 
 class TableState(NamedTuple):
@@ -260,18 +268,31 @@ class ItemsInMemory:
         """Whether all items fit into memory, and whether the index over the vectors has any."""
         known, state = self._known, self._state()
         if known is None or known.state != state:
-            fits = int(self._table.count_rows()) * self._place.width * 4 <= _MOST_BYTES
+            fits = self._bytes() <= _MOST_BYTES
             known = TableState(state, fits, self._index is not None and self._index.coverage().indexed > 0)
             self._known = known
         return known
+
+    def _bytes(self) -> int:
+        """What the vectors take in memory; of sets of any size at most about as much as the files."""
+        if self._place.width == 0:
+            return bytes_on_disk(self._place.folder / TABLE) * (2 if self._place.dtype == "float16" else 1)
+        return int(self._table.count_rows()) * self._place.width * 4
+
+    def block_of(self, most: int) -> int:
+        """How many items to read at once, `most` where they are of one size."""
+        if self._place.width != 0:
+            return most
+        return max(1, min(most, _BLOCK_BYTES * int(self._table.count_rows()) // max(1, self._bytes())))
 
     def items(self) -> Found:
         """All of them, with their metadata."""
         kept, state = self._items, self._state()  # looked at once: another thread may read a newer version
         if kept is None or kept[0] != state:
             # Not by batches, which end where a file does: a table that grew photo by photo has many small ones.
-            found = found_in(self._table.search().select(["id", "added", "vector", "metadata"]).to_arrow())
-            kept = state, found._replace(vectors=np.array(found.vectors, np.float32))
+            columns = _columns_for(self._place, vectors=True, metadata=True)
+            found = found_in(self._table.search().select(columns).to_arrow())
+            kept = state, found._replace(vectors=_in_float32(found.vectors))
             self._items = kept
         return kept[1]
 
@@ -287,8 +308,14 @@ class ItemsInMemory:
         return versions_of(self._place.folder) or self._table.version
 
 
+def _in_float32(vectors: Vectors) -> Vectors:
+    if isinstance(vectors, RaggedArray):
+        return RaggedArray(np.array(vectors.flat(), np.float32), vectors.starts - vectors.starts[0])
+    return np.array(vectors, np.float32)
+
+
 _NAME = TABLE.removesuffix(".lance")
-_OWN = ("id", "added", "vector", "metadata")
+_OWN = ("id", "added", "vector", ANY_SIZE, "metadata")
 _AT_ONCE = 1000  # ids in one filter
 _MANY_FILES = 200
 _KEPT = timedelta(minutes=10)  # how long what was replaced stays for those who are reading it
@@ -301,9 +328,11 @@ _CACHE_BYTES = 512 * 2**20  # at least
 def create(place: Location, trained: bool = True) -> "LanceEngine":
     """An empty table in the folder."""
     session, database = _connect(place)
-    vectors = pa.list_(pa.float32() if place.dtype == "float32" else pa.float16(), place.width)
+    number = pa.float32() if place.dtype == "float32" else pa.float16()
+    vectors = pa.large_list(number) if place.width == 0 else pa.list_(number, place.width)
     kinds: list[pa.DataType] = [pa.string(), pa.int64(), vectors, pa.string()]
-    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(_OWN, kinds, strict=True)])
+    names = ["id", "added", _vector_column(place), "metadata"]
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(names, kinds, strict=True)])
     with storing(place.folder):
         left = "overwrite" if (place.folder / TABLE).exists() else "create"
         table = database.create_table(_NAME, schema=schema, mode=left)
@@ -319,10 +348,11 @@ def open_engine(place: Location, trained: bool = True) -> "LanceEngine":
     session, database = _connect(place)
     with reading(path):
         table = database.open_table(_NAME)
-        found = table.schema.field("vector").type
-    if found.list_size != place.width:
+        width = 0 if ANY_SIZE in table.schema.names else table.schema.field("vector").type.list_size
+    if width != place.width:
+        numbers = (f"{one or 'any number of'} numbers" for one in (width, place.width))
         raise ValueError(
-            f"{path}: vectors of {found.list_size} numbers, but index.json has {place.width}. They are of different "
+            f"{path}: vectors of {next(numbers)}, but index.json has {next(numbers)}. They are of different "
             "indexes: copy the whole folder again."
         )
     return LanceEngine(place, table, session, trained)
@@ -347,8 +377,12 @@ def _connect(place: Location) -> tuple[Any, Any]:
     )
 
 
-def _columns_for(vectors: bool, metadata: bool) -> list[str]:
-    return ["id", "added", *(["vector"] if vectors else []), *(["metadata"] if metadata else [])]
+def _vector_column(place: Location) -> str:
+    return "vector" if place.width else ANY_SIZE
+
+
+def _columns_for(place: Location, vectors: bool, metadata: bool) -> list[str]:
+    return ["id", "added", *([_vector_column(place)] if vectors else []), *(["metadata"] if metadata else [])]
 
 
 def cache_bytes(place: Location) -> int:
@@ -367,7 +401,7 @@ class LanceEngine:
         self.place = place
         self.path = place.folder / TABLE
         self.table = table
-        self.index = VectorIndex(table, place) if trained else None
+        self.index = VectorIndex(table, place) if trained and place.width != 0 else None
         self._items = ItemsInMemory(place, table, self.index)
         self._session = session
         self._keep = False
@@ -442,10 +476,11 @@ class LanceEngine:
     ) -> Iterator[Found]:
         """Every item that passes, in blocks. A small table is read once for all scans of one version."""
         with reading(self.path):
+            block = self._items.block_of(block) if vectors else block
             if where is None and vectors and self._items.known().fits:
                 yield from self._items.blocks(block)
                 return
-            search = self.table.search().select(_columns_for(vectors, metadata))
+            search = self.table.search().select(_columns_for(self.place, vectors, metadata))
             if where is not None:
                 search = search.where(self._sql(where))
             for batch in search.to_batches(batch_size=block):
@@ -453,7 +488,7 @@ class LanceEngine:
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""
-        columns = _columns_for(vectors, metadata)
+        columns = _columns_for(self.place, vectors, metadata)
         with reading(self.path):
             if not (vectors or metadata) and len(ids) > max(_AT_ONCE, self.table.count_rows() // 20):
                 return self._named(set(ids))
@@ -512,8 +547,13 @@ class LanceEngine:
         if new:
             self.table.add_columns(new)
             schema = self.table.schema
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.ravel()), self.place.width)
-        columns |= {"id": pa.array(rows.ids), "added": pa.array(rows.added), "vector": vectors}
+        vectors: Any
+        if isinstance(rows.vectors, RaggedArray):
+            offsets = pa.array(rows.vectors.starts - rows.vectors.starts[0], pa.int64())
+            vectors = pa.LargeListArray.from_arrays(offsets, pa.array(rows.vectors.flat()))
+        else:
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.ravel()), self.place.width)
+        columns |= {"id": pa.array(rows.ids), "added": pa.array(rows.added), _vector_column(self.place): vectors}
         columns["metadata"] = pa.array(rows.metadata)
         empty = {field.name: pa.nulls(len(rows.ids), field.type) for field in schema if field.name not in columns}
         return pa.table([(columns | empty)[name] for name in schema.names], schema=schema)

@@ -33,7 +33,7 @@ function parameters(values) {
   return new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
 }
 
-const paging = ({ folder, from, to, orientation, album, sort, fold }) => ({ folder, from, to, orientation, album, sort, fold });
+const paging = ({ folder, from, to, orientation, album, sort, fold, all }) => ({ folder, from, to, orientation, album, sort, fold, all });
 const asked = ({ q, like, upload, slot }) => ({ q, like, upload, slot });
 
 export const search = (state, offset, k, signal) =>

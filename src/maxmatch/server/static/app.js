@@ -12,7 +12,7 @@ import { Shelf } from "./shelf.js";
 import { isFiltered, isSearch, newQuery, read, sameResults, withoutFilters, write } from "./state.js";
 import { toast } from "./toast.js";
 import { Viewer } from "./viewer.js";
-import { monthName, number, pictures, unknown } from "./words.js";
+import { count, monthName, number, pictures, unknown } from "./words.js";
 
 const PAGE = 48;
 const LONGEST = 200;
@@ -137,6 +137,7 @@ async function pageOn() {
     if (signal.aborted || wanted !== shown) return;
     more = answer.more;
     grid.append(answer.hits, !more);
+    say(answer);
     note();
   } catch (error) {
     failed(error);
@@ -178,18 +179,25 @@ function failed(error) {
 }
 
 function say(answer) {
-  const { total, hits } = answer;
+  const shownNow = grid.hits.length;
   const order = !isSearch(state) || state.sort === "date" ? "newest first" : "best first";
-  const count = hits.length ? `${pictures(total)}, ${order}` : "No pictures";
-  find("status").textContent = [count, unknown(answer)].filter(Boolean).join(" · ");
+  const counted = shownNow ? `${count(answer, shownNow)}, ${order}` : count(answer, shownNow);
+  find("status").textContent = [counted, unknown(answer)].filter(Boolean).join(" · ");
+  const all = (label) => el("button", { type: "button", class: "quiet", onclick: () => go({ ...state, all: true }) }, label);
+  const rest = find("rest");
+  rest.hidden = !answer.ended || answer.more || !shownNow;
+  rest.replaceChildren(el("span", {}, "The rest does not seem to fit."), all(`Show all ${pictures(answer.total)}`));
   const empty = find("empty");
-  empty.hidden = grid.hits.length > 0;
+  empty.hidden = shownNow > 0;
   if (empty.hidden) return;
   const filtered = isFiltered(state);
-  empty.replaceChildren(
-    el("p", {}, filtered ? "No pictures match these filters." : "There are no pictures here yet."),
-    filtered ? el("button", { type: "button", class: "solid", onclick: () => go(withoutFilters(state)) }, "Clear filters") : "",
-  );
+  const clear = () => el("button", { type: "button", class: "solid", onclick: () => go(withoutFilters(state)) }, "Clear filters");
+  if (answer.ended) {
+    const where = filtered ? "No picture that passes the filters" : "No picture here";
+    empty.replaceChildren(el("p", {}, `${where} seems to fit “${state.q.trim()}”.`), all("Show the closest anyway"), filtered ? clear() : "");
+  } else {
+    empty.replaceChildren(el("p", {}, filtered ? "No pictures match these filters." : "There are no pictures here yet."), filtered ? clear() : "");
+  }
 }
 
 /** What is searched with, beside the text: a picture, a slot. */

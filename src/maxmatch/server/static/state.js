@@ -2,7 +2,7 @@
 
 const EMPTY = {
   q: "", like: "", upload: "", slot: null,
-  folder: "", from: "", to: "", orientation: "", album: "", sort: "relevance", fold: true,
+  folder: "", from: "", to: "", orientation: "", album: "", sort: "relevance", fold: true, all: false,
   view: "", why: false,
 };
 const VIEW = ["view", "why"];
@@ -21,6 +21,7 @@ export function read(text) {
   if (given.get("sort") === "date") state.sort = "date";
   if (given.get("fold") === "0") state.fold = false;
   state.why = Boolean(state.view) && given.get("why") === "1";
+  if (given.get("all") === "1") state.all = true;
   if (state.like) state.q = state.upload = "";
   else if (state.upload) state.q = "";
   return state;
@@ -41,4 +42,4 @@ export const sameResults = (a, b) => Object.keys(EMPTY).every((name) => VIEW.inc
 export const isFiltered = (state) => FILTERS.some((name) => state[name] !== EMPTY[name]);
 export const isSearch = (state) => Boolean(state.q.trim() || state.like || state.upload);
 export const withoutFilters = (state) => ({ ...state, ...Object.fromEntries(FILTERS.map((name) => [name, EMPTY[name]])) });
-export const newQuery = (state, query) => ({ ...state, q: "", like: "", upload: "", slot: null, view: "", why: false, ...query });
+export const newQuery = (state, query) => ({ ...state, q: "", like: "", upload: "", slot: null, all: false, view: "", why: false, ...query });

@@ -33,9 +33,16 @@ export const number = (count) => count.toLocaleString();
 export const pictures = (count) => `${number(count)} ${count === 1 ? "picture" : "pictures"}`;
 export const score = (value) => (value === null || value === undefined ? "" : value.toFixed(2).replace("-", "−"));
 
+/** How many pictures there are, or fit a query: known once the last of them is there. */
+export function count({ total, ended, more }, shown) {
+  if (!ended) return more || shown ? pictures(total) : "No pictures";
+  if (!shown) return `None of ${pictures(total)} seems to fit`;
+  return `${more ? "More than " : ""}${number(shown)} of ${pictures(total)} ${shown === 1 ? "seems" : "seem"} to fit`;
+}
+
 /** What the model does not know of a query. */
 export function unknown({ hits, unknown_words: words, any_word_known: any }) {
-  if (hits.length && any === false) return "the model knows none of these words: this is a guess";
+  if (any === false) return `the model knows none of these words${hits.length ? ": this is a guess" : ""}`;
   return words.length ? `the model does not know: ${words.join(", ")}` : "";
 }
 
