@@ -84,7 +84,7 @@ def second_search(folders: Sequence[Path], environment: dict[str, str], again: i
         seconds.append(time.perf_counter() - started)
         after = os.times()
         spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        assert len(done.stdout.split()) == 10, done
+        assert len(done.stdout.split()) == 10 or "fit" in done.stderr, done  # to random sets nothing may seem to fit
         peak = max(peak, int(done.stderr.split()[-1]) / 1024)
     return {"least_s": round(min(seconds), 2), "least_cpu_s": round(min(spent), 2), "peak_mb": round(peak)}
 
