@@ -15,6 +15,7 @@ from tiny_models import tiny_model
 
 from maxmatch import SetIndex
 from maxmatch.data.scenes import generate
+from maxmatch.search.albums import Albums
 from maxmatch.search.photos import photo_facts
 from maxmatch.server.app import create_app
 from maxmatch.server.connections import server_config
@@ -24,6 +25,8 @@ COUNT = 24
 MANY = 60
 FOLDERS = ("", "holiday", "holiday/rome", "garden")
 SIZES = ((96, 96), (96, 64), (64, 96))
+BLOCKED = "Service Worker registration blocked by Playwright"
+"""Its line on the console: a service worker would hide requests from the tests."""
 EXACT = 0.999999
 """Only the same picture is a near-duplicate: to a model that has learned nothing all pictures look much alike."""
 
@@ -71,7 +74,9 @@ def make_gallery(folder, count=COUNT):
 
 
 def app_of(gallery, **more):
-    return create_app(gallery.index, gallery.model, gallery.picture, **{"near_duplicate": EXACT, "cut": False, **more})
+    own = {"near_duplicate": EXACT, "cut": False}
+    own["albums"] = Albums(gallery.index.folder.parent / "data")  # not the user's own
+    return create_app(gallery.index, gallery.model, gallery.picture, **own | more)
 
 
 @contextmanager

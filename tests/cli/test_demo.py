@@ -112,7 +112,7 @@ def test_the_page_opens_on_new_scenes_with_the_demos_own_model(tmp_path, capsys,
     code, printed = demo(capsys, tmp_path, "--serve", "--port", "0")
     assert code == 0, printed.err
     assert trained == ["MaxMatch"]
-    [(folder, more)] = served
+    [([folder], more)] = served
     assert more == {"model": str(tmp_path / "scenes-0"), "port": 0, "open_page": True}
     shown = sorted(folder.glob("*.png"))
     assert len(shown) == 6
@@ -124,7 +124,7 @@ def test_the_page_opens_on_new_scenes_with_the_demos_own_model(tmp_path, capsys,
 def test_the_page_opens_on_photos_without_any_training(tmp_path, capsys, served):
     code, printed = demo(capsys, tmp_path / "out", "--serve", "--photos", str(tmp_path))
     assert code == 0, printed.err
-    assert served == [(tmp_path, {"port": 8765, "open_page": True})]
+    assert served == [([tmp_path], {"port": 8765, "open_page": True})]
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 from tiny_models import tiny_model
 
 from maxmatch.cli import common
-from maxmatch.cli.common import load_for_search, load_model, open_folder
+from maxmatch.cli.common import load_for_search, load_model, open_folders
 from maxmatch.model.names import CheckpointError, name_to_record
 from maxmatch.model.onnx_runtime import FILE
 
@@ -55,10 +55,10 @@ def test_only_the_first_reading_of_a_folder_is_of_many_photos(tmp_path, monkeypa
     model, many = tiny_model("resnet152_bigru"), tiny_model("resnet152_bigru")
 
     def opened():
-        index, used = open_folder(
-            tmp_path / "photos", "named", None, lambda name, device: model, lambda name, device: many
+        library, used = open_folders(
+            [tmp_path / "photos"], "named", None, lambda name, device: model, lambda name, device: many
         )
-        index.close()
+        library.close()
         return used
 
     assert opened() is many

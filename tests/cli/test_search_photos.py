@@ -128,6 +128,54 @@ def test_a_search_without_its_query_or_its_folder_is_wrong_use(arguments, words,
     assert words in err
 
 
+def test_several_folders_are_searched_as_one_and_patterns_leave_photos_out(given, tmp_path, capsys):
+    folder, model = given
+    other = tmp_path / "more" / "photos"
+    other.mkdir(parents=True)
+    for seed in range(3):
+        pixels = np.random.default_rng(50 + seed).integers(0, 256, (40, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(other / f"{seed}.png")
+    both = json.loads(run(capsys, "search", "two dogs", folder, other, "-k", "20", "--json", *model).out)["hits"]
+    assert {hit["id"] for hit in both} == {
+        *(f"pictures/{n}.png" for n in range(4)),
+        *(f"photos/{n}.png" for n in range(3)),
+    }
+    assert [hit["score"] for hit in both] == sorted((hit["score"] for hit in both), reverse=True)
+    paths = run(capsys, "search", "two dogs", folder, other, folder / ".", *model).out.split()
+    assert sorted(paths) == sorted(str(path) for root in (folder, other) for path in root.glob("*.png"))
+    image = ("--image", other / "1.png")
+    assert run(capsys, "search", *image, folder, other, "-k", "1", *model).out.strip() == str(other / "1.png")
+    fewer = run(capsys, "search", "two dogs", folder, other, "--exclude", "1.*", "--exclude", "2.png", *model)
+    assert sorted(fewer.out.split()) == sorted(map(str, [folder / "0.png", folder / "3.png", other / "0.png"]))
+    SetIndex.create(tmp_path / "index", dim=16, set_size=4).close()
+    for wrong in ((folder, tmp_path / "index"), (tmp_path / "index", "--exclude", "x")):
+        for verb in (("search", "two dogs"), ("serve",)):
+            assert run(capsys, *verb, *wrong, *model).code == 2
+
+
+def test_photos_that_are_named_so_come_first_and_are_marked(given, capsys):
+    folder, model = given
+    run(capsys, "search", "rome", folder, *model)
+    (folder / "Café Rome").mkdir()
+    (folder / "3.png").rename(folder / "Café Rome" / "3.png")
+    said = run(capsys, "search", "rome", folder, *model).err
+    assert "1 renamed" in said
+    assert "1 photo has them in its name" in said, "the model does not know the word"
+    hits = json.loads(run(capsys, "search", "the rome", folder, "--json", *model).out)["hits"]
+    assert [hit["name_match"] for hit in hits] == [True, False, False, False]
+    assert hits[0]["id"] == "Café Rome/3.png"
+    scores = {hit["id"]: hit["score"] for hit in hits}
+    plain = json.loads(run(capsys, "search", "the rome", folder, "--json", "--no-names", *model).out)["hits"]
+    assert {hit["id"]: hit["score"] for hit in plain} == pytest.approx(scores, abs=1e-5)
+    assert [hit["score"] for hit in plain] == sorted(scores.values(), reverse=True)
+    assert not any(hit["name_match"] for hit in plain)
+    shown = run(capsys, "search", "rome -dog", folder, "--explain", "-k", "2", *model).out
+    assert [line.endswith("(name)") for line in shown.splitlines() if ".png" in line and line[2].isdigit()] == [
+        True,
+        False,
+    ]
+
+
 @pytest.fixture
 def many(given):
     """Enough photos to tell what fits, three of them the same, a day apart each."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import segno
 import torch
 from commands import run
 from made_data import environment
@@ -19,8 +20,10 @@ from torch.nn.functional import normalize
 
 from maxmatch import SetIndex
 from maxmatch.cli import main as command
+from maxmatch.cli import serve
 from maxmatch.cli.serve import encoded_folder, listen, picture_in, reachable
 from maxmatch.search.engines import cached_table
+from maxmatch.server.security import kept_token
 
 
 @pytest.mark.parametrize("more", [["--host", "0.0.0.0"], ["--host", "192.168.1.2"], ["--token", "short"]])
@@ -29,6 +32,30 @@ def test_others_are_not_listened_to_without_a_token(tmp_path, capsys, more):
         command.main(["serve", str(tmp_path), "--model", "x", *more])
     assert end.value.code == 2
     assert "--token" in capsys.readouterr().err
+
+
+def test_a_network_is_served_under_a_token_that_is_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("MAXMATCH_TOKEN", raising=False)
+    token = kept_token()
+    assert kept_token() == token
+    assert len(token) == 32
+    place = tmp_path / "maxmatch" / "token"
+    assert place.stat().st_mode & 0o077 == 0, "nobody else may read it"
+    place.write_text("short")
+    assert len(kept_token()) == 32, "one that can be guessed is replaced"
+
+
+def test_the_qr_code_says_the_address(capsys):
+    address = "http://192.168.1.7:8765/?token=0123456789abcdef0123456789abcdef"
+    serve._show_code(address)
+    drawn = [line for line in capsys.readouterr().err.splitlines() if line and set(line) <= set(" ▀▄█")]
+    dark = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
+    rows = [[dark[one][half] for one in line] for line in drawn for half in (0, 1)]
+    expected = [list(row) for row in segno.make(address, error="l", micro=False).matrix_iter(border=4)]
+    found = [row[: len(expected[0])] for row in rows[: len(expected)]]
+    inverted = [[1 - one for one in row] for row in found]
+    assert expected in (found, inverted)
 
 
 def test_an_unusable_address_is_reported_before_any_picture_is_read(tmp_path, capsys):
@@ -61,7 +88,7 @@ def test_an_index_of_encoded_pictures_knows_their_folder(tmp_path):
 
 def test_damage_that_only_a_search_would_read_is_found_at_the_start(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached_table, "_MOST", 0)  # as for many photos: no copy answers for the table
+    monkeypatch.setattr(cached_table, "_MOST_BESIDE", 0)  # as for many photos: no copy answers for the table
     monkeypatch.setattr("maxmatch.cli.serve._run", lambda *arguments: None)
     folder = tmp_path / "pictures"
     folder.mkdir()

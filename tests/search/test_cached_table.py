@@ -8,19 +8,22 @@ from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.search.engine import metadata_of, present, proposes
-from maxmatch.search.engines.cached_table import FILE, CachedEngine, write_cache
+from maxmatch.search.engines import cached_table
+from maxmatch.search.engines.cached_table import FILE, VECTORS, CachedEngine, write_cache
 
 ITEMS, QUERIES = unit_sets(30), unit_sets(3, seed=1)
 NAMES = [f"item '{place}'" for place in range(30)]
 FACTS = [{"even": place % 2 == 0, "place": place, "Zoë": None} for place in range(30)]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
+@pytest.fixture(scope="module", params=["one file", "vectors beside"])
+def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cached") / "index"
-    with SetIndex.create(folder, dim=8, set_size=2, dtype="float16") as index:
+    with pytest.MonkeyPatch.context() as patch, SetIndex.create(folder, dim=8, set_size=2, dtype="float16") as index:
         index.add(NAMES, ITEMS, FACTS)
+        patch.setattr(cached_table, "_MOST", 10_000 if request.param == "one file" else 5)
         assert write_cache(index.engine, index.folder)
+        assert (folder / VECTORS).exists() == (request.param != "one file")
     return folder
 
 
@@ -90,6 +93,21 @@ def test_a_damaged_cache_is_ignored(folder, damage):
         assert not isinstance(index.engine, CachedEngine)
         assert len(index) == 30
         assert write_cache(index.engine, folder)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "of another state"])
+def test_vectors_beside_that_do_not_fit_are_ignored(folder, damage, monkeypatch):
+    monkeypatch.setattr(cached_table, "_MOST", 5)
+    (folder / FILE).unlink()
+    with SetIndex.open(folder) as index:
+        assert write_cache(index.engine, folder)
+    data = (folder / VECTORS).read_bytes()
+    (folder / VECTORS).unlink()
+    if damage != "gone":
+        (folder / VECTORS).write_bytes(data[:-100] if damage == "cut" else data[:-64] + b"0" * 64)
+    with SetIndex.open(folder) as index:
+        assert not isinstance(index.engine, CachedEngine)
+        assert len(index) == 30
 
 
 def test_for_many_searches_the_engine_itself_is_opened(folder):

@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_reported_once_and_tried_again_when_it_changes(sy
     assert {one.id for one in done.unreadable} >= empty
     assert done.added == len(index) == len(good)
     assert all(bad[one.id] in one.reason for one in done.unreadable)
-    assert synced() == (0, 0, 0, [], [])
+    assert synced()[:5] == (0, 0, 0, [], [])
     photo(folder / done.unreadable[0].id, 3)
     assert synced()[:3] == (1, 0, 0)
     assert done.unreadable[0].id in ids_of(index)
@@ -150,7 +150,7 @@ def test_the_last_photo_is_forgotten_too(synced, index, model, folder):
     photo(folder / "a.png", 0)
     synced()
     (folder / "a.png").unlink()
-    assert synced() == (0, 0, 1, [], [])
+    assert synced()[:5] == (0, 0, 1, [], [])
     assert ids_of(index) == []
     assert index.search(model.encode_texts(["a dog"]))[0] == []
     with pytest.raises(DataError, match="no pictures"):
@@ -198,7 +198,7 @@ def test_a_photo_that_may_not_be_read_is_reported_once_and_tried_when_it_may(syn
         assert (one.id, ids_of(index)) == ("b.png", ["a.png"])
         assert f"{closed}: cannot be read (Permission denied)" in one.reason
         assert "fetch" not in one.reason
-        assert synced(bar=interrupted) == (0, 0, 0, [], []), "it is not tried again"
+        assert synced(bar=interrupted)[:5] == (0, 0, 0, [], []), "it is not tried again"
     assert synced().added == 1
 
 
@@ -209,7 +209,7 @@ def test_avif_photos_are_tried_again_once_pillow_can_read_them(synced, index, fo
         (one,) = synced().unreadable
         assert (one.id, ids_of(index)) == ("a.avif", ["b.png"])
         assert "Pillow>=11.3" in one.reason
-        assert synced(bar=interrupted) == (0, 0, 0, [], []), "it is not tried again"
+        assert synced(bar=interrupted)[:5] == (0, 0, 0, [], []), "it is not tried again"
     assert synced().added == 1
     assert ids_of(index) == ["a.avif", "b.png"]
 
@@ -244,7 +244,7 @@ def test_a_damaged_cache_is_built_anew_and_says_so(damage, new, model, folder, t
     assert done.added == (1 + new if said else 0)
     index, done = open_synced(place, model, folder, say=said.append)
     index.close()
-    assert done == (0, 0, 0, [], [])
+    assert done[:5] == (0, 0, 0, [], [])
 
 
 def test_a_cache_is_not_removed_for_what_passes_or_is_newer(model, folder, tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_cache_is_not_removed_for_what_passes_or_is_newer(model, folder, tmp_p
         patch.setattr("maxmatch.search.photos.sync", replaced_once)
         index, done = open_synced(place, model, folder, say=said.append)
     index.close()
-    assert (said, done) == ([], (0, 0, 0, [], []))
+    assert (said, done[:5]) == ([], (0, 0, 0, [], []))
     manifest = place / "index" / "index.json"
     manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 9'))
     before = sorted(path for path in place.rglob("*") if path.name != ".lock")
@@ -349,9 +349,9 @@ def test_photos_in_a_folder_that_cannot_be_read_stay(others, function, synced, i
         (reason,) = [one.reason for one in done.unreadable]
         assert f"{day}: cannot be read (Permission denied)" in reason
         assert len(ids_of(index)) == 3 + others
-        assert synced() == (0, 0, 0, [], []), "it is reported once"
+        assert synced()[:5] == (0, 0, 0, [], []), "it is reported once"
     (day / "0.png").unlink()
-    assert synced() == (0, 0, 1, [], [])
+    assert synced()[:5] == (0, 0, 1, [], [])
     assert ids_of(index) == [*(f"other{n}.png" for n in range(1, others + 1)), "rome/day/1.png", "rome/day/2.png"]
     with monkeypatch.context() as patched:  # it could be read in between, so it is reported again
         deny(patched, day, function)
@@ -425,7 +425,7 @@ def test_an_index_of_before_gets_the_facts_of_today_and_keeps_its_sets(synced, i
         patched.setattr(photos, "_facts", lambda *of: {key: value for key, value in real(*of).items() if key in old})
         synced()
     before = index.fetch(["rome/a.png"])["rome/a.png"]
-    assert synced(bar=interrupted) == (0, 0, 0, [], []), "nothing is encoded"
+    assert synced(bar=interrupted)[:5] == (0, 0, 0, [], []), "nothing is encoded"
     (hit,) = index.search(before[None], where="relative_path LIKE 'rome/%' AND date_from = 'file' AND size > 0")[0]
     assert hit.metadata == {**photo_facts(folder / "rome" / "a.png", folder), "mtime": hit.metadata["mtime"]}
     torch.testing.assert_close(index.fetch([hit.id])[hit.id], before, rtol=0, atol=0)

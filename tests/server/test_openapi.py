@@ -20,7 +20,20 @@ OPERATIONS = {
     "GET /api/v1/items/{key}/thumbnail": 8,
     "GET /api/v1/items/{key}/explain": 8,
     "GET /api/v1/uploads/{key}/thumbnail": 4,
+    "GET /api/v1/items/{key}/details": 4,
+    "GET /api/v1/items/{key}/original": 6,
+    "POST /api/v1/items/{key}/reveal": 3,
+    "POST /api/v1/downloads": 6,
+    "GET /api/v1/downloads/{key}": 3,
+    "GET /api/v1/albums": 1,
+    "POST /api/v1/albums": 6,
+    "POST /api/v1/albums/{key}/photos": 6,
+    "PATCH /api/v1/albums/{key}": 6,
+    "DELETE /api/v1/albums/{key}": 3,
+    "POST /api/v1/searches": 8,
+    "DELETE /api/v1/searches/{key}": 3,
     "GET /api/v1/gallery": 1,
+    "GET /api/v1/timeline": 4,
     "GET /api/v1/health": 1,
 }
 """And how many requests each gets."""
@@ -39,9 +52,11 @@ load_all_checks()
 
 @pytest.fixture(scope="module")
 def running(gallery):
-    server = Running(app_of(gallery))
-    yield server
-    server.stop()
+    with pytest.MonkeyPatch.context() as patched:  # no windows on the screen of who runs the tests
+        patched.setattr("maxmatch.server.originals.file_manager", lambda path: [])
+        server = Running(app_of(gallery))
+        yield server
+        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +84,11 @@ def test_every_route_is_described_and_tried(description):
     ("kind", "name"),
     [
         *(("valid", name) for name in OPERATIONS),
-        *(("invalid", name) for name in OPERATIONS if name.split("/")[-1] not in ("gallery", "health")),
+        *(
+            ("invalid", name)
+            for name in OPERATIONS
+            if name.split("/")[-1] not in ("gallery", "health") and name != "GET /api/v1/albums"
+        ),
     ],
 )
 def test_requests_are_answered_as_described(description, gallery, uploaded, name, kind):

@@ -23,9 +23,10 @@ from maxmatch.model.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from maxmatch.model.encoder import SetEncoder
+    from maxmatch.search.library import Library
     from maxmatch.search.set_index import SetIndex
 
 
@@ -233,38 +234,72 @@ def is_folder_of_photos(folder: Path) -> bool:
     return not is_index(place)
 
 
-def open_folder(
-    folder: Path,
+def are_folders_of_photos(folders: "Sequence[Path]", exclude: "Sequence[str]" = ()) -> bool:
+    """Whether they are folders of photos; one may be an index instead, alone and without exclusions."""
+    of_photos = [is_folder_of_photos(folder) for folder in folders]
+    if not all(of_photos) and (len(folders) > 1 or exclude):
+        index = folders[of_photos.index(False)]
+        what = "--exclude is for folders of photos" if exclude else "several folders must all be folders of photos"
+        raise typer.BadParameter(f"{index} is an index: {what}")
+    return all(of_photos)
+
+
+def open_folders(
+    folders: "Sequence[Path]",
     model: str | None,
     device: str | None,
     load: "Callable[[str, str | None], Loaded]",
     load_many: "Callable[[str, str | None], Loaded] | None" = None,
+    *,
+    exclude: "Sequence[str]" = (),
+    at_most: int | None = None,
     anew: bool = False,
     thorough: bool = False,
-) -> "tuple[SetIndex, Loaded]":
-    """The index of a folder of photos, brought up to date first, and its model. load: `load_model` or
-    `load_for_search`. load_many: used instead if no photo has been read yet. anew: the index was found to be damaged.
-    thorough: look for damage in all of its files.
+) -> "tuple[Library, Loaded]":
+    """The library of folders of photos, each brought up to date first, and the model. load: `load_model` or
+    `load_for_search`. load_many: used instead if no photo of a folder has been read yet. exclude: patterns of photos to
+    leave out. at_most: how many photos of each folder are encoded now. anew: an index was found to be damaged.
+    thorough: look for damage in all of their files.
     """
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import IMAGE
     from maxmatch.model.picture_files import not_read
+    from maxmatch.search.library import Library, distinct_folders
     from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
 
     named = model or default_model()
     encoder = load(named, device)
     check_modality(named, encoder.set_sizes, IMAGE)
-    place = place_of(folder, encoder)
-    if load_many is not None and (anew or not is_indexed(place)):
+    distinct = distinct_folders(folders)
+    if load_many is not None and (anew or not all(is_indexed(place_of(folder, encoder)) for folder in distinct)):
         encoder = load_many(named, device)
-    with resumable(folder), replacing_older(folder, encoder, say):
-        index, done = open_synced(place, encoder, folder, anew=anew, thorough=thorough, bar=bar, say=say)
-    for one in done.unreadable[:_SHOWN]:
-        say(plain(one.reason))  # which names the file, or the cache that cannot be written
-    if len(done.unreadable) > _SHOWN:
-        say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
-    if done.unread:
-        say(not_read(done.unread))
-    if done.added or done.changed or done.removed:
-        say(f"{len(index):,} photos: {done.added:,} new, {done.changed:,} changed, {done.removed:,} gone")
-    return index, encoder
+    opened = []
+    for folder in distinct:
+        place = place_of(folder, encoder)
+        with resumable(folder), replacing_older(folder, encoder, say):
+            index, done = open_synced(
+                place, encoder, folder, exclude=exclude, at_most=at_most, anew=anew, thorough=thorough, bar=bar, say=say
+            )
+        opened.append((folder, index))
+        for one in done.unreadable[:_SHOWN]:
+            say(plain(one.reason))  # which names the file, or the cache that cannot be written
+        if len(done.unreadable) > _SHOWN:
+            say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
+        if done.unread:
+            say(not_read(done.unread))
+        if done.added or done.changed or done.removed or done.renamed:
+            renamed = f", {done.renamed:,} renamed" if done.renamed else ""
+            what = f"{done.added:,} new, {done.changed:,} changed, {done.removed:,} gone{renamed}"
+            say((f"{folder}: " if len(distinct) > 1 else "") + f"{len(index):,} photos: {what}")
+    return Library(opened, exclude), encoder
+
+
+ExcludeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude",
+        metavar="PATTERN",
+        help="Leave out photos, or whole folders, whose path in the folder matches, e.g. '*.gif' or Screenshots. "
+        "Repeatable.",
+    ),
+]

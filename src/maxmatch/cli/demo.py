@@ -114,7 +114,7 @@ def demo(
             raise typer.BadParameter("--json: there is no table of results with --serve. Leave one of them out.")
         check_installed()
         if photos is not None:
-            open_on(photos, port=port, open_page=True)
+            open_on([photos], port=port, open_page=True)
             return
     from maxmatch.data.load import load_data
     from maxmatch.recipe.yaml_files import load_recipe
@@ -134,7 +134,7 @@ def demo(
     }
     _side_by_side(commands, runs, {method: _steps(recipe) for method, recipe in recipes.items()})
     if serve:
-        open_on(_gallery(recipes["MaxMatch"], out), model=str(runs["MaxMatch"]), port=port, open_page=True)
+        open_on([_gallery(recipes["MaxMatch"], out)], model=str(runs["MaxMatch"]), port=port, open_page=True)
         return
     results = {method: result_of(folder) for method, folder in runs.items()}
     print(json.dumps(results, indent=2) if as_json else table(results), flush=True)

@@ -18,6 +18,7 @@ from maxmatch.cli import data, index
 from maxmatch.cli.analyse import analyse
 from maxmatch.cli.common import interrupt_watch
 from maxmatch.cli.demo import demo
+from maxmatch.cli.desktop import desktop
 from maxmatch.cli.doctor import doctor
 from maxmatch.cli.encode import encode
 from maxmatch.cli.evaluate import evaluate
@@ -61,6 +62,7 @@ app = typer.Typer(
 )
 app.command()(search)
 app.command()(serve)
+app.command()(desktop)
 app.command()(demo)
 app.command()(train)
 app.command()(evaluate)

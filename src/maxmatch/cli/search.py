@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maxmatch.cli.common import RuntimeOption, plain, say, usage_errors
+from maxmatch.cli.common import ExcludeOption, RuntimeOption, plain, say, usage_errors
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -122,7 +122,7 @@ def search(
         str | None,
         typer.Argument(help="What to look for, in words. May be left out with --image.", callback=_required),
     ] = None,
-    index: Annotated[Path | None, typer.Argument(help="A folder of photos, or an index's folder.")] = None,
+    index: Annotated[list[Path] | None, typer.Argument(help="Folders of photos, or an index's folder.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words or with them.")] = None,
     without: Annotated[list[str] | None, typer.Option(help="Words to leave out, as 'people'; may be repeated.")] = None,
@@ -152,6 +152,13 @@ def search(
     null: Annotated[
         bool, typer.Option("-0", "--null", help="End each path with NUL, not a line break, as for xargs -0.")
     ] = False,
+    exclude: ExcludeOption = None,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names/--no-names", help="Photos whose file or folder name has all words of the query come first."
+        ),
+    ] = True,
     model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
     preview: Annotated[
@@ -168,14 +175,17 @@ def search(
 ) -> None:
     """Find photos or indexed items by words or a picture.
 
-    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed. A
-    minus leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. The list ends where
-    photos stop fitting the query, and is empty if none does; --all lists the rest. If the output is not a terminal,
-    only paths are printed; a terminal that can show pictures shows them.
+    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed, and
+    renamed ones are not read again. Photos whose name has all words of the query come first, and are marked. A minus
+    leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. The list ends where photos
+    stop fitting the query, and is empty if none does; --all lists the rest. If the output is not a terminal, only paths
+    are printed; a terminal that can show pictures shows them.
 
     Examples:
 
       maxmatch search "two dogs in the snow" ~/Pictures
+
+      maxmatch search "a dog" ~/Pictures /mnt/photos --exclude Screenshots
 
       maxmatch search "a dog on a beach" photos.index
 
@@ -188,20 +198,23 @@ def search(
     # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from maxmatch.cli.common import is_folder_of_photos, load_for_search, model_of, open_folder
+    from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
+    from maxmatch.search.names import named_first, named_items, query_words
     from maxmatch.search.plausible import calibrated
     from maxmatch.search.query import answered
     from maxmatch.search.set_index import SetIndex
 
     assert query is not None
-    words, folder = ("", Path(query)) if image is not None and index is None else (query, index)
-    if folder is None:
+    given = index or []
+    without_words = image is not None and (not given or Path(query).expanduser().is_dir())
+    words, folders = ("", [Path(query), *given]) if without_words else (query, given)
+    if not folders:
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
     if image is None and not words.strip():
         raise typer.BadParameter("the query is empty: write some words")
-    if image is None and not folder.expanduser().exists() and Path(words).expanduser().is_dir():
-        raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folder)!r} {words}")
+    if image is None and not folders[0].expanduser().exists() and Path(words).expanduser().is_dir():
+        raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folders[0])!r} {words}")
     from maxmatch.search.filters import parse_where
     from maxmatch.search.query import TextPart, parse_query
 
@@ -216,7 +229,7 @@ def search(
         raise typer.BadParameter("--null: not with --json")
     paths = paths or null
     way = _way(preview, as_json or paths)
-    photos = is_folder_of_photos(folder)
+    photos = are_folders_of_photos(folders, exclude or ())
     load = partial(load_for_search, runtime=runtime)
 
     # Scores of pictures, and sums of several parts, mean something else than those of a text.
@@ -224,19 +237,24 @@ def search(
     judged = is_text and not everything and min_score is None
     folded = fold if fold is not None else not (as_json or paths) and sys.stdout.isatty()
 
-    def found(anew: bool) -> "tuple[Answer, Words | None, bool]":
+    def found(anew: bool) -> "tuple[Answer, Words | None, bool, set[str]]":
         if photos:
-            opened, encoder = open_folder(folder, model, device, load, partial(load, many=True), anew)
+            library, encoder = open_folders(
+                folders, model, device, load, partial(load, many=True), exclude=exclude or (), anew=anew
+            )
+            opened = library.index
         else:
-            opened = SetIndex.open(folder)
-            encoder = model_of(opened, folder, model, device, load)
+            opened = SetIndex.open(folders[0])
+            encoder = model_of(opened, folders[0], model, device, load)
         with opened, usage_errors():
             read = encoder.known_words(*(part.text for part in parts)) if parts else None
             cut_off = calibrated(opened, encoder) if judged else None
+            sets = _sets(encoder, parts, image)
+            weights = [*([1.0] if image is not None else []), *(part.weight for part in parts)]
             answer = answered(
                 opened,
-                _sets(encoder, parts, image),
-                [*([1.0] if image is not None else []), *(part.weight for part in parts)],
+                sets,
+                weights,
                 k,
                 where,
                 exact,
@@ -245,13 +263,22 @@ def search(
                 by_date=sort == "date",
                 fold=folded,
             )
-            return answer, read, cut_off is not None
+            named = named_items(opened, query_words(parts), where) if photos and names and image is None else []
+            if named and sort != "date":
+                first = named_first(opened, [], named, sets, weights, k)
+                chosen = set(named)
+                rest = [group for group in answer.groups if group[0].id not in chosen]
+                answer = answer._replace(groups=([[hit] for hit in first] + rest)[:k])
+            if photos:
+                shown = [_shown(group, library.picture, as_json) for group in answer.groups]
+                answer = answer._replace(groups=shown)
+            return answer, read, cut_off is not None, set(named)
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            answer, read, can_tell = found(anew)
+            answer, read, can_tell, named = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
@@ -259,21 +286,24 @@ def search(
     hits = [group[0] for group in answer.groups]
     others = {group[0].id: [hit.id for hit in group[1:]] for group in answer.groups}
     if photos:
-        root = folder.expanduser()
-        shown = {hit.id: {"path": str(root / hit.id)} for hit in hits}  # as the folder was given
-        hits = [  # in JSON, what --where knows
-            replace(hit, metadata={**shown[hit.id], **hit.metadata} if as_json else {**hit.metadata, **shown[hit.id]})
-            for hit in hits
-        ]
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
         known = {"unknown_words": read.unknown if read else [], "any_word_known": bool(read.known) if read else None}
         fits = {"fits": answer.verdict.fits, "cut_off": answer.verdict.ends}
-        listed = [{**_plain(hit), "duplicates": others[hit.id]} if folded else _plain(hit) for hit in hits]
+        listed = [
+            _plain(hit)
+            | ({"duplicates": others[hit.id]} if folded else {})
+            | ({"name_match": hit.id in named} if photos else {})
+            for hit in hits
+        ]
         print(json.dumps({"query": words if image is None else str(image), **known, **fits, "hits": listed}))
         return
+    having = sum(hit.id in named for hit in hits)
     if read is not None and not read.known:
-        say("the model knows none of these words" + ("; what follows is a guess" if hits else ""))
+        first = f"{having} {'photo has them in its' if having == 1 else 'photos have them in their'} name"
+        rest = len(hits) > having
+        guess = f"; {first}{', the rest is a guess' if rest else ''}" if having else "; what follows is a guess"
+        say("the model knows none of these words" + (guess if hits else ""))
     elif read is not None and read.unknown:
         say(f"the model does not know: {', '.join(read.unknown)}")
     if paths:
@@ -283,14 +313,15 @@ def search(
     else:
         for rank, hit in enumerate(hits, start=1):
             same = f"  (+{len(others[hit.id])} almost the same)" if others[hit.id] else ""
-            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}{same}")
+            print(f"{rank:>3}  {hit.score:7.4f}  {plain(_name(hit))}{same}" + ("  (name)" if hit.id in named else ""))
             path = hit.metadata.get("path")
             if way is not None and isinstance(path, str) and (picture := show(Path(path), way)):
                 print(picture)
             if explain:
                 print("\n".join(_reasons(hit)))
+    folder = " or ".join(map(str, folders))
     if answer.verdict.fits is False:
-        say(f"nothing in {folder} seems to fit; --all lists the closest")
+        say(f"nothing {'else ' if having else ''}in {folder} seems to fit; --all lists the closest")
     elif answer.ended and min_score is None:
         say("the rest does not seem to fit; --all lists it")
     elif not hits:
@@ -315,6 +346,15 @@ def _sets(model: "AnyModel", parts: "Sequence[TextPart]", image: Path | None) ->
         picture = load_image(image.expanduser())  # here: a message then names the file alone
         sets += list(model.encode_images([picture]))
     return sets + (list(model.encode_texts([part.text for part in parts])) if parts else [])
+
+
+def _shown(hits: "Sequence[Hit]", picture: "Callable[[str], Path]", as_json: bool) -> "list[Hit]":
+    """Photos with their paths, as the folder was given; in JSON, what --where knows."""
+    shown = {hit.id: {"path": str(picture(hit.id))} for hit in hits}
+    return [
+        replace(hit, metadata={**shown[hit.id], **hit.metadata} if as_json else {**hit.metadata, **shown[hit.id]})
+        for hit in hits
+    ]
 
 
 def _way(asked: bool | None, for_programs: bool) -> "Way | None":

@@ -1,24 +1,32 @@
 """`maxmatch serve`: the page and the API over an index."""
 
+import io
 import ipaddress
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
+from maxmatch.cli.common import ExcludeOption
+
 _WAITING = 1024  # clients that the system keeps until the server accepts them
+_THIS_MACHINE = "127.0.0.1"
+_BEFORE_SERVING = 256  # new photos of each folder that are encoded first; the rest follow while the server runs
 
 if TYPE_CHECKING:
     from maxmatch.search.set_index import SetIndex
 
 
 def serve(
-    index: Annotated[Path, typer.Argument(help="The folder of an index of pictures, or a folder of photos.")],
+    index: Annotated[list[Path], typer.Argument(help="Folders of photos, or the folder of an index of pictures.")],
     model: Annotated[
         str | None, typer.Option(help="Default: the index's own; for a folder of photos, the one that ships.")
     ] = None,
@@ -28,25 +36,39 @@ def serve(
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any address other than localhost requires --token.")
-    ] = ("127.0.0.1"),
+    ] = _THIS_MACHINE,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8765,
     token: Annotated[
         str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="Secret that clients must send; at least 16 characters.")
     ] = None,
+    lan: Annotated[
+        bool,
+        typer.Option(
+            "--lan", help="Serve the phones and computers of this network: an address and a QR code with a token."
+        ),
+    ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    exclude: ExcludeOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
 ) -> None:
     """Search pictures in the browser, and see why each was found.
 
-    A folder of photos is indexed first, in the user's cache; photos indexed before are not read again.
+    Folders of photos are indexed in the user's cache; photos indexed before are not read again. Of many new photos the
+    page shows the first ones at once, and the others as they are read. While the server runs, it looks for new, changed
+    and deleted photos every minute.
 
     The address is printed once the server is ready. Only indexed pictures are served, and only to this machine. To
-    serve other machines, give --host and --token; the token becomes part of the address. The API is under /api/v1
-    (described at /api/v1/openapi.json), metrics for Prometheus are at /metrics. Ctrl-C stops it.
+    serve your phone, give --lan: its camera reads the address from the terminal. Or choose --host and --token
+    yourself; the token becomes part of the address. The API is under /api/v1 (described at /api/v1/openapi.json),
+    metrics for Prometheus are at /metrics. Ctrl-C stops it.
 
     Examples:
 
       maxmatch serve ~/Pictures --open
+
+      maxmatch serve ~/Pictures --lan
+
+      maxmatch serve ~/Pictures /mnt/photos --exclude '*.gif'
 
       maxmatch serve photos.index --open
 
@@ -57,29 +79,37 @@ def serve(
 
     from maxmatch.server.app import create_app
     from maxmatch.server.connections import server_config
-    from maxmatch.server.security import check_token
+    from maxmatch.server.security import check_token, kept_token
 
+    if lan:
+        host = "0.0.0.0" if host == _THIS_MACHINE else host
+        token = token or kept_token()
     try:
         check_token(host, token)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    from maxmatch.cli.common import is_folder_of_photos, load_model, model_of, open_folder, say
+    from maxmatch.cli.common import are_folders_of_photos, load_model, model_of, open_folders, say
     from maxmatch.search.set_index import SetIndex
 
-    is_photos = is_folder_of_photos(index)
-    with listen(host, port) as listener:  # first: an address in use is reported before any picture is read
+    is_photos = are_folders_of_photos(index, exclude or ())
+    with listen(host, port) as listener, ExitStack() as opened:  # an address in use is reported before anything is read
         if is_photos:
-            opened, encoder = open_folder(index, model, device, load_model, thorough=True)
-            pictures = index
+            library, encoder = open_folders(
+                index, model, device, load_model, exclude=exclude or (), at_most=_BEFORE_SERVING, thorough=True
+            )
+            opened.callback(library.close)
+            searched, look = library.index, partial(library.sync, encoder)
+            picture: Callable[[str], Path] = library.picture
+            name = " and ".join(one.root.resolve().name for one in library.folders)
         else:
-            opened = SetIndex.open(index)
-            encoder = model_of(opened, index, model, device, load_model)
-            pictures = pictures or encoded_folder(opened)
-        with opened:
-            name = (pictures or index).expanduser().resolve().name
-            app = create_app(opened, encoder, picture_in(pictures), name=name, token=token)
-            say(f"{len(opened):,} pictures")
-            _run(uvicorn.Server(server_config(app, host)), listener, host, token, open_page)
+            searched = opened.enter_context(SetIndex.open(index[0]))
+            encoder = model_of(searched, index[0], model, device, load_model)
+            pictures = pictures or encoded_folder(searched)
+            picture, look = picture_in(pictures), None
+            name = (pictures or index[0]).expanduser().resolve().name
+        app = create_app(searched, encoder, picture, name=name, token=token, look=look)
+        say(f"{len(searched):,} pictures")
+        _run(uvicorn.Server(server_config(app, host)), listener, host, token, open_page, lan)
 
 
 def encoded_folder(index: "SetIndex") -> Path | None:
@@ -161,8 +191,26 @@ def picture_in(folder: Path | None) -> Callable[[str], Path]:
     return picture
 
 
-def _run(server: object, listener: socket.socket, host: str, token: str | None, open_page: bool) -> None:
-    """Serve until Ctrl-C; print the address once the server is ready."""
+def _address(host: str, port: int, token: str | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+
+
+def _show_code(address: str) -> None:
+    """The address as a QR code on stderr, to be read by a phone's camera."""
+    try:
+        import segno
+    except ImportError:
+        print("maxmatch: for a QR code: pip install segno", file=sys.stderr)
+        return
+    code = io.StringIO()
+    segno.make(address, error="l", micro=False).terminal(code, compact=True)
+    print(code.getvalue(), file=sys.stderr)
+    print("maxmatch: whoever has this address sees the pictures; nothing is encrypted.", file=sys.stderr)
+
+
+def _run(server: object, listener: socket.socket, host: str, token: str | None, open_page: bool, lan: bool) -> None:
+    """Serve until Ctrl-C; print the address once the server is ready, for a phone as a QR code too."""
     import asyncio
     import webbrowser
 
@@ -178,11 +226,12 @@ def _run(server: object, listener: socket.socket, host: str, token: str | None, 
             listener.listen(_WAITING)
             port = listener.getsockname()[1]
             reached = reachable(host, listener)
-            shown = f"[{reached}]" if ":" in reached else reached
-            address = f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+            address = _address(reached, port, token)
+            if lan:
+                _show_code(address)
             print(address, flush=True)
-            if open_page:
-                webbrowser.open(address)
+            if open_page:  # a page under this machine's own name may show files in their folders
+                webbrowser.open(_address(_THIS_MACHINE, port, token) if lan else address)
         await serving
 
     asyncio.run(announced())

@@ -1,6 +1,7 @@
 """Atomic writes and locks: a file is written under another name, synced, then renamed, so that it is never partial."""
 
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -30,6 +31,24 @@ def is_draft(name: str, of: str) -> bool:
 def user_cache() -> Path:
     """The user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def user_data() -> Path:
+    """The user's data folder: for what must not be lost when caches are emptied."""
+    given = os.environ.get("XDG_DATA_HOME")
+    if given:
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support"
+    return Path.home() / ".local" / "share"
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal: the same under every name."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Near-duplicates, shown as one: pictures whose sets are almost equal."""
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 
 NEAR_DUPLICATE = 0.99
 _WIDTH = 128
+_WINDOW = 2_000
+_GROUPED = 512  # at once
 
 
 class Sketcher:
@@ -25,30 +28,65 @@ class Sketcher:
         return np.asarray(sketches / np.maximum(norms, 1e-12), dtype=np.float16)
 
 
+class Grouping:
+    """Groups of positions in a list of ids, best first, made as far as they are asked for. Each begins with its leader,
+    the first that is near no earlier leader.
+
+    A longer list begins with the same leaders, so that pages of results fit together. An id without a sketch stays
+    alone. Leaders more than 2,000 places before an item are not compared with it: of near-duplicates the scores and the
+    dates are near, too, and among 100,000 items all pairs would take minutes.
+    """
+
+    def __init__(self, ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float) -> None:
+        self._ids = ids
+        self._sketches = sketches
+        self._threshold = threshold
+        self._group_of: dict[int, int] = {}
+        """The groups of the last leaders."""
+        self._done = 0
+        self._lock = threading.Lock()
+        self.groups: list[list[int]] = []
+
+    def first(self, count: int) -> list[list[int]]:
+        """So many groups, if there are; members further down may be missing."""
+        with self._lock:
+            while len(self.groups) < count and self._done < len(self._ids):
+                self._group_block()
+            return self.groups[:count]
+
+    def _group_block(self) -> None:
+        start, end = self._done, min(self._done + _GROUPED, len(self._ids))
+        known = [place for place in range(start, end) if self._ids[place] in self._sketches]
+        recent = list(self._group_of)
+        near = np.full((end - start, len(recent) + end - start), -1.0, np.float32)
+        if known:
+            rows = [place - start for place in known]
+            vectors, before = self._vectors(known), [at for at in recent if self._ids[at] in self._sketches]
+            columns = [place for place, at in enumerate(recent) if self._ids[at] in self._sketches]
+            if before:
+                near[np.ix_(rows, columns)] = vectors @ self._vectors(before).T
+            near[np.ix_(rows, [len(recent) + row for row in rows])] = vectors @ vectors.T
+            near[range(end - start), range(len(recent), near.shape[1])] = -1.0
+        alone = near.max(1) < self._threshold  # as a rule
+        of_column = recent + list(range(start, end))
+        for row, place in enumerate(range(start, end)):
+            leaders = () if alone[row] else np.flatnonzero(near[row] >= self._threshold).tolist()
+            leaders = [at for at in leaders if of_column[at] in self._group_of and of_column[at] > place - _WINDOW]
+            if leaders:
+                best = max(leaders, key=lambda column: near[row, column])
+                self.groups[self._group_of[of_column[best]]].append(place)
+            else:
+                self._group_of[place] = len(self.groups)
+                self.groups.append([place])
+        self._group_of = {place: group for place, group in self._group_of.items() if place > end - _WINDOW}
+        self._done = end
+
+    def _vectors(self, places: Sequence[int]) -> np.ndarray:
+        return np.stack([self._sketches[self._ids[place]] for place in places]).astype(np.float32)
+
+
 def group_near_duplicates(
     ids: Sequence[str], sketches: Mapping[str, np.ndarray], threshold: float = NEAR_DUPLICATE
 ) -> list[list[int]]:
-    """Groups of positions in `ids`, best first. Each begins with its leader, the first that is near no earlier leader.
-
-    A longer list begins with the same leaders, so that pages of results fit together. An id without a sketch stays
-    alone.
-    """
-    known = [place for place, name in enumerate(ids) if name in sketches]
-    if not known:
-        return [[place] for place in range(len(ids))]
-    vectors = np.stack([sketches[ids[place]] for place in known]).astype(np.float32)
-    near = np.full((len(ids), len(ids)), -1.0, np.float32)
-    near[np.ix_(known, known)] = vectors @ vectors.T
-    np.fill_diagonal(near, -1.0)
-    if near.max() < threshold:  # as a rule
-        return [[place] for place in range(len(ids))]
-    groups: list[list[int]] = []
-    leaders: list[int] = []
-    for place in range(len(ids)):
-        best = int(near[place, leaders].argmax()) if leaders else -1
-        if best >= 0 and near[place, leaders[best]] >= threshold:
-            groups[best].append(place)
-        else:
-            leaders.append(place)
-            groups.append([place])
-    return groups
+    """All groups of a list."""
+    return Grouping(ids, sketches, threshold).first(len(ids))

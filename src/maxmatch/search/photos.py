@@ -6,15 +6,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from PIL import Image
 from pydantic import JsonValue
 
-from maxmatch.core.files import write_whole
+from maxmatch.core.files import content_hash, write_whole
 from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
@@ -23,7 +25,7 @@ from maxmatch.model.images import MAX_PIXELS, lacks_avif
 from maxmatch.model.names import SHIPPED, AnyModel, model_identity, older_models
 from maxmatch.model.picture_files import SUFFIXES, is_read, not_read, opened
 from maxmatch.search.engine import present
-from maxmatch.search.engines.cached_table import write_cache
+from maxmatch.search.engines.cached_table import state_of, write_cache
 from maxmatch.search.filters import Begins, Comparison, Condition, Every, Missing, Some
 from maxmatch.search.index_folder import (
     FILE,
@@ -36,6 +38,7 @@ from maxmatch.search.index_folder import (
     writing,
 )
 from maxmatch.search.plausible import forget, is_much
+from maxmatch.search.reuse import HASH, FileState, reuse_sets
 from maxmatch.search.set_index import SetIndex
 
 # What an index notes of a photo beside its set: the keys of its metadata, and filters on them.
@@ -142,9 +145,10 @@ def walk(folder: Path) -> Walked:
     """The pictures of a folder and below it, and what else is there, but for what systems leave behind."""
     pictures, left_out, closed, unread = walked = Walked([], [], {}, [])
     readable = {suffix: is_read(suffix) for suffix in SUFFIXES}
-    for entry in files_below(folder, closed):
-        name = Path(entry.path).relative_to(folder).as_posix()
-        suffix = Path(name).suffix.lower()
+    above = len(os.path.join(folder, ""))
+    for entry in files_below(folder, closed):  # plain texts: of 100,000 paths, objects take seconds
+        name = entry.path[above:].replace(os.sep, "/")
+        suffix = os.path.splitext(name)[1].lower()
         if not is_text(name):
             left_out.append(Skipped(ascii(name), "its name is not UTF-8. Rename the file."))
         elif len(name) > LONGEST_ID:
@@ -174,14 +178,13 @@ def no_pictures(folder: Path, closed: Mapping[str, str], unread: Sequence[str] =
 # from. So whatever interrupts the work, the next call resumes with what is not in the index yet.
 
 UNREADABLE = "unreadable.json"
+_KNOWN = "known.json"
 _BATCH = 64  # photos, after which the index has them for good
 _AT_ONCE = 8  # through the network, while the next are read
 _ANOTHER_PLACE = "Allow writing or free some space there, or set XDG_CACHE_HOME to another folder."
 _MAY_ALL_GO = 10  # photos; where more are gone at once, a disk that is not mounted is likelier
 _SCAN = 4_096
 
-FileState = tuple[int, int]
-"""Size and time of change of a file."""
 _CLOSED: FileState = (-1, -1)
 """Of a folder or photo that may not or cannot be read here; a photo's own state need not change when it can be."""
 
@@ -189,6 +192,7 @@ _CLOSED: FileState = (-1, -1)
 class Synced(NamedTuple):
     """What was done to bring an index up to date. unreadable: photos and folders that were found to be so this time.
     unread: photos of formats for which a package is missing, every time.
+    renamed: photos that have another name now; they count neither as added nor as removed.
     """
 
     added: int
@@ -196,6 +200,7 @@ class Synced(NamedTuple):
     removed: int
     unreadable: list[Skipped]
     unread: list[str]
+    renamed: int = 0
 
 
 def place_of(folder: Path, model: AnyModel | str) -> Path:
@@ -231,6 +236,8 @@ def open_synced(
     model: AnyModel,
     folder: Path,
     *,
+    exclude: Sequence[str] = (),
+    at_most: int | None = None,
     anew: bool = False,
     thorough: bool = False,
     bar: Bar = no_bar,
@@ -245,7 +252,7 @@ def open_synced(
             index = open_photos(place, model)
             if thorough:
                 index.check_files()
-            return index, sync(index, model, folder, bar=bar)
+            return index, sync(index, model, folder, exclude=exclude, at_most=at_most, bar=bar)
         except NewerIndexError:
             raise
         except IndexFolderError:
@@ -256,7 +263,7 @@ def open_synced(
     except OSError as error:
         raise _not_written(place, error) from error
     index = open_photos(place, model)
-    return index, sync(index, model, folder, bar=bar)
+    return index, sync(index, model, folder, exclude=exclude, at_most=at_most, bar=bar)
 
 
 @contextmanager
@@ -283,11 +290,23 @@ def _why(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
-def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -> Synced:
-    """Bring an index up to date with a folder. bar: shows how many photos are read.
+def sync(
+    index: SetIndex,
+    model: AnyModel,
+    folder: Path,
+    *,
+    exclude: Sequence[str] = (),
+    at_most: int | None = None,
+    copied: bool = True,
+    bar: Bar = no_bar,
+) -> Synced:
+    """Bring an index up to date with a folder. exclude: patterns of photos that are not encoded (`is_excluded`).
+    at_most: how many to encode now; the next call encodes the rest. copied: write what lets the next search start
+    quickly. bar: shows how many photos are read.
 
-    A photo that cannot be read is not tried again before its file changes or may be read; those of a folder that cannot
-    be listed stay as they are. Both are reported once. Ids are the photos' paths in the folder.
+    A photo that was renamed, moved or copied keeps its set (`maxmatch.search.reuse`). A photo that cannot be read is
+    not tried again before its file changes or may be read; those of a folder that cannot be listed stay as they are.
+    Both are reported once. Excluded photos that the index has stay in it. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
     (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
@@ -308,12 +327,20 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         if present.get(name) == state or (state == _CLOSED and name in present and not _may_be_read(folder / name))
     }
     bad |= dict.fromkeys(closed, _CLOSED)
-    todo = [name for name, state in present.items() if state != known.get(name) and name not in bad]
+    changed = [name for name, state in present.items() if state != known.get(name) and name not in bad]
+    changed = [name for name in changed if not is_excluded(name, exclude)]
+
+    def facts_of(name: str, digest: str) -> dict[str, JsonValue] | str:
+        return _facts(folder, name, present[name], digest)
+
+    reused = reuse_sets(index, folder, changed, present, facts_of)
+    todo = [name for name in changed if name not in reused.names][:at_most]
     failed: list[Skipped] = []
-    done: list[str] = []
+    done: list[str] = list(reused.names)
+    before = {old for name, old in reused.names.items() if name not in known and old is not None}.intersection(gone)
     removed = 0
     try:
-        _forget(index, gone)
+        _forget(index, gone)  # after others took over their sets
         removed = len(gone)
         _refresh(index, folder, [name for name in outdated if present.get(name) == known[name]], known)
         if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
@@ -321,7 +348,7 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
         with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
             for start in range(0, len(todo), _BATCH):
                 names = todo[start : start + _BATCH]
-                more = _encode(index, model, folder, names, present)
+                more = _encode(index, model, folder, names, present, reused.hashes)
                 # Its old set is of a picture that is gone. Before the note, which marks this batch as done.
                 _forget(index, [one.id for one in more if one.id in known])
                 failed += more
@@ -335,20 +362,33 @@ def sync(index: SetIndex, model: AnyModel, folder: Path, *, bar: Bar = no_bar) -
     except OSError as error:
         if not len(index):
             raise _not_written(index.folder.parent, error) from error
-        missing = f"{len(todo) - len(done) - len(failed):,} new or changed photos are not in it"
+        missing = f"{len(changed) - len(done) - len(failed):,} new or changed photos are not in it"
         late = f"{len(gone) - removed:,} deleted ones still are"
         why = f"the cache cannot be written ({_why(error)}): {missing}, {late}. {_ANOTHER_PLACE}"
         failed.append(Skipped(str(index.folder), f"{index.folder.parent}: {why}"))
     with suppress(OSError):  # a full disk: the next search starts more slowly, and that is all
-        write_cache(index.engine, index.folder)
+        if copied:
+            write_cache(index.engine, index.folder)
     if is_much(len(done) + removed, len(index)):
         forget(index.folder)
-    changed = sum(name in known for name in done)
+    again = sum(name in known for name in done)
     cure = "its photos stay in the index as they were. Allow reading it."
     for place, why in closed.items():
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
-    return Synced(len(done) - changed, changed, removed, failed, [name for name in unread if name not in known])
+    added, gone_now = len(done) - again - len(before), removed - min(removed, len(before))
+    return Synced(added, again, gone_now, failed, [name for name in unread if name not in known], len(before))
+
+
+def is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a photo's path in its folder, or that of a folder above it, matches a pattern as of `fnmatch`: "*.gif",
+    "Screenshots", "*/thumbs".
+    """
+    if not patterns:
+        return False
+    path = PurePosixPath(name)
+    above = [place.as_posix() for place in (path, *path.parents) if place.name]
+    return any(fnmatch(place, pattern.rstrip("/")) for pattern in patterns for place in above)
 
 
 def _may_be_read(path: Path) -> bool:
@@ -364,17 +404,25 @@ def _forget(index: SetIndex, names: Sequence[str]) -> None:
 
 
 def _encode(
-    index: SetIndex, model: AnyModel, folder: Path, names: Sequence[str], states: Mapping[str, FileState]
+    index: SetIndex,
+    model: AnyModel,
+    folder: Path,
+    names: Sequence[str],
+    states: Mapping[str, FileState],
+    hashes: Mapping[str, str],
 ) -> list[Skipped]:
     """Encode some photos and put them into the index; which could not be read, and why. states: of the files before
-    they are read, so that a change meanwhile is seen the next time.
+    they are read, so that a change meanwhile is seen the next time. hashes: those that are known.
     """
     sources = [folder / name for name in names]
-    encoded = model.encode_images(sources, batch_size=_AT_ONCE, errors="skip", show_progress=False)
+    with ThreadPoolExecutor(1) as beside:
+        hashed = beside.map(lambda name: hashes.get(name) or _hash(folder / name), names)
+        encoded = model.encode_images(sources, batch_size=_AT_ONCE, errors="skip", show_progress=False)
+        digests = list(hashed)
     failed = [Skipped(names[one.index], one.reason) for one in encoded.skipped]
     kept, facts = [], []
     for place, of in enumerate(encoded.kept):
-        known = _facts(folder, names[of], states[names[of]])
+        known = _facts(folder, names[of], states[names[of]], digests[of])
         if isinstance(known, str):  # it was readable a moment ago
             failed.append(Skipped(names[of], known))
             continue
@@ -385,6 +433,12 @@ def _encode(
     return failed
 
 
+def _hash(path: Path) -> str | None:
+    with suppress(OSError):
+        return content_hash(path)
+    return None
+
+
 def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[str]]:
     """The photos of a folder, of which one that is gone before it is looked at is left out; what cannot be looked at,
     folders or photos, and why; and the photos of formats for which a package is missing.
@@ -393,7 +447,7 @@ def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[s
     found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
     for name in walked.pictures:
         try:
-            state = (folder / name).stat()
+            state = os.stat(f"{folder}/{name}")
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:  # the folder's: it can be listed, but not entered
@@ -414,8 +468,9 @@ def _is_below(name: str, places: Container[str]) -> bool:
 def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mapping[str, FileState]) -> None:
     """Note again the facts of photos whose files have not changed; their sets stay."""
     for start in range(0, len(names), _SCAN):
-        found = index.engine.fetch(names[start : start + _SCAN])
-        read = {name: _facts(folder, name, states[name]) for name in found.ids}
+        found = index.engine.fetch(names[start : start + _SCAN], metadata=True)
+        hashes = {name: json.loads(text).get(HASH) for name, text in zip(found.ids, found.metadata or [], strict=True)}
+        read = {name: _facts(folder, name, states[name], hashes[name]) for name in found.ids}
         facts = {name: known for name, known in read.items() if not isinstance(known, str)}
         kept = [place for place, name in enumerate(found.ids) if name in facts]
         if kept:
@@ -423,25 +478,38 @@ def _refresh(index: SetIndex, folder: Path, names: Sequence[str], states: Mappin
             index.upsert([found.ids[place] for place in kept], sets, [facts[found.ids[place]] for place in kept])
 
 
-def _facts(folder: Path, name: str, state: FileState) -> dict[str, JsonValue] | str:
-    """The facts of a photo whose file was in a state before it was read; or why it has none."""
+def _facts(folder: Path, name: str, state: FileState, digest: str | None) -> dict[str, JsonValue] | str:
+    """The facts of a photo whose file was in a state before it was read, with its hash; or why it has none."""
     try:
         known = photo_facts(folder / name, folder)
     except Exception as error:  # what a damaged file makes Pillow raise has no common class
         return str(error)
-    return {**known, BYTES: state[0], SIZE: state[0], MODIFIED: state[1], MTIME: state[1] / 1e9}
+    of_file = {BYTES: state[0], SIZE: state[0], MODIFIED: state[1], MTIME: state[1] / 1e9}
+    return {**known, **of_file, **({} if digest is None else {HASH: digest})}
 
 
 def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
-    """The photos in the index, as their files were; and those whose facts an earlier version noted."""
+    """The photos in the index, as their files were; and those whose facts an earlier version noted. What is read is
+    noted beside the index for as long as that is in the same state: of 100,000 photos it takes a second.
+    """
     known: dict[str, FileState] = {}
     outdated = []
+    note, state = index.folder.parent / _KNOWN, state_of(index.folder)
+    described = [state, sorted(_KEYS)]
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        read = json.loads(note.read_text(encoding="utf-8"))
+        if state is not None and read["of"] == described:
+            return {name: (size, time) for name, size, time in read["photos"]}, read["outdated"]
     for found in index.engine.scan(_SCAN, vectors=False, metadata=True):
         for name, text in zip(found.ids, found.metadata or [], strict=True):
             facts = json.loads(text)
             known[name] = (facts.get(BYTES, -1), facts.get(MODIFIED, -1))
             if not facts.keys() >= _KEYS:
                 outdated.append(name)
+    if state is not None and state_of(index.folder) == state:
+        with suppress(OSError):
+            photos = [(name, *seen) for name, seen in known.items()]
+            write_whole(note, json.dumps({"of": described, "photos": photos, "outdated": outdated}))
     return known, outdated
 
 

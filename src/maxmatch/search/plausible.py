@@ -41,6 +41,7 @@ _PATTERNS = {
     6: "{} and {} next to {} with {} in front of {} and {}",
 }
 _PAIRS = 2**14  # that are scored at once: a search of more needs torch
+_LARGE = 10_000  # items
 _CHANGED = 0.1  # share of photos after which the background is searched for again
 _TEXT = "text"
 _NO_CONTENT = frozenset(
@@ -159,7 +160,8 @@ def is_much(changed: int, items: int) -> bool:
 def _best(index: SetIndex, model: AnyModel, texts: Sequence[str]) -> tuple[float, float]:
     """Mean and standard deviation of the best scores of texts in the index."""
     sets = model.encode_texts(texts, show_progress=False)
-    at_once = max(1, _PAIRS // len(index))
+    # In a large index one scan for all of them is worth loading torch for; one for each would take minutes.
+    at_once = max(1, _PAIRS // len(index)) if len(index) <= _LARGE else len(texts)
     best: list[float] = []
     for start in range(0, len(texts), at_once):
         best += [hits[0].score for hits in index.search(sets[start : start + at_once], k=1) if hits]

@@ -2,6 +2,7 @@
 shown of what they find.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,18 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from maxmatch.core.array_checks import Array, UsageError
-from maxmatch.search.engine import Hit
-from maxmatch.search.filters import Condition
+from maxmatch.search.engine import Found, Hit
+from maxmatch.search.filters import Condition, condition_of
 from maxmatch.search.folding import Sketcher, group_near_duplicates
-from maxmatch.search.index_folder import as_sets
+from maxmatch.search.index_folder import Manifest, as_sets
 from maxmatch.search.plausible import Verdict, plausible
-from maxmatch.search.rerank import scores_of
+from maxmatch.search.rerank import Best, scores_of
 from maxmatch.search.set_index import SetIndex
 
 MOST_PARTS = 8
 LARGEST_WEIGHT = 10.0
 _POOL = 10  # for each hit that is wanted so many of each part's best are weighed
 _LEAST_POOL = 200
+_BLOCK = 1_024
 _FOR = (None, "+")
 _TOKEN = re.compile(
     r"""(?:(?<![^\s"“”])(?P<sign>[+\-−–]) | ^)  # + 2 "dog"; the first needs no sign
@@ -107,18 +109,55 @@ def search_parts(
             found |= {hit.id: hit for hit in index.search(part[None], k=pool, where=where)[0]}
     if not found:
         return []
-    stored = index.engine.fetch(list(found))
+    stored = index.engine.fetch(list(found))  # without one that was removed meanwhile
     place_of = {name: place for place, name in enumerate(stored.ids)}
-    names = [name for name in found if name in place_of]  # one may have been removed meanwhile
-    items = as_sets(index.manifest, stored.vectors[[place_of[name] for name in names]])
-    total = np.zeros(len(names), np.float32)
-    for part, weight in zip(sets, weights, strict=True):
-        total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, index.manifest.scoring)
-    places = np.argsort(-total, kind="stable")[:k]
+    total = total_scores(index.manifest, stored, sets, weights)
+    names = [name for name in found if name in place_of]
+    ordered = total[[place_of[name] for name in names]]
+    places = np.argsort(-ordered, kind="stable")[:k]
     return [
         Hit(names[place], value, metadata=found[names[place]].metadata)
-        for value, place in zip(total[places].tolist(), places.tolist(), strict=True)
+        for value, place in zip(ordered[places].tolist(), places.tolist(), strict=True)
     ]
+
+
+def rank_parts(
+    index: SetIndex, sets: Sequence[Array], weights: Sequence[float], where: str | Condition | None = None
+) -> Best:
+    """All items that pass, best first: by Σ weight · score of each part's set (L, D) if there are several; without
+    metadata, and for several parts without matches.
+    """
+    if len(sets) == 1:
+        return index.rank(sets[0], where)
+    ids: list[str] = []
+    totals, added = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+    for block in index.engine.scan(_BLOCK, condition_of(where)):
+        ids += block.ids
+        added.append(block.added)
+        totals.append(total_scores(index.manifest, block, sets, weights))
+    total = np.concatenate(totals)
+    order = np.lexsort((np.concatenate(added), -total))
+    none = np.empty((len(ids), 0))
+    return Best([ids[place] for place in order.tolist()], total[order], none, none)
+
+
+def weigh(manifest: Manifest, stored: Found, sets: Sequence[Array], weights: Sequence[float], k: int) -> list[Hit]:
+    """The k best of stored items, which come with their metadata, by Σ weight · score of each part's set (L, D)."""
+    total = total_scores(manifest, stored, sets, weights)
+    texts = stored.metadata or []
+    return [
+        Hit(stored.ids[place], float(total[place]), metadata=json.loads(texts[place]))
+        for place in np.lexsort((stored.added, -total))[:k].tolist()
+    ]
+
+
+def total_scores(manifest: Manifest, stored: Found, sets: Sequence[Array], weights: Sequence[float]) -> np.ndarray:
+    """Σ weight · score of each part's set (L, D) with each of the stored items, (n,)."""
+    items = as_sets(manifest, stored.vectors)
+    total = np.zeros(len(stored.ids), np.float32)
+    for part, weight in zip(sets, weights, strict=True):
+        total += np.float32(weight) * scores_of(np.asarray(part, np.float32), items, manifest.scoring)
+    return total
 
 
 _SORTED = 500  # of the most relevant, when sorted by date

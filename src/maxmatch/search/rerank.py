@@ -35,6 +35,9 @@ class Best(NamedTuple):
     """JSON texts, where the engine gave them along."""
 
 
+_NONE = Best([], np.empty(0, np.float32), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+
+
 class _Running(NamedTuple):
     """The best so far of many queries, (queries, so far, …)."""
 
@@ -251,7 +254,29 @@ def scan(
     for block in engine.scan(size, where):
         if block.ids:
             best = _merged(best, _scored(queries, block, k, manifest.scoring), k)
-    rows = zip(best.ids, best.scores, best.partners, best.cosines, strict=True)
+    return _best(best)
+
+
+def rank_all(engine: Engine, query: np.ndarray, where: Condition | None, manifest: Manifest) -> Best:
+    """All items that pass, best first for one query (L, D); without metadata."""
+    size = min(_FEW, max(1, _SCAN_BYTES // (4 * (manifest.set_size or 1) * manifest.dim)))
+    parts = [
+        _scored(query[None], block, len(block.ids), manifest.scoring) for block in engine.scan(size, where) if block.ids
+    ]
+    if not parts:
+        return _NONE
+    scores, added, ids, partners, cosines = (np.concatenate(values, 1)[0] for values in zip(*parts, strict=True))
+    order = np.lexsort((added, -scores))
+    return Best(ids[order].tolist(), scores[order], partners[order], cosines[order])
+
+
+def best_among(items: Found, queries: np.ndarray, k: int, similarity: SetSimilarity) -> list[Best]:
+    """The k best of each query (n, L, D) among the same items."""
+    return _best(_scored(queries, items, k, similarity)) if items.ids else [_NONE] * len(queries)
+
+
+def _best(running: _Running) -> list[Best]:
+    rows = zip(running.ids, running.scores, running.partners, running.cosines, strict=True)
     return [Best(ids.tolist(), scores, partners, cosines) for ids, scores, partners, cosines in rows]
 
 

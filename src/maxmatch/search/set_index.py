@@ -41,7 +41,7 @@ from maxmatch.search.index_folder import (
     write_manifest,
     writing,
 )
-from maxmatch.search.rerank import by_candidates, hits_of, reason_to_scan, scan, settings_for
+from maxmatch.search.rerank import Best, by_candidates, hits_of, rank_all, reason_to_scan, scan, settings_for
 from maxmatch.search.verify import Verification, measure
 
 if TYPE_CHECKING:
@@ -359,6 +359,34 @@ class SetIndex:
         else:
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
         return hits_of(best, self.engine)
+
+    def rank(self, query: Array, where: str | Mapping[str, Value] | Condition | None = None) -> Best:
+        """All items for one query, best first: for long lists, of which only a part is shown at a time.
+
+        Args:
+            query: the query's set (K, D), unit vectors: a tensor or an array.
+            where: only items that pass this filter, as in `search`.
+
+        Returns:
+            Ids, exact scores and matched slots of every item, without metadata.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> index.rank(sets[1]).ids[0]
+            'b'
+        """
+        self._refuse_replaced()
+        queries, condition = self._queries(query[None]), self._condition(where)
+        if not isinstance(queries, np.ndarray):
+            return scan(self.engine, queries, max(1, len(self)), condition, self.manifest)[0]
+        if self.manifest.scoring.in_order:
+            check_equal_sizes(queries.shape[1], self.manifest.set_size or 0)
+        return rank_all(self.engine, queries[0], condition, self.manifest)
 
     def fetch(self, ids: Sequence[str]) -> "dict[str, Tensor]":
         """The sets of items by their ids.

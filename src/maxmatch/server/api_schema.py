@@ -32,7 +32,9 @@ _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 Day = Annotated[date, BeforeValidator(_written_day)]
 Sort = Literal["relevance", "date"]
 LONGEST_PAGE = 200
-DEEPEST = 1000
+DEEPEST = 10_000_000
+MOST_ZIPPED = 500
+"""Photos in one zip file."""
 
 
 class _Strict(BaseModel):
@@ -48,6 +50,7 @@ class Paging(_Strict):
         Sort, Field(description="date: newest first; with a query, among its 500 most relevant results.")
     ] = "relevance"
     fold: Annotated[bool, Field(description="Show near-duplicates as one.")] = True
+    names: Annotated[bool, Field(description="Items that have all words of a text in their name come first.")] = True
     everything: Annotated[
         bool, Field(alias="all", description="Also what does not seem to fit the text that is searched for.")
     ] = False
@@ -58,6 +61,7 @@ class Paging(_Strict):
     start: Annotated[Day | None, Field(alias="from", description="Taken on this day or later.")] = None
     end: Annotated[Day | None, Field(alias="to", description="Taken on this day or earlier.")] = None
     orientation: Literal["landscape", "portrait", "square"] | None = None
+    album: Annotated[ItemKey | None, Field(description="In this album.")] = None
 
 
 class Asked(_Strict):
@@ -128,6 +132,7 @@ class ItemFacts:
     version: Annotated[str, Field(description="Changes when the file changes.")]
     date: Annotated[str | None, Field(description="`taken`, or else when the file was changed.")] = None
     date_from: Annotated[str | None, Field(description="What `date` is from: exif or file.")] = None
+    path: Annotated[str | None, Field(description="Of its file, on the machine that serves it.")] = None
 
 
 class PairOut(BaseModel):
@@ -145,6 +150,9 @@ class HitOut(BaseModel):
     score: Annotated[float | None, Field(description="By the model's similarity; null without a query.")]
     matches: Annotated[list[PairOut], Field(description="Which slots match; empty for a query of several parts.")]
     duplicates: Annotated[list[ItemFacts], Field(description="Near-duplicates shown as one with it.")]
+    name_match: Annotated[
+        bool, Field(description="Its file or folder name has all words of the query; such items come first.")
+    ] = False
 
 
 class SearchResult(BaseModel):
@@ -190,6 +198,11 @@ class PartExplained(BaseModel):
     pairs: Annotated[list[PairOut], Field(description="The best one-to-one matching.")]
     words: Annotated[list[str] | None, Field(description="The query's tokens.")]
     word_attention: Annotated[list[list[float]] | None, Field(description="One row per slot of the query.")]
+    terms: Annotated[list[str] | None, Field(description="The words of the text, as a person counts them.")]
+    word_effects: Annotated[
+        list[list[float]] | None,
+        Field(description="Rows: the query's slots. How much lower the matched cosine is without each of `terms`."),
+    ]
     picture: Annotated[SlotsOut | None, Field(description="Where the query's slots look, if it is a picture.")]
 
 
@@ -201,11 +214,131 @@ class Explained(BaseModel):
     parts: list[PartExplained]
 
 
+class DetailsOut(BaseModel):
+    """What the file of a picture says of how and where it was taken. What is not known is null."""
+
+    path: str
+    shown: Annotated[bool, Field(description="Whether browsers can show the original.")]
+    can_reveal: Annotated[bool, Field(description="Whether this request may show it in the file manager.")]
+    camera: str | None = None
+    lens: str | None = None
+    settings: Annotated[str | None, Field(description="As 1/250 s, f/2.8, ISO 100, 35 mm.")] = None
+    place: Annotated[str | None, Field(description="As written into the file by a person or program.")] = None
+    latitude: float | None = None
+    longitude: float | None = None
+
+
+class Done(BaseModel):
+    """It was done."""
+
+    done: Literal[True] = True
+
+
+class DownloadOut(BaseModel):
+    """A zip file that can be fetched for some minutes."""
+
+    key: str
+    count: int
+    bytes: int
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$")]
+Keys = Annotated[list[ItemKey], Field(max_length=1000)]
+
+
+class KeysIn(_Strict):
+    """Some items."""
+
+    keys: Annotated[list[ItemKey], Field(min_length=1, max_length=MOST_ZIPPED)]
+
+
+class AlbumIn(_Strict):
+    """A new album."""
+
+    name: _Name
+    keys: Keys = []
+
+
+class AlbumNameIn(_Strict):
+    """Another name of an album."""
+
+    name: _Name
+
+
+class AlbumChangeIn(_Strict):
+    """Items to put into an album, and to take out of it."""
+
+    add: Keys = []
+    remove: Keys = []
+
+
+class AlbumOut(BaseModel):
+    """An album."""
+
+    key: str
+    name: str
+    count: Annotated[int, Field(description="Its photos that are in this index.")]
+    missing: Annotated[int, Field(description="Its photos that are not.")]
+    cover: Annotated[ItemFacts | None, Field(description="The first of its photos.")]
+
+
+class SavedSearchIn(_Strict):
+    """A search to save."""
+
+    name: _Name
+    q: Annotated[str, Field(max_length=1000)] = ""
+    like: ItemKey | None = None
+    folder: Annotated[str, Field(max_length=1000)] = ""
+    start: Annotated[Day | None, Field(alias="from")] = None
+    end: Annotated[Day | None, Field(alias="to")] = None
+    orientation: Literal["landscape", "portrait", "square"] | None = None
+    album: ItemKey | None = None
+    sort: Sort = "relevance"
+    fold: bool = True
+
+
+class SavedSearchOut(BaseModel):
+    """A saved search."""
+
+    key: str
+    name: str
+    query: Annotated[dict[str, str | bool], Field(description="The parameters of GET /search.")]
+    missing: Annotated[bool, Field(description="Whether the photo that it searches with is not in this index.")]
+
+
+class SavedOut(BaseModel):
+    """All albums and saved searches of the user."""
+
+    albums: list[AlbumOut]
+    searches: list[SavedSearchOut]
+
+
 class FolderOut(BaseModel):
-    """A folder, and how many items are in and below it."""
+    """A folder, how many items are in and below it, and the newest of them."""
 
     folder: str
     count: int
+    cover: ItemFacts
+
+
+class MonthOut(BaseModel):
+    """A month, and how many items are of it."""
+
+    month: Annotated[str, Field(description="As 2024-05; empty for items without a date.")]
+    count: int
+
+
+class TimelineOut(BaseModel):
+    """The months that have items, newest first."""
+
+    months: list[MonthOut]
+
+
+class Narrowed(_Strict):
+    """Filters of the timeline."""
+
+    folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
+    orientation: Literal["landscape", "portrait", "square"] | None = None
 
 
 class GalleryOut(BaseModel):
@@ -225,6 +358,7 @@ class Health(BaseModel):
 
     status: Literal["ok"]
     items: int | None = None
+    left: Annotated[int | None, Field(description="Photos that were found and are not encoded yet.")] = None
     version: str | None = None
 
 

@@ -3,20 +3,23 @@
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from maxmatch import __version__
+from maxmatch.core.progress import Bar
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_model
+from maxmatch.search.albums import Albums
 from maxmatch.search.folding import NEAR_DUPLICATE
 from maxmatch.search.index_folder import other_model, read_origin
 from maxmatch.search.set_index import SetIndex
+from maxmatch.server.album_routes import Shelf, album_routes, original_routes
 from maxmatch.server.api_schema import add_handlers
-from maxmatch.server.gallery import Gallery, PictureOf
+from maxmatch.server.gallery import Gallery, PictureOf, Watch
 from maxmatch.server.pictures import Thumbnails, Uploads
 from maxmatch.server.routes import IMAGE_SEARCH, Service, page_routes, picture_routes, search_routes
 from maxmatch.server.searcher import Searcher
@@ -38,6 +41,9 @@ def create_app(
     batch: int = 32,
     window: float = 0.002,
     near_duplicate: float = NEAR_DUPLICATE,
+    look: Callable[[Bar], object] | None = None,
+    look_every: float = 60.0,
+    albums: Albums | None = None,
     cut: bool = True,
 ) -> FastAPI:
     """A server for an index whose sets were made by `model`.
@@ -52,6 +58,9 @@ def create_app(
         batch: how many queries are encoded and searched together at most.
         window: how many seconds the first of them waits for others.
         near_duplicate: the mean cosine from which pictures are shown as one.
+        look: brings the index up to date with its folders, as `Library.sync`; called at the start and every minute.
+        look_every: or every so many seconds.
+        albums: where albums and saved searches are kept. Default: in the user's data folder.
         cut: leave out what does not seem to fit a query, unless a request asks for it.
 
     Returns:
@@ -72,11 +81,15 @@ def create_app(
         gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate, cut
     )
     searcher.calibrate()
-    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits)
+    watch = None if look is None else Watch(look, look_every)
+    shelf = Shelf(gallery, albums or Albums())
+    service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits, shelf, watch)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        refreshing = asyncio.create_task(_keep_refreshing(gallery, searcher))
+        beside = [asyncio.create_task(_keep_refreshing(gallery, searcher))]
+        if watch is not None:
+            beside.append(asyncio.create_task(watch.run()))
         # What exists now stays, so garbage collection can skip it: going through all modules takes 200 ms, in which no
         # request is answered, and would happen every few hundred requests.
         gc.collect()
@@ -86,7 +99,8 @@ def create_app(
                 yield
         finally:
             gc.unfreeze()
-            refreshing.cancel()
+            for task in beside:
+                task.cancel()
 
     app = FastAPI(
         title="MaxMatch",
@@ -100,6 +114,8 @@ def create_app(
     add_handlers(app)
     app.include_router(search_routes(service), prefix=API)
     app.include_router(picture_routes(service), prefix=API)
+    app.include_router(original_routes(gallery, service.item), prefix=API)
+    app.include_router(album_routes(shelf, service.item), prefix=API)
     app.include_router(page_routes(service))
     app.add_middleware(Guard, limits=limits, token=token, upload_paths=(f"{API}{IMAGE_SEARCH}",), metrics=metrics)
     return app

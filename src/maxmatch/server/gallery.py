@@ -1,27 +1,38 @@
 """What the server shows of an index: its items under opaque keys."""
 
+import asyncio
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from maxmatch.core.machine import return_memory
+from maxmatch.core.progress import Advance, Bar
 from maxmatch.search import photos
-from maxmatch.search.filters import Condition, passes
-from maxmatch.search.folding import Sketcher
+from maxmatch.search.filters import Condition, Every, passes
+from maxmatch.search.folding import Grouping, Sketcher
+from maxmatch.search.library import JoinedEngine
+from maxmatch.search.names import MOST_NAMED, folded, is_named_folded
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
+_log = logging.getLogger("maxmatch")
 PictureOf = Callable[[str], Path]
 """The file of an indexed item's picture, by the item's id."""
 _SCAN_BLOCK = 1024
 _REFRESH_AFTER = 10.0  # seconds
+_REST = 10  # times as long as reading the index took, at least
 _CACHED_FILTERS = 32
 
 
@@ -36,10 +47,24 @@ class GalleryState:
     sketches: dict[str, np.ndarray]
     """By id."""
     at: float
+    took: float
+    """Seconds to read it."""
     version: Hashable
     """The index's, taken before reading it."""
-    passing: dict[Condition, list[ItemFacts]] = field(default_factory=dict)
+    passing: dict[Condition | None, list[ItemFacts]] = field(default_factory=dict)
     """What passed the last filters."""
+    groupings: dict[tuple[Condition | None, float], Grouping] = field(default_factory=dict)
+    """Near-duplicates among these."""
+
+    @cached_property
+    def folded(self) -> dict[str, str]:
+        """The items' ids as `maxmatch.search.names` compares them."""
+        return {item.id: folded(item.id) for item in self.newest}
+
+    @cached_property
+    def by_id(self) -> dict[str, ItemFacts]:
+        """The items by their ids."""
+        return {item.id: item for item in self.newest}
 
 
 class Gallery:
@@ -67,13 +92,28 @@ class Gallery:
 
     def refresh(self) -> None:
         """Read the index again if it was last read some seconds ago and has been written to since."""
-        if time.monotonic() - self.state.at < _REFRESH_AFTER or not self._busy.acquire(blocking=False):
+        rest = max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
+        if time.monotonic() - self.state.at < rest or not self._busy.acquire(blocking=False):
             return
         try:
             changed = self.index.engine.version() != self.state.version
             self.state = self._read() if changed else replace(self.state, at=time.monotonic())
         finally:
             self._busy.release()
+
+    def condition(
+        self,
+        folder: str | None = None,
+        start: date | None = None,
+        end: date | None = None,
+        orientation: str | None = None,
+    ) -> Condition | None:
+        """A filter on the items' facts; folder: as items name theirs, in or below it."""
+        engine = self.index.engine
+        if not folder or not isinstance(engine, JoinedEngine):
+            return photos.facts_condition(folder, start, end, orientation)
+        rest = photos.facts_condition(None, start, end, orientation)
+        return engine.below(folder) if rest is None else Every((engine.below(folder), rest))
 
     def passing(self, condition: Condition | None) -> list[ItemFacts]:
         """The items that pass a filter on their facts, newest first."""
@@ -84,21 +124,46 @@ class Gallery:
         if found is None:
             if len(state.passing) >= _CACHED_FILTERS:
                 state.passing.clear()
+                state.groupings.clear()
             found = [item for item in state.newest if passes(condition, _facts(item))]
             state.passing[condition] = found
         return found
 
-    def folders(self) -> dict[str, int]:
-        """Every folder and its parents, with the number of items in and below it."""
+    def grouping(self, condition: Condition | None, threshold: float) -> Grouping:
+        """Near-duplicates among the items that pass a filter, newest first."""
+        state, key = self.state, (condition, threshold)
+        found = state.groupings.get(key)
+        if found is None:
+            ids = [item.id for item in self.passing(condition)]
+            found = state.groupings[key] = Grouping(ids, state.sketches, threshold)
+        return found
+
+    def named(self, words: Sequence[str], condition: Condition | None) -> tuple[str, ...]:
+        """The ids of the items that pass a filter and have all these words in their path; none where too many do."""
+        if not words:
+            return ()
+        names = self.state.folded
+        found = tuple(item.id for item in self.passing(condition) if is_named_folded(names.get(item.id, ""), words))
+        return found if len(found) <= MOST_NAMED else ()
+
+    def folders(self) -> dict[str, tuple[int, ItemFacts]]:
+        """Every folder and its parents, with the number of items in and below it, and the newest of them."""
         counts: Counter[str] = Counter()
-        for folder, count in Counter(item.folder for item in self.state.items.values()).items():
-            parts = folder.split("/") if folder else []
+        newest: dict[str, ItemFacts] = {}
+        for item in self.state.newest:
+            parts = item.folder.split("/") if item.folder else []
             for depth in range(1, len(parts) + 1):
-                counts["/".join(parts[:depth])] += count
-        return dict(sorted(counts.items()))
+                above = "/".join(parts[:depth])
+                counts[above] += 1
+                newest.setdefault(above, item)
+        return {folder: (count, newest[folder]) for folder, count in sorted(counts.items())}
+
+    def months(self, condition: Condition | None) -> dict[str, int]:
+        """How many items that pass a filter are of each month ("2024-05"), newest first; "": without a date."""
+        return dict(Counter((item.date or "")[:7] for item in self.passing(condition)))
 
     def _read(self) -> GalleryState:
-        version = self.index.engine.version()
+        version, started = self.index.engine.version(), time.monotonic()
         items: list[ItemFacts] = []
         sketches: dict[str, np.ndarray] = {}
         for found in self.index.engine.scan(_SCAN_BLOCK, metadata=True):
@@ -106,7 +171,57 @@ class Gallery:
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
-        return GalleryState({item.key: item for item in items}, items, sketches, time.monotonic(), version)
+        return_memory()  # what reading the vectors took
+        now = time.monotonic()
+        return GalleryState({item.key: item for item in items}, items, sketches, now, now - started, version)
+
+
+class Watch:
+    """Looks for new, changed and deleted photos every minute while the server runs, in a thread beside it.
+
+    look: brings the indexes up to date, with a progress bar. every: seconds between two looks.
+    """
+
+    def __init__(self, look: Callable[[Bar], object], every: float = 60.0) -> None:
+        self._look = look
+        self._every = every
+        self._stopped = threading.Event()
+        self.left = 0
+        """Photos that were found and are not encoded yet."""
+
+    async def run(self) -> None:
+        """Look until it is cancelled."""
+        try:
+            while True:
+                await asyncio.to_thread(self._once)
+                await asyncio.sleep(self._every)
+        finally:
+            self._stopped.set()  # a look that is under way ends after its batch
+
+    def _once(self) -> None:
+        try:
+            self._look(self._bar)
+        except _Stopped:
+            pass
+        except Exception as error:  # an unmounted disk, say: the next look may succeed
+            _log.warning("looking for new photos: %s", error)
+        finally:
+            self.left = 0
+
+    @contextmanager
+    def _bar(self, what: str, total: int) -> Iterator[Advance]:
+        self.left = total
+
+        def advance(count: int) -> None:
+            self.left -= count
+            if self._stopped.is_set():
+                raise _Stopped
+
+        yield advance
+
+
+class _Stopped(Exception):
+    """The server is stopping."""
 
 
 def key_of(name: str) -> str:
@@ -121,7 +236,7 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         key=key_of(name),
         id=name,
         name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
-        folder=_text(known(photos.FOLDER)) or "",
+        folder=_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or ""),
         taken=_text(known(photos.TAKEN)),
         width=_number(known(photos.WIDTH)),
         height=_number(known(photos.HEIGHT)),
@@ -130,7 +245,14 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         version=f"{_number(known(photos.MODIFIED)) or 0:x}",
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
         date_from=_text(known(photos.DATE_FROM)),
+        path=_text(known(photos.PATH)),
     )
+
+
+def _folder(name: str, relative: str | None, folder: str) -> str:
+    """The folder that an item is shown in. Of several folders, ids begin with what the folder is called."""
+    label = name.removesuffix(relative).rstrip("/") if relative and not name.startswith("/") else ""
+    return "/".join(filter(None, (label if name.endswith(relative or "") else "", folder)))
 
 
 def _text(value: Any) -> str | None:
@@ -148,4 +270,5 @@ def _facts(item: ItemFacts) -> dict[str, Any]:
         photos.TAKEN: item.taken,
         photos.DATE: item.date,
         photos.ORIENTATION: item.orientation,
+        photos.PATH: item.path,
     }

@@ -26,7 +26,7 @@ from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplai
 from maxmatch.server.gallery import Gallery
 from maxmatch.server.searcher import QueryTerm, check_slot
 
-Size = Annotated[Literal[160, 320, 640, 1280], BeforeValidator(int)]  # a parameter of an address arrives as text
+Size = Annotated[Literal[160, 320, 640, 1280, 2560], BeforeValidator(int)]  # a parameter of an address arrives as text
 """The longest side of a thumbnail."""
 PICTURE_TYPES = ", ".join(f"image/{name.lower()}" for name in (*PILLOW_FORMATS, HEIC))
 LARGEST_SIDE = 768
@@ -38,6 +38,7 @@ _THUMBNAIL_BYTES = 96 * 2**20
 _DECODED_AT_ONCE = 2  # a large picture takes hundreds of megabytes while it is decoded
 _UPLOADS = 24
 _DIGITS = 5
+_MOST_WORDS = 32  # of a text, tried one by one
 
 
 class Thumbnails:
@@ -254,6 +255,15 @@ def _part(
         for row, (slot, partner) in enumerate(zip(slots, chosen, strict=True))
         if partner >= 0
     ]
+    terms: list[str] | None = None
+    effects: list[list[float]] | None = None
+    if words is not None:
+        matched = dict(zip(slots, chosen, strict=True))
+        partners = [
+            item.look.vectors[matched[slot]] if matched.get(slot, -1) >= 0 else None
+            for slot in range(len(look.vectors))
+        ]
+        terms, effects = word_effects(model, part.value, partners)
     return PartExplained(
         label=label,
         weight=part.weight,
@@ -263,8 +273,24 @@ def _part(
         pairs=pairs,
         words=words,
         word_attention=None if attention is None else _rounded(attention[slots]),
+        terms=terms,
+        word_effects=effects and [effects[slot] for slot in slots],
         picture=picture,
     )
+
+
+def word_effects(
+    model: SetEncoder, text: str, partners: Sequence[Tensor | None]
+) -> tuple[list[str], list[list[float]]]:
+    """The words of a text, and for each slot by how much its cosine with its partner (D) falls without each of them."""
+    words = text.split()[:_MOST_WORDS]
+    shorter = [" ".join(words[:place] + words[place + 1 :]) or "." for place in range(len(words))]
+    whole, *without = model.encode_texts([text, *shorter], show_progress=False)
+    effects = [
+        [0.0 if partner is None else round(float((whole[slot] - less[slot]) @ partner), _DIGITS) for less in without]
+        for slot, partner in enumerate(partners)
+    ]
+    return words, effects
 
 
 def _slots(seen: ModelView) -> SlotsOut:

@@ -17,8 +17,10 @@ from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
-from maxmatch.search.photos import facts_condition
-from maxmatch.search.query import parse_query
+from maxmatch.search.filters import Every
+from maxmatch.search.names import query_words
+from maxmatch.search.query import TextPart, parse_query
+from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (
     Asked,
     Explained,
@@ -27,16 +29,19 @@ from maxmatch.server.api_schema import (
     Health,
     ItemFacts,
     ItemKey,
+    MonthOut,
+    Narrowed,
     Paging,
     QueryPart,
     Refusal,
     SearchBody,
     SearchQuery,
     SearchResult,
+    TimelineOut,
     documented,
     not_found,
 )
-from maxmatch.server.gallery import Gallery
+from maxmatch.server.gallery import Gallery, Watch
 from maxmatch.server.pictures import (
     PICTURE_TYPES,
     Size,
@@ -57,6 +62,8 @@ _WEBP: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}, "
 _PICTURE_FORM: dict[str, Any] = {
     "requestBody": {"content": {"multipart/form-data": {"encoding": {"file": {"contentType": PICTURE_TYPES}}}}}
 }
+# Some systems call a script plain text, which browsers do not run, and do not know the other one.
+_PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -71,6 +78,8 @@ class Service:
     thumbnails: Thumbnails
     metrics: Metrics
     limits: Limits
+    shelf: Shelf
+    watch: Watch | None = None
     one_upload: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Uploads are decoded one at a time: many at once would fill the memory."""
 
@@ -116,8 +125,9 @@ class PageFiles(StaticFiles):
         """The file, or that it has not changed."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = "no-cache"
-        if PurePath(full_path).suffix == ".js":  # some systems call it plain text, which browsers do not run
-            response.headers["Content-Type"] = "text/javascript; charset=utf-8"
+        kind = _PAGE_TYPES.get(PurePath(full_path).suffix)
+        if kind is not None and status_code == 200:
+            response.headers["Content-Type"] = kind
         return response
 
 
@@ -133,6 +143,11 @@ def page_routes(service: Service) -> APIRouter:
     @router.get("/static/{name}")
     async def static(name: str, request: Request) -> Response:
         return await files.get_response(name, request.scope)
+
+    @router.get("/sw.js")  # at the root: a service worker has a say over the addresses below its own
+    @router.get("/manifest.webmanifest")
+    async def at_root(request: Request) -> Response:
+        return await files.get_response(request.url.path.removeprefix("/"), request.scope)
 
     @router.get("/favicon.ico")
     async def icon(request: Request) -> Response:
@@ -169,7 +184,7 @@ def search_routes(service: Service) -> APIRouter:
         IMAGE_SEARCH,
         response_model=SearchResult,
         openapi_extra=_PICTURE_FORM,
-        responses=documented(400, 409, 413, 415, 422, 503),
+        responses=documented(400, 404, 409, 413, 415, 422, 503),
     )
     async def search_by_image(
         file: Annotated[UploadFile, File(description="The picture.", json_schema_extra={"minLength": 1})],
@@ -202,19 +217,25 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
         raise Refusal(409, "conflict", "from: expected a day not after `to`.")
-    where = facts_condition(paging.folder, paging.start, paging.end, paging.orientation)
-    page = await service.searcher.page(terms, paging, where)
+    where = service.gallery.condition(paging.folder, paging.start, paging.end, paging.orientation)
+    if paging.album:
+        within = await asyncio.to_thread(service.shelf.condition, paging.album)
+        where = within if where is None else Every((where, within))
+    looked_for = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
+    words = query_words(looked_for) if paging.names and len(looked_for) == len(terms) else ()
+    page = await service.searcher.page(terms, paging, where, words)
     hits = [
         {
             "item": vars(result.item),
             "score": result.score,
             "matches": [match._asdict() for match in result.matches],
             "duplicates": [vars(item) for item in result.duplicates],
+            "name_match": result.named,
         }
         for result in page.results
     ]
     texts = [term.value for term in terms if term.kind == "text"]
-    words = service.model.known_words(*texts) if texts else Words([], [])  # a model of pictures alone reads no words
+    read = service.model.known_words(*texts) if texts else Words([], [])  # a model of pictures alone reads no words
     total = len(service.gallery.passing(where))
     took = (time.perf_counter() - started) * 1000
     page_out = {
@@ -225,8 +246,8 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "cut_off": page.verdict.ends,
         "ended": page.ended,
         "upload": upload,
-        "unknown_words": words.unknown,
-        "any_word_known": bool(words.known) if texts else None,
+        "unknown_words": read.unknown,
+        "any_word_known": bool(read.known) if texts else None,
         "took_ms": took,
     }
     return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
@@ -283,17 +304,28 @@ def picture_routes(service: Service) -> APIRouter:
         return GalleryOut(
             name=service.gallery.name,
             total=len(service.gallery.state.items),
-            folders=[FolderOut(folder=name, count=count) for name, count in service.gallery.folders().items()],
+            folders=[
+                FolderOut(folder=name, count=count, cover=newest)
+                for name, (count, newest) in service.gallery.folders().items()
+            ],
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.set_size,
             reads_pictures=reads_pictures(service.model),
         )
 
+    @router.get("/timeline", responses=documented(422))
+    async def timeline(query: Annotated[Narrowed, Query()]) -> TimelineOut:
+        """How many items there are of each month, newest first."""
+        where = service.gallery.condition(query.folder, orientation=query.orientation)
+        found = await asyncio.to_thread(service.gallery.months, where)
+        return TimelineOut(months=[MonthOut(month=month, count=count) for month, count in found.items()])
+
     @router.get("/health", tags=["server"])
     async def health() -> Health:
         """The server is running."""
-        return Health(status="ok", items=len(service.gallery.state.items), version=__version__)
+        left = 0 if service.watch is None else service.watch.left
+        return Health(status="ok", items=len(service.gallery.state.items), left=left, version=__version__)
 
     return router
 

@@ -5,10 +5,11 @@ together are answered together: one forward pass and one search for all that wai
 import asyncio
 import logging
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +17,12 @@ from maxmatch.matching import SetSimilarity
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.engine import Hit, Match
 from maxmatch.search.filters import Condition
-from maxmatch.search.folding import NEAR_DUPLICATE, group_near_duplicates
-from maxmatch.search.plausible import CutOff, Verdict, calibrated, is_much, plausible, verdict
-from maxmatch.search.query import search_parts
-from maxmatch.server.api_schema import DEEPEST, ItemFacts, Paging, Refusal, not_found
+from maxmatch.search.folding import NEAR_DUPLICATE, Grouping
+from maxmatch.search.names import named_first
+from maxmatch.search.plausible import CutOff, Verdict, calibrated, is_much, verdict
+from maxmatch.search.query import rank_parts, search_parts
+from maxmatch.search.rerank import Best
+from maxmatch.server.api_schema import ItemFacts, Paging, Refusal, not_found
 from maxmatch.server.gallery import Gallery, item_of
 from maxmatch.server.security import Metrics
 
@@ -28,6 +31,8 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger("maxmatch")
 _SORTED = 500  # of the most relevant, when sorted by date
 _MARGIN = 8  # more than is shown, for near-duplicates
+_LONG = 150  # results; for pages further down all items are scored once, and their order is kept
+_LONG_LISTS = 8
 _CACHED_TEXTS = 512  # their sets: paging, or typing the same again, waits for no model
 
 
@@ -132,6 +137,8 @@ class SearchResult(NamedTuple):
     score: float | None
     matches: list[Match]
     duplicates: list[ItemFacts]
+    named: bool = False
+    """Whether its name has all words of the query."""
 
 
 class Page(NamedTuple):
@@ -145,12 +152,43 @@ class Page(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What a search needs: its parts (each a text to encode, or vectors (L, D)) and their weights."""
+    """What a search needs: its parts (each a text to encode, or vectors (L, D)) and their weights. names: the ids that
+    come first, whatever their scores. whole: all items are wanted, not the k best.
+    """
 
     parts: tuple[QueryTerm | Tensor, ...]
     weights: tuple[float, ...]
     k: int
     where: Condition | None
+    names: tuple[str, ...] = ()
+    whole: bool = False
+
+
+class Ranking(NamedTuple):
+    """Results of a query, best first, and near-duplicates among them."""
+
+    hits: Sequence[Hit]
+    grouping: Grouping
+    best: float | None
+
+
+class LongList(Sequence[Hit]):
+    """All items in the order of a query; a hit is made when it is looked at."""
+
+    def __init__(self, best: Best, order: np.ndarray) -> None:
+        self._best = best._replace(partners=best.partners.astype(np.int8), cosines=best.cosines.astype(np.float32))
+        self._order = order
+        self.ids = [best.ids[place] for place in order.tolist()]
+        self.best = float(best.scores.max()) if len(best.scores) else None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, place: int) -> Hit:  # type: ignore[override]  # no slices
+        at = int(self._order[place])
+        partners, cosines = self._best.partners[at].tolist(), self._best.cosines[at].tolist()
+        matches = [match for match in map(Match, range(len(partners)), partners, cosines) if match.item_slot >= 0]
+        return Hit(self.ids[place], float(self._best.scores[at]), matches)
 
 
 class Searcher:
@@ -179,9 +217,10 @@ class Searcher:
         self._uploaded = uploaded
         self._near_duplicate = near_duplicate
         self._texts: OrderedDict[str, Tensor] = OrderedDict()
+        self._long: OrderedDict[Hashable, Ranking] = OrderedDict()
         self._encoded = metrics.batches.labels("encode").observe
         observe = metrics.batches.labels("search").observe
-        self.answering = Batcher[Search, list[Hit]](self._answer, most, window, observe=observe)
+        self.answering = Batcher[Search, Sequence[Hit]](self._answer, most, window, observe=observe)
 
     def calibrate(self) -> None:
         """Measure what scores mean in this index, unless that is known and the index is much the same."""
@@ -189,45 +228,86 @@ class Searcher:
         if items and (self._cut_off is None or is_much(abs(items - self._cut_off.items), items)):
             self._cut_off = calibrated(self._gallery.index, self._model)
 
-    async def page(self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None) -> Page:
-        """The results of a query; without parts, everything, newest first."""
-        end = min(paging.offset + paging.k, DEEPEST)
+    async def page(
+        self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None, words: Sequence[str] = ()
+    ) -> Page:
+        """The results of a query; without parts, everything, newest first. words: items that have all of them in their
+        name come first, and are never left out.
+        """
+        end = paging.offset + paging.k
+        if not parts:
+            return await asyncio.to_thread(self._browse, paging, where)
         prepared = tuple([await self._prepare(part) for part in parts])
         weights = tuple(part.weight for part in parts)
-        by_date = bool(parts) and paging.sort == "date"
-        wanted = _SORTED if by_date else min(end + 1 + _MARGIN * paging.fold, 2 * DEEPEST)
-        judged, ended = Verdict(), False
+        named = await asyncio.to_thread(self._gallery.named, words, where)
+        names = frozenset(named)
+        by_date = paging.sort == "date"
+        wanted = _SORTED if by_date else end + 1 + _MARGIN * paging.fold
+        hits: Sequence[Hit]
         while True:
-            found: Sequence[Hit | ItemFacts]
-            if parts:
-                hits = await self.answering(Search(prepared, weights, wanted, where))
-                if paging.min_score is not None:
-                    judged = Verdict(None, paging.min_score)
-                elif not paging.everything:
-                    judged = self._judged(parts, hits)
-                found = plausible(hits, judged)
-                ended = len(found) < len(hits)
-            else:
-                found = self._gallery.passing(where)[:wanted]
-            groups = [[place] for place in range(len(found))]
-            if paging.fold:
-                groups = group_near_duplicates(
-                    [one.id for one in found], self._gallery.state.sketches, self._near_duplicate
-                )
-            if by_date or len(groups) > end or len(found) < wanted or wanted >= 2 * DEEPEST:
+            if wanted > _LONG and not by_date:
+                search = Search(prepared, weights, _LONG, where, named, whole=True)
+                ranking = await self._ranking(search, tuple(parts), paging.fold)
+                hits, judged = ranking.hits, self._judged(parts, paging, ranking.best)
+                groups = await asyncio.to_thread(ranking.grouping.first, end + 1)
+                kept = [group for group in groups if _is_shown(hits[group[0]], judged, names)]
+                ended, groups = len(kept) < len(groups), kept
                 break
-            wanted = min(2 * wanted, 2 * DEEPEST)
+            found = await self.answering(Search(prepared, weights, wanted, where, named))
+            judged = self._judged(parts, paging, max((hit.score for hit in found), default=None))
+            hits = [hit for hit in found if _is_shown(hit, judged, names)]
+            ended = len(hits) < len(found)
+            groups = self._grouping([hit.id for hit in hits], paging.fold).first(len(hits))
+            if by_date or len(groups) > end or len(hits) < wanted:
+                break
+            wanted = 2 * wanted
         shown = groups if by_date else groups[paging.offset : end]
-        results = [_result([found[place] for place in group]) for group in shown]
+        items = self._gallery.state.by_id
+        made = (_result([hits[place] for place in group], items, names) for group in shown)
+        results = [result for result in made if result is not None]
         if by_date:
             results.sort(key=lambda result: result.item.date or "", reverse=True)
             results = results[paging.offset : end]
-        return Page(results, len(groups) > end and end < DEEPEST, judged, ended)
+        return Page(results, len(groups) > end, judged, ended)
 
-    def _judged(self, parts: Sequence[QueryTerm], hits: Sequence[Hit]) -> Verdict:
-        """What to think of the hits of one text. Scores of pictures, and sums of several parts, mean something else."""
-        if len(parts) > 1 or parts[0].kind != "text" or parts[0].weight != 1 or parts[0].slot is not None:
+    def _browse(self, paging: Paging, where: Condition | None) -> Page:
+        end = paging.offset + paging.k
+        items = self._gallery.passing(where)
+        if paging.fold:
+            groups = self._gallery.grouping(where, self._near_duplicate).first(end + 1)
+        else:
+            groups = [[place] for place in range(min(end + 1, len(items)))]
+        results = [
+            SearchResult(items[group[0]], None, [], [items[place] for place in group[1:]])
+            for group in groups[paging.offset : end]
+        ]
+        return Page(results, len(groups) > end)
+
+    def _grouping(self, ids: Sequence[str], fold: bool) -> Grouping:
+        return Grouping(ids, self._gallery.state.sketches if fold else {}, self._near_duplicate)
+
+    async def _ranking(self, search: Search, parts: tuple[QueryTerm, ...], fold: bool) -> Ranking:
+        """A long list, kept for the pages to come."""
+        key = (parts, search.where, search.names, fold, self._gallery.state.version)
+        known = self._long.get(key)
+        if known is None:
+            hits = await self.answering(search)
+            assert isinstance(hits, LongList)
+            known = self._long[key] = Ranking(hits, self._grouping(hits.ids, fold), hits.best)
+            while len(self._long) > _LONG_LISTS:
+                self._long.popitem(last=False)
+        return known
+
+    def _judged(self, parts: Sequence[QueryTerm], paging: Paging, best: float | None) -> Verdict:
+        """Where a list ends, by its best score. Scores of pictures, and sums of several parts, mean something else than
+        those of one text.
+        """
+        if paging.min_score is not None:
+            return Verdict(None, paging.min_score)
+        one = len(parts) == 1 and parts[0].kind == "text" and parts[0].weight == 1 and parts[0].slot is None
+        if paging.everything or not one:
             return Verdict()
+        hits = [] if best is None else [Hit("", best)]
         return verdict(self._cut_off, self._model.known_words(parts[0].value), hits)
 
     async def _prepare(self, part: QueryTerm) -> QueryTerm | Tensor:
@@ -247,15 +327,15 @@ class Searcher:
             check_slot(part.slot, len(found), self._gallery.index.manifest.scoring)
         return found[_slots(part)]
 
-    def _answer(self, asked: Sequence[Search]) -> list[list[Hit]]:
+    def _answer(self, asked: Sequence[Search]) -> list[Sequence[Hit]]:
         """Queries with one filter and one number of vectors in one search; queries of several parts one by one."""
         vectors = iter(self._vectors([part for search in asked for part in search.parts]))
         together: dict[tuple[int, Condition | None], list[tuple[int, Tensor]]] = defaultdict(list)
-        answers: list[list[Hit]] = [[] for _ in asked]
+        answers: list[Sequence[Hit]] = [[] for _ in asked]
         for place, search in enumerate(asked):
             sets = [next(vectors) for _ in search.parts]
-            if len(sets) > 1:
-                answers[place] = search_parts(self._gallery.index, sets, search.weights, search.k, search.where)
+            if len(sets) > 1 or search.whole or search.names:
+                answers[place] = self._alone(search, sets)
             else:
                 together[len(sets[0]), search.where].append((place, sets[0]))
         for (_, where), queries in together.items():
@@ -264,6 +344,24 @@ class Searcher:
             for (place, _), hits in zip(queries, found, strict=True):
                 answers[place] = hits[: asked[place].k]
         return answers
+
+    def _alone(self, search: Search, sets: list[Tensor]) -> Sequence[Hit]:
+        """The hits of a query that is searched by itself."""
+        index, most = self._gallery.index, min(search.k, len(self._gallery.index) or 1)
+        if len(sets) > 1:
+            hits = search_parts(index, sets, search.weights, most, search.where)
+        else:
+            hits = index.search(sets[0][None], most, search.where)[0]
+        if not search.whole:
+            return named_first(index, hits, search.names, sets, search.weights, search.k)
+        # The order of short lists first, which may be by candidates, so that a long list continues them.
+        best = rank_parts(index, sets, search.weights, search.where)
+        place_of = {name: place for place, name in enumerate(best.ids)}
+        named = sorted(place_of[name] for name in search.names if name in place_of)
+        order = dict.fromkeys(named)
+        order |= dict.fromkeys(place_of[hit.id] for hit in hits if hit.id in place_of)
+        order |= dict.fromkeys(range(len(best.ids)))
+        return LongList(best, np.fromiter(order, np.int64, len(order)))
 
     def _vectors(self, parts: Sequence[QueryTerm | Tensor]) -> list[Tensor]:
         """The vectors (L, D) of each part; texts that are not cached are encoded together."""
@@ -278,16 +376,24 @@ class Searcher:
         return vectors
 
 
+def _is_shown(hit: Hit, judged: Verdict, names: frozenset[str]) -> bool:
+    """Whether a hit seems to fit, as `maxmatch.search.plausible.plausible` has it, or has the query in its name."""
+    return hit.id in names or (judged.fits is not False and (judged.ends is None or hit.score >= judged.ends))
+
+
 def _slots(part: QueryTerm) -> slice:
     return slice(None) if part.slot is None else slice(part.slot, part.slot + 1)
 
 
-def _result(group: Sequence[Hit | ItemFacts]) -> SearchResult:
-    """The result of a group of near-duplicates, best first."""
-    first, *others = (item_of(one.id, one.metadata) if isinstance(one, Hit) else one for one in group)
-    best = group[0]
-    score, matches = (best.score, best.matches) if isinstance(best, Hit) else (None, [])
-    return SearchResult(first, score, matches, others)
+def _result(group: Sequence[Hit], items: Mapping[str, ItemFacts], named: frozenset[str]) -> SearchResult | None:
+    """The result of a group of near-duplicates, best first; None where they were removed meanwhile."""
+    known = [items.get(hit.id) or (item_of(hit.id, hit.metadata) if hit.metadata else None) for hit in group]
+    found = [(hit, item) for hit, item in zip(group, known, strict=True) if item is not None]
+    if not found:
+        return None
+    best, first = found[0]
+    others = [item for _, item in found[1:]]
+    return SearchResult(first, best.score, best.matches, others, best.id in named)
 
 
 def check_slot(slot: int, count: int, similarity: SetSimilarity) -> None:

@@ -4,9 +4,12 @@ import hmac
 import ipaddress
 import logging
 import math
+import os
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -17,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from maxmatch.core.files import user_data
 from maxmatch.server.api_schema import error_body
 
 _log = logging.getLogger("maxmatch")
@@ -30,7 +34,7 @@ _ADDRESSES = 10_000
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -95,6 +99,26 @@ def check_token(host: str, token: str | None) -> None:
         raise ValueError("--token: expected printable ASCII characters only.")
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ValueError(f"--token: expected at least {SHORTEST_TOKEN} characters, got {len(token)}.")
+
+
+def kept_token() -> str:
+    """The token for this user's network, made once and kept in the data folder, so that a phone needs it once."""
+    path = user_data() / "maxmatch" / "token"
+    for _ in range(2):
+        try:
+            token = path.read_text(encoding="ascii").strip()
+            check_token("", token)
+            return token
+        except (FileNotFoundError, ValueError):  # none yet; or not one that is safe
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            with suppress(FileExistsError), open(path, "x", opener=_private, encoding="ascii") as file:
+                file.write(secrets.token_hex(16) + "\n")
+    raise ValueError(f"{path}: no token could be kept there. Give one: --token")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class Guesses:
@@ -181,7 +205,7 @@ class Guard:
             client = scope.get("client")
             if client is None or not is_loopback(client[0]):
                 return _refuse(403, "forbidden", "Without a token only this machine is answered.")
-            if _name(host) not in LOOPBACK_NAMES:  # DNS rebinding: another site's name, pointed at this machine
+            if host_name(host) not in LOOPBACK_NAMES:  # DNS rebinding: another site's name, pointed at this machine
                 return _refuse(421, "forbidden", "This server answers as localhost or 127.0.0.1 only.")
         if not (_same_origin(headers, host) or _opens_the_page(scope, headers)):
             return _refuse(403, "forbidden", "A page of another site may not use this server.")
@@ -276,7 +300,7 @@ def _refuse(status: int, code: str, message: str) -> Response:
     return JSONResponse(error_body(code, message), status)
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """A host without its port."""
     return host if host.endswith("]") else host.rsplit(":", 1)[0] if ":" in host else host
 

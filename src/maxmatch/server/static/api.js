@@ -1,7 +1,7 @@
 // The server's API: no request goes to any other host.
 
 const API = "/api/v1";
-const SIZES = [160, 320, 640, 1280];
+const SIZES = [160, 320, 640, 1280, 2560];
 
 /** The server is not responding. */
 export class Gone extends Error {}
@@ -33,7 +33,7 @@ function parameters(values) {
   return new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
 }
 
-const paging = ({ folder, from, to, orientation, sort, fold, all }) => ({ folder, from, to, orientation, sort, fold, all });
+const paging = ({ folder, from, to, orientation, album, sort, fold, all }) => ({ folder, from, to, orientation, album, sort, fold, all });
 const asked = ({ q, like, upload, slot }) => ({ q, like, upload, slot });
 
 export const search = (state, offset, k, signal) =>
@@ -48,8 +48,27 @@ export function searchByImage(file, state, k) {
 export const explain = (key, state, signal) =>
   ask(`/items/${key}/explain?${parameters(asked(state))}`, { signal });
 
+const send = (method, path, body) =>
+  ask(path, { method, headers: body && { "Content-Type": "application/json" }, body: body && JSON.stringify(body) });
+
+export const details = (key, signal) => ask(`/items/${key}/details`, { signal });
+export const reveal = (key) => send("POST", `/items/${key}/reveal`);
+export const original = (key) => `${API}/items/${key}/original`;
+export const download = (key) => `${API}/items/${key}/original?download=true`;
+export const prepareZip = (keys) => send("POST", "/downloads", { keys });
+export const zip = (key) => `${API}/downloads/${key}`;
+
+export const albums = () => ask("/albums");
+export const createAlbum = (name, keys) => send("POST", "/albums", { name, keys });
+export const changeAlbum = (album, change) => send("POST", `/albums/${album}/photos`, change);
+export const renameAlbum = (album, name) => send("PATCH", `/albums/${album}`, { name });
+export const deleteAlbum = (album) => send("DELETE", `/albums/${album}`);
+export const saveSearch = (name, search) => send("POST", "/searches", { name, ...search });
+export const deleteSearch = (search) => send("DELETE", `/searches/${search}`);
+
 export const item = (key) => ask(`/items/${key}`);
 export const gallery = () => ask("/gallery");
+export const timeline = ({ folder, orientation }) => ask(`/timeline?${parameters({ folder, orientation })}`);
 export const health = () => ask("/health", { cache: "no-store" });
 
 /** The address of a small picture whose longest side is at least so many pixels of this screen. */

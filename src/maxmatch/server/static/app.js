@@ -1,44 +1,73 @@
 // The page: the address is the state; a change of the state is a search.
 
 import * as api from "./api.js";
+import { Browse } from "./browse.js";
 import { Connection } from "./connection.js";
 import { after, el, find } from "./dom.js";
 import { Filters } from "./filters.js";
 import { Grid } from "./grid.js";
 import { watchPictures } from "./picture.js";
+import { Selection } from "./selection.js";
+import { Shelf } from "./shelf.js";
 import { isFiltered, isSearch, newQuery, read, sameResults, withoutFilters, write } from "./state.js";
-import { Why } from "./why.js";
-import { count, pictures, unknown } from "./words.js";
+import { toast } from "./toast.js";
+import { Viewer } from "./viewer.js";
+import { count, monthName, number, pictures, unknown } from "./words.js";
 
 const PAGE = 48;
 const LONGEST = 200;
-const TYPING = 130;
-const NEAR = 1200;
+const TYPING = 30;
+const NEAR = 2400;
+const REFRESHED = 1000;
 
 let state = read(location.search);
 let shown = null;
 let more = false;
+let total = 0;
 let asking = null;
 let paging = false;
 let typing = false;
 const input = find("q");
 
+const selection = new Selection(find("selection"), {
+  album: (items) => shelf.choose(items, () => selection.clear()),
+  removable: () => (state.album ? (items) => removeFromAlbum(items) : null),
+  failed,
+});
 const grid = new Grid(find("results"), {
   open: (hit) => go({ ...state, view: hit.item.key }),
   address: (hit) => write({ ...state, view: hit.item.key }),
-  leave: () => input.focus(),
+  leave: () => (selection.items.size ? selection.clear() : input.focus()),
+  mark: (hit) => selection.mark(hit),
 });
+selection.watch(grid);
 const connection = new Connection(find("notice"), () => {
   grid.retry();
   search({ keep: true });
-  if (state.view) showWhy();
-});
+  if (state.view) view();
+}, noticed);
+const browse = new Browse(find("browse"), (change) => go(change(state)), failed);
 const filters = new Filters((change) => go(change(state)));
-const why = new Why(find("why"), {
-  close: () => (history.state?.opened ? history.back() : go({ ...state, view: "" })),
+const viewer = new Viewer(find("viewer"), {
+  close: () => (history.state?.opened ? history.back() : go({ ...state, view: "", why: false })),
+  view: (key) => go({ ...state, view: key }, { replace: true }),
+  tab: (why) => go({ ...state, why }, { replace: true }),
   similar: (key) => go(newQuery(state, { like: key })),
   only: (query) => go(newQuery(state, query)),
+  album: (items) => shelf.choose(items, () => null),
+  select: (item) => selection.toggle(item),
+  isSelected: selection.has,
   gone: () => connection.lost(),
+});
+const shelf = new Shelf(find("shelf"), {
+  go: (query) => go({ ...read(""), ...query }),
+  suggestion,
+  changed: (album, { deleted = false } = {}) => {
+    if (album !== state.album) return;
+    if (deleted) go({ ...state, album: "" });
+    else search({ keep: true }).then(chips);
+  },
+  failed,
 });
 
 /** Another state: a new entry in the history, unless the user is still typing. */
@@ -56,11 +85,12 @@ function go(next, { replace = false } = {}) {
 function update({ restore = null } = {}) {
   if (input.value !== state.q) input.value = state.q;
   filters.show(state);
+  browse.show(state);
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
   if (!shown || !sameResults(shown, state)) search({ restore });
-  if (state.view) showWhy();
-  else hideWhy();
+  if (state.view) view();
+  else hideView();
 }
 
 async function search({ restore = null, keep = false } = {}) {
@@ -81,12 +111,14 @@ async function search({ restore = null, keep = false } = {}) {
     const top = scrollY;
     shown = wanted;
     more = answer.more;
+    total = answer.total;
     connection.dismiss();
-    grid.show(hits, !more);
+    const titles = isSearch(wanted) ? null : (hit) => (hit.item.date ? monthName(hit.item.date.slice(0, 7)) : "Without a date");
+    grid.show(hits, !more, { titles, total });
     if (!keep) scrollTo(0, restore?.top ?? 0);
     else scrollTo(0, top);
     say(answer);
-    if (state.view) showWhy();
+    if (state.view) view();
     fillUp();
   } catch (error) {
     failed(error);
@@ -101,7 +133,7 @@ async function pageOn() {
   paging = true;
   const [wanted, signal] = [shown, asking.signal];
   try {
-    const answer = await api.search(wanted, grid.hits.length, PAGE, signal);
+    const answer = await api.search(wanted, grid.hits.length, grid.hits.length < LONGEST ? PAGE : LONGEST, signal);
     if (signal.aborted || wanted !== shown) return;
     more = answer.more;
     grid.append(answer.hits, !more);
@@ -116,6 +148,28 @@ async function pageOn() {
 }
 
 const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
+
+let known = null;
+
+/** The server told how many pictures there are: new ones appear, deleted ones go. */
+function noticed({ items, left }) {
+  find("reading").hidden = !left;
+  find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
+  const changed = known !== null && items !== undefined && items !== known;
+  known = items ?? known;
+  if (!changed) return;
+  offer();
+  if (grid.hits.length <= REFRESHED && !document.querySelector("dialog[open]")) search({ keep: true });
+}
+
+/** What there is to choose from. */
+const offer = () => api.gallery().then((gallery) => {
+  known = gallery.total;
+  filters.offer(gallery);
+  filters.show(state);
+  browse.offer(gallery);
+  find("pick").hidden = !gallery.reads_pictures;
+}, failed);
 
 function failed(error) {
   if (error.name === "AbortError") return;
@@ -158,36 +212,65 @@ function chips() {
   if (state.slot !== null) {
     made.push(el("span", { class: "chip" }, el("span", {}, `Slot ${state.slot + 1} only`), drop("Search with all slots", { ...state, slot: null })));
   }
+  if (state.album) {
+    const name = el("span", {}, "Album");
+    made.push(el("span", { class: "chip" }, name, drop("Leave the album", { ...state, album: "" })));
+    shelf.nameOf(state.album).then((known) => (name.textContent = known), () => null);
+  }
   find("chips").replaceChildren(...made);
-  input.placeholder = made.length ? "" : "Describe a picture";
+  input.placeholder = state.like || state.upload || state.slot !== null ? "" : state.album ? "Search this album" : "Describe a picture";
 }
 
-async function showWhy() {
-  const place = grid.hits.findIndex((hit) => hit.item.key === state.view);
+/** Show the picture that the address names. */
+async function view() {
+  const wanted = state.view;
+  const place = grid.hits.findIndex((hit) => hit.item.key === wanted);
   const hit = grid.hits[place];
-  const key = `${state.view} ${write({ ...state, view: "" })}`;
-  if (why.asked === key && why.shown) return;
   try {
-    const item = hit?.item ?? (await api.item(state.view));
-    if (item.key !== state.view) return;
+    const item = hit?.item ?? (viewer.shown?.key === wanted ? viewer.shown : await api.item(wanted));
+    if (state.view !== wanted) return;
+    const to = (key) => go({ ...state, view: key }, { replace: true });
     const step = (by) => {
-      const next = place >= 0 ? grid.hits[place + by] : null;
-      return next ? () => go({ ...state, view: next.item.key }, { replace: true }) : null;
+      if (place < 0) return null;
+      const next = grid.hits[place + by];
+      if (next) return () => to(next.item.key);
+      return by > 0 && more ? () => pageOn().then(() => grid.hits[place + 1] && to(grid.hits[place + 1].item.key)) : null;
     };
-    why.asked = key;
-    await why.show(item, state, { score: hit?.score ?? null, duplicates: hit?.duplicates ?? [], steps: [step(-1), step(1)] });
-    if (why.answer === null) why.asked = null;
+    viewer.show(item, state, {
+      score: hit?.score ?? null, duplicates: hit?.duplicates ?? [], steps: [step(-1), step(1)], place: place < 0 ? "" : `${number(place + 1)} of ${number(Math.max(total, place + 1))}`,
+    });
   } catch (error) {
     failed(error);
+    if (error instanceof api.Refused && state.view === wanted) go({ ...state, view: "", why: false }, { replace: true });
   }
 }
 
-function hideWhy() {
-  if (!why.shown) return;
-  const { key } = why.shown;
-  why.asked = null;
-  why.hide();
+function hideView() {
+  if (!viewer.shown) return;
+  const { key } = viewer.shown;
+  viewer.hide();
   grid.focusKey(key);
+}
+
+/** What is searched for now, to be saved; null where that is nothing, or a picture that the server forgets. */
+function suggestion() {
+  if (state.upload || !(isSearch(state) || isFiltered(state))) return null;
+  const { q, like, folder, from, to, orientation, album, sort, fold } = state;
+  const days = from || to ? `${from || "…"} to ${to || "…"}` : "";
+  const name = [q.trim() || (like ? "Similar pictures" : ""), folder, days, orientation].filter(Boolean).join(", ");
+  const given = Object.entries({ q, like, folder, from, to, orientation, album, sort }).filter(([, value]) => value);
+  return { name, search: { ...Object.fromEntries(given), fold } };
+}
+
+async function removeFromAlbum(items) {
+  try {
+    const album = await api.changeAlbum(state.album, { remove: items.map((item) => item.key) });
+    selection.clear();
+    toast(`${pictures(items.length)} removed from “${album.name}”.`);
+    await search({ keep: true });
+  } catch (error) {
+    failed(error);
+  }
 }
 
 /** Where the user is, to come back to. */
@@ -233,7 +316,7 @@ find("home").addEventListener("click", (event) => {
   input.focus();
 });
 addEventListener("keydown", (event) => {
-  const busy = event.target.matches("input, select, textarea") || why.shown || event.ctrlKey || event.metaKey || event.altKey;
+  const busy = event.target.matches("input, select, textarea") || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey;
   if (event.key === "/" && !busy) {
     event.preventDefault();
     input.focus();
@@ -251,13 +334,9 @@ addEventListener("scroll", fillUp, { passive: true });
 addEventListener("resize", fillUp);
 watchPictures({ veil: find("drop"), button: find("pick"), input: find("file"), take: takePicture, refuse: (message) => connection.tell(message) });
 
+find("albums").addEventListener("click", () => shelf.open());
+if ("serviceWorker" in navigator) navigator.serviceWorker.register("/sw.js").catch(() => null);
+
 history.scrollRestoration = "manual";
 update({ restore: history.state });
-api.gallery().then(
-  (gallery) => {
-    filters.offer(gallery);
-    filters.show(state);
-    find("pick").hidden = !gallery.reads_pictures;
-  },
-  failed,
-);
+offer();

@@ -7,9 +7,9 @@ const QUIET = 5000;
 const AWAY = 1500;
 
 export class Connection {
-  /** back(): the server answers again. */
-  constructor(notice, back) {
-    Object.assign(this, { notice, back, away: false });
+  /** back(): the server answers again. seen(health): it does. */
+  constructor(notice, back, seen) {
+    Object.assign(this, { notice, back, seen, away: false });
     this.later();
     addEventListener("online", () => this.check());
     document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && this.check());
@@ -23,8 +23,9 @@ export class Connection {
   async check() {
     if (document.visibilityState === "visible" || this.away) {
       try {
-        await health();
+        const answer = await health();
         this.found();
+        this.seen(answer);
       } catch {
         this.lost();
       }

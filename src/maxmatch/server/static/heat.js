@@ -1,6 +1,6 @@
 // Where slots look, painted over a picture.
 
-const COLOURS = ["#2f7fc1", "#d8662a", "#1f9d76", "#b5589b", "#c9971c", "#6c63c7", "#4aa3b8", "#8a7a3c"];
+const COLOURS = ["#2b74b1", "#b8521c", "#167a5b", "#a34a8a", "#8a6710", "#6259c2", "#2c7486", "#75672f"];
 const VEIL = [12, 14, 13];
 
 export const colour = (slot) => COLOURS[slot % COLOURS.length];
@@ -31,7 +31,7 @@ function cells(rows, columns, pixel) {
 /** One slot: what it did not look at lies in the dark. */
 function spotlight(grid) {
   const share = stretched(grid);
-  return cells(grid.length, grid[0].length, (row, column) => [...VEIL, Math.round(205 * (1 - share[row][column]))]);
+  return cells(grid.length, grid[0].length, (row, column) => [...VEIL, Math.round(170 * (1 - share[row][column]))]);
 }
 
 /** All slots: each cell in the colour of the slot that took most of it, the stronger the more it did. */
@@ -44,7 +44,11 @@ function territories(slots) {
   });
 }
 
-/** Paint over a canvas that covers the picture. slot null: all of them. What the model never saw is dark. */
+/** Where some slots look together. */
+const together = (attention, some) =>
+  attention[0].map((row, at) => row.map((_, column) => some.reduce((sum, slot) => sum + attention[slot][at][column], 0)));
+
+/** Paint over a canvas that covers the picture. slot: one, or several; null: all, each in its colour. What the model never saw is dark. */
 export function overlay(canvas, slots, slot) {
   const { attention, box } = slots;
   const context = canvas.getContext("2d");
@@ -53,10 +57,10 @@ export function overlay(canvas, slots, slot) {
   const [left, top, right, bottom] = [box[0] * width, box[1] * height, box[2] * width, box[3] * height];
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
-  context.fillStyle = `rgb(${VEIL.join(" ")} / 70%)`;
+  context.fillStyle = `rgb(${VEIL.join(" ")} / 55%)`;
   context.fillRect(0, 0, width, height);
   context.clearRect(left, top, right - left, bottom - top);
-  const small = slot === null ? territories(attention) : spotlight(attention[slot]);
+  const small = slot === null ? territories(attention) : spotlight(together(attention, [slot].flat()));
   context.drawImage(small, left, top, right - left, bottom - top);
 }
 

@@ -1,19 +1,28 @@
 // Rows of pictures that all end at the right edge. A place once given stays: only whole rows are given out.
 
+/** Where nothing has been placed yet. */
+export const nothing = () => ({ boxes: [], heads: [], height: 0 });
+
 /**
- * Where each picture goes: { boxes: [{ left, top, width, height }], placed, height }.
- * line: room under each picture for its name. last: whether no more pictures come, so that the last row may be short.
+ * Where the pictures after those that are placed go. laid: { boxes: [{ left, top, width, height }], heads: [{ top, place }],
+ * height }, which is extended. starts(place): whether a heading comes before this picture. line: room under each picture
+ * for its name. head: room for a heading. last: whether no more pictures come, so that the last row may be short.
  */
-export function justified(ratios, width, { target, gap, line, last }) {
-  const boxes = [];
-  let top = 0;
-  let start = 0;
+export function justified(laid, ratios, width, { target, gap, line, head, last, starts }) {
+  const { boxes, heads } = laid;
+  let start = boxes.length;
+  let top = start ? laid.height + gap : 0;
   while (start < ratios.length) {
     let sum = 0;
     let end = start;
-    while (end < ratios.length && sum * target + gap * (end - start - 1) < width) sum += ratios[end++];
+    while (end < ratios.length && (end === start || !starts(end)) && sum * target + gap * (end - start - 1) < width) sum += ratios[end++];
     const full = sum * target + gap * (end - start - 1) >= width;
-    if (!full && !last) break;
+    const closed = last || (end < ratios.length && starts(end));
+    if (!full && !closed) break;
+    if (starts(start)) {
+      heads.push({ top, place: start });
+      top += head;
+    }
     const fitting = (width - gap * (end - start - 1)) / sum;
     const height = full ? fitting : Math.min(target, fitting);
     let left = 0;
@@ -25,7 +34,8 @@ export function justified(ratios, width, { target, gap, line, last }) {
     top += height + line + gap;
     start = end;
   }
-  return { boxes, placed: boxes.length, height: Math.max(0, top - gap) };
+  laid.height = Math.max(0, top - gap);
+  return laid;
 }
 
 /** Width by height; very long pictures are cut for the grid. */
@@ -34,19 +44,29 @@ export function ratioOf(facts) {
   return Math.min(3, Math.max(0.5, ratio));
 }
 
+/** The first box that ends below a line: boxes of one row begin at one height, and rows come one below the other. */
+export function firstBelow(boxes, line) {
+  let [low, high] = [0, boxes.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (boxes[middle].top + boxes[middle].height > line) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 /** The box nearest to another one in a direction: for arrow keys. */
 export function neighbour(boxes, from, key) {
   if (key === "ArrowLeft") return Math.max(0, from - 1);
   if (key === "ArrowRight") return Math.min(boxes.length - 1, from + 1);
-  const box = boxes[from];
-  const middle = box.left + box.width / 2;
-  const others = boxes.map((other, place) => ({ place, other }));
-  const beyond = others.filter(({ other }) => (key === "ArrowDown" ? other.top > box.top + 1 : other.top < box.top - 1));
-  if (!beyond.length) return from;
-  const tops = beyond.map(({ other }) => other.top);
-  const row = key === "ArrowDown" ? Math.min(...tops) : Math.max(...tops);
-  const distance = ({ other }) => Math.abs(other.left + other.width / 2 - middle);
-  return beyond
-    .filter(({ other }) => other.top === row)
-    .reduce((best, one) => (distance(one) < distance(best) ? one : best)).place;
+  const { left, top, width } = boxes[from];
+  const step = key === "ArrowDown" ? 1 : -1;
+  let place = from;
+  while (boxes[place] && boxes[place].top === top) place += step;
+  if (!boxes[place]) return from;
+  const row = boxes[place].top;
+  const distance = (other) => Math.abs(boxes[other].left + boxes[other].width / 2 - (left + width / 2));
+  let best = place;
+  for (; boxes[place] && boxes[place].top === row; place += step) if (distance(place) < distance(best)) best = place;
+  return best;
 }

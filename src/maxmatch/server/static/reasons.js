@@ -29,11 +29,11 @@ function pairRow(part, pair, { image, slots, queryImage, choose, only }) {
     : queryImage && el("span", { class: "mini" }, mini(queryImage, part.picture, pair.query_slot));
   return el(
     "li",
-    { class: "pair", "--slot": colour(pair.item_slot), "data-slot": pair.item_slot },
+    { class: "pair", "--slot": colour(pair.item_slot), "data-slots": pair.item_slot },
     el("div", { class: "read" }, el("div", { class: "who" }, `Query slot ${query} ${part.words ? "reads" : "looks at"}`), read),
     el("div", {},
       el("div", { class: "who" }, el("span", { class: "dot" }, String(found)), `Picture slot ${found}`),
-      el("button", { class: "mini", type: "button", "aria-label": `Show where slot ${found} of the picture looks`, onclick: () => choose(pair.item_slot) },
+      el("button", { class: "mini", type: "button", "aria-label": `Show where slot ${found} of the picture looks`, onclick: () => choose([pair.item_slot]) },
         mini(image, slots, pair.item_slot))),
     el("div", { class: "strength" },
       el("span", { class: "track", "aria-hidden": "true" }, el("i", { "--a": strength(pair.cosine).toFixed(3) })),
@@ -63,18 +63,18 @@ function heatmap(part) {
       })),
   );
   return el("table", { class: "heat" }, el("caption", {}, "Cosine of each slot of the query with each slot of the picture"),
-    el("thead", {}, el("tr", {}, el("th", {}), ...columns)), el("tbody", {}, ...rows));
+    el("thead", {}, el("tr", {}, el("td", { class: "corner" }), ...columns)), el("tbody", {}, ...rows));
 }
 
 /** Without a query: the picture's slots, each to search with. */
 export function slotsAlone({ image, slots, choose, only }) {
   const rows = slots.attention.map((_, slot) =>
-    el("li", { class: "pair", "--slot": colour(slot), "data-slot": slot },
+    el("li", { class: "pair", "--slot": colour(slot), "data-slots": slot },
       el("div", { class: "read" },
         el("div", { class: "who" }, el("span", { class: "dot" }, String(slot + 1)), `Slot ${slot + 1}`),
         el("button", { class: "link", type: "button", "data-only": "item", onclick: () => only("item", slot) },
           `Search with slot ${slot + 1} only`)),
-      el("button", { class: "mini", type: "button", "aria-label": `Show where slot ${slot + 1} looks`, onclick: () => choose(slot) }, mini(image, slots, slot))),
+      el("button", { class: "mini", type: "button", "aria-label": `Show where slot ${slot + 1} looks`, onclick: () => choose([slot]) }, mini(image, slots, slot))),
   );
   return [
     el("h3", {}, "What its slots look at"),

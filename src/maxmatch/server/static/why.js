@@ -1,64 +1,48 @@
-// Why this? A picture with its slots, in a dialog over the grid.
+// Why this picture? In plain words first; slots, cosines and the matching behind "Details".
 
-import { el, icon } from "./dom.js";
 import * as api from "./api.js";
+import { el } from "./dom.js";
 import { colour, overlay } from "./heat.js";
+import { groups, inWords } from "./plain.js";
 import { explained, slotsAlone } from "./reasons.js";
 import * as words from "./words.js";
 
-const CROSS = "M5 5l10 10M15 5 5 15";
-const LEFT = "M12 4 6 10l6 6";
-const RIGHT = "m8 4 6 6-6 6";
-
 export class Why {
-  /** close(), step(by), similar(key), only(query): what the page does when asked to. step: null where there is none. */
-  constructor(dialog, actions) {
-    Object.assign(this, { dialog, actions, shown: null, slot: null, part: 0, answer: null });
-    dialog.addEventListener("cancel", (event) => {
-      event.preventDefault();
-      actions.close();
-    });
-    dialog.addEventListener("click", (event) => event.target === dialog && actions.close());
-    dialog.addEventListener("keydown", (event) => this.pressed(event));
-    this.room = new ResizeObserver(() => this.fit());
+  /** panel: where it is told. image(): the picture. repaint(): what lies over it has changed. only(query): search with it. */
+  constructor({ panel, image, repaint, only, gone }) {
+    Object.assign(this, { panel, image, repaint, only, gone, asked: "", answer: null, looks: null, part: 0, open: false });
   }
 
-  /** Show a picture: at once what is known, then what the model saw. */
-  async show(item, state, { score = null, duplicates = [], steps = [null, null] } = {}) {
-    this.shown = item;
-    this.answer = null;
-    this.slot = null;
-    this.part = 0;
+  stop() {
     this.stopped?.abort();
+    Object.assign(this, { asked: "", answer: null });
+  }
+
+  async show(item, state, score) {
+    const asked = [item.key, state.q, state.like, state.upload, state.slot].join(" ");
+    if (this.asked === asked) return;
+    this.stop();
     this.stopped = new AbortController();
-    this.build(item, score, duplicates, steps);
-    if (!this.dialog.open) this.dialog.showModal();
-    this.heading.focus();
-    this.fit();
-    const given = this.stopped.signal;
+    const { signal } = this.stopped;
+    Object.assign(this, { asked, item, state, score, part: 0, looks: null });
+    this.panel.replaceChildren(el("p", { class: "wait" }, "Looking …"));
+    this.repaint();
     try {
       const [answer] = await Promise.all([
-        api.explain(item.key, state, given),
-        this.image.decode().catch(() => null),
+        api.explain(item.key, state, signal),
+        this.image().decode().catch(() => null),
         state.like || state.upload ? this.load(state) : null,
       ]);
-      if (given.aborted) return;
+      if (signal.aborted) return;
       this.answer = answer;
-      this.state = state;
       this.fill();
-      this.fit();
     } catch (error) {
-      if (error.name === "AbortError" || given.aborted) return;
+      if (error.name === "AbortError" || signal.aborted) return;
+      this.asked = "";
       const said = error instanceof api.Refused ? error.message : "The server is not responding.";
-      this.reasons.replaceChildren(el("p", { role: "alert" }, said));
-      if (error instanceof api.Gone) this.actions.gone();
+      this.panel.replaceChildren(el("p", { role: "alert" }, said));
+      if (error instanceof api.Gone) this.gone();
     }
-  }
-
-  hide() {
-    this.stopped?.abort();
-    this.shown = null;
-    if (this.dialog.open) this.dialog.close();
   }
 
   /** The picture that is searched with. */
@@ -68,42 +52,13 @@ export class Why {
     this.queryImage = await image.decode().then(() => image, () => null);
   }
 
-  build(item, score, duplicates, [before, next]) {
-    this.heading = el("h2", { id: "why-name", tabindex: "-1" }, item.name);
-    const line = [words.facts(item), score === null ? "" : `score ${words.score(score)}`].filter(Boolean).join(" · ");
-    this.image = el("img", { alt: `The picture ${item.name}`, src: api.thumbnail(item, 1000), draggable: "false" });
-    this.image.addEventListener("load", () => this.fit());
-    this.canvas = el("canvas", { "aria-hidden": "true" });
-    this.photo = el("div", { class: "photo" }, this.image, this.canvas);
-    this.room.disconnect();
-    this.room.observe(this.photo);
-    this.chooser = el("div", { class: "slots", role: "radiogroup", "aria-label": "Where each slot looks" });
-    this.reasons = el("section", { class: "reasons", "aria-label": "Why this picture", tabindex: "0" }, el("p", { class: "wait" }, "Loading …"));
-    const strip = duplicates.length
-      ? el("div", { class: "same-strip", "aria-label": "Almost the same" },
-          ...duplicates.map((same) => el("img", { src: api.thumbnail(same, 120), alt: same.name, title: `${same.name} · ${words.facts(same)}` })))
-      : null;
-    const step = (path, label, act) =>
-      el("button", { type: "button", class: "quiet icon wide", "aria-label": label, disabled: act === null, onclick: () => act?.() }, icon(path));
-    this.before = before;
-    this.next = next;
-    this.dialog.replaceChildren(
-      el("header", {},
-        el("div", { class: "title" }, this.heading, el("p", { class: "facts" }, line)),
-        step(LEFT, "Previous picture", before), step(RIGHT, "Next picture", next),
-        el("button", { type: "button", class: "solid", id: "similar", onclick: () => this.actions.similar(item.key) }, "Similar"),
-        el("button", { type: "button", class: "quiet icon", "aria-label": "Close", onclick: () => this.actions.close() }, icon(CROSS))),
-      el("div", { class: "body" }, el("figure", { class: "stage" }, this.photo, this.chooser, strip), this.reasons),
-    );
-  }
-
   fill() {
     const { slots, parts } = this.answer;
     const context = {
-      image: this.image, slots, queryImage: this.queryImage,
-      choose: (slot) => this.choose(this.slot === slot ? null : slot),
-      only: (side, slot) => this.actions.only(side === "item"
-        ? { like: this.shown.key, slot }
+      image: this.image(), slots, queryImage: this.queryImage,
+      choose: (slots) => this.choose(String(this.looks) === String(slots) ? [] : slots),
+      only: (side, slot) => this.only(side === "item"
+        ? { like: this.item.key, slot }
         : { ...this.queryOf(parts[this.part]), slot }),
     };
     const bar = parts.length > 1
@@ -112,14 +67,17 @@ export class Why {
             el("button", { type: "button", "aria-pressed": String(place === this.part), onclick: () => { this.part = place; this.fill(); } },
               `${part.weight < 0 ? "− " : "+ "}${part.label}`)))
       : null;
-    const body = parts.length ? explained(parts[this.part], context) : slotsAlone(context);
-    this.reasons.replaceChildren(...[bar, ...body].filter(Boolean));
-    this.chooser.replaceChildren(
-      this.choice(null, "All"),
-      ...slots.attention.map((_, slot) => this.choice(slot, `Slot ${slot + 1}`)),
-      this.choice(-1, "Picture"),
-    );
-    this.choose(this.slot);
+    this.chooser = el("div", { class: "slots", role: "radiogroup", "aria-label": "Where each slot looks" },
+      this.choice(null, "All"), ...slots.attention.map((_, slot) => this.choice([slot], `Slot ${slot + 1}`)), this.choice([], "Picture"));
+    const research = parts.length ? explained(parts[this.part], context) : slotsAlone(context);
+    const total = this.score === null ? null : el("p", {}, `Score ${words.score(this.score)}.`);
+    this.details = el("details", { class: "research", open: this.open }, el("summary", {}, "Details"), total, this.chooser, ...research);
+    this.details.addEventListener("toggle", () => {
+      this.open = this.details.open;
+      this.choose(this.looks);
+    });
+    this.panel.replaceChildren(...[bar, ...inWords(parts[this.part] ?? null, context), this.details].filter(Boolean));
+    this.choose(parts.length ? groups(parts[this.part])[0].slots : []);
   }
 
   /** The query again, as the address says it, for one of its parts. */
@@ -128,63 +86,48 @@ export class Why {
     return like ? { like } : upload ? { upload } : { q: this.answer.parts.length > 1 ? part.label : q };
   }
 
-  choice(slot, name) {
-    const some = slot !== null && slot >= 0;
-    return el("button", {
-      type: "button", role: "radio", "data-slot": slot === null ? "all" : slot, "--slot": some ? colour(slot) : null,
-      onclick: () => this.choose(slot),
-    }, some ? el("span", { class: "dot", "aria-hidden": "true" }) : null, name);
+  choice(slots, name) {
+    const own = slots?.length ? colour(slots[0]) : null;
+    return el("button", { type: "button", role: "radio", "data-slots": slots === null ? "all" : slots.join(" "), "--slot": own, onclick: () => this.choose(slots) },
+      own ? el("span", { class: "dot", "aria-hidden": "true" }) : null, name);
   }
 
-  choose(slot) {
-    this.slot = slot;
-    for (const button of this.chooser.children) {
-      const own = button.dataset.slot === (slot === null ? "all" : String(slot));
-      button.setAttribute("aria-checked", String(own));
-      button.tabIndex = own ? 0 : -1;
+  /** Show where some slots look; null: all, each in its colour; none of them: the picture alone. */
+  choose(slots) {
+    this.looks = slots;
+    const chosen = slots === null ? "all" : slots.join(" ");
+    const buttons = [...this.chooser.children];
+    const own = buttons.find((button) => button.dataset.slots === chosen);
+    for (const button of buttons) {
+      button.setAttribute("aria-checked", String(button === own));
+      button.tabIndex = button === (own ?? buttons[0]) ? 0 : -1;
     }
-    for (const row of this.reasons.querySelectorAll(".pair")) row.classList.toggle("chosen", row.dataset.slot === String(slot));
-    this.paint();
+    for (const row of this.panel.querySelectorAll(".pair, .met")) row.classList.toggle("chosen", row.dataset.slots === chosen);
+    for (const button of this.panel.querySelectorAll(".met .mini")) button.setAttribute("aria-pressed", String(button.closest(".met").dataset.slots === chosen));
+    this.repaint();
   }
 
-  paint() {
-    this.canvas.style.opacity = this.answer && this.slot !== -1 ? "1" : "0";
-    if (this.answer && this.slot !== -1 && this.canvas.width) overlay(this.canvas, this.answer.slots, this.slot);
+  /** Paint over the picture; whether there is anything to paint. */
+  paint(canvas) {
+    if (!this.answer || this.looks?.length === 0 || !canvas.width) return false;
+    overlay(canvas, this.answer.slots, this.looks);
+    return true;
   }
 
-  /** The picture as large as there is room, and the overlay exactly over it. */
-  fit() {
-    if (!this.shown || !this.photo) return;
-    const ratio = this.image.naturalWidth
-      ? this.image.naturalWidth / this.image.naturalHeight
-      : (this.shown.width || 1) / (this.shown.height || 1);
-    this.photo.style.setProperty("--ratio", ratio.toFixed(4));
-    const { clientWidth: width, clientHeight: height } = this.photo;
-    const wide = Math.min(width, height * ratio);
-    const place = { left: (width - wide) / 2, top: (height - wide / ratio) / 2, width: wide, height: wide / ratio };
-    for (const part of [this.image, this.canvas])
-      for (const [side, value] of Object.entries(place)) part.style[side] = `${value}px`;
-    this.canvas.width = Math.round(place.width);
-    this.canvas.height = Math.round(place.height);
-    this.paint();
-  }
-
+  /** Whether the key was meant for this tab. */
   pressed(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const chooser = this.chooser.contains(event.target);
-    if (chooser && event.key.startsWith("Arrow")) {
+    if (!this.answer) return false;
+    if (this.chooser.contains(event.target) && event.key.startsWith("Arrow")) {
       const buttons = [...this.chooser.children];
       const by = event.key === "ArrowRight" || event.key === "ArrowDown" ? 1 : -1;
       const next = buttons[(buttons.indexOf(event.target) + by + buttons.length) % buttons.length];
       next.click();
       next.focus();
-      event.preventDefault();
-    } else if (event.key === "ArrowLeft") this.before?.();
-    else if (event.key === "ArrowRight") this.next?.();
-    else if (event.key === "s") this.actions.similar(this.shown.key);
-    else if (/^[0-9]$/.test(event.key) && this.answer) {
+    } else if (/^[0-9]$/.test(event.key)) {
       const slot = Number(event.key) - 1;
-      if (slot < this.answer.slots.attention.length) this.choose(slot < 0 ? null : slot);
-    }
+      if (slot < this.answer.slots.attention.length) this.choose(slot < 0 ? null : [slot]);
+    } else return false;
+    event.preventDefault();
+    return true;
   }
 }

@@ -2,10 +2,26 @@
 
 const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
 
-export function date(text) {
+const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "short" });
+
+function written(format, text) {
   const day = text ? new Date(text) : null;
-  return day && !Number.isNaN(day.getTime()) ? DATE.format(day) : "";
+  return day && !Number.isNaN(day.getTime()) ? format.format(day) : "";
 }
+const MONTHS = { long: new Intl.DateTimeFormat(undefined, { month: "long", year: "numeric" }), short: new Intl.DateTimeFormat(undefined, { month: "short" }) };
+
+/** A month such as "2024-05" in words. */
+export const monthName = (month, form = "long") => written(MONTHS[form], `${month}-01T00:00:00`);
+export const date = (text) => written(DATE, text);
+export const moment = (text) => written(MOMENT, text);
+
+/** A place on the earth: 41.8902° N, 12.4922° E. */
+export function position(latitude, longitude) {
+  const side = (value, plus, minus) => `${Math.abs(value).toFixed(4)}° ${value < 0 ? minus : plus}`;
+  return `${side(latitude, "N", "S")}, ${side(longitude, "E", "W")}`;
+}
+
+export const folderOf = (path) => path.replace(/[/\\][^/\\]*$/, "");
 
 export function bytes(count) {
   if (!count) return "";

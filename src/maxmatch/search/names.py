@@ -1,0 +1,78 @@
+"""Photos that a query finds by their name: every word of it is a word of the file's name or of a folder above it.
+
+A person chose these names, or a camera did; either way whoever types "rome" or "IMG_1234" means them. So such photos
+come first, among themselves by their score. A part of a word is no word: "cat" does not match "category".
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from maxmatch.core.array_checks import Array
+from maxmatch.search.engine import Hit
+from maxmatch.search.filters import Condition, condition_of
+from maxmatch.search.query import TextPart, weigh
+from maxmatch.search.rerank import best_among, hits_of
+from maxmatch.search.set_index import SetIndex
+
+MOST_NAMED = 5_000
+"""Where more photos match, their names tell nothing, and change no order."""
+_WORD = re.compile(r"[^\W_]+")
+_ARTICLES = frozenset(("a", "an", "the"))
+_SCAN = 65_536
+
+
+def query_words(parts: Iterable[TextPart]) -> tuple[str, ...]:
+    """The words of what a query looks for, without articles; none where it has no others."""
+    words = dict.fromkeys(word for part in parts if part.weight > 0 for word in _words(part.text))
+    return tuple(word for word in words if word not in _ARTICLES)
+
+
+def is_named(path: str, words: Sequence[str]) -> bool:
+    """Whether all words are words of a path, and not all of them of its ending ("jpg") alone."""
+    return is_named_folded(folded(path), words)
+
+
+def is_named_folded(folded: str, words: Sequence[str]) -> bool:
+    """The same of a path that is folded already, as for many queries."""
+    if not words or not all(word in folded for word in words):  # most paths end here
+        return False
+    there = set(_WORD.findall(folded))
+    stem = folded.rpartition(".")[0] or folded
+    return all(word in there for word in words) and not set(_WORD.findall(stem)).isdisjoint(words)
+
+
+def named_items(index: SetIndex, words: Sequence[str], where: str | Condition | None = None) -> list[str]:
+    """The ids of an index that match by name; none where too many do."""
+    if not words:
+        return []
+    scanned = index.engine.scan(_SCAN, condition_of(where), vectors=False)
+    found = [name for block in scanned for name in block.ids if is_named(name, words)]
+    return found if len(found) <= MOST_NAMED else []
+
+
+def named_first(
+    index: SetIndex, hits: Sequence[Hit], names: Sequence[str], sets: Sequence[Array], weights: Sequence[float], k: int
+) -> list[Hit]:
+    """The k best, with those of some names first. hits: the k best of all. sets, weights: the query's parts."""
+    if not names:
+        return list(hits)
+    stored = index.engine.fetch(names, metadata=True)
+    if len(sets) == 1:
+        query = np.asarray(sets[0], np.float32)[None]
+        first = hits_of(best_among(stored, query, k, index.manifest.scoring), index.engine)[0]
+    else:
+        first = weigh(index.manifest, stored, sets, weights, k)
+    chosen = set(names)
+    return (first + [hit for hit in hits if hit.id not in chosen])[:k]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(folded(text))
+
+
+def folded(text: str) -> str:
+    """A text without differences of case, and of how accents are written."""
+    return text.lower() if text.isascii() else unicodedata.normalize("NFC", text).casefold()
