@@ -56,7 +56,7 @@ def extracted(model, dataset, folder, dtype="float32", **options):
     backbone = load_backbone(str(model))
     dataset = dataset if isinstance(dataset, Dataset) else read_dataset(dataset)
     with FeatureWriter(folder, describe_store(backbone, dtype)) as writer:
-        extract(backbone.encoder, backbone.reader, dataset, writer, **options)
+        extract(backbone, dataset, writer, **options)
         return writer.finish()
 
 
@@ -110,7 +110,7 @@ for step in range(1, 4):
     def work():
         features.FeatureWriter.append = torn
         with features.FeatureWriter(root / str(step), describe_store(backbone, "float32")) as writer:
-            extract(backbone.encoder, backbone.reader, dataset, writer, batch_size=3)
+            extract(backbone, dataset, writer, batch_size=3)
     print(in_child(work))
 """
 

@@ -245,7 +245,11 @@ def features(
     data: Annotated[Path, typer.Argument(help="A data set of pictures, in any format.")],
     store: Annotated[Path, typer.Argument(help="A new folder for the features.")],
     model: Annotated[
-        str, typer.Option(help="A checkpoint's folder, a preset, or hf:NAME for a vision model of Hugging Face.")
+        str,
+        typer.Option(
+            help="A checkpoint's folder, a preset, a CLIP or SigLIP (its folder or hub name), or hf:NAME for the "
+            "bare backbone of a vision model of Hugging Face."
+        ),
     ],
     dtype: Annotated[Literal["float16", "float32"], typer.Option(help="float16 takes half the space.")] = "float16",
     batch_size: Annotated[
@@ -265,6 +269,8 @@ def features(
     Examples:
 
       maxmatch data features flickr8k f8k_grid --model efficientnet_lite0_bigru
+
+      maxmatch data features flickr8k f8k_clip --model openai/clip-vit-base-patch32
 
       maxmatch data features flickr8k f8k_dino --model hf:facebook/dinov2-base
 
@@ -290,7 +296,7 @@ def features(
             dataset = replace(dataset, splits={name: dataset.split(name) for name in split})
         total = len({image for part in dataset.splits.values() for image in part["image"].ids})
         with bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
-            extract(backbone.encoder, backbone.reader, dataset, writer, batch_size, report, advance)
+            extract(backbone, dataset, writer, batch_size, report, advance)
             done = writer.finish()
     if as_json:
         print(json.dumps({"path": str(store), "images": len(done), "left_out": total - len(done), **asdict(info)}))

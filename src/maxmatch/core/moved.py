@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -67,7 +67,7 @@ class MovedModules(Loader):
     """Finds and loads old paths; the import system asks it for each module that it does not know yet."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, name: str, path: Iterable[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """How to load a module that moved; None for any other."""
         package, _, old = name.partition(".")

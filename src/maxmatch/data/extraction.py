@@ -11,15 +11,17 @@ import numpy as np
 import torch
 
 from maxmatch.core.progress import Advance, quiet
+from maxmatch.core.types import Inputs
 from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
 from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images, read_info
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
-from maxmatch.model.config import Conv, HuggingFaceBackbone, ModelConfig, TowerConfig
+from maxmatch.model.config import Conv, HubImage, HuggingFaceBackbone, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
 from maxmatch.model.inputs import PixelReader, read_ahead
 from maxmatch.model.presets import PRESETS
+from maxmatch.model.two_towers import HubHalf
 from maxmatch.recipe.schema import Data
 
 _HUGGING_FACE = "hf:"
@@ -27,16 +29,25 @@ _HUGGING_FACE = "hf:"
 
 @dataclass(frozen=True)
 class FrozenBackbone:
-    """What is run over the pictures."""
+    """What is run over the pictures: a backbone, or the whole picture half of a two-tower model."""
 
-    encoder: ConvEncoder
+    encoder: ConvEncoder | HubHalf
     reader: PixelReader
     name: str
+
+    def features(self, inputs: Inputs) -> list[np.ndarray]:
+        """What is stored of each of some pictures that were read: cells, after the vector of a two-tower model."""
+        device = next(self.encoder.parameters()).device
+        values, mask = inputs.values.to(device), None if inputs.mask is None else inputs.mask.to(device)
+        if isinstance(self.encoder, ConvEncoder):
+            return list(self.encoder.cells(values)[0].float().cpu().numpy())
+        return [rows.float().cpu().numpy() for rows in self.encoder.stored(self.encoder(values, mask))]
 
 
 def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackbone:
     """The backbone of a model: a checkpoint's folder (its image tower), a preset by its name, with the weights that it
-    names, or `hf:` and the name or folder of a vision model of Hugging Face.
+    names, a two-tower model of transformers by its folder or name on the hub (its whole picture half), or `hf:` and the
+    name or folder of a vision model of Hugging Face, which of a two-tower model is the bare backbone.
     """
     if model.startswith(_HUGGING_FACE):
         name = model.removeprefix(_HUGGING_FACE)
@@ -53,21 +64,20 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
             ) from error
     tower = loaded.tower(IMAGE)
     encoder, reader = tower.encoder, tower.reader
-    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader):
-        raise ValueError(
-            f"model: {model} reads features, and has no backbone. Give a model that reads pictures; for the vision "
-            f"half of a CLIP {_HUGGING_FACE}NAME."
-        )
+    if not isinstance(encoder, ConvEncoder | HubHalf) or not isinstance(reader, PixelReader):
+        raise ValueError(f"model: {model} reads features, and has no backbone. Give a model that reads pictures.")
     assert loaded.config is not None
     return FrozenBackbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
 
 
 def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
     """The info of a store of the backbone's features."""
-    size = backbone.reader.transform.size
+    encoder, size = backbone.encoder, backbone.reader.transform.size
+    if isinstance(encoder, HubHalf):
+        return StoreInfo(_source(backbone), encoder.local_width, dtype)
     with torch.inference_mode():
-        device = next(backbone.encoder.parameters()).device
-        cells, grid = backbone.encoder.cells(torch.zeros(1, 3, size, size, device=device))
+        device = next(encoder.parameters()).device
+        cells, grid = encoder.cells(torch.zeros(1, 3, size, size, device=device))
     return StoreInfo(_source(backbone), cells.shape[2], dtype, grid)
 
 
@@ -96,13 +106,13 @@ def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
 def _check_store(model: SetEncoder, config: ModelConfig, folder: Path, trusted: bool) -> None:
     tower = model.tower(IMAGE)
     info, encoder, reader = read_info(folder), tower.encoder, tower.reader
-    width = getattr(encoder, "feature_width", info.width)
+    width = encoder.local_width if isinstance(encoder, HubHalf) else getattr(encoder, "feature_width", info.width)
     if info.width != width:
         raise ValueError(
             f"{folder}: features of width {info.width} ({info.source}), but the model reads features of width {width}. "
             "Extract them with this model's backbone (maxmatch data features), or build the model for theirs."
         )
-    if not isinstance(encoder, ConvEncoder) or not isinstance(reader, PixelReader) or trusted:
+    if not isinstance(encoder, ConvEncoder | HubHalf) or not isinstance(reader, PixelReader) or trusted:
         return
     mine = _source(FrozenBackbone(encoder, reader, _described(config.towers[IMAGE].encoder)))
     if info.source != mine and not (_rounded(encoder) and _unweighted(info.source) == _unweighted(mine)):
@@ -116,22 +126,21 @@ def _unweighted(source: str) -> str:
     return re.sub(r", weights [0-9a-f]{16};", ";", source)
 
 
-def _rounded(encoder: ConvEncoder) -> bool:
+def _rounded(encoder: ConvEncoder | HubHalf) -> bool:
     """Whether the weights were rounded to half precision, so that they cannot be told from those before."""
     weights = (value for value in encoder.backbone.state_dict().values() if value.is_floating_point())
     return all(torch.equal(value, value.half().to(value.dtype)) for value in weights)
 
 
 def extract(
-    encoder: ConvEncoder,
-    reader: PixelReader,
+    backbone: FrozenBackbone,
     dataset: Dataset,
     writer: FeatureWriter,
     batch_size: int = 64,
     report: Report = refuse,
     advance: Advance = quiet,
 ) -> None:
-    """Append the backbone's grid for every picture of a data set that the writer does not hold yet.
+    """Append the backbone's features for every picture of a data set that the writer does not hold yet.
 
     An image of several splits is taken once. A picture that cannot be read is reported and left out. Which images share
     a batch depends on the data set alone, and every batch is as large as the others, so that a run that was interrupted
@@ -143,11 +152,12 @@ def extract(
     found = distinct_images(dataset.splits)
     ids = list(found)
     images = LazyItems(ids, lambda image: dataset.splits[found[image][0]][IMAGE].values[found[image][1]])
-    encoder.eval()
+    reader = backbone.reader
+    backbone.encoder.eval()
     batches = [range(start, min(start + batch_size, len(images))) for start in range(0, len(images), batch_size)]
     left = [batch for batch in batches if any(ids[place] not in writer.done for place in batch)]
     advance(len(images) - sum(map(len, left)))
-    size, device = reader.transform.size, next(encoder.parameters()).device
+    device = next(backbone.encoder.parameters()).device
     # The exact kernels: what is done once may take a little longer, and be the same everywhere.
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         read = read_ahead(reader, images, left, skip=True, ahead=device.type != "cpu")
@@ -159,10 +169,12 @@ def extract(
                 report(Problem(dataset.path, what, cure))
             new = [place for place in batch.places if ids[place] not in writer.done]
             if new and batch.inputs is not None:
-                pixels = torch.zeros(batch_size, 3, size, size)
-                pixels[[place - places.start for place in batch.places]] = batch.inputs.values
-                cells = encoder.cells(pixels.to(device))[0].float().cpu().numpy()
-                features = [cells[place - places.start] for place in new]
+                filled = reader.collate([reader.blank()] * batch_size)
+                for whole, read_ones in zip(filled, batch.inputs, strict=True):
+                    if whole is not None:
+                        whole[[place - places.start for place in batch.places]] = read_ones
+                made = backbone.features(filled)
+                features = [made[place - places.start] for place in new]
                 for place, grid in zip(new, features, strict=True):
                     if not np.isfinite(grid).all():
                         what = f"image {ids[place]!r}: the backbone gives NaN or infinite values."
@@ -178,6 +190,8 @@ def _built(encoder: Any) -> SetEncoder:
 
 def _described(encoder: Any) -> str:
     """The network in a few words, whatever its path."""
+    if isinstance(encoder, HubImage):
+        return f"Hugging Face {encoder.config.get('model_type')}, with its vector"
     backbone = encoder.backbone
     if isinstance(backbone, HuggingFaceBackbone):
         return f"Hugging Face {(backbone.config or {}).get('model_type')}"

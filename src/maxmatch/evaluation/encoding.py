@@ -287,7 +287,8 @@ def _recipe_of(file: Path, checkpoint: Path) -> Recipe:
     except RecipeError as error:
         if "model.start" not in str(error):
             raise
-        return load_recipe(file, [f"model.start={json.dumps(str(checkpoint))}"])
+        grown = ["model.head=null", "model.set_size=null"]  # a checkpoint has its sets
+        return load_recipe(file, [f"model.start={json.dumps(str(checkpoint))}", *grown])
 
 
 def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelSource]:

@@ -27,7 +27,7 @@ from maxmatch.model.encoders import (
 from maxmatch.model.encoders.backbone import weights_place
 from maxmatch.model.images import ImageTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
-from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, SetHead
+from maxmatch.model.layers import GaussianHead, GlobalHead, GPOHead, PIEHead, ResidualSetHead, SetHead
 from maxmatch.model.names import hub_parts, is_hub_name
 from maxmatch.model.two_towers import hub_tower
 
@@ -73,9 +73,17 @@ def build_model(
                     )
             except ValueError as error:
                 raise ValueError(f"tower {name!r}: {error}") from error
-            head = HEADS[tower.head.name](encoder.local_width, config.width, tower.set_size, **_options(tower.head))
+            head = build_head(tower.head, encoder.local_width, config.width, tower.set_size)
             towers[name] = Tower(encoder, head, reader)
     return SetEncoder(towers, config.similarity, _with_backbones(config, towers, pretrained))
+
+
+def build_head(config: Any, context_width: int, width: int, set_size: int) -> Head:
+    """The head of a config, with random weights."""
+    options = _options(config)
+    if isinstance(config, parts.Residual):
+        options["base"] = build_head(config.base, context_width, width, 1)
+    return HEADS[config.name](context_width, width, set_size, **options)
 
 
 def _options(part: Any) -> dict[str, Any]:
@@ -270,4 +278,5 @@ HEADS: dict[str, Callable[..., Head]] = {
     "gpo": GPOHead,
     "global": GlobalHead,
     "gaussian": GaussianHead,
+    "residual": ResidualSetHead,
 }

@@ -28,6 +28,7 @@ from maxmatch import __version__
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.files import sync, usual_permissions
 from maxmatch.core.manifest import manifest_text
+from maxmatch.model.adaptation import merged_weights
 from maxmatch.model.build import build_model
 from maxmatch.model.config import HubText, ModelConfig
 from maxmatch.model.encoder import SetEncoder
@@ -216,8 +217,9 @@ def _write(model: SetEncoder, draft: Path, dtype: str, notes: str) -> None:
         reader = model.tower(tower).reader
         assert isinstance(reader, TextReader)
         reader.tokenizer.save(str(draft / name))
-    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    weights = {name: value.detach().cpu().contiguous() for name, value in merged_weights(model).items()}
     tables = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, torch.nn.Embedding)}
+    tables &= weights.keys()
     eight = {name: _in_eight_bits(weights[name]) for name in tables} if dtype == "int8" else {}
     if dtype != "float32":
         weights = {name: _halved(value) for name, value in weights.items()}

@@ -284,11 +284,27 @@ class Gaussian(ConfigPart):
     pooling: Literal["gpo", "mean", "max"] = "mean"
 
 
+class Residual(ConfigPart):
+    """Sets on the one vector of a trained model, of which they start as K copies (`ResidualSetHead`). base: the head
+    that makes that vector. The other options are those of the set prediction module.
+    """
+
+    name: Literal["residual"] = "residual"
+    heads: Count = 4
+    head_width: Count = 128
+    depth: Count = 2
+    dropout: Share = 0.1
+    slot_scale: Positive = 1.0
+    base: Annotated[SetPrediction | PIE | GPO | GlobalFeature, Field(discriminator="name")] = GlobalFeature()
+
+
 class TowerConfig(ConfigPart):
     """One modality: raw input -> features -> a set of `set_size` vectors."""
 
     encoder: Annotated[Conv | Region | GRU | Transformer | HubImage | HubAudio | HubText, Field(discriminator="name")]
-    head: Annotated[SetPrediction | PIE | GPO | GlobalFeature | Gaussian, Field(discriminator="name")] = SetPrediction()
+    head: Annotated[SetPrediction | PIE | GPO | GlobalFeature | Gaussian | Residual, Field(discriminator="name")] = (
+        SetPrediction()
+    )
     set_size: Annotated[int, Field(ge=1, le=16)] = 4
 
     @model_validator(mode="after")
@@ -311,6 +327,11 @@ class TowerConfig(ConfigPart):
     def reads(self) -> InputKind:
         """What its encoder reads."""
         return self.encoder.reads
+
+    @property
+    def grown(self) -> bool:
+        """Whether its encoder is that of a trained model, which training leaves as it is unless it is told not to."""
+        return isinstance(self.head, Residual) or isinstance(self.encoder, HubImage | HubAudio | HubText)
 
 
 _K = "The number of vectors cannot be changed afterwards: restore it, or train a new model."
@@ -369,6 +390,21 @@ class ModelConfig(ConfigPart):
             text = f"{second.set_size}, but the model was trained with at least {fewest}. {_K}"
             raise refusal(text, "towers", other, "set_size")
         return self
+
+
+def with_sets(config: ModelConfig, head: Residual, set_size: int) -> ModelConfig:
+    """A model of one vector per item with sets in its place; compared by maxmatch, and its logit scale forgotten."""
+    towers = {}
+    for name, tower in config.towers.items():
+        if tower.set_size != 1 or tower.head.name in ("gaussian", "residual"):
+            raise refusal(
+                f"sets start from a model of one vector per item, but its tower {name!r} makes {tower.set_size} with "
+                f"the head {tower.head.name!r}: leave out the head to train it as it is",
+                "head",
+            )
+        grown = {**head.model_dump(), "base": tower.head.model_dump()}
+        towers[name] = {"encoder": tower.encoder.model_dump(), "head": grown, "set_size": set_size}
+    return ModelConfig.model_validate({"width": config.width, "towers": towers})
 
 
 def check_heads(similarity: str, towers: Mapping[str, TowerConfig]) -> None:

@@ -48,6 +48,15 @@ class Tower(nn.Module):
         self.reader = reader
         self.given_sets = False
         """Whether its inputs are sets that it made before, as in a training that keeps the tower as it is."""
+        self.fixed: list[nn.Module] = []
+        """Parts whose weights do not learn: they stay in evaluation mode (`maxmatch.model.adaptation`)."""
+
+    def train(self, mode: bool = True) -> "Tower":
+        """As for any module, but what does not learn stays in evaluation mode."""
+        super().train(mode)
+        for part in self.fixed:
+            part.eval()
+        return self
 
     @property
     def reads(self) -> InputKind | None:

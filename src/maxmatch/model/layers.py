@@ -1,7 +1,7 @@
 """From the features of an item to a set of K unit vectors: positions, pooling, slot attention and the heads.
 
 SetHead is the paper's, PIEHead is PVSE's, GaussianHead is PCME++'s; GPOHead (VSE∞) and GlobalHead (VSE++) make sets of
-one vector.
+one vector; ResidualSetHead turns the one vector of a trained model into a set.
 """
 
 import math
@@ -193,11 +193,50 @@ class AggregationBlock(nn.Module):
         return slots + self.feedforward(slots), weights
 
 
-class SetHead(nn.Module):
-    """The set prediction module: S = LN_a(E^L) + LN_b(φ), then each vector to unit length.
+class SlotHead(nn.Module):
+    """K slots that take what they need from the local features: LN(E^L).
 
     E^0 are K learned slots ~ N(0, σ²), σ = slot_scale; E^L is what L aggregation blocks make of them. The blocks share
     one set of weights, so keys and values are computed once for all of them.
+    """
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int,
+        set_size: int,
+        heads: int,
+        head_width: int,
+        depth: int,
+        dropout: float,
+        slot_scale: float,
+    ) -> None:
+        super().__init__()
+        if not slot_scale > 0:
+            raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
+        self.width = width
+        self.set_size = set_size
+        self.depth = depth
+        self.slots = nn.Parameter(slot_scale * torch.randn(set_size, width))
+        self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
+        self.residual_norm = nn.LayerNorm(width)
+
+    def residual(self, features: Features) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K N"]]:
+        """LN(E^L) of B items, and the last block's attention, averaged over its heads."""
+        slots = self.slots.expand(features.local.shape[0], -1, -1)
+        context = self.block.context(features)
+        for _ in range(self.depth):
+            slots, weights = self.block(slots, context)
+        return self.residual_norm(slots), weights.mean(1)
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        self.slots.copy_(self.slots[list(order)].clone())
+
+
+class SetHead(SlotHead):
+    """The set prediction module: S = LN_a(E^L) + LN_b(φ), then each vector to unit length. E^L: see `SlotHead`.
 
     global_feature: what the losses (GD) see as the global feature, the "raw" φ or the "normalised" LN_b(φ). The sets
     are the same.
@@ -215,35 +254,58 @@ class SetHead(nn.Module):
         global_feature: Literal["raw", "normalised"] = "raw",
         slot_scale: float = 1.0,
     ) -> None:
-        super().__init__()
-        if not slot_scale > 0:
-            raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale)
         if global_feature not in ("raw", "normalised"):
             raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
-        self.width = width
-        self.set_size = set_size
-        self.depth = depth
         self.global_feature = global_feature
-        self.slots = nn.Parameter(slot_scale * torch.randn(set_size, width))
-        self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
-        self.residual_norm = nn.LayerNorm(width)
         self.pooled_norm = nn.LayerNorm(width)
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items. Their attention is the last block's, averaged over its heads."""
-        slots = self.slots.expand(features.local.shape[0], -1, -1)
-        context = self.block.context(features)
-        for _ in range(self.depth):
-            slots, weights = self.block(slots, context)
-        residual = self.residual_norm(slots)
+        residual, attention = self.residual(features)
         added = self.pooled_norm(features.pooled)
         pooled = features.pooled if self.global_feature == "raw" else added
-        return Sets(unit_vectors(residual + added[:, None]), residual, pooled, weights.mean(1))
+        return Sets(unit_vectors(residual + added[:, None]), residual, pooled, attention)
+
+
+class ResidualSetHead(SlotHead):
+    """Sets that start as a trained model's one vector: S_k = g + γ_k ⊙ r_k, then each vector to unit length.
+
+        r_k = LN(E^L)_k;   g: the one vector that `base` makes, of unit length
+
+    γ (K, D) is learned and starts at 0: before the first step all K vectors are g, and every similarity ranks as the
+    cosine of g. The first step moves γ, of each slot in another way, since the slots start apart; what makes r_k learns
+    from the second step on. E^L: see `SlotHead`.
+    """
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int = 512,
+        set_size: int = 4,
+        base: nn.Module | None = None,
+        heads: int = 4,
+        head_width: int = 128,
+        depth: int = 2,
+        dropout: float = 0.1,
+        slot_scale: float = 1.0,
+    ) -> None:
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale)
+        self.gamma = nn.Parameter(torch.zeros(set_size, width))
+        self.base = GlobalHead(context_width, width) if base is None else base
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items. Their attention is the last block's, averaged over its heads."""
+        one: Sets = self.base(features)
+        residual, attention = self.residual(features)
+        added = self.gamma * residual
+        return Sets(unit_vectors(one.vectors + added), added, one.vectors[:, 0], attention)
 
     @torch.no_grad()
     def reorder(self, order: Sequence[int]) -> None:
         """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
-        self.slots.copy_(self.slots[list(order)].clone())
+        super().reorder(order)
+        self.gamma.copy_(self.gamma[list(order)].clone())
 
 
 class PIEHead(nn.Module):

@@ -125,6 +125,19 @@ def local_model(name: str | Path) -> Path | None:
     return shipped_model(str(name))
 
 
+def cached_model(name: str) -> Path | None:
+    """The folder of a model on the hub that was fetched before; None where it was not. No network is asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    repository, revision = hub_parts(name)
+    try:
+        folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return folder if (folder / CONFIG).is_file() else None
+
+
 def name_to_record(name: str) -> str:
     """A model's name that is still valid elsewhere and later: the full path of a folder, or the name of a shipped
     model, whose folder moves with the installation, or of one on the hub. `recorded_model` reads it.

@@ -23,9 +23,10 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from maxmatch.core import machine
-from maxmatch.core.checks import check_ids, check_images
+from maxmatch.core.checks import check_ids, check_images, check_width
 from maxmatch.core.types import Features
 from maxmatch.model.config import GlobalFeature, HubAudio, HubImage, HubText, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder, Tower
@@ -82,6 +83,36 @@ FAMILIES = {
 
 def load_two_towers(folder: Path) -> SetEncoder:
     """The model in a folder as the hub has it. CheckpointError names the file that is missing, damaged or refused."""
+    other = _family(folder).other
+    with machine.torchvision_errors_explained(), _quietly():
+        processor, tokenizer = _processor(folder, other), _tokenizer(folder)
+        whole = _weights(folder)
+    config: Any = whole.config
+    _set_lengths(tokenizer, config, folder)
+    scale, bias = _logits(whole)
+    described = _described(folder, config, processor).model_copy(update={"logit_scale": scale, "logit_bias": bias})
+    try:
+        towers = {
+            name: _tower(tower.encoder, whole, tokenizer.backend_tokenizer)  # type: ignore[arg-type]
+            for name, tower in described.towers.items()
+        }
+    except ValueError as error:
+        raise _misfit(folder, error) from error
+    return SetEncoder(towers, described.similarity, described)
+
+
+def two_tower_config(folder: Path) -> ModelConfig:
+    """What the model in a folder as the hub has it is made of, without reading its weights."""
+    from transformers import AutoConfig
+
+    other = _family(folder).other
+    with machine.torchvision_errors_explained(), _quietly():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return _described(folder, config, _processor(folder, other))
+
+
+def _family(folder: Path) -> Family:
+    """The family of the model in a folder. CheckpointError where it is none that is known, or asks for code."""
     _refuse_code(folder)
     settings = _json(folder / CONFIG)
     model_type = settings.get("model_type")
@@ -95,33 +126,28 @@ def load_two_towers(folder: Path) -> SetEncoder:
             f"{folder / CONFIG}: a CLAP with enable_fusion hears random parts of a sound, and makes another set of it "
             "each time. Choose one without, such as laion/clap-htsat-unfused."
         )
-    other = FAMILIES[model_type].other
-    with machine.torchvision_errors_explained(), _quietly():
-        processor, tokenizer = _processor(folder, other), _tokenizer(folder)
-        whole = _weights(folder)
-    config: Any = whole.config
-    _set_lengths(tokenizer, config, folder)
+    return FAMILIES[model_type]
+
+
+def _described(folder: Path, config: Any, processor: Any) -> ModelConfig:
+    """The config of ours for a config and a preprocessor of transformers."""
     options = json.loads(config.to_json_string(use_diff=False))
     options.pop("_name_or_path", None)  # the folder, which a checkpoint does not need
+    other = FAMILIES[config.model_type].other
     first = HubImage if other == IMAGE else HubAudio
     encoders: dict[str, Half] = {
         other: first(config=options, preprocessor=json.loads(processor.to_json_string())),
         TEXT: HubText(config=options),
     }
-    scale, bias = _logits(whole)
-    try:
-        widths = {modality: _widths(config, modality)[1] for modality in encoders}
-        if len(set(widths.values())) > 1:
-            raise ValueError(f"expected towers that make vectors of one width, got {widths}")
-        towers = {name: _tower(encoder, whole, tokenizer.backend_tokenizer) for name, encoder in encoders.items()}
-    except ValueError as error:
-        raise CheckpointError(f"{folder}: its files do not fit each other: {error}. Fetch it again.") from error
+    widths = {modality: _widths(config, modality)[1] for modality in encoders}
+    if len(set(widths.values())) > 1:
+        raise _misfit(folder, f"expected towers that make vectors of one width, got {widths}")
     parts = {name: TowerConfig(encoder=encoder, head=GlobalFeature(), set_size=1) for name, encoder in encoders.items()}
-    described = ModelConfig(
-        width=widths[TEXT], towers=parts, similarity="mil", logit_scale=scale, logit_bias=bias,
-        pairing=[0], pairing_stability=1.0,
-    )  # fmt: skip
-    return SetEncoder(towers, described.similarity, described)
+    return ModelConfig(width=widths[TEXT], towers=parts, similarity="mil", pairing=[0], pairing_stability=1.0)
+
+
+def _misfit(folder: Path, why: object) -> CheckpointError:
+    return CheckpointError(f"{folder}: its files do not fit each other: {why}. Fetch it again.")
 
 
 def hub_tower(config: Half, tokenizer: Tokenizer | None, wholes: dict[str, nn.Module]) -> tuple[Encoder, Reader]:
@@ -395,13 +421,41 @@ class HubHalf(Freezable):
         self.backbone: Any = half
         self.local_width = local_width
         self.width = width
+        self._vector_rows = -(-width // local_width)
+
+    def stored(self, features: Features) -> list[Float[Tensor, "n W"]]:
+        """What is kept of each item in a store of features: its vector, filled up with zeros to whole rows of the local
+        features' width, then the real ones of these.
+        """
+        missing = self._vector_rows * self.local_width - self.width
+        vectors = pad(features.pooled, (0, missing)).view(len(features.pooled), -1, self.local_width)
+        rows = zip(vectors, features.local, features.mask, strict=True)
+        return [torch.cat([vector, local[real]]) for vector, local, real in rows]
+
+    def from_store(self, rows: Float[Tensor, "B n W"], mask: Bool[Tensor, "B n"]) -> Features:
+        """The features that `stored` kept: the backbone has to see each item only once."""
+        check_width("features", rows, ("items", "rows"), self.local_width)
+        head = self._vector_rows
+        local, mask = rows[:, head:], mask[:, head:]
+        side = math.isqrt(local.shape[1])
+        grid = (side, side) if self.square and side * side == local.shape[1] else None
+        return Features(local, mask, rows[:, :head].flatten(1)[:, : self.width], grid=grid)
+
+    square = False
+    """Whether all local features of an item are the cells of a square grid."""
 
 
 class HubImageEncoder(HubHalf):
     """Pictures of one size. Local features: the cells of the last grid; a class token is dropped."""
 
-    def forward(self, images: Float[Tensor, "B 3 H W"], mask: Tensor | None = None) -> Features:
-        """The features of B pictures."""
+    square = True
+
+    def forward(
+        self, images: Float[Tensor, "B 3 H W"] | Float[Tensor, "B n w"], mask: Tensor | None = None
+    ) -> Features:
+        """The features of B pictures, or what is stored of them."""
+        if images.ndim == 3 and mask is not None:
+            return self.from_store(images, mask)
         check_images(images)
         output = self.backbone.get_image_features(pixel_values=images)
         states = output.last_hidden_state
@@ -418,8 +472,12 @@ class HubImageEncoder(HubHalf):
 class HubPatchEncoder(HubHalf):
     """Pictures of any shape as patches. Local features: the patches' states."""
 
-    def forward(self, patches: Float[Tensor, "B N P"], rows: Int[Tensor, "B N"]) -> Features:
-        """The features of B pictures. rows: the row that each patch is in, 1 and up, and 0 for padding."""
+    def forward(self, patches: Float[Tensor, "B N P"], rows: Int[Tensor, "B N"] | Bool[Tensor, "B N"]) -> Features:
+        """The features of B pictures, or what is stored of them (with a mask). rows: the row that each patch is in, 1
+        and up, and 0 for padding.
+        """
+        if rows.dtype == torch.bool:
+            return self.from_store(patches, rows)
         real = rows > 0
         height = rows.amax(1)
         shapes = torch.stack([height, real.sum(1) // height.clamp(min=1)], 1)

@@ -6,44 +6,27 @@ are as on the command line: relative to the folder where the command runs, not t
 
 import math
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from os import PathLike
-from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    JsonValue,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from maxmatch.core.manifest import describe
 from maxmatch.model.config import (
-    ConfigPart,
     Count,
     Gaussian,
-    ModelConfig,
     Positive,
-    SetPrediction,
+    Residual,
     Share,
     SimilarityName,
     TowerConfig,
-    check_heads,
-    check_set_sizes,
-    check_similarity_options,
     refusal,
     unknown_key,
 )
-from maxmatch.model.names import CheckpointError, local_model, read_config
-from maxmatch.model.presets import HEADS, PRESETS
+from maxmatch.recipe.model_section import ModelSection, Section, by_name, without_null
 
 __all__ = [
-    "Anneal", "Constant", "Cosine", "Data", "Evaluate", "ModelSection", "Objective", "Recipe", "Scenes", "Section",
-    "StepSchedule", "Train",
+    "Anneal", "Constant", "Cosine", "Data", "Evaluate", "Lora", "ModelSection", "Objective", "Recipe", "Scenes",
+    "Section", "StepSchedule", "Train",
 ]  # fmt: skip
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -52,24 +35,6 @@ Whole = Annotated[int, Field(ge=0)]
 _UpToOne = Annotated[float, Field(gt=0, le=1)]
 _GROUPS = ("backbone", "set_module", "encoder")
 _TOWERS = ("image", "text")  # for suggestions; a recipe checks against its own
-
-
-def without_null(data: Any) -> Any:
-    """A mapping without the keys that were reset."""
-    return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-
-class Section(ConfigPart):
-    """A part of a recipe. `null` resets what an extended recipe set: to none, where that is a value, or the default."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_the_default(cls, data: Any) -> Any:
-        def kept(key: str, value: Any) -> bool:
-            field = cls.model_fields.get(key)
-            return value is not None or field is None or NoneType in get_args(field.annotation)
-
-        return {key: value for key, value in data.items() if kept(key, value)} if isinstance(data, dict) else data
 
 
 _Epsilon = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]  # as of `sinkhorn`
@@ -153,10 +118,6 @@ class Objective(Section):
         return options | {"negatives": "mean"} if epoch < self.mean_negatives_epochs else options
 
 
-def _by_name(data: Any) -> Any:
-    return {"name": data} if isinstance(data, str) else data
-
-
 class StepSchedule(Section):
     """Multiplied by `factor` after every `every` epochs, at most `times` times (None: no limit)."""
 
@@ -178,7 +139,32 @@ class Constant(Section):
     name: Literal["constant"] = "constant"
 
 
-Schedule = Annotated[StepSchedule | Cosine | Constant, Field(discriminator="name"), BeforeValidator(_by_name)]
+Schedule = Annotated[StepSchedule | Cosine | Constant, Field(discriminator="name"), BeforeValidator(by_name)]
+
+
+class Lora(Section):
+    """Low-rank adapters beside linear layers of a model that training starts from: W + (alpha / rank) · B A.
+
+    targets: how the names of the layers end; None: those that make queries and values. towers: which have them; None:
+    all.
+    """
+
+    rank: Count = 8
+    alpha: Positive = 16.0
+    dropout: Share = 0.0
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    towers: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+
+def _listed(data: Any) -> Any:
+    """Names as a list, also where there is one."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        key: (value,) if isinstance(value, str) and value != "all" else value
+        for key, value in data.items()
+        if value is not None
+    }
 
 
 class Train(Section):
@@ -207,6 +193,16 @@ class Train(Section):
     freeze: Annotated[dict[str, Whole | Literal["always"]], BeforeValidator(without_null)] = Field(default_factory=dict)
     """For how many epochs a backbone (all, or `image.backbone`) stays as it is: a number, or "always". A whole tower
     (`image`) can stay as it is "always": its items are then encoded once, before training, and not augmented."""
+    unfreeze: Annotated[
+        dict[str, Count | Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)]], BeforeValidator(_listed)
+    ] = Field(default_factory=dict)
+    """What learns, beside the heads, of a model that training starts from with `model.head` or from the hub, by tower:
+    the last blocks, by their number (`{image: 2}`), parts of the backbone by name, or "all". The rest stays frozen."""
+    lora: Lora | None = None
+    """Low-rank adapters for such a model, in the place of its own weights. A checkpoint has them merged. It takes the
+    package peft."""
+    gradient_checkpointing: bool = False
+    """Let backbones of transformers compute activations again in the place of keeping them: less memory, more time."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bf16 on a GPU, fp32 on a CPU."""
@@ -288,6 +284,11 @@ class Train(Section):
     def keeps(self, tower: str) -> bool:
         """Whether the whole tower stays as it is."""
         return tower in self.freeze
+
+    def opens(self, tower: str) -> bool:
+        """Whether anything of a model that training starts from learns in a tower, beside the head."""
+        adapted = self.lora is not None and tower in (self.lora.towers or (tower,))
+        return adapted or tower in self.unfreeze
 
     def frozen(self, tower: str, epoch: int) -> bool:
         """Whether the tower's backbone is frozen in an epoch."""
@@ -391,105 +392,6 @@ class Data(Section):
             self.model_copy(update={"weights": None, **{key: value[place] for key, value in lists.items()}})
             for place in range(len(self.path))
         ]
-
-
-def _config_of(start: str) -> ModelConfig:
-    """The config of a model on this machine: no network is asked."""
-    try:
-        folder = local_model(start)
-        if folder is not None:
-            return read_config(folder)
-    except CheckpointError as error:
-        raise refusal(str(error), "start") from error
-    raise refusal(f"{start}: no such folder. Give a run, a checkpoint or the name of a model that ships", "start")
-
-
-class ModelSection(Section):
-    """A preset of `model.presets` with `options`, a whole `config`, or a model to `start` from; and the similarity that
-    it is trained with, which counts before that of the config.
-    """
-
-    preset: str | None = None
-    start: str | None = None
-    """A run, a checkpoint or the name of a model whose weights, config and words training starts from."""
-    options: Annotated[dict[str, JsonValue], BeforeValidator(without_null)] = Field(default_factory=dict)
-    similarity: SimilarityName = "maxmatch"
-    similarity_options: Annotated[dict[str, int | Positive], BeforeValidator(without_null)] = Field(
-        default_factory=dict
-    )
-    """alpha of smooth_chamfer, k of top_k, epsilon and iterations of sinkhorn; where not given, the function's own."""
-    config: ModelConfig | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _similarity_of_the_config(cls, data: Any) -> Any:
-        config = data.get("config") if isinstance(data, dict) else None
-        if config is None and isinstance(data, dict) and isinstance(data.get("start"), str):
-            config = _config_of(data["start"])
-        known = config.model_dump() if isinstance(config, ModelConfig) else config
-        if not isinstance(known, dict) or data.get("similarity") not in (None, known.get("similarity")):
-            return data
-        options = data.get("similarity_options") or known.get("similarity_options")
-        return data | {"similarity": known.get("similarity"), "similarity_options": options}
-
-    @field_validator("config")
-    @classmethod
-    def _with_the_similarity(cls, config: ModelConfig | None, info: ValidationInfo) -> ModelConfig | None:
-        update: dict[str, Any] = {
-            key: info.data[key] for key in ("similarity", "similarity_options") if key in info.data
-        }
-        return config and config.model_copy(update=update)
-
-    @field_validator("preset")
-    @classmethod
-    def _known_preset(cls, name: str | None) -> str | None:
-        if name is not None and name not in PRESETS:
-            raise ValueError(f"expected one of {', '.join(PRESETS)}, got {name!r}")
-        return name
-
-    @field_validator("options")
-    @classmethod
-    def _known_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if info.data.get("preset") is not None:
-            taken = signature(PRESETS[info.data["preset"]]).parameters.values()
-            head = HEADS.get(str(options.get("head", "set")), SetPrediction)
-            known = [one.name for one in taken if one.kind == one.KEYWORD_ONLY]
-            known += ["head", *(field for field in head.model_fields if field != "name")]
-            for option, value in options.items():
-                if option not in known:
-                    raise unknown_key(option, known)
-                if option in ("backbone", "bert") and not isinstance(value, dict):
-                    raise refusal(f"expected what differs in its configuration, by name, got {value!r}", option)
-        return options
-
-    @model_validator(mode="after")
-    def _can_be_resolved(self) -> Self:
-        check_similarity_options(self.similarity, self.similarity_options)
-        if [self.preset, self.config, self.start].count(None) != 2:
-            raise refusal(
-                f"give either a preset ({', '.join(PRESETS)}), a whole config, or a model to start from", "preset"
-            )
-        if self.preset is None and self.options:
-            raise refusal("options belong to a preset; change the config itself", "options")
-        try:
-            resolved = self.resolved()
-        except ValidationError as error:
-            where, _, text = describe(error.errors()[0]).partition(": ")
-            raise refusal(text, "options", *where.split(".")) from error
-        check_heads(self.similarity, resolved.towers)
-        check_set_sizes(self.similarity, {name: tower.set_size for name, tower in resolved.towers.items()})
-        return self
-
-    def resolved(self) -> ModelConfig:
-        """The whole config."""
-        if self.start is not None:
-            config: ModelConfig | None = _config_of(self.start)
-        else:
-            config = PRESETS[self.preset](**self.options) if self.preset is not None else self.config
-        assert config is not None
-        return config.model_copy(
-            update={"similarity": self.similarity, "similarity_options": dict(self.similarity_options)}
-        )
 
 
 class Evaluate(Section):
@@ -611,6 +513,7 @@ class Recipe(Section):
         if bool(self.train.phrases) != bool(self.objective.phrase_weight):
             given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
             raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
+        self._check_grown(towers)
         self._check_gaussians(any(isinstance(tower.head, Gaussian) for tower in towers.values()))
         kept = list(filter(self.train.keeps, towers))
         if len(kept) == len(towers):
@@ -634,6 +537,41 @@ class Recipe(Section):
         if self.data.tokenizer == "pretrained" and not transformer:
             raise refusal("'pretrained' is a transformer's; use 'words' for a Bi-GRU", "data", "tokenizer")
         return self
+
+    def _check_grown(self, towers: Mapping[str, TowerConfig]) -> None:
+        """Refuse what would train more, or less, of a model to start from than the recipe says."""
+        grown = [name for name, tower in towers.items() if tower.grown]
+        if any(isinstance(tower.head, Residual) for tower in towers.values()) and self.model.start is None:
+            raise refusal("the head 'residual' takes a model to start from (model.start)", "model", "config")
+        for name in self.train.unfreeze:
+            if name not in grown:
+                text = "is trained whole: see train.freeze" if name in towers else f"is none of {', '.join(towers)}"
+                raise refusal(f"the tower {name!r} {text}", "train", "unfreeze", name)
+        lora = self.train.lora
+        for name in () if lora is None else lora.towers or towers:
+            if name not in grown:
+                text = f"adapters belong to a model that training starts from, but the tower {name!r} is trained whole"
+                raise refusal(text if name in towers else f"no tower {name!r}", "train", "lora", "towers")
+            if name in self.train.unfreeze:
+                raise refusal(
+                    "a tower takes adapters (train.lora) or learns itself, not both", "train", "unfreeze", name
+                )
+        for key in self.train.freeze:
+            tower, _, group = key.rpartition(".")
+            if group == "backbone" and (tower in grown or (not tower and grown)):
+                raise refusal("stays frozen in any case, but for what train.unfreeze names", "train", "freeze", key)
+        if self.data.features is not None and "image" in grown and self.train.opens("image"):
+            text = "stored features are those of the model before training, but train.unfreeze or train.lora changes it"
+            raise refusal(text, "data", "features")
+        learns = [
+            name
+            for name, tower in towers.items()
+            if not self.train.keeps(name)
+            and (name not in grown or isinstance(tower.head, Residual) or self.train.opens(name))
+        ]
+        if grown and not learns:
+            text = "nothing learns: add sets (model.head=residual), or say what learns (train.unfreeze, train.lora)"
+            raise refusal(text, "model", "head")
 
     def _check_gaussians(self, gaussians: bool) -> None:
         """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
@@ -659,7 +597,7 @@ def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
     if tower and tower not in towers:
         return f"the model has the towers {', '.join(towers)}, not {tower!r}"
     meant = [towers[tower]] if tower else list(towers.values())
-    if group == "backbone" and not any(hasattr(part.encoder, "backbone") for part in meant):
+    if group == "backbone" and not any(part.grown or hasattr(part.encoder, "backbone") for part in meant):
         return f"{f'the tower {tower!r}' if tower else 'the model'} has no backbone"
     if group == "encoder" and not any(part.reads == "text" for part in meant):
         return f"{f'the tower {tower!r}' if tower else 'the model'} reads no text; its projection is in set_module"

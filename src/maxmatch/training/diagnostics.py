@@ -123,8 +123,8 @@ def stuck(
 
 
 def collapsed(recipe: Recipe, log_variance: float, set_size: int, modality: str) -> Diagnosis | None:
-    """Sets whose vectors are nearly equal."""
-    if set_size == 1 or log_variance > _COLLAPSED:
+    """Sets whose vectors are nearly equal. Those on a model of one vector start so."""
+    if set_size == 1 or log_variance > _COLLAPSED or recipe.model.head is not None:
         return None
     goal = recipe.objective
     gd, isd = max(0.1, 2 * goal.gd_weight), max(0.1, 2 * goal.isd_weight)

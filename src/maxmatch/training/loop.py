@@ -14,6 +14,7 @@ from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.files import write_whole
 from maxmatch.data.sampler import GroupSampler
 from maxmatch.evaluation.encoding import encode_split
+from maxmatch.model.layers import ResidualSetHead
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import dump_recipe, load_recipe
 from maxmatch.training import diagnostics
@@ -161,7 +162,10 @@ class Trainer:
     def train(self, auto_recover: bool) -> None:
         """All epochs that remain, each followed by its validation."""
         reported: set[str] = set()
+        sets_on_a_model = any(isinstance(part, ResidualSetHead) for part in self.state.model.modules())
         while self.progress.epoch < self.recipe.train.epochs and not self._stops_early():
+            if sets_on_a_model and not self.progress.step:
+                self._measure_start()
             losses, problems = self.train_epoch(self._step_for_epoch())
             good, due = False, self._validation_due()
             if due and not _failed(problems):
@@ -263,6 +267,15 @@ class Trainer:
         stuck = diagnostics.stuck(self.recipe, progress.epoch, progress.losses, len(self.sampler), found)
         problems = diagnostics.of_validation(self.recipe, found, self.state.model.set_sizes)
         return good, problems if stuck is None else [stuck, *problems]
+
+    def _measure_start(self) -> None:
+        """Validate the model that sets start from, before the first step: the best epoch is never worse."""
+        found = same_everywhere(self._measures(), self.here.device)
+        if found and math.isfinite(found["rsum"]):
+            self.log.record("val", 0, -1, found)
+            self.log.print(f"before the first step: RSUM {found['rsum']:.1f}, that of the model which sets start from")
+            self.progress.best_rsum = found["rsum"]
+            self.states.keep_best(self.state)
 
     def _measures(self) -> dict[str, float]:
         """The measures on the validation split; empty without one, and in all processes but the first, which have no

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders.backbone import Freezable
 from maxmatch.model.inputs import TextReader
+from maxmatch.model.layers import ResidualSetHead
 from maxmatch.recipe.schema import Train
 
 
@@ -31,6 +32,7 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
     """Parameters by learning rate. What stays frozen throughout is left out.
 
     The set module of a tower of pictures or features is its head and what projects into it; that of texts its head.
+    Of a tower with sets on a trained model, all of that model is the backbone.
     """
     groups: dict[str, Group] = {}
     for tower in model.towers:
@@ -52,7 +54,8 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
 
 
 def _kind(tower: Tower, name: str) -> Literal["backbone", "set_module", "encoder"]:
-    if name.startswith("encoder.backbone."):
+    before = ("encoder.", "head.base.") if isinstance(tower.head, ResidualSetHead) else ("encoder.backbone.",)
+    if name.startswith(before):
         return "backbone"
     reads_text = isinstance(tower.reader, TextReader)
     return "encoder" if reads_text and not name.startswith("head.") else "set_module"
@@ -106,7 +109,7 @@ def freeze_for(model: SetEncoder, train: Train, epoch: int) -> Iterator[str]:
         encoder = model.tower(name).encoder
         if train.keeps(name):
             model.tower(name).eval().requires_grad_(False)
-        elif isinstance(encoder, Freezable):
+        elif isinstance(encoder, Freezable) and not model.tower(name).fixed:  # what is fixed does not depend on epochs
             if train.frozen(name, epoch):
                 encoder.freeze()
                 yield name

@@ -20,11 +20,14 @@ from maxmatch.data.scenes import split_sizes
 from maxmatch.evaluation.encoding import in_order, readers_for
 from maxmatch.evaluation.paper import departures
 from maxmatch.losses.objective import TERMS
+from maxmatch.model.adaptation import add_lora, checkpoint_gradients, freeze_but, grow_sets
 from maxmatch.model.build import build_model, tokenizer_file
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders.cnn import EfficientNetLite, ResNeXt
 from maxmatch.model.encoders.language import PACKAGED, read_glove, read_words
+from maxmatch.model.hub_inputs import PatchTransform
 from maxmatch.model.inputs import FeatureReader, PixelReader
+from maxmatch.model.names import cached_model, local_model
 from maxmatch.model.text import (
     frequent_words,
     load_tokenizer,
@@ -32,6 +35,8 @@ from maxmatch.model.text import (
     vocabulary_tokenizer,
     word_tokenizer,
 )
+from maxmatch.model.two_towers import HubHalf
+from maxmatch.recipe.model_section import SET_SIZE
 from maxmatch.recipe.schema import Data, Recipe, Train
 from maxmatch.recipe.yaml_files import list_recipes
 from maxmatch.training.distributed import Processes, first_alone
@@ -63,9 +68,10 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     val = dataset.splits.get(recipe.data.val_split)
     if val is None:
         say(f"no split {recipe.data.val_split!r} in {dataset.path}: training without validation")
-    model = new_model(recipe, train, say).to(processes.device)
+    model, options = new_model(recipe, train, say).to(processes.device), recipe.train
     check_features(model, recipe.data, dataset)
-    options = recipe.train
+    if options.gradient_checkpointing:
+        checkpoint_gradients(model)
     cache = None if options.picture_cache is None else Path(options.picture_cache).expanduser()
     teachers = load_teachers(
         recipe.objective.teachers, train, processes.device, workers=options.workers, feed=options.feed,
@@ -89,7 +95,11 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     drop = {
         name: share
         for name, reader in readers.items()
-        if share and name not in kept and not isinstance(reader, PixelReader)
+        if share
+        and name not in kept
+        and not isinstance(reader, PixelReader)
+        # What is stored of a two-tower model begins with its vector, which must not be left out.
+        and not (isinstance(reader, FeatureReader) and isinstance(model.tower(name).encoder, HubHalf))
     }
     feed = choose_feed(
         train, readers, processes.device, feed=options.feed, workers=options.workers, captions=options.batch_captions,
@@ -163,6 +173,11 @@ def group_sources(data: Data, train: Split) -> np.ndarray | None:
 def _augmentation(options: Train, reader: PixelReader) -> Augmentation | None:
     """What the recipe does to a training picture."""
     picture, flip = reader.transform, 0.5 if options.flip else 0.0
+    if isinstance(picture, PatchTransform) and (options.crop_scale is not None or flip):
+        raise ValueError(
+            "train.crop_scale: this model sees pictures as patches in their own proportions, which are not cropped or "
+            "mirrored. Set train.crop_scale=null train.flip=false."
+        )
     if options.crop_scale is not None:
         size = options.crop_size or picture.size
         return RandomCrop(
@@ -184,10 +199,7 @@ def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
     it starts from.
     """
     if recipe.model.start is not None:
-        model = SetEncoder.from_pretrained(recipe.model.start)
-        model.config, model.notes = recipe.model.resolved(), ""
-        model.similarity_name, model.similarity_options = recipe.model.similarity, dict(recipe.model.similarity_options)
-        return model.train()
+        return started_model(recipe)
     config = recipe.model.resolved()
     tokenizers, vectors = {}, {}
     for name, tower in config.towers.items():
@@ -196,6 +208,31 @@ def new_model(recipe: Recipe, train: Split, say: Say) -> SetEncoder:
             if recipe.data.word_vectors is not None and tower.encoder.name == "gru":
                 vectors[name] = _word_vectors(recipe.data.word_vectors, tokenizers[name], recipe.seed, say)
     return build_model(config, tokenizers, word_vectors=vectors, seed=recipe.seed)
+
+
+def started_model(recipe: Recipe) -> SetEncoder:
+    """The model that a recipe starts from, with sets where it asks for them. Of one that stays frozen, only what the
+    recipe names learns.
+    """
+    section, train = recipe.model, recipe.train
+    assert section.start is not None
+    model = SetEncoder.from_pretrained(section.start)
+    if section.head is not None:
+        model = grow_sets(model, section.head, section.set_size or SET_SIZE, recipe.seed)
+    assert model.config is not None
+    options: dict[str, Any] = {"similarity": section.similarity, "similarity_options": dict(section.similarity_options)}
+    if section.similarity != model.similarity_name:  # a logit scale belongs to the scores that it was learned with
+        options |= {"logit_scale": None, "logit_bias": None}
+    model.config, model.notes = model.config.model_copy(update=options), ""
+    model.similarity_name, model.similarity_options = section.similarity, dict(section.similarity_options)
+    for place, (name, tower) in enumerate(model.config.towers.items()):
+        if not tower.grown:
+            continue
+        lora = train.lora
+        if lora is not None and name in (lora.towers or (name,)):
+            add_lora(model.tower(name), lora.rank, lora.alpha, lora.dropout, lora.targets, recipe.seed + place)
+        freeze_but(model.tower(name), train.unfreeze.get(name, ()))
+    return model.train()
 
 
 def tokenizer_for(data: Data, encoder: Any, captions: Any) -> Tokenizer:
@@ -258,7 +295,11 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
         "",
         f"{'group':<20}{'parameters':>14}{'factor':>8}{'learning rate':>15}{'weight decay':>14}",
     ]
-    for group in _parameter_groups(recipe):
+    start = recipe.model.start
+    here = start is None or (local_model(start) or cached_model(start)) is not None
+    if not here:
+        lines.append(f"{start} is not on this machine; training fetches it, and what learns is known then.")
+    for group in _parameter_groups(recipe) if here else ():
         count = sum(parameter.numel() for parameter in group.parameters.values())
         rate, decay = recipe.train.lr * group.factor, recipe.train.weight_decay if group.decays else 0.0
         lines.append(f"{group.name:<20}{count:>14,}{group.factor:>8g}{rate:>15g}{decay:>14g}")
@@ -282,7 +323,9 @@ def _of_steps(count: int | None) -> str:
 
 
 def _parameter_groups(recipe: Recipe) -> list[Group]:
-    """The parameter groups, without allocating or fetching weights."""
+    """The parameter groups, without allocating or fetching weights, but for those of a model that is here."""
+    if recipe.model.start is not None:
+        return parameter_groups(started_model(recipe), recipe.train)
     config = recipe.model.resolved()
     tokenizers = {}
     for name, tower in config.towers.items():

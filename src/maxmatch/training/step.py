@@ -17,7 +17,7 @@ from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import match_own
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import RegionEncoder
-from maxmatch.model.layers import PIEHead, SetHead
+from maxmatch.model.layers import PIEHead, SlotHead
 from maxmatch.recipe.schema import Recipe, Train
 from maxmatch.training.distributed import add_gradients, counted_once, fewest, gather, gather_sets, several
 from maxmatch.training.optim import clip_gradients
@@ -354,5 +354,5 @@ def can_record(train: Train, negatives: str, device: torch.device) -> bool:
 def compile_layers(model: SetEncoder) -> None:
     """Let the compiler fuse the small operations of our own layers."""
     for module in model.modules():
-        if isinstance(module, SetHead | PIEHead | RegionEncoder):
+        if isinstance(module, SlotHead | PIEHead | RegionEncoder):
             module.compile()

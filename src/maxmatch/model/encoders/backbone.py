@@ -224,15 +224,15 @@ def _parameters_through(backbone: nn.Module, through: int | str) -> list[nn.Para
             children = ", ".join(name for name, _ in backbone.named_children())
             raise ValueError(f"through: no part {through!r} with parameters in the backbone; it has {children}.")
         return parameters[: place[own[-1]] + 1]
-    stages = _stages(backbone)
-    if not 0 <= through <= len(stages):
-        raise ValueError(f"through: the backbone has {len(stages)} stages, got {through}.")
+    found = stages(backbone)
+    if not 0 <= through <= len(found):
+        raise ValueError(f"through: the backbone has {len(found)} stages, got {through}.")
     if through == 0:
-        return parameters[: place[next(stages[0].parameters())]]
-    return parameters[: place[list(stages[through - 1].parameters())[-1]] + 1]
+        return parameters[: place[next(found[0].parameters())]]
+    return parameters[: place[list(found[through - 1].parameters())[-1]] + 1]
 
 
-def _stages(backbone: nn.Module) -> nn.ModuleList:
+def stages(backbone: nn.Module) -> nn.ModuleList:
     """The stages or layers of a backbone: the list of modules nearest to its root."""
     queue = deque([backbone])
     while queue:
