@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from maxmatch.core.machine import return_memory
 from maxmatch.core.progress import Advance, Bar
 from maxmatch.search import photos
 from maxmatch.search.filters import Condition, Every, passes
@@ -243,6 +244,7 @@ class Gallery:
             items += [item_of(name, json.loads(text)) for name, text in zip(found.ids, texts, strict=True)]
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
+        return_memory()  # what reading the vectors took
         now = time.monotonic()
         return GalleryState({item.key: item for item in items}, items, sketches, now, now - started, version)
 

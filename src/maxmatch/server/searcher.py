@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger("maxmatch")
 _SORTED = 500  # of the most relevant, when sorted by date
 _MARGIN = 8  # more than is shown, for near-duplicates
-_LONG = 1_000  # results; for pages further down all items are scored once, and their order is kept
+_LONG = 150  # results; for pages further down all items are scored once, and their order is kept
 _LONG_LISTS = 8
 _CACHED_TEXTS = 512  # their sets: paging, or typing the same again, waits for no model
 

@@ -234,7 +234,10 @@ class CachedEngine:
     @cached_property
     def inner(self) -> Engine:
         """The engine itself; where it cannot be opened, the cache continues to answer."""
-        return self._opens()
+        opened = self._opens()
+        vars(self).pop("_place_of", None)
+        self._cache = TableCache(self._cache.state, [], np.empty(0, np.int64), np.empty((0, 0), np.float32), [])
+        return opened
 
     @property
     def opened(self) -> bool:
@@ -285,9 +288,9 @@ class CachedEngine:
         if not self.is_current():
             yield from self.inner.scan(block, where, vectors, metadata)
             return
-        places = self._passing(where)
+        places, cache = self._passing(where), self._cache  # which a write meanwhile replaces
         for start in range(0, len(places), block):
-            yield self._cache.at(places[start : start + block], vectors, metadata)
+            yield cache.at(places[start : start + block], vectors, metadata)
 
     def candidates(
         self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
