@@ -46,6 +46,20 @@ def test_a_network_is_served_under_a_token_that_is_kept(tmp_path, capsys, monkey
     assert len(kept_token()) == 32, "one that can be guessed is replaced"
 
 
+def test_lan_listens_to_the_network_with_the_kept_token(model, tmp_path, capsys, monkeypatch):
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("MAXMATCH_TOKEN", raising=False)
+    started = []
+    monkeypatch.setattr("maxmatch.cli.serve._run", lambda *arguments: started.append(arguments[1:]))
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    Image.new("RGB", (40, 50), "teal").save(folder / "a.png")
+    assert run(capsys, "serve", folder, "--model", model, "--port", "0", "--lan").code == 0
+    [(_, *rest)] = started
+    assert rest == ["0.0.0.0", kept_token(), False, True]
+
+
 def test_the_qr_code_says_the_address(capsys):
     address = "http://192.168.1.7:8765/?token=0123456789abcdef0123456789abcdef"
     serve._show_code(address)
