@@ -275,7 +275,6 @@ def test_bad_input_ends_with_one_and_names_what_is_wrong(
     [
         ("search", "a dog"),
         ("search", " ", "photos"),
-        ("search", "a dog", "photos", "--image", "a.jpg"),
         ("search", "a dog", "photos", "-k", "0"),
         ("index", "build", "x"),
         ("index", "build", "x", "--from", "a", "--sets", "b.npy"),

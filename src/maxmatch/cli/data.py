@@ -270,7 +270,7 @@ def features(
 
       maxmatch data features flickr8k f8k_grid --model efficientnet_lite0_bigru
 
-      maxmatch data features flickr8k f8k_clip --model openai/clip-vit-base-patch32
+      maxmatch data features flickr8k f8k --model openai/clip-vit-base-patch32
 
       maxmatch data features flickr8k f8k_dino --model hf:facebook/dinov2-base
 
