@@ -113,13 +113,28 @@ def test_it_is_measured_once_and_again_when_much_has_changed(given):
     assert calibrated(index, model).items == 48
     file = index.folder / plausible.FILE
     kept = json.loads(file.read_text())
-    for broken in ("{", "[]", json.dumps({**kept, "model": "another"}), json.dumps({**kept, "by_words": {}})):
+    for broken in ("{", "[]", json.dumps({**kept, "model": "another"}), json.dumps({**kept, "kept": [{}]})):
         file.write_text(broken)
         again = model.encoded
         assert calibrated(index, model).items == 48
         assert model.encoded > again
     plausible.forget(index.folder)
     assert not file.exists()
+
+
+def test_a_folder_alone_and_with_others_are_each_measured_once(given):
+    index, model = given
+    of_all = calibrated(index, model)
+    removed = {str(place): index.fetch([str(place)])[str(place)] for place in range(20)}
+    index.remove(list(removed))
+    of_some = calibrated(index, model)
+    once = model.encoded
+    for place, vectors in removed.items():
+        index.add([place], vectors[None])
+    assert calibrated(index, model) == of_all
+    index.remove(list(removed))
+    assert calibrated(index, model) == of_some != of_all
+    assert model.encoded == once
 
 
 def test_where_it_cannot_be_measured_nothing_is_cut(given, tmp_path):

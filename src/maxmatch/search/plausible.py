@@ -42,6 +42,7 @@ _PATTERNS = {
 }
 _PAIRS = 2**14  # that are scored at once: a search of more needs torch
 _LARGE = 10_000  # items
+_KEPT = 4  # cut-offs: a folder alone, and with others or without what is excluded
 _CHANGED = 0.1  # share of photos after which the background is searched for again
 _TEXT = "text"
 _NO_CONTENT = frozenset(
@@ -135,14 +136,16 @@ def calibrated(index: SetIndex, model: AnyModel) -> CutOff | None:
         return None
     made_by = _origin(model)
     kept = _read(index.folder / FILE, made_by)
-    if kept is not None and abs(kept.items - items) <= _CHANGED * items:
-        return kept
+    for known in kept:
+        if abs(known.items - items) <= _CHANGED * items:
+            return known
     texts = background(model)
     if len(texts[1]) < LEAST or not os.access(index.folder, os.W_OK):
         return None
     cut_off = CutOff(items, {count: _best(index, model, some) for count, some in texts.items()})
     with suppress(OSError):  # a full disk: the next search does it again
-        write_whole(index.folder / FILE, json.dumps({**made_by, "items": items, "by_words": cut_off.background}))
+        recent = [{"items": one.items, "by_words": one.background} for one in (cut_off, *kept)]
+        write_whole(index.folder / FILE, json.dumps({**made_by, "kept": recent[:_KEPT]}))
     return cut_off
 
 
@@ -173,13 +176,16 @@ def _origin(model: AnyModel) -> dict[str, JsonValue]:
     return {"model": model_identity(model), "background": hashlib.sha256(listed).hexdigest()}
 
 
-def _read(path: Path, made_by: dict[str, JsonValue]) -> CutOff | None:
-    """The cut-off in a file; None where there is none, or one of another model or background."""
+def _read(path: Path, made_by: dict[str, JsonValue]) -> list[CutOff]:
+    """The cut-offs in a file, the last one first; none where they are of another model or background."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if any(found.pop(name) != value for name, value in made_by.items()):
-            return None
-        known = {int(count): (float(mean), float(spread)) for count, (mean, spread) in found["by_words"].items()}
-        return CutOff(int(found["items"]), known) if known.keys() == _PATTERNS.keys() else None
+        if any(found[name] != value for name, value in made_by.items()):
+            return []
+        cut_offs = [
+            CutOff(int(one["items"]), {int(count): (float(m), float(d)) for count, (m, d) in one["by_words"].items()})
+            for one in found["kept"]
+        ]
+        return [one for one in cut_offs if one.background.keys() == _PATTERNS.keys()]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+        return []
