@@ -1,6 +1,7 @@
 """`maxmatch search QUERY FOLDER`: photos found by words, the folder's index kept up to date on the way."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -304,3 +305,53 @@ def test_photos_that_were_read_once_stay_without_their_package(given, capsys, mo
     said = run(capsys, "search", "two dogs", folder, *model)
     assert "1 HEIC not read" in said.err
     assert str(folder / "a.heic") in said.out.split()
+
+
+def test_photos_found_by_name_stay_when_sorted_by_date_and_the_newest_stands_for_copies(many, capsys, monkeypatch):
+    folder, model = many
+    end_at(monkeypatch, Limits(9.0, 9.0))
+    (folder / "rome").mkdir()
+    for name in ("03", "07", "05"):
+        (folder / f"{name}.png").rename(folder / "rome" / f"{name}.png")
+    found = json.loads(run(capsys, "search", "rome", folder, "--sort", "date", "--json", *model).out)
+    assert [hit["id"] for hit in found["hits"]] == ["rome/07.png", "rome/05.png", "rome/03.png"]
+    said = run(capsys, "search", "rome", folder, "-k", "2", *model)
+    assert len(said.out.splitlines()) == 2
+    assert "fit" not in said.err, "there are more of them"
+    end_at(monkeypatch, Limits(-9.0, -9.0))
+    newest = json.loads(run(capsys, "search", "a dog", folder, "--sort", "date", "--json", *model).out)["hits"][0]
+    for fold in ("--fold", "--no-fold"):
+        first = json.loads(run(capsys, "search", "a dog", folder, "--sort", "date", "--json", fold, *model).out)["hits"]
+        assert first[0]["id"] == newest["id"]
+
+
+def test_a_filter_that_nothing_passes_is_named(many, capsys, monkeypatch):
+    folder, model = many
+    end_at(monkeypatch, Limits(-9.0, -9.0))
+    said = run(capsys, "search", "a dog", folder, "--where", "width > 1000", *model).err
+    assert "--where" in said
+    assert "fit" not in said
+
+
+def test_words_without_quotes_a_score_that_is_none_and_an_empty_folder(given, tmp_path, capsys):
+    folder, model = given
+    failed = run(capsys, "search", "two", "dogs", folder, *model)
+    assert (failed.code, "'two dogs'" in failed.err) == (2, True)
+    failed = run(capsys, "search", "dogs", folder, "--min-score", "nan", *model)
+    assert (failed.code, "--min-score" in failed.err) == (2, True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folders in ((folder, empty), (empty, folder)):
+        said = run(capsys, "search", "two dogs", *folders, *model)
+        assert len(said.out.split()) == 4
+        assert f"{empty}: no pictures" in said.err
+
+
+def test_a_photo_whose_name_is_not_text_is_reported_once(given, capsys):
+    folder, model = given
+    try:
+        os.rename(os.fsencode(folder / "0.png"), os.fsencode(folder) + b"/caf\xe9.png")
+    except OSError:
+        pytest.skip("this file system takes only names in UTF-8")
+    assert "not UTF-8" in run(capsys, "search", "two dogs", folder, *model).err
+    assert "not UTF-8" not in run(capsys, "search", "two dogs", folder, *model).err

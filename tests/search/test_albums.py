@@ -13,7 +13,7 @@ from tiny_models import tiny_model
 from maxmatch.core import files
 from maxmatch.core.files import content_hash, user_data
 from maxmatch.search import albums as module
-from maxmatch.search.albums import AlbumPhoto, Albums, AlbumsError, NoSuchAlbumError, PhotoFile, PhotoFinder
+from maxmatch.search.albums import AlbumPhoto, Albums, AlbumsError, FileList, NoSuchAlbumError, PhotoFile, PhotoFinder
 from maxmatch.search.photos import open_synced
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.gallery import Gallery as ShownGallery
@@ -126,13 +126,13 @@ def test_renamed_photos_are_found_by_content_and_others_are_not_read(tmp_path):
     finder = PhotoFinder(counted)
     noted = [finder.note(tmp_path / f"{number}.jpg") for number in range(4)]
     read.clear()
-    there = [file_of(tmp_path / f"{number}.jpg") for number in range(4)]
+    there = FileList(file_of(tmp_path / f"{number}.jpg") for number in range(4))
     assert PhotoFinder(counted).find(noted, there) == [0, 1, 2, 3]
     assert read == [], "files that are as they were"
     (tmp_path / "3.jpg").rename(tmp_path / "moved.jpg")
     (tmp_path / "0.jpg").unlink()
     (tmp_path / "other.jpg").write_bytes(b"?" * 100)  # the size of 0 and 1, another content
-    now = [file_of(tmp_path / name) for name in ("1.jpg", "2.jpg", "moved.jpg", "other.jpg")]
+    now = FileList(file_of(tmp_path / name) for name in ("1.jpg", "2.jpg", "moved.jpg", "other.jpg"))
     later = PhotoFinder(counted)
     assert later.find(noted, now) == [None, 0, 1, 2]
     assert sorted(read) == ["1.jpg", "2.jpg", "moved.jpg", "other.jpg"]
@@ -144,7 +144,7 @@ def test_no_search_for_a_photo_reads_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_MOST_HASHED", 3)
     for number in range(8):
         (tmp_path / f"{number}.bmp").write_bytes(bytes([number]) * 10)
-    present = [file_of(tmp_path / f"{number}.bmp") for number in range(8)]
+    present = FileList(file_of(tmp_path / f"{number}.bmp") for number in range(8))
     wanted = AlbumPhoto(sha256=content_hash(tmp_path / "7.bmp"), size=10, modified=1, path="/elsewhere/x.bmp")
     read = []
     finder = PhotoFinder(lambda path: read.append(path) or content_hash(path))

@@ -104,8 +104,11 @@ def test_labels_differ_and_a_folder_within_another_is_not_read_twice(tmp_path, f
         tmp_path / "ab",
     ]
     index = folders[0][1]
-    same = Library([(tmp_path / "x" / "photos", index), (tmp_path / "y" / "photos", index), (tmp_path / "z", index)])
-    assert [one.label for one in same.folders] == ["x/photos/", "y/photos/", "z/"]
+    roots = [tmp_path / "x" / "photos", tmp_path / "y" / "photos", tmp_path / "w" / "z"]
+    same = Library([(root, index) for root in roots])
+    assert [one.label for one in same.folders] == ["x/photos/", "y/photos/", "w/z/"]
+    nested = Library([(tmp_path / "a", index), (tmp_path / "y" / "a" / "b", index), (tmp_path / "z" / "b", index)])
+    assert nested.picture("a/b/1.jpg") == tmp_path / "y" / "a" / "b" / "1.jpg", "of one depth, no label begins another"
     assert same.picture("y/photos/a/1.jpg") == tmp_path / "y" / "photos" / "a" / "1.jpg"
     with pytest.raises(FileNotFoundError):
         same.picture("elsewhere/1.jpg")

@@ -40,6 +40,18 @@ def test_an_album_is_made_filled_searched_and_deleted(asked, gallery):
     assert asked.get("/api/v1/search", params={"album": album}).status_code == 404
 
 
+def test_a_photo_that_was_edited_can_be_taken_out_of_an_album(asked, gallery):
+    album = asked.post(ALBUMS, json={"name": "Rome", "keys": [gallery.key(4), gallery.key(1)]}).json()["key"]
+    [file] = [path for path in gallery.root.rglob("*") if path.name == "scene 04.png"]
+    before = file.read_bytes()
+    try:
+        file.write_bytes(before + b"edited")
+        left = asked.post(f"{ALBUMS}/{album}/photos", json={"add": [], "remove": [gallery.key(4)]}).json()
+        assert (left["count"], left["missing"]) == (1, 0)
+    finally:
+        file.write_bytes(before)
+
+
 def test_an_empty_album_shows_nothing_and_unknown_photos_are_refused(asked, gallery):
     album = asked.post(ALBUMS, json={"name": "empty"}).json()["key"]
     assert names(asked, album=album) == names(asked, album=album, q="a dog") == []

@@ -9,10 +9,11 @@ from PIL import Image
 from served import EXACT, client_of
 from starlette.testclient import TestClient
 
-from maxmatch.search import folding
+from maxmatch.search import folding, plausible
 from maxmatch.search.folding import Grouping, Sketcher
 from maxmatch.search.library import Library
 from maxmatch.search.photos import open_photos, sync
+from maxmatch.search.plausible import CutOff, Limits
 from maxmatch.server import gallery as gallery_module
 from maxmatch.server import searcher
 from maxmatch.server.app import create_app
@@ -194,3 +195,25 @@ def test_a_look_ends_with_its_batch_when_the_server_stops_and_a_failed_one_is_fo
     assert len(looks) == 2
     assert len(left) < 1000
     assert "not mounted" in caplog.text
+
+
+def test_what_fits_is_judged_by_the_best_of_all_items_whatever_comes_first(gallery, monkeypatch):
+    monkeypatch.setattr(searcher, "calibrated", lambda index, model: CutOff(len(index), {}))
+    monkeypatch.setattr(plausible, "is_understood", lambda words: True)  # the tiny model knows few words
+    with client_of(gallery, cut=True) as client:
+        by_score = client.get(SEARCH, params={"q": "garden", "names": False, "k": 200, "all": True}).json()["hits"]
+        best = by_score[0]["score"]
+        monkeypatch.setattr(CutOff, "limits", lambda self, words: Limits(best - 1e-4, best - 1e-4))
+        for k in (1, 2, 200):
+            assert client.get(SEARCH, params={"q": "garden", "k": k}).json()["fits"] is True
+
+
+def test_a_long_list_has_what_the_gallery_knows(client, gallery, monkeypatch):
+    monkeypatch.setattr(searcher, "_LONG", 3)
+    before = [hit["item"]["id"] for hit in pages(client, q="a dog", fold=False)]
+    known = gallery.index.fetch(before[:1])[before[0]]
+    gallery.index.add(["new/one.png"], known[None])
+    try:
+        assert [hit["item"]["id"] for hit in pages(client, q="a dog", fold=False)] == before
+    finally:
+        gallery.index.remove(["new/one.png"])

@@ -262,7 +262,7 @@ def open_folders(
     thorough: look for damage in all of their files.
     """
     from maxmatch.core.progress import bar
-    from maxmatch.data.dataset import IMAGE
+    from maxmatch.data.dataset import IMAGE, DataError
     from maxmatch.model.picture_files import not_read
     from maxmatch.search.library import Library, distinct_folders
     from maxmatch.search.photos import UNREADABLE, is_indexed, open_synced, place_of, replacing_older
@@ -273,13 +273,27 @@ def open_folders(
     distinct = distinct_folders(folders)
     if load_many is not None and (anew or not all(is_indexed(place_of(folder, encoder)) for folder in distinct)):
         encoder = load_many(named, device)
-    opened = []
-    for folder in distinct:
+    opened: list[tuple[Path, SetIndex]] = []
+    for left, folder in enumerate(distinct, start=1 - len(distinct)):
         place = place_of(folder, encoder)
-        with resumable(folder), replacing_older(folder, encoder, say):
-            index, done = open_synced(
-                place, encoder, folder, exclude=exclude, at_most=at_most, anew=anew, thorough=thorough, bar=bar, say=say
-            )
+        try:
+            with resumable(folder), replacing_older(folder, encoder, say):
+                index, done = open_synced(
+                    place,
+                    encoder,
+                    folder,
+                    exclude=exclude,
+                    at_most=at_most,
+                    anew=anew,
+                    thorough=thorough,
+                    bar=bar,
+                    say=say,
+                )
+        except DataError as error:  # nothing in it: the others are searched
+            if not left and not opened:
+                raise
+            say(str(error))
+            continue
         opened.append((folder, index))
         for one in done.unreadable[:_SHOWN]:
             say(plain(one.reason))  # which names the file, or the cache that cannot be written

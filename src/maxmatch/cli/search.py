@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import sys
 from base64 import b64encode
@@ -215,6 +216,16 @@ def search(
         raise typer.BadParameter("the query is empty: write some words")
     if image is None and not folders[0].expanduser().exists() and Path(words).expanduser().is_dir():
         raise typer.BadParameter(f"the words come first, then the folder: maxmatch search {str(folders[0])!r} {words}")
+    if (
+        image is None
+        and len(folders) > 1
+        and not folders[0].expanduser().exists()
+        and folders[-1].expanduser().is_dir()
+    ):
+        several = " ".join([words, *(str(folder) for folder in folders[:-1])])
+        raise typer.BadParameter(f"{folders[0]}: no such folder. Put the words in quotes: '{several}' {folders[-1]}")
+    if min_score is not None and not math.isfinite(min_score):
+        raise typer.BadParameter(f"--min-score: expected a number, got {min_score}")
     from maxmatch.search.filters import parse_where
     from maxmatch.search.query import TextPart, parse_query
 
@@ -251,6 +262,8 @@ def search(
             cut_off = calibrated(opened, encoder) if judged else None
             sets = _sets(encoder, parts, image)
             weights = [*([1.0] if image is not None else []), *(part.weight for part in parts)]
+            by_name = photos and names and image is None and min_score is None
+            named = named_items(opened, query_words(parts), where) if by_name else []
             answer = answered(
                 opened,
                 sets,
@@ -260,15 +273,10 @@ def search(
                 exact,
                 judge=partial(_judged, cut_off, read),
                 min_score=min_score,
+                first=lambda hits, most: named_first(opened, hits, named, sets, weights, most),
                 by_date=sort == "date",
                 fold=folded,
             )
-            named = named_items(opened, query_words(parts), where) if photos and names and image is None else []
-            if named and sort != "date":
-                first = named_first(opened, [], named, sets, weights, k)
-                chosen = set(named)
-                rest = [group for group in answer.groups if group[0].id not in chosen]
-                answer = answer._replace(groups=([[hit] for hit in first] + rest)[:k])
             if photos:
                 shown = [_shown(group, library.picture, as_json) for group in answer.groups]
                 answer = answer._replace(groups=shown)
@@ -296,7 +304,8 @@ def search(
             | ({"name_match": hit.id in named} if photos else {})
             for hit in hits
         ]
-        print(json.dumps({"query": words if image is None else str(image), **known, **fits, "hits": listed}))
+        asked = {"query": words or str(image), "image": None if image is None else str(image)}
+        print(json.dumps({**asked, **known, **fits, "ended": answer.ended, "hits": listed}))
         return
     having = sum(hit.id in named for hit in hits)
     if read is not None and not read.known:
@@ -320,12 +329,13 @@ def search(
             if explain:
                 print("\n".join(_reasons(hit)))
     folder = " or ".join(map(str, folders))
-    if answer.verdict.fits is False:
+    if answer.verdict.fits is False and len(hits) < k:
         say(f"nothing {'else ' if having else ''}in {folder} seems to fit; --all lists the closest")
     elif answer.ended and min_score is None:
         say("the rest does not seem to fit; --all lists it")
     elif not hits:
-        passing = [option for option, given in (("--where", where), ("--min-score", min_score)) if given is not None]
+        options = (("--where", where), ("--min-score", min_score), ("--exclude", exclude))
+        passing = [option for option, given in options if given is not None]
         say(f"nothing in {folder}" + (f" that passes {' and '.join(passing)}" if passing else ""))
     elif judged and not can_tell and sys.stdout.isatty():
         say("too few photos, or a model that reads too few words, to tell which fit: none is left out")

@@ -231,7 +231,8 @@ def _run(server: object, listener: socket.socket, host: str, token: str | None, 
                 _show_code(address)
             print(address, flush=True)
             if open_page:  # a page under this machine's own name may show files in their folders
-                webbrowser.open(_address(_THIS_MACHINE, port, token) if lan else address)
+                everywhere = lan and ipaddress.ip_address(listener.getsockname()[0]).is_unspecified
+                webbrowser.open(_address(_THIS_MACHINE, port, token) if everywhere else address)
         await serving
 
     asyncio.run(announced())

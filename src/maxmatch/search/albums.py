@@ -10,6 +10,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -202,6 +203,15 @@ def _once(photos: Sequence[AlbumPhoto]) -> list[AlbumPhoto]:
     return list(found.values())
 
 
+class FileList(list[PhotoFile]):
+    """Files, in which one is found at once."""
+
+    @cached_property
+    def places(self) -> dict[PhotoFile, int]:
+        """Where each file is."""
+        return {file: place for place, file in enumerate(self)}
+
+
 class PhotoFinder:
     """Finds the photos of albums among files by their content. Hashes are kept while the files stay as they are.
 
@@ -218,9 +228,9 @@ class PhotoFinder:
         file = PhotoFile(str(path), state.st_size, state.st_mtime_ns)
         return AlbumPhoto(sha256=self._hash(file), size=file.size, modified=file.modified, path=file.path)
 
-    def find(self, photos: Sequence[AlbumPhoto], files: Sequence[PhotoFile]) -> list[int | None]:
+    def find(self, photos: Sequence[AlbumPhoto], files: "FileList") -> list[int | None]:
         """The place in `files` of each photo; None where none of them has its content."""
-        places = {file: place for place, file in enumerate(files)}
+        places = files.places
         wanted = {photo.size for photo in photos if photo.file not in places}
         by_size: defaultdict[int, list[int]] = defaultdict(list)
         for place, file in enumerate(files) if wanted else ():

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NoReturn
 
 from maxmatch.core.array_checks import UsageError
@@ -43,6 +44,11 @@ class Among:
 
     key: str
     values: tuple[Value, ...]
+
+    @cached_property
+    def known(self) -> frozenset[tuple[ValueKind | None, Value]]:
+        """The values with their kinds, of which one is found at once among thousands."""
+        return frozenset(map(_with_kind, self.values))
 
 
 @dataclass(frozen=True)
@@ -159,10 +165,16 @@ def passes(condition: Condition, metadata: Mapping[str, Any]) -> bool:
         case Begins(key, text):
             found = metadata.get(key)
             return isinstance(found, str) and found.startswith(text)
-        case Among(key, values):
-            return any(_compare(metadata.get(key), "=", value) for value in values)
+        case Among(key):
+            found = metadata.get(key)
+            return kind_of(found) is not None and _with_kind(found) in condition.known
         case Comparison(key, sign, value):
             return _compare(metadata.get(key), sign, value)
+
+
+def _with_kind(value: Any) -> tuple[ValueKind | None, Value]:
+    kind = kind_of(value)
+    return kind, float(value) if kind == "number" else value
 
 
 def _compare(found: Any, sign: Operator, value: Value) -> bool:

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,18 +97,13 @@ def distinct_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _labels(roots: Sequence[Path]) -> list[str]:
-    """What the ids of each folder's photos begin with: the shortest ends of their paths that all differ."""
+    """What the ids of each folder's photos begin with: the shortest ends of their paths, of one depth, that all differ.
+    Of one depth, none is the beginning of another.
+    """
     if len(roots) == 1:
         return [""]
-    labels = []
-    for root in roots:
-        others = [other.parts for other in roots if other != root]
-        depth = next(
-            depth for depth in range(1, len(root.parts) + 1) if all(root.parts[-depth:] != o[-depth:] for o in others)
-        )
-        labels.append("/".join(part.strip("/") or "root" for part in root.parts[-depth:]) + "/")
-    assert max(Counter(labels).values()) == 1
-    return sorted(labels, key=labels.index)
+    depth = next(depth for depth in count(1) if len({root.parts[-depth:] for root in roots}) == len(roots))
+    return ["/".join(part.strip("/") or "(root)" for part in root.parts[-depth:]) + "/" for root in roots]
 
 
 class JoinedEngine:

@@ -133,32 +133,36 @@ def _taken(notes: Image.Exif) -> datetime | None:
 class Walked(NamedTuple):
     """What is below a folder. pictures: paths from the folder, sorted. closed: the folders that cannot be listed, and
     why; nothing is known of what is in them. unread: pictures of formats for which a package is missing, sorted.
+    misnamed: pictures, among what is left out, whose names cannot be noted.
     """
 
     pictures: list[str]
     left_out: list[Skipped]
     closed: dict[Path, str]
     unread: list[str]
+    misnamed: list[Skipped]
 
 
 def walk(folder: Path) -> Walked:
     """The pictures of a folder and below it, and what else is there, but for what systems leave behind."""
-    pictures, left_out, closed, unread = walked = Walked([], [], {}, [])
+    pictures, left_out, closed, unread, misnamed = walked = Walked([], [], {}, [], [])
     readable = {suffix: is_read(suffix) for suffix in SUFFIXES}
     above = len(os.path.join(folder, ""))
     for entry in files_below(folder, closed):  # plain texts: of 100,000 paths, objects take seconds
         name = entry.path[above:].replace(os.sep, "/")
         suffix = os.path.splitext(name)[1].lower()
-        if not is_text(name):
-            left_out.append(Skipped(ascii(name), "its name is not UTF-8. Rename the file."))
+        if suffix not in SUFFIXES:
+            shown = name if is_text(name) else ascii(name)
+            left_out.append(Skipped(shown, f"not a picture: its name ends in {suffix or 'nothing'}."))
+        elif not is_text(name):
+            misnamed.append(Skipped(ascii(name), "its name is not UTF-8. Rename the file."))
         elif len(name) > LONGEST_ID:
-            left_out.append(Skipped(name, f"its path has more than {LONGEST_ID:,} characters. Move the file up."))
-        elif suffix not in SUFFIXES:
-            left_out.append(Skipped(name, f"not a picture: its name ends in {suffix or 'nothing'}."))
+            misnamed.append(Skipped(name, f"its path has more than {LONGEST_ID:,} characters. Move the file up."))
         else:
             (pictures if readable[suffix] else unread).append(name)
     pictures.sort()
     unread.sort()
+    left_out += misnamed
     return walked
 
 
@@ -310,7 +314,7 @@ def sync(
     """
     folder = folder.expanduser().resolve()
     (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
-    present, closed, unread = _present(folder)
+    present, closed, unread, misnamed = _present(folder)
     if not present and not known:
         raise no_pictures(folder, closed, unread)
     hidden = {name: state for name, state in {**noted, **known}.items() if closed and _is_below(name, closed)}
@@ -326,7 +330,7 @@ def sync(
         for name, state in noted.items()
         if present.get(name) == state or (state == _CLOSED and name in present and not _may_be_read(folder / name))
     }
-    bad |= dict.fromkeys(closed, _CLOSED)
+    bad |= dict.fromkeys([*closed, *(one.id for one in misnamed)], _CLOSED)
     changed = [name for name, state in present.items() if state != known.get(name) and name not in bad]
     changed = [name for name in changed if not is_excluded(name, exclude)]
 
@@ -376,6 +380,7 @@ def sync(
     for place, why in closed.items():
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
+    failed += [Skipped(one.id, f"{one.id}: {one.reason}") for one in misnamed if noted.get(one.id) != _CLOSED]
     added, gone_now = len(done) - again - len(before), removed - min(removed, len(before))
     return Synced(added, again, gone_now, failed, [name for name in unread if name not in known], len(before))
 
@@ -439,9 +444,9 @@ def _hash(path: Path) -> str | None:
     return None
 
 
-def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[str]]:
+def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[str], list[Skipped]]:
     """The photos of a folder, of which one that is gone before it is looked at is left out; what cannot be looked at,
-    folders or photos, and why; and the photos of formats for which a package is missing.
+    folders or photos, and why; the photos of formats for which a package is missing; and those that are misnamed.
     """
     walked = walk(folder)
     found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
@@ -456,7 +461,7 @@ def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[s
             closed[name] = error.strerror or str(error)
         else:
             found[name] = (state.st_size, state.st_mtime_ns)
-    return found, closed, walked.unread
+    return found, closed, walked.unread, walked.misnamed
 
 
 def _is_below(name: str, places: Container[str]) -> bool:

@@ -92,8 +92,9 @@ def verdict(cut_off: CutOff | None, words: Words, hits: Sequence[Hit]) -> Verdic
     if cut_off is None:
         return Verdict()
     limits = cut_off.limits(len(content_words(words.known)))
-    fits = bool(hits) and hits[0].score >= limits.fits and is_understood(words)
-    return Verdict(fits, limits.ends)
+    if not hits and is_understood(words):  # nothing passes a filter
+        return Verdict(None, limits.ends)
+    return Verdict(bool(hits) and hits[0].score >= limits.fits and is_understood(words), limits.ends)
 
 
 def is_understood(words: Words) -> bool:

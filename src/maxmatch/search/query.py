@@ -184,11 +184,13 @@ def answered(
     *,
     judge: Callable[[Sequence[Hit]], Verdict] = lambda hits: Verdict(),
     min_score: float | None = None,
+    first: Callable[[list[Hit], int], list[Hit]] = lambda hits, k: hits,
     by_date: bool = False,
     fold: bool = False,
 ) -> Answer:
     """The k best for the parts' sets (L, D). judge: what to think of the hits. min_score: ends the list in its place.
-    by_date: newest first, among the 500 most relevant. fold: near-duplicates as one.
+    first: puts those before them that come first in any case, k in all. by_date: newest first, among the 500 most
+    relevant. fold: near-duplicates as one.
     """
     wanted = max(k, _SORTED) if by_date else k + _MARGIN * fold
     while True:
@@ -198,12 +200,13 @@ def answered(
             found = search_parts(index, sets, weights, wanted, where)
         verdict = judge(found)
         kept = plausible(found, verdict if min_score is None else Verdict(None, min_score))
-        groups = _folded(index, kept) if fold else [[hit] for hit in kept]
+        listed = first(kept, wanted)
+        if by_date:  # before near-duplicates are joined, so that the newest stands for them
+            listed.sort(key=_date, reverse=True)
+        groups = _folded(index, listed) if fold else [[hit] for hit in listed]
         if by_date or len(groups) >= k or len(kept) < wanted:
             break
         wanted *= 2
-    if by_date:
-        groups.sort(key=lambda group: _date(group[0]), reverse=True)
     return Answer(groups[:k], verdict, len(groups) < k and len(kept) < len(found))
 
 

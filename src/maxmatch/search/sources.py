@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
 
 def list_pictures(folder: Path) -> Listing:
     """The pictures by their paths from the folder, in the order of these. Metadata: those of `photo_facts`."""
-    names, left_out, closed, unread = walk(folder)
+    names, left_out, closed, unread, _ = walk(folder)
     left_out += [Skipped(name, f"{not_read([name])}.") for name in unread]
     for place, why in closed.items():
         left_out.append(Skipped(ascii(str(place)), f"a folder that cannot be read ({why}). Allow reading it."))

@@ -1,17 +1,18 @@
 """The routes of single files and of what a person keeps: originals, downloads, albums, saved searches."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse, StreamingResponse
 
 from maxmatch.search import photos
-from maxmatch.search.albums import Album, AlbumPhoto, Albums, NoSuchAlbumError, PhotoFile, PhotoFinder
+from maxmatch.search.albums import Album, AlbumPhoto, Albums, FileList, NoSuchAlbumError, PhotoFile, PhotoFinder
 from maxmatch.search.albums import named as named_in
 from maxmatch.search.filters import Among, Condition
 from maxmatch.server.api_schema import (
@@ -32,7 +33,7 @@ from maxmatch.server.api_schema import (
     documented,
     not_found,
 )
-from maxmatch.server.gallery import Gallery, GalleryState
+from maxmatch.server.gallery import Gallery
 from maxmatch.server.originals import (
     SHOWN_TYPES,
     Downloads,
@@ -54,6 +55,14 @@ _FILE: dict[int | str, dict[str, Any]] = {
 _ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}, "description": "The zip file."}}
 
 
+class _Known(NamedTuple):
+    """The files of a gallery in one state, and photos that were found among them."""
+
+    items: list[ItemFacts]
+    files: FileList
+    found: dict[tuple[str, ...], list[ItemFacts | None]]
+
+
 class Shelf:
     """The user's albums over a gallery: which of their photos are in it."""
 
@@ -61,8 +70,7 @@ class Shelf:
         self._gallery = gallery
         self.albums = albums
         self._finder = PhotoFinder()
-        self._found: dict[tuple[str, ...], list[ItemFacts | None]] = {}
-        self._of: GalleryState | None = None
+        self._known: _Known | None = None
 
     def note(self, items: Sequence[ItemFacts]) -> list[AlbumPhoto]:
         """Items as photos of an album; those that cannot be read are left out, unless all are."""
@@ -78,18 +86,24 @@ class Shelf:
 
     def find(self, wanted: Sequence[AlbumPhoto]) -> list[ItemFacts | None]:
         """The items that are these photos."""
-        state = self._gallery.state
-        if self._of is not state:
-            self._of, self._found = state, {}
-        key = tuple(photo.sha256 for photo in wanted)
-        found = self._found.get(key)
-        if found is None:
-            items = state.newest
+        items = self._gallery.state.newest
+        known = self._known
+        if known is None or known.items is not items:
             files = [PhotoFile(item.path or item.id, item.bytes or 0, int(item.version, 16)) for item in items]
-            found = [None if at is None else items[at] for at in self._finder.find(wanted, files)]
+            known = self._known = _Known(items, FileList(files), {})
+        key = tuple(photo.sha256 for photo in wanted)
+        found = known.found.get(key)
+        if found is None:
+            found = [None if at is None else items[at] for at in self._finder.find(wanted, known.files)]
             if None not in found:  # a search for renamed files may continue the next time
-                self._found[key] = found
+                known.found[key] = found
         return found
+
+    def hashes(self, key: str, keys: Sequence[str]) -> list[str]:
+        """The hashes of some items among the photos of an album, as they were when they were put there."""
+        album, asked = named_in(self.albums.read().albums, key), set(keys)
+        found = zip(album.photos, self.find(album.photos), strict=True)
+        return [photo.sha256 for photo, item in found if item is not None and item.key in asked]
 
     def condition(self, key: str) -> Condition:
         """The filter that the photos of an album pass. Indexes without paths have no albums."""
@@ -118,6 +132,14 @@ class Shelf:
             missing = one.like is not None and like is None
             searches.append(SavedSearchOut(key=one.key, name=one.name, query=query, missing=missing))
         return SavedOut(albums=[self.show(album) for album in saved.albums], searches=searches)
+
+
+def _path_of(gallery: Gallery, item: ItemFacts) -> FilePath:
+    """The file of an item, or one that cannot be there, which a zip file names as missing."""
+    try:
+        return gallery.picture(item.id)
+    except FileNotFoundError:  # outside the folder that is served
+        return FilePath(os.devnull, "missing")
 
 
 @contextmanager
@@ -182,7 +204,7 @@ def original_routes(gallery: Gallery, item_of: Callable[[str], ItemFacts]) -> AP
     async def prepare(asked: KeysIn) -> DownloadOut:
         """Prepare a zip file of some pictures, to be fetched under its key within ten minutes."""
         items = [item_of(key) for key in dict.fromkeys(asked.keys)]
-        paths = [(item.name, gallery.picture(item.id)) for item in items]
+        paths = [(item.name, _path_of(gallery, item)) for item in items]
         key, made = await asyncio.to_thread(downloads.prepare, paths)
         return DownloadOut(key=key, count=len(items), bytes=made.size)
 
@@ -219,7 +241,7 @@ def album_routes(shelf: Shelf, item_of: Callable[[str], ItemFacts]) -> APIRouter
     def change(key: KeyPath, asked: AlbumChangeIn) -> AlbumOut:
         """Put pictures into an album, or take them out."""
         with _refusals():
-            removed = [photo.sha256 for photo in shelf.note(items(asked.remove))]
+            removed = shelf.hashes(key, [item.key for item in items(asked.remove)])
             return shelf.show(shelf.albums.change(key, shelf.note(items(asked.add)), removed))
 
     @router.patch("/albums/{key}", responses=documented(400, 404, 409, 413, 422, 507))

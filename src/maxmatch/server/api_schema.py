@@ -55,7 +55,10 @@ class Paging(_Strict):
         bool, Field(alias="all", description="Also what does not seem to fit the text that is searched for.")
     ] = False
     min_score: Annotated[
-        float | None, Field(description="Only results with at least this score, whether they seem to fit or not.")
+        float | None,
+        Field(
+            allow_inf_nan=False, description="Only results with at least this score, whether they seem to fit or not."
+        ),
     ] = None
     folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
     start: Annotated[Day | None, Field(alias="from", description="Taken on this day or later.")] = None

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +46,6 @@ class GalleryState:
     """Newest first; those without a date last."""
     sketches: dict[str, np.ndarray]
     """By id."""
-    at: float
     took: float
     """Seconds to read it."""
     version: Hashable
@@ -85,6 +84,7 @@ class Gallery:
         self._sketcher = Sketcher(size * index.manifest.dim)
         self._busy = threading.Lock()
         self.state = self._read()
+        self._looked = time.monotonic()
 
     def find(self, key: str) -> ItemFacts | None:
         """The item with this key, or None."""
@@ -93,11 +93,12 @@ class Gallery:
     def refresh(self) -> None:
         """Read the index again if it was last read some seconds ago and has been written to since."""
         rest = max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
-        if time.monotonic() - self.state.at < rest or not self._busy.acquire(blocking=False):
+        if time.monotonic() - self._looked < rest or not self._busy.acquire(blocking=False):
             return
         try:
-            changed = self.index.engine.version() != self.state.version
-            self.state = self._read() if changed else replace(self.state, at=time.monotonic())
+            if self.index.engine.version() != self.state.version:
+                self.state = self._read()
+            self._looked = time.monotonic()
         finally:
             self._busy.release()
 
@@ -115,9 +116,9 @@ class Gallery:
         rest = photos.facts_condition(None, start, end, orientation)
         return engine.below(folder) if rest is None else Every((engine.below(folder), rest))
 
-    def passing(self, condition: Condition | None) -> list[ItemFacts]:
-        """The items that pass a filter on their facts, newest first."""
-        state = self.state
+    def passing(self, condition: Condition | None, state: GalleryState | None = None) -> list[ItemFacts]:
+        """The items that pass a filter on their facts, newest first; as they are, or were in a state."""
+        state = state or self.state
         if condition is None:
             return state.newest
         found = state.passing.get(condition)
@@ -129,21 +130,22 @@ class Gallery:
             state.passing[condition] = found
         return found
 
-    def grouping(self, condition: Condition | None, threshold: float) -> Grouping:
-        """Near-duplicates among the items that pass a filter, newest first."""
+    def grouping(self, condition: Condition | None, threshold: float) -> tuple[list[ItemFacts], Grouping]:
+        """The items that pass a filter, newest first, and near-duplicates among them."""
         state, key = self.state, (condition, threshold)
+        items = self.passing(condition, state)
         found = state.groupings.get(key)
         if found is None:
-            ids = [item.id for item in self.passing(condition)]
-            found = state.groupings[key] = Grouping(ids, state.sketches, threshold)
-        return found
+            found = state.groupings[key] = Grouping([item.id for item in items], state.sketches, threshold)
+        return items, found
 
     def named(self, words: Sequence[str], condition: Condition | None) -> tuple[str, ...]:
         """The ids of the items that pass a filter and have all these words in their path; none where too many do."""
         if not words:
             return ()
-        names = self.state.folded
-        found = tuple(item.id for item in self.passing(condition) if is_named_folded(names.get(item.id, ""), words))
+        state = self.state
+        names = state.folded
+        found = tuple(item.id for item in self.passing(condition, state) if is_named_folded(names[item.id], words))
         return found if len(found) <= MOST_NAMED else ()
 
     def folders(self) -> dict[str, tuple[int, ItemFacts]]:
@@ -172,8 +174,8 @@ class Gallery:
             sketches |= dict(zip(found.ids, self._sketcher(found.vectors), strict=True))
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
         return_memory()  # what reading the vectors took
-        now = time.monotonic()
-        return GalleryState({item.key: item for item in items}, items, sketches, now, now - started, version)
+        took = time.monotonic() - started
+        return GalleryState({item.key: item for item in items}, items, sketches, took, version)
 
 
 class Watch:

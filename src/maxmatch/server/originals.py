@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from fastapi import Request
 from PIL import Image, ImageFile, IptcImagePlugin
 
-from maxmatch.model.picture_files import SUFFIXES
+from maxmatch.model.images import MAX_PIXELS
+from maxmatch.model.picture_files import SUFFIXES, opened
 from maxmatch.server.api_schema import DetailsOut, Refusal, not_found
 from maxmatch.server.security import LOOPBACK_NAMES, host_name, is_loopback
 
@@ -65,12 +66,13 @@ def _missing() -> Refusal:
 
 
 def details_of(path: Path, can_reveal: bool) -> DetailsOut:
-    """What a photo's file says of where and how it was taken; only its head is read."""
+    """What a photo's file says of where and how it was taken; only its head is read, and of a video its first frame."""
     notes: Mapping[int, Any] = {}
     exif, gps, place = notes, notes, None
     # What a damaged file, or damaged notes, make Pillow raise has no common class: then nothing is known.
-    with suppress(Exception), Image.open(path) as image:
-        notes = image.getexif()
+    with suppress(Exception), opened(path, MAX_PIXELS) as image:
+        # A PNG without notes would be decoded to look for some at its end.
+        notes = Image.Exif() if image.format == "PNG" and "exif" not in image.info else image.getexif()
         exif, gps = notes.get_ifd(_EXIF), notes.get_ifd(_GPS)
         place = _named_place(image)
     latitude, longitude = _position(gps)
@@ -108,8 +110,10 @@ def _settings(exif: Mapping[int, Any]) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
-def _named_place(image: ImageFile.ImageFile) -> str | None:
+def _named_place(image: Image.Image) -> str | None:
     """The place that a person or program wrote into the file (IPTC)."""
+    if not isinstance(image, ImageFile.ImageFile):
+        return None
     notes = IptcImagePlugin.getiptcinfo(image) or {}
     values = (notes.get(key) for key in _IPTC_PLACE)
     parts = [_words(value) for value in values if isinstance(value, bytes)]
@@ -204,13 +208,15 @@ def zip_names(paths: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
 
 def zipped(files: Sequence[tuple[str, Path]]) -> Iterator[bytes]:
     """A zip file of photos, piece by piece: no more than one block of it is in memory. A photo that is gone or cannot
-    be read is left out, and named in a text file at the end.
+    be read is left out, and named in a text file at the end; so is what has grown beyond the largest download.
     """
     pipe = _Pipe()
-    missing = []
+    missing, sent = [], 0
     with zipfile.ZipFile(pipe, "w") as archive:
         for name, path in files:
             try:
+                if sent >= MOST_ZIPPED_BYTES:
+                    raise _missing()
                 source = original_of(path).open("rb")
             except (Refusal, OSError):
                 missing.append(name)
@@ -219,7 +225,8 @@ def zipped(files: Sequence[tuple[str, Path]]) -> Iterator[bytes]:
                 about = zipfile.ZipInfo(name, _time_of(path))
                 about.external_attr = 0o644 << 16
                 with archive.open(about, "w", force_zip64=True) as entry:
-                    while block := _read(source):
+                    while sent < MOST_ZIPPED_BYTES and (block := _read(source)):
+                        sent += len(block)
                         entry.write(block)
                         yield pipe.taken()
         if missing:

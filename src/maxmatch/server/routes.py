@@ -236,7 +236,8 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     ]
     texts = [term.value for term in terms if term.kind == "text"]
     read = service.model.known_words(*texts) if texts else Words([], [])  # a model of pictures alone reads no words
-    total = len(service.gallery.passing(where))
+    passing = service.gallery.passing
+    total = len(passing(None) if where is None else await asyncio.to_thread(passing, where))
     took = (time.perf_counter() - started) * 1000
     page_out = {
         "hits": hits,
@@ -298,7 +299,7 @@ def picture_routes(service: Service) -> APIRouter:
         return Response(made, media_type="image/webp", headers=_CACHED_FOR_A_DAY)
 
     @router.get("/gallery")
-    async def gallery() -> GalleryOut:
+    def gallery() -> GalleryOut:
         """What there is to search: the number of items, folders and dates."""
         dates = [item.date for item in service.gallery.state.items.values() if item.date]
         return GalleryOut(

@@ -172,6 +172,13 @@ class Ranking(NamedTuple):
     best: float | None
 
 
+class Answered(NamedTuple):
+    """What a search found. best: the best score of all items, whichever of them come first."""
+
+    hits: Sequence[Hit]
+    best: float | None
+
+
 class LongList(Sequence[Hit]):
     """All items in the order of a query; a hit is made when it is looked at."""
 
@@ -179,7 +186,6 @@ class LongList(Sequence[Hit]):
         self._best = best._replace(partners=best.partners.astype(np.int8), cosines=best.cosines.astype(np.float32))
         self._order = order
         self.ids = [best.ids[place] for place in order.tolist()]
-        self.best = float(best.scores.max()) if len(best.scores) else None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -213,6 +219,7 @@ class Searcher:
         self._gallery = gallery
         self._cut = cut
         self._cut_off: CutOff | None = None
+        self._measured = 0  # items, when the cut-off was last measured
         self._model = model
         self._uploaded = uploaded
         self._near_duplicate = near_duplicate
@@ -220,26 +227,26 @@ class Searcher:
         self._long: OrderedDict[Hashable, Ranking] = OrderedDict()
         self._encoded = metrics.batches.labels("encode").observe
         observe = metrics.batches.labels("search").observe
-        self.answering = Batcher[Search, Sequence[Hit]](self._answer, most, window, observe=observe)
+        self.answering = Batcher[Search, Answered](self._answer, most, window, observe=observe)
 
     def calibrate(self) -> None:
         """Measure what scores mean in this index, unless that is known and the index is much the same."""
-        items = len(self._gallery.index) if self._cut else 0
-        if items and (self._cut_off is None or is_much(abs(items - self._cut_off.items), items)):
-            self._cut_off = calibrated(self._gallery.index, self._model)
+        items = len(self._gallery.state.items) if self._cut else 0
+        if items and is_much(abs(items - self._measured), items):
+            self._cut_off, self._measured = calibrated(self._gallery.index, self._model), items
 
     async def page(
         self, parts: Sequence[QueryTerm], paging: Paging, where: Condition | None, words: Sequence[str] = ()
     ) -> Page:
         """The results of a query; without parts, everything, newest first. words: items that have all of them in their
-        name come first, and are never left out.
+        name come first, and are never left out, but for a least score.
         """
         end = paging.offset + paging.k
         if not parts:
             return await asyncio.to_thread(self._browse, paging, where)
         prepared = tuple([await self._prepare(part) for part in parts])
         weights = tuple(part.weight for part in parts)
-        named = await asyncio.to_thread(self._gallery.named, words, where)
+        named = await asyncio.to_thread(self._gallery.named, words, where) if paging.min_score is None else ()
         names = frozenset(named)
         by_date = paging.sort == "date"
         wanted = _SORTED if by_date else end + 1 + _MARGIN * paging.fold
@@ -249,14 +256,14 @@ class Searcher:
                 search = Search(prepared, weights, _LONG, where, named, whole=True)
                 ranking = await self._ranking(search, tuple(parts), paging.fold)
                 hits, judged = ranking.hits, self._judged(parts, paging, ranking.best)
-                groups = await asyncio.to_thread(ranking.grouping.first, end + 1)
-                kept = [group for group in groups if _is_shown(hits[group[0]], judged, names)]
-                ended, groups = len(kept) < len(groups), kept
+                groups, ended = await asyncio.to_thread(_shown_groups, ranking, end + 1, judged, names)
                 break
             found = await self.answering(Search(prepared, weights, wanted, where, named))
-            judged = self._judged(parts, paging, max((hit.score for hit in found), default=None))
-            hits = [hit for hit in found if _is_shown(hit, judged, names)]
-            ended = len(hits) < len(found)
+            judged = self._judged(parts, paging, found.best)
+            hits = [hit for hit in found.hits if _is_shown(hit, judged, names)]
+            ended = len(hits) < len(found.hits)
+            if by_date:  # before near-duplicates are joined, so that the newest stands for them
+                hits = sorted(hits, key=self._date, reverse=True)
             groups = self._grouping([hit.id for hit in hits], paging.fold).first(len(hits))
             if by_date or len(groups) > end or len(hits) < wanted:
                 break
@@ -266,17 +273,18 @@ class Searcher:
         made = (_result([hits[place] for place in group], items, names) for group in shown)
         results = [result for result in made if result is not None]
         if by_date:
-            results.sort(key=lambda result: result.item.date or "", reverse=True)
             results = results[paging.offset : end]
         return Page(results, len(groups) > end, judged, ended)
 
+    def _date(self, hit: Hit) -> str:
+        known = self._gallery.state.by_id.get(hit.id)
+        return (known.date if known else None) or ""
+
     def _browse(self, paging: Paging, where: Condition | None) -> Page:
         end = paging.offset + paging.k
-        items = self._gallery.passing(where)
-        if paging.fold:
-            groups = self._gallery.grouping(where, self._near_duplicate).first(end + 1)
-        else:
-            groups = [[place] for place in range(min(end + 1, len(items)))]
+        items, grouping = self._gallery.grouping(where, self._near_duplicate)
+        alone = [[place] for place in range(min(end + 1, len(items)))]
+        groups = grouping.first(end + 1) if paging.fold else alone
         results = [
             SearchResult(items[group[0]], None, [], [items[place] for place in group[1:]])
             for group in groups[paging.offset : end]
@@ -291,9 +299,9 @@ class Searcher:
         key = (parts, search.where, search.names, fold, self._gallery.state.version)
         known = self._long.get(key)
         if known is None:
-            hits = await self.answering(search)
+            hits, best = await self.answering(search)
             assert isinstance(hits, LongList)
-            known = self._long[key] = Ranking(hits, self._grouping(hits.ids, fold), hits.best)
+            known = self._long[key] = Ranking(hits, self._grouping(hits.ids, fold), best)
             while len(self._long) > _LONG_LISTS:
                 self._long.popitem(last=False)
         return known
@@ -327,11 +335,11 @@ class Searcher:
             check_slot(part.slot, len(found), self._gallery.index.manifest.scoring)
         return found[_slots(part)]
 
-    def _answer(self, asked: Sequence[Search]) -> list[Sequence[Hit]]:
+    def _answer(self, asked: Sequence[Search]) -> list[Answered]:
         """Queries with one filter and one number of vectors in one search; queries of several parts one by one."""
         vectors = iter(self._vectors([part for search in asked for part in search.parts]))
         together: dict[tuple[int, Condition | None], list[tuple[int, Tensor]]] = defaultdict(list)
-        answers: list[Sequence[Hit]] = [[] for _ in asked]
+        answers = [Answered([], None) for _ in asked]
         for place, search in enumerate(asked):
             sets = [next(vectors) for _ in search.parts]
             if len(sets) > 1 or search.whole or search.names:
@@ -342,18 +350,19 @@ class Searcher:
             most = max(asked[place].k for place, _ in queries)
             found = self._gallery.index.search(torch.stack([query for _, query in queries]), k=most, where=where)
             for (place, _), hits in zip(queries, found, strict=True):
-                answers[place] = hits[: asked[place].k]
+                answers[place] = Answered(hits[: asked[place].k], hits[0].score if hits else None)
         return answers
 
-    def _alone(self, search: Search, sets: list[Tensor]) -> Sequence[Hit]:
-        """The hits of a query that is searched by itself."""
-        index, most = self._gallery.index, min(search.k, len(self._gallery.index) or 1)
+    def _alone(self, search: Search, sets: list[Tensor]) -> Answered:
+        """What a query finds that is searched by itself."""
+        index, known = self._gallery.index, self._gallery.state.by_id
         if len(sets) > 1:
-            hits = search_parts(index, sets, search.weights, most, search.where)
+            hits = search_parts(index, sets, search.weights, search.k, search.where)
         else:
-            hits = index.search(sets[0][None], most, search.where)[0]
+            hits = index.search(sets[0][None], search.k, search.where)[0]
+        best_score = hits[0].score if hits else None
         if not search.whole:
-            return named_first(index, hits, search.names, sets, search.weights, search.k)
+            return Answered(named_first(index, hits, search.names, sets, search.weights, search.k), best_score)
         # The order of short lists first, which may be by candidates, so that a long list continues them.
         best = rank_parts(index, sets, search.weights, search.where)
         place_of = {name: place for place, name in enumerate(best.ids)}
@@ -361,7 +370,8 @@ class Searcher:
         order = dict.fromkeys(named)
         order |= dict.fromkeys(place_of[hit.id] for hit in hits if hit.id in place_of)
         order |= dict.fromkeys(range(len(best.ids)))
-        return LongList(best, np.fromiter(order, np.int64, len(order)))
+        shown = [place for place in order if best.ids[place] in known]  # what is new is shown when the gallery knows it
+        return Answered(LongList(best, np.array(shown, np.int64)), best_score)
 
     def _vectors(self, parts: Sequence[QueryTerm | Tensor]) -> list[Tensor]:
         """The vectors (L, D) of each part; texts that are not cached are encoded together."""
@@ -374,6 +384,13 @@ class Searcher:
         while len(self._texts) > _CACHED_TEXTS:
             self._texts.popitem(last=False)
         return vectors
+
+
+def _shown_groups(ranking: Ranking, count: int, judged: Verdict, names: frozenset[str]) -> tuple[list[list[int]], bool]:
+    """The first groups of a long list, and whether some were left out that do not seem to fit."""
+    groups = ranking.grouping.first(count)
+    kept = [group for group in groups if _is_shown(ranking.hits[group[0]], judged, names)]
+    return kept, len(kept) < len(groups)
 
 
 def _is_shown(hit: Hit, judged: Verdict, names: frozenset[str]) -> bool:

@@ -106,7 +106,7 @@ async function search({ restore = null, keep = false } = {}) {
     do {
       answer = await api.search(wanted, hits.length, Math.min(LONGEST, count - hits.length), signal);
       hits.push(...answer.hits);
-    } while (answer.more && hits.length < count);
+    } while (answer.more && answer.hits.length && hits.length < count);
     if (signal.aborted) return;
     const top = scrollY;
     shown = wanted;
@@ -135,7 +135,7 @@ async function pageOn() {
   try {
     const answer = await api.search(wanted, grid.hits.length, grid.hits.length < LONGEST ? PAGE : LONGEST, signal);
     if (signal.aborted || wanted !== shown) return;
-    more = answer.more;
+    more = answer.more && answer.hits.length > 0;
     grid.append(answer.hits, !more);
     say(answer);
     note();

@@ -26,7 +26,7 @@ async function answer(request, url) {
   const name = url.pathname === "/" ? "/" : request;
   try {
     const fresh = await fetch(request);
-    if (fresh.ok && !fresh.redirected && fresh.type === "basic") await kept.put(name, fresh.clone());
+    if (fresh.ok && !fresh.redirected && fresh.type === "basic") kept.put(name, fresh.clone()).catch(() => null); // a full disk
     return fresh;
   } catch (error) {
     const known = await kept.match(name);
