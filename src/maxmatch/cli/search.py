@@ -201,7 +201,7 @@ def search(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
-    from maxmatch.search.names import named_first, named_items, query_words
+    from maxmatch.search.photo_names import named_first, named_items, query_words
     from maxmatch.search.plausible import calibrated
     from maxmatch.search.query import answered
     from maxmatch.search.set_index import SetIndex

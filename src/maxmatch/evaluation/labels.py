@@ -82,7 +82,7 @@ class Labels:
 
 
 def labels_beside(data: str | Path) -> Path:
-    """Where the labels of a data set are if nothing else is said: labels.json in its folder, or beside its file."""
+    """The default path of a data set's labels: labels.json in its folder, or next to its file."""
     path = Path(data).expanduser()
     return (path if path.is_dir() else path.parent) / "labels.json"
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 from pydantic import JsonValue
 
+from maxmatch.core.array_checks import UsageError
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.model.names import AnyModel
 from maxmatch.search.engine import Choose, Engine, Found, ItemRows, proposes
@@ -20,6 +21,7 @@ from maxmatch.search.photos import PATH, Synced, is_excluded, sync
 from maxmatch.search.set_index import SetIndex
 
 _BLOCK = 4_096
+_READ_ONLY = "an index over several folders can only be searched. Write to the index of one folder (`Library.folders`)."
 
 
 @dataclass(frozen=True)
@@ -192,16 +194,16 @@ class JoinedEngine:
             engine.close()
 
     def add(self, rows: ItemRows) -> NoReturn:
-        """Not here: photos are added to the index of their folder."""
-        raise NotImplementedError("several folders are searched as one; each is written through its own index.")
+        """Refused: photos are added to the index of their folder."""
+        raise UsageError(_READ_ONLY)
 
     def upsert(self, rows: ItemRows) -> NoReturn:
-        """Not here."""
-        self.add(rows)
+        """Refused, as `add`."""
+        raise UsageError(_READ_ONLY)
 
     def delete(self, ids: Sequence[str]) -> NoReturn:
-        """Not here."""
-        raise NotImplementedError("several folders are searched as one; each is written through its own index.")
+        """Refused, as `add`."""
+        raise UsageError(_READ_ONLY)
 
     def flush(self, thorough: bool = False) -> bool:
         """Nothing was written."""

@@ -23,7 +23,7 @@ from maxmatch.search import photos
 from maxmatch.search.filters import Condition, Every, passes
 from maxmatch.search.folding import Grouping, Sketcher
 from maxmatch.search.library import JoinedEngine
-from maxmatch.search.names import MOST_NAMED, folded, is_named_folded
+from maxmatch.search.photo_names import MOST_NAMED, folded, is_named_folded
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
@@ -57,7 +57,7 @@ class GalleryState:
 
     @cached_property
     def folded(self) -> dict[str, str]:
-        """The items' ids as `maxmatch.search.names` compares them."""
+        """The items' ids as `maxmatch.search.photo_names` compares them."""
         return {item.id: folded(item.id) for item in self.newest}
 
     @cached_property

@@ -18,7 +18,7 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
-from maxmatch.search.names import query_words
+from maxmatch.search.photo_names import query_words
 from maxmatch.search.query import TextPart, parse_query
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (

@@ -18,7 +18,7 @@ from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.engine import Hit, Match
 from maxmatch.search.filters import Condition
 from maxmatch.search.folding import NEAR_DUPLICATE, Grouping
-from maxmatch.search.names import named_first
+from maxmatch.search.photo_names import named_first
 from maxmatch.search.plausible import CutOff, Verdict, calibrated, is_much, verdict
 from maxmatch.search.query import rank_parts, search_parts
 from maxmatch.search.rerank import Best

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 from PIL import Image
 
 from maxmatch import __version__
@@ -145,15 +145,6 @@ def page(
         "about": "About this report",
     }
 
-    @cache
-    def display(modality: str, item: int) -> dict[str, str | None]:
-        value = items[modality](item) if modality in items else None
-        small = _thumbnail(value)
-        return {
-            "text": value if isinstance(value, str) else None,
-            "picture": None if small is None else data_uri(small, "image/jpeg"),
-        }
-
     return render_page(
         _resource("report.html"),
         title=title,
@@ -161,7 +152,7 @@ def page(
         attention=attention,
         titles={name: text for name, text in titles.items() if text},
         pictures={name: data_uri(content, "image/png") for name, content in pictures.items()},
-        display=display,
+        display=_display(items),
         set_sizes=sorted(set(analysis.set_sizes.values())),
         usual_partners=", ".join(f"{slot}{_DASH}{partner + 1}" for slot, partner in partners if partner >= 0),
         element_rows=elements,
@@ -172,12 +163,30 @@ def page(
     )
 
 
+def _display(items: Mapping[str, GetItem]) -> Callable[[str, int], dict[str, str | None]]:
+    """How a page shows an item of a modality: its text, or a small picture."""
+
+    @cache
+    def display(modality: str, item: int) -> dict[str, str | None]:
+        value = items[modality](item) if modality in items else None
+        small = _thumbnail(value)
+        return {
+            "text": value if isinstance(value, str) else None,
+            "picture": None if small is None else data_uri(small, "image/jpeg"),
+        }
+
+    return display
+
+
 def render_page(template: str, **values: Any) -> str:
     """A page that stands alone, from a Jinja2 template. `style` is that of all reports; `policy` allows no other."""
     style = _resource("style.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    shared = DictLoader({"head.html": _resource("head.html")})
+    environment = Environment(
+        loader=shared, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
     environment.filters.update(num=number, an=an)
     return environment.from_string(template).render(style=style, policy=policy, **values)
 
@@ -256,15 +265,6 @@ def write_page(found: "Evaluation", path: str | Path) -> Path:
             name = f"{line.result.name}, {line.result.similarity}"
             curves[label][name] = recall_curve(galleries, way, size)
 
-    @cache
-    def display(modality: str, item: int) -> dict[str, str | None]:
-        value = found.items[modality](item) if modality in found.items else None
-        small = _thumbnail(value)
-        return {
-            "text": value if isinstance(value, str) else None,
-            "picture": None if small is None else data_uri(small, "image/jpeg"),
-        }
-
     sides = {"t2i": ("text", "image"), "i2t": ("image", "text")}
     worst = [
         (line.result.name, [(WAYS[way], *sides[way], cases) for way, cases in some.items() if cases])
@@ -277,7 +277,7 @@ def write_page(found: "Evaluation", path: str | Path) -> Path:
         curves=data_uri(render(recall_curves(curves), "png"), "image/png"),
         tables=[_cells(table) for table in found.tables(cases=False)],
         worst=worst,
-        display=display,
+        display=_display(found.items),
         version=__version__,
         about=about,
     )
