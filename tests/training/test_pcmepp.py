@@ -16,6 +16,8 @@ from maxmatch.evaluation.runs import analyse_run, evaluate_runs
 from maxmatch.model.build import build_model
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
+from maxmatch.reproduce.targets import single
+from maxmatch.reproduce.worker import work
 from maxmatch.training import distributed as ours
 from maxmatch.training.loop import train
 from maxmatch.training.optim import optimiser, parameter_groups
@@ -52,6 +54,14 @@ def test_a_run_learns_and_can_be_evaluated(run):
     for other in ("maxmatch", "all"):
         with pytest.raises(ValueError, match="makes sets that csd alone compares, got 'maxmatch'"):
             evaluate_runs(run, split="val", draws=0, similarity=other, say=lambda line: None)
+
+
+def test_a_table_has_its_figures_without_those_of_slots(data, tmp_path):
+    job = single(tmp_path, pcmepp(data, epochs=1), None, "plain")
+    work(job, "cpu")
+    figures = job.result()["figures"]
+    assert {"rsum", "i2t_map_at_r"} <= figures.keys()
+    assert not [name for name in figures if "slot_1" in name]
 
 
 def test_a_report_about_slots_is_refused(run, tmp_path):
