@@ -44,11 +44,11 @@ def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_named(m
 
     monkeypatch.setattr(products, "import_module", refuse)
     with pytest.warns(RuntimeWarning, match=r"no locator available\. Set NUMBA_CACHE_DIR"):
-        assert products._module.__wrapped__("maxmatch.matching.numba_backend") is None
+        assert products.optional_module.__wrapped__("maxmatch.matching.numba_backend") is None
 
 
 def test_large_jobs_of_single_precision_on_the_cpu_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_module", lambda name: name)
+    monkeypatch.setattr(products, "optional_module", lambda name: name)
     single = torch.zeros(1)
     assert products.compiled_for(single, pairs=99_999) is None
     assert products.compiled_for(single, pairs=100_000) == "maxmatch.matching.numba_backend"

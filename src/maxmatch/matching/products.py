@@ -39,17 +39,20 @@ def usual_memory(device: torch.device) -> int:
 
 def kernels_for(cosines: Tensor) -> Any | None:
     """The GPU kernels, where the tensor is at most float32 on a CUDA device and Triton is installed."""
-    return _module("maxmatch.matching.triton_backend") if cosines.is_cuda and cosines.element_size() <= 4 else None
+    return (
+        optional_module("maxmatch.matching.triton_backend") if cosines.is_cuda and cosines.element_size() <= 4 else None
+    )
 
 
 def compiled_for(sets: Tensor, pairs: int) -> Any | None:
     """The compiled CPU code, for so many pairs in at most float32 on the CPU that it pays, where Numba is installed."""
     fits = sets.device.type == "cpu" and sets.element_size() <= 4 and pairs >= _WORTH_COMPILING
-    return _module("maxmatch.matching.numba_backend") if fits else None
+    return optional_module("maxmatch.matching.numba_backend") if fits else None
 
 
 @cache
-def _module(name: str) -> ModuleType | None:
+def optional_module(name: str) -> ModuleType | None:
+    """Compiled code of ours; None where what compiles it is not installed."""
     try:
         return import_module(name)
     except ImportError:

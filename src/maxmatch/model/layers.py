@@ -7,7 +7,7 @@ one vector; ResidualSetHead turns the one vector of a trained model into a set.
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
 from maxmatch.core.types import Features, Sets
+from maxmatch.matching.products import optional_module
 from maxmatch.matching.similarity import gaussian_sets
 
 TEMPERATURE = 10_000.0  # T of the sine positions
@@ -105,6 +106,12 @@ def turned(x: Float[Tensor, "B N W"], length: Int[Tensor, " B"]) -> Float[Tensor
     return x.gather(1, (length[:, None] - 1 - place).clamp(min=0)[..., None].expand_as(x))
 
 
+def _attention_kernels(keys: Tensor) -> Any | None:
+    """The kernels of slot attention, on a GPU with Triton. What is compiled or exported takes the lines in torch."""
+    here = keys.is_cuda and not torch.compiler.is_compiling()
+    return optional_module("maxmatch.model.triton_attention") if here else None
+
+
 class Context(NamedTuple):
     """The inputs as attention sees them. The same for every block that shares weights: computed once."""
 
@@ -139,15 +146,21 @@ class SlotAttention(nn.Module):
     ) -> Context:
         """Keys and values of the inputs; positions are added to what the keys are made of, not to the values."""
         placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
-        keys, values = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
-        # Laid out for the products once, or every block would copy them anew.
-        return Context(self._split(keys).contiguous(), self._split(values).contiguous(), mask)
+        made = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
+        keys, values = map(self._split, made)
+        if _attention_kernels(keys) is None:  # laid out for the products once, or every block would copy them anew
+            keys, values = keys.contiguous(), values.contiguous()
+        return Context(keys, values, mask)
 
     def forward(
         self, slots: Float[Tensor, "B K D"], context: Context
     ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
         """What each slot takes from the inputs, and the weights with which it does."""
         queries = self._split(self.to_queries(slots))
+        kernels = _attention_kernels(context.keys)
+        if kernels is not None and kernels.can_attend(queries, context.keys):
+            taken, weights = kernels.slot_attention(queries, *context, self.scale, _EPSILON)
+            return self.output(taken), weights
         logits = queries @ context.keys.transpose(-1, -2) * self.scale
         share = logits.softmax(-2, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = share * context.mask[:, None, None]
