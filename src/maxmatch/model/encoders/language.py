@@ -5,16 +5,18 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from maxmatch.core.checks import check_ids, check_right_padded
 from maxmatch.core.types import Features
+from maxmatch.matching.products import optional_module
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width, package_folder
 from maxmatch.model.layers import POOLING, gru_states, sine_positions, turned, widened
 
@@ -239,6 +241,8 @@ class GRUEncoder(nn.Module):
         """`last_states` without reading the mask on the host, which would stop the device's queue: each direction also
         runs over the padding, and its state is taken where the words end.
         """
+        if _gru_kernels(words) is not None:
+            return self._by_kernels(words, mask, every=False)
         return torch.stack([_last(states, mask.sum(1)) for states in self._on_device(words, mask)])
 
     def states_on_device(
@@ -254,11 +258,11 @@ class GRUEncoder(nn.Module):
         """The states of each direction, in the order in which it reads. In mixed precision they are computed in that
         precision; autocast by itself would choose float16, in which gradients as small as these vanish.
         """
-        device = words.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else words.dtype
+        if _gru_kernels(words) is not None:
+            return list(self._by_kernels(words, mask, every=True).transpose(1, 2))
         length = mask.sum(1)
-        with torch.autocast(device, enabled=False):
-            words = widened(words.to(dtype))
+        with torch.autocast(words.device.type, enabled=False):
+            words = widened(words.to(_mixed(words)))
             if not self.gru.bidirectional:
                 return [gru_states(self.gru, words)]
             with _aside(words, length):
@@ -266,6 +270,37 @@ class GRUEncoder(nn.Module):
             forward = gru_states(self.gru, words)
             _join(words.device)
         return [forward, backward]
+
+    def _by_kernels(self, words: Tensor, mask: Tensor, every: bool) -> Tensor:
+        """The states of all directions after each word, (d, N, B, H), or (d, B, H) after the last."""
+        kernels, length = _gru_kernels(words), mask.sum(1)
+        assert kernels is not None
+        directions = ("", "_reverse")[: 1 + self.gru.bidirectional]
+        with torch.autocast(words.device.type, enabled=False):
+            words = widened(words.to(_mixed(words)))
+            read = torch.stack([words, turned(words, length)][: len(directions)]).transpose(1, 2)
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            of_inputs, of_state, bias, state_bias = (
+                torch.stack([getattr(self.gru, f"{name}_l0{end}") for end in directions]).to(words.dtype)
+                for name in names
+            )
+            of_inputs = pad(of_inputs, (0, words.shape[2] - of_inputs.shape[2]))
+            gates = torch.baddbmm(bias[:, None], read.flatten(1, 2), of_inputs.transpose(1, 2))
+            gates = gates.view(*read.shape[:3], -1)
+            states: Tensor = kernels.gru_states(gates, of_state, state_bias, length, every)
+        return states
+
+
+def _mixed(x: Tensor) -> torch.dtype:
+    """The precision of mixed precision, where that is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def _gru_kernels(words: Tensor) -> Any | None:
+    """The kernels of a GRU, on a GPU with Triton. What is compiled or exported takes torch's."""
+    here = words.is_cuda and words.element_size() <= 4 and not torch.compiler.is_compiling()
+    return optional_module("maxmatch.model.triton_gru") if here else None
 
 
 def _last(states: Float[Tensor, "B N H"], length: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:

@@ -1,0 +1,158 @@
+"""A GRU on the GPU: both directions in one product per step, and a Triton kernel for the gates.
+
+cuDNN's takes each direction by itself and keeps a GPU waiting between small products. `GRUEncoder` chooses this one
+where it can; `torch.nn.GRU` is the reference.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_BLOCK = 256  # of the states' width, per program
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh(x):
+    return 2 * _sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _gates(inputs, states, row, columns, inside, WIDTH: tl.constexpr):
+    """r, z, n and what the state brings to n, of a row of the input gates and of the state's."""
+    read = row * 3 * WIDTH + columns
+    of_r = tl.load(inputs + read, mask=inside, other=0.0).to(tl.float32)
+    of_z = tl.load(inputs + read + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    of_n = tl.load(inputs + read + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+    r = _sigmoid(of_r + tl.load(states + read, mask=inside, other=0.0).to(tl.float32))
+    z = _sigmoid(of_z + tl.load(states + read + WIDTH, mask=inside, other=0.0).to(tl.float32))
+    brought = tl.load(states + read + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+    return r, z, _tanh(of_n + r * brought), brought
+
+
+@triton.jit
+def _step(
+    inputs, states, before, after, length, step, items, gates_stride, states_stride, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """h ← (1 − z) n + z h of one item and direction; an item that has ended keeps its state."""
+    item, direction = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    inputs += direction * gates_stride
+    states += direction * gates_stride
+    here = direction * states_stride + item * WIDTH + columns
+    old = tl.load(before + here, mask=inside, other=0.0)
+    _, z, n, _ = _gates(inputs, states, item, columns, inside, WIDTH)
+    new = (1 - z) * n + z * old.to(tl.float32)
+    reads = step < tl.load(length + item)
+    tl.store(after + here, tl.where(reads, new.to(old.dtype), old), mask=inside)
+
+
+@triton.jit
+def _step_back(
+    inputs, states, before, length, step, items, carried, product, arriving, to_inputs, to_states, gates_stride,
+    states_stride, arriving_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ARRIVES: tl.constexpr,
+    FIRST: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of a step's state to those of its gates; `carried` is what goes on past the products."""
+    item, direction = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    here = (direction * items + item) * WIDTH + columns
+    gradient = tl.load(carried + here, mask=inside, other=0.0)
+    if not FIRST:
+        gradient += tl.load(product + here, mask=inside, other=0.0).to(tl.float32)
+    if ARRIVES:
+        there = direction * arriving_stride + item * WIDTH + columns
+        gradient += tl.load(arriving + there, mask=inside, other=0.0).to(tl.float32)
+    old = tl.load(before + direction * states_stride + item * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    r, z, n, brought = _gates(
+        inputs + direction * gates_stride, states + direction * gates_stride, item, columns, inside, WIDTH
+    )
+    reads = step < tl.load(length + item)
+    of_n = tl.where(reads, gradient * (1 - z) * (1 - n * n), 0.0)
+    of_z = tl.where(reads, gradient * (old - n) * z * (1 - z), 0.0)
+    of_r = of_n * brought * r * (1 - r)
+    write = direction * gates_stride + item * 3 * WIDTH + columns
+    kind = to_inputs.dtype.element_ty
+    tl.store(to_inputs + write, of_r.to(kind), mask=inside)
+    tl.store(to_inputs + write + WIDTH, of_z.to(kind), mask=inside)
+    tl.store(to_inputs + write + 2 * WIDTH, of_n.to(kind), mask=inside)
+    tl.store(to_states + write, of_r.to(kind), mask=inside)
+    tl.store(to_states + write + WIDTH, of_z.to(kind), mask=inside)
+    tl.store(to_states + write + 2 * WIDTH, (of_n * r).to(kind), mask=inside)
+    tl.store(carried + here, tl.where(reads, gradient * z, gradient), mask=inside)
+
+
+class _States(torch.autograd.Function):
+    """Of the input gates (d, N, B, 3H) and the state's weights (d, 3H, H): the states after each step, or the last."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, length: Tensor, every: bool) -> Tensor:
+        directions, steps, items, gates = inputs.shape
+        width = gates // 3
+        states = inputs.new_zeros(directions, steps + 1, items, width)
+        brought = torch.empty_like(inputs)
+        for step in range(steps):
+            torch.baddbmm(bias[:, None], states[:, step], weight.transpose(1, 2), out=brought[:, step])
+            _step[_programs(directions, items, width)](
+                inputs[:, step], brought[:, step], states[:, step], states[:, step + 1], length, step, items,
+                inputs.stride(0), states.stride(0), WIDTH=width, BLOCK=_BLOCK,
+            )  # fmt: skip
+        ctx.save_for_backward(inputs, weight, length, states, brought)
+        ctx.every = every
+        return states[:, 1:] if every else states[:, -1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, length, states, brought = ctx.saved_tensors
+        directions, steps, items, gates = inputs.shape
+        width = gates // 3
+        shape = (directions, items, width)
+        gradient = gradient.contiguous()
+        carried = gradient.new_zeros(shape, dtype=torch.float32) if ctx.every else gradient.float()
+        product = inputs.new_empty(shape)
+        to_inputs, to_states = torch.empty_like(inputs), torch.empty_like(inputs)
+        for step in reversed(range(steps)):
+            _step_back[_programs(directions, items, width)](
+                inputs[:, step], brought[:, step], states[:, step], length, step, items, carried, product,
+                gradient[:, step] if ctx.every else gradient, to_inputs[:, step], to_states[:, step], inputs.stride(0),
+                states.stride(0), gradient.stride(0), WIDTH=width, BLOCK=_BLOCK, ARRIVES=ctx.every,
+                FIRST=step == steps - 1,
+            )  # fmt: skip
+            torch.bmm(to_states[:, step], weight, out=product)
+        flat = to_states.flatten(1, 2)
+        return to_inputs, flat.transpose(1, 2) @ states[:, :-1].flatten(1, 2), flat.sum(1), None, None
+
+
+def _programs(directions: int, items: int, width: int) -> tuple[int, int, int]:
+    return items, directions, triton.cdiv(width, _BLOCK)
+
+
+def gru_states(
+    inputs: Float[Tensor, "d N B G"],
+    weight: Float[Tensor, "d G H"],
+    bias: Float[Tensor, "d G"],
+    length: Int[Tensor, " B"],
+    every: bool = False,
+) -> Float[Tensor, "d N B H"] | Float[Tensor, "d B H"]:
+    """The states of a GRU that starts at 0, as `torch.nn.GRU` defines them. G = 3H: its gates r, z and n.
+
+        r, z = σ(input + W h + b);   n = tanh(input + r · (W h + b));   h ← (1 − z) n + z h
+
+    inputs: what the inputs bring to the gates, their bias included. weight, bias: of the state. every: the states after
+    each step, not only the last. After its last input an item keeps its state.
+    """
+    states: Tensor = _States.apply(inputs, weight, bias, length, every)
+    return states

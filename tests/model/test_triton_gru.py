@@ -1,0 +1,77 @@
+"""The GRU of kernels, interpreted on the CPU: `torch.nn.GRU` on packed sequences is the reference, gradients too."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from maxmatch.model import triton_gru
+from maxmatch.model.encoders import language
+from maxmatch.model.encoders.language import GRUEncoder
+from maxmatch.model.triton_gru import gru_states
+
+LENGTHS = torch.tensor([6, 1, 3, 5, 2])
+
+
+def one_direction(width=7, hidden=12, dtype=torch.float32):
+    torch.manual_seed(0)
+    gru = nn.GRU(width, hidden, batch_first=True).to(dtype)
+    words = torch.randn(len(LENGTHS), int(LENGTHS.max()), width, dtype=dtype, requires_grad=True)
+    return gru, words
+
+
+def by_kernels(gru, words, every):
+    gates = words.transpose(0, 1) @ gru.weight_ih_l0.T + gru.bias_ih_l0
+    return gru_states(gates[None], gru.weight_hh_l0[None], gru.bias_hh_l0[None], LENGTHS, every)
+
+
+@pytest.mark.parametrize("hidden", [12, 300])
+@pytest.mark.parametrize("every", [False, True])
+def test_states_and_gradients_are_those_of_torchs_gru(hidden, every):
+    gru, words = one_direction(hidden=hidden)
+    packed, last = gru(pack_padded_sequence(words, LENGTHS, batch_first=True, enforce_sorted=False))
+    states, _ = pad_packed_sequence(packed, batch_first=True)
+    ours = by_kernels(gru, words, every)
+    ours = ours[0].transpose(0, 1) if every else ours
+    expected = states if every else last
+    read = torch.arange(words.shape[1]) < LENGTHS[:, None] if every else torch.ones(1, len(LENGTHS), dtype=torch.bool)
+    arriving = torch.randn_like(expected) * read[..., None]  # what comes after an item's end is arbitrary
+    torch.testing.assert_close(ours * read[..., None], expected * read[..., None], rtol=1e-5, atol=1e-6)
+    inputs = [words, *gru.parameters()]
+    gradients = [torch.autograd.grad((made * arriving).sum(), inputs, retain_graph=True) for made in (expected, ours)]
+    for wanted, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_after_its_last_word_an_item_keeps_its_state():
+    gru, words = one_direction()
+    states = by_kernels(gru, words, every=True)[0]
+    last = by_kernels(gru, words, every=False)[0]
+    for item, length in enumerate(LENGTHS.tolist()):
+        assert torch.equal(states[length - 1 :, item], last[item].expand(states.shape[0] - length + 1, -1))
+
+
+@pytest.mark.parametrize("directions", ["mean", "concatenate", "forward"])
+@pytest.mark.parametrize("local", ["words", "states"])
+def test_an_encoder_gives_the_same_features_and_learns_the_same_with_the_kernels(directions, local, monkeypatch):
+    torch.manual_seed(0)
+    encoder = GRUEncoder(9, word_width=6, width=8, directions=directions, dropout=0.0, local=local)
+    ids = torch.randint(0, 9, (len(LENGTHS), 6))
+    mask = torch.arange(6) < LENGTHS[:, None]
+    found = []
+    for kernels in (None, triton_gru):
+        if kernels is not None:
+            monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
+            monkeypatch.setattr(GRUEncoder, "last_states", GRUEncoder.last_states_on_device)
+            monkeypatch.setattr(GRUEncoder, "states", GRUEncoder.states_on_device)
+        encoder.zero_grad()
+        features = encoder(ids, mask)
+        shown = features.local * mask[..., None]
+        (shown.square().sum() + (features.pooled * torch.arange(8.0)).sum()).backward()
+        found.append([shown, features.pooled, *(parameter.grad.clone() for parameter in encoder.parameters())])
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_on_a_processor_there_are_no_kernels():
+    assert language._gru_kernels(torch.zeros(1)) is None
