@@ -58,6 +58,8 @@ def test_words_that_the_model_does_not_know_are_named(open_page):
     search(page, f"a dog, a {long} and 🐘")
     expect(status).to_have_text(f"{MANY} pictures, best first · the model does not know: {long}, and, 🐘")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    search(page, "a dog -xqzzt -blorf")
+    expect(status).to_contain_text("left out, since the model knows no word of it: xqzzt, blorf")
     search(page, "xqzzt!")
     expect(status).to_contain_text("guess")
     search(page, "")

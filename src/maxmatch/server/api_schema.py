@@ -176,8 +176,14 @@ class SearchResult(BaseModel):
     unknown_words: Annotated[list[str], Field(description="The words of the query that the model does not know.")] = []
     any_word_known: Annotated[
         bool | None,
-        Field(description="false: the model knows no word of the query, the results are a guess; null without words."),
+        Field(
+            description="false: the model knows no word of the query, and without a picture the results are a guess; "
+            "null without words."
+        ),
     ] = None
+    left_out: Annotated[
+        list[str], Field(description="The parts of the query that did not count, as the model knows no word of them.")
+    ] = []
     took_ms: float
 
 

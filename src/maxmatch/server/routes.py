@@ -19,7 +19,7 @@ from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
 from maxmatch.search.photo_names import query_words
-from maxmatch.search.query import TextPart, parse_query
+from maxmatch.search.query import TextPart, parse_query, unknown_parts
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (
     Asked,
@@ -114,6 +114,15 @@ class Service:
         assert part.upload is not None
         self.uploads.get(part.upload)
         return QueryTerm("upload", part.upload, part.weight, part.slot)
+
+    def split(self, terms: list[QueryTerm]) -> tuple[list[QueryTerm], list[str]]:
+        """The parts that are searched for, and the texts of those that are left out since the model knows no word of
+        them.
+        """
+        beside = any(term.kind != "text" and term.weight > 0 for term in terms)
+        texts = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
+        left_out = [part.text for part in unknown_parts(texts, self.model.known_words, beside)]
+        return [term for term in terms if term.kind != "text" or term.value not in left_out], left_out
 
 
 class PageFiles(StaticFiles):
@@ -223,7 +232,8 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         where = within if where is None else Every((where, within))
     looked_for = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
     words = query_words(looked_for) if paging.names and len(looked_for) == len(terms) else ()
-    page = await service.searcher.page(terms, paging, where, words)
+    kept, left_out = service.split(terms)
+    page = await service.searcher.page(kept, paging, where, words)
     hits = [
         {
             "item": vars(result.item),
@@ -249,6 +259,7 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "upload": upload,
         "unknown_words": read.unknown,
         "any_word_known": bool(read.known) if texts else None,
+        "left_out": left_out,
         "took_ms": took,
     }
     return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
@@ -281,7 +292,7 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/items/{key}/explain", responses=documented(404, 409, 422))
     async def why(key: KeyPath, query: Annotated[Asked, Query()]) -> Explained:
         """Why it was found: where its slots and those of the query look, and which slots match."""
-        found, terms = service.item(key), service.terms(query)
+        found, (terms, _) = service.item(key), service.split(service.terms(query))
         similarity = service.gallery.index.manifest.scoring
         try:
             return await asyncio.to_thread(
