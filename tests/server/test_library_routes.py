@@ -145,6 +145,9 @@ def test_several_folders_are_one_tree(library, gallery):
                 assert ids(client.get(SEARCH, params={**query, "folder": folder})) == ["photos/rome/1.png"]
             for folder in ("photo", "rome", "nowhere"):
                 assert ids(client.get(SEARCH, params={**query, "folder": folder})) == []
+        for word, count in (("photos", 0), ("pictures", 0), ("rome", 2)):  # what was given is no photo's name
+            hits = client.get(SEARCH, params={"q": word}).json()["hits"]
+            assert sum(hit["name_match"] for hit in hits) == count
         [hit] = client.get(SEARCH, params={"folder": "photos", "from": "2000-01-01"}).json()["hits"]
         assert client.get(f"/api/v1/items/{hit['item']['key']}/thumbnail").status_code == 200
 

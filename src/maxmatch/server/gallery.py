@@ -23,7 +23,7 @@ from maxmatch.search import photos
 from maxmatch.search.filters import Condition, Every, passes
 from maxmatch.search.folding import Grouping, Sketcher
 from maxmatch.search.library import JoinedEngine
-from maxmatch.search.photo_names import MOST_NAMED, folded, is_named_folded
+from maxmatch.search.photo_names import MOST_NAMED, NameList, name_of
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
@@ -44,6 +44,8 @@ class GalleryState:
     """By key."""
     newest: list[ItemFacts]
     """Newest first; those without a date last."""
+    names: NameList
+    """Of `newest`."""
     sketches: dict[str, np.ndarray]
     """By id."""
     took: float
@@ -54,11 +56,6 @@ class GalleryState:
     """What passed the last filters."""
     groupings: dict[tuple[Condition | None, float], Grouping] = field(default_factory=dict)
     """Near-duplicates among these."""
-
-    @cached_property
-    def folded(self) -> dict[str, str]:
-        """The items' ids as `maxmatch.search.photo_names` compares them."""
-        return {item.id: folded(item.id) for item in self.newest}
 
     @cached_property
     def by_id(self) -> dict[str, ItemFacts]:
@@ -144,8 +141,8 @@ class Gallery:
         if not words:
             return ()
         state = self.state
-        names = state.folded
-        found = tuple(item.id for item in self.passing(condition, state) if is_named_folded(names[item.id], words))
+        items = [state.newest[place] for place in state.names.places(words)]
+        found = tuple(item.id for item in items if condition is None or passes(condition, _facts(item)))
         return found if len(found) <= MOST_NAMED else ()
 
     def folders(self) -> dict[str, tuple[int, ItemFacts]]:
@@ -175,7 +172,8 @@ class Gallery:
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
         return_memory()  # what reading the vectors took
         took = time.monotonic() - started
-        return GalleryState({item.key: item for item in items}, items, sketches, took, version)
+        names = NameList(map(name_of(self.index), (item.id for item in items)))
+        return GalleryState({item.key: item for item in items}, items, names, sketches, took, version)
 
 
 class Watch:
