@@ -47,6 +47,14 @@ def test_a_list_of_names_finds_what_each_of_them_alone_would():
     assert NameList([]).places(("rome",)) == []
 
 
+def test_words_that_name_some_photos_are_offered_the_frequent_ones_first():
+    rome = [f"2024/Rome/IMG_{n}.jpg" for n in range(4)]
+    other = [f"IMG_{n} Café del mar.jpeg" for n in range(3)] + ["x2y/IMG.a.png", "IMG_9.png", "IMG_8.png"]
+    assert NameList(rome + other).words() == ["rome", "café", "del", "mar"]
+    assert NameList(rome + other).words(most=1) == ["rome"]
+    assert NameList([]).words() == []
+
+
 def test_named_items_come_first_by_their_scores_and_the_rest_as_it_was(tmp_path, monkeypatch):
     sets, queries = unit_sets(30), unit_sets(2, seed=1)
     ids = [f"{'rome' if place % 7 == 0 else 'other'}/{place}.jpg" for place in range(30)]

@@ -7,6 +7,7 @@ come first, among themselves by their score. A part of a word is no word: "cat" 
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ from maxmatch.search.set_index import SetIndex
 MOST_NAMED = 5_000
 """Where more photos match, their names tell nothing, and change no order."""
 _WORD = re.compile(r"[^\W_]+")
+_LETTERS = re.compile(r"(?<![^\W_])[^\W\d_]{3,}(?![^\W_])")
+_ENDING = re.compile(r"\.[^./\n]*$", re.MULTILINE)
 _ARTICLES = frozenset(("a", "an", "the"))
 _SCAN = 65_536
 
@@ -55,6 +58,14 @@ class NameList:
             if _is_named(self._text[self._starts[place] : at - 1], words):
                 found.append(place)
         return found
+
+    def words(self, most: int = 400) -> list[str]:
+        """Words that name some of the photos and not most of them, the most frequent first: no numbers, no endings of
+        files.
+        """
+        counts = Counter(_LETTERS.findall(_ENDING.sub("", self._text)))
+        limit = min(MOST_NAMED, max(1, (len(self._starts) - 1) // 2))
+        return [word for word, count in counts.most_common() if count <= limit][:most]
 
 
 def _is_named(folded: str, words: Sequence[str]) -> bool:

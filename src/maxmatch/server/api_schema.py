@@ -356,6 +356,7 @@ class GalleryOut(BaseModel):
     name: str
     total: int
     folders: list[FolderOut]
+    words: Annotated[list[str], Field(description="Words of file and folder names, the most frequent first.")]
     earliest: str | None
     latest: str | None
     set_size: int

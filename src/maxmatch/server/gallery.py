@@ -58,6 +58,11 @@ class GalleryState:
     """Near-duplicates among these."""
 
     @cached_property
+    def words(self) -> list[str]:
+        """Words of their names that tell some of them from others."""
+        return self.names.words()
+
+    @cached_property
     def by_id(self) -> dict[str, ItemFacts]:
         """The items by their ids."""
         return {item.id: item for item in self.newest}

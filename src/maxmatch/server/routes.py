@@ -320,6 +320,7 @@ def picture_routes(service: Service) -> APIRouter:
                 FolderOut(folder=name, count=count, cover=newest)
                 for name, (count, newest) in service.gallery.folders().items()
             ],
+            words=service.gallery.state.words,
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.set_size,
