@@ -16,6 +16,7 @@ from urllib.parse import quote
 import typer
 
 from maxmatch.cli.common import ExcludeOption
+from maxmatch.core.machine import use_few_heaps
 
 _WAITING = 1024  # clients that the system keeps until the server accepts them
 _THIS_MACHINE = "127.0.0.1"
@@ -74,6 +75,7 @@ def serve(
 
       maxmatch serve photos --host 0.0.0.0 --token "$(openssl rand -hex 16)"
     """
+    use_few_heaps()
     check_installed()
     import uvicorn
 

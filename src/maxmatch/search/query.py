@@ -153,7 +153,7 @@ def rank_parts(
     totals, added = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
     for block in index.engine.scan(_BLOCK, condition_of(where)):
         ids += block.ids
-        added.append(block.added)
+        added.append(np.array(block.added))  # a view would keep all of the block in memory
         totals.append(total_scores(index.manifest, block, sets, weights))
     total = np.concatenate(totals)
     order = np.lexsort((np.concatenate(added), -total))

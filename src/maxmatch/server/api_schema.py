@@ -119,7 +119,7 @@ class SearchBody(Paging):
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ItemFacts:
     """An indexed picture. What is not known of it is null."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,10 @@ class Gallery:
         """The item with this key, or None."""
         return self.state.items.get(key)
 
-    def refresh(self) -> None:
-        """Read the index again if it was last read some seconds ago and has been written to since."""
-        rest = max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
-        if time.monotonic() - self._looked < rest or not self._busy.acquire(blocking=False):
+    def refresh(self, at_once: bool = False) -> None:
+        """Read the index again if it was last read some seconds ago, or `at_once`, and has been written to since."""
+        rest = 0.0 if at_once else max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
+        if time.monotonic() - self._looked < rest or not self._busy.acquire(blocking=at_once):
             return
         try:
             if self.index.engine.version() != self.state.version:
@@ -182,14 +183,18 @@ class Gallery:
 
 
 class Watch:
-    """Looks for new, changed and deleted photos every minute while the server runs, in a thread beside it.
+    """Looks for new, changed and deleted photos while the server runs, in a thread beside it.
 
-    look: brings the indexes up to date, with a progress bar. every: seconds between two looks.
+    look: brings the indexes up to date, with a progress bar. seen: called after each look. every: seconds between two;
+    less than a minute, so that what is shown is not older than that.
     """
 
-    def __init__(self, look: Callable[[Bar], object], every: float = 60.0) -> None:
+    def __init__(
+        self, look: Callable[[Bar], object], every: float = 45.0, seen: Callable[[], object] = lambda: None
+    ) -> None:
         self._look = look
         self._every = every
+        self._seen = seen
         self._stopped = threading.Event()
         self.left = 0
         """Photos that were found and are not encoded yet."""
@@ -206,6 +211,7 @@ class Watch:
     def _once(self) -> None:
         try:
             self._look(self._bar)
+            self._seen()
         except _Stopped:
             pass
         except Exception as error:  # an unmounted disk, say: the next look may succeed
@@ -241,15 +247,15 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         key=key_of(name),
         id=name,
         name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
-        folder=_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or ""),
+        folder=intern(_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or "")),
         taken=_text(known(photos.TAKEN)),
         width=_number(known(photos.WIDTH)),
         height=_number(known(photos.HEIGHT)),
-        orientation=_text(known(photos.ORIENTATION)),
+        orientation=_shared(known(photos.ORIENTATION)),
         bytes=_number(known(photos.BYTES)),
         version=f"{_number(known(photos.MODIFIED)) or 0:x}",
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
-        date_from=_text(known(photos.DATE_FROM)),
+        date_from=_shared(known(photos.DATE_FROM)),
         path=_text(known(photos.PATH)),
     )
 
@@ -258,6 +264,11 @@ def _folder(name: str, relative: str | None, folder: str) -> str:
     """The folder that an item is shown in. Of several folders, ids begin with what the folder is called."""
     label = name.removesuffix(relative).rstrip("/") if relative and not name.startswith("/") else ""
     return "/".join(filter(None, (label if name.endswith(relative or "") else "", folder)))
+
+
+def _shared(value: Any) -> str | None:
+    """A text that many items have, in memory once."""
+    return intern(value) if isinstance(value, str) else None
 
 
 def _text(value: Any) -> str | None:

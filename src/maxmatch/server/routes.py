@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -64,6 +64,7 @@ _PICTURE_FORM: dict[str, Any] = {
 }
 # Some systems call a script plain text, which browsers do not run, and do not know the other one.
 _PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
+_FACTS = tuple(field.name for field in fields(ItemFacts))
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -236,10 +237,10 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     page = await service.searcher.page(kept, paging, where, words)
     hits = [
         {
-            "item": vars(result.item),
+            "item": _plain(result.item),
             "score": result.score,
             "matches": [match._asdict() for match in result.matches],
-            "duplicates": [vars(item) for item in result.duplicates],
+            "duplicates": [_plain(item) for item in result.duplicates],
             "name_match": result.named,
         }
         for result in page.results
@@ -263,6 +264,10 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "took_ms": took,
     }
     return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
+
+
+def _plain(item: ItemFacts) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in _FACTS}
 
 
 def picture_routes(service: Service) -> APIRouter:
