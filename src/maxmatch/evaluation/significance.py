@@ -364,20 +364,21 @@ def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) ->
 
     With folds, a caption counts where it is a query: all captions of all folds together. Intervals are by bootstrap
     over the images that have such captions; draws = 0 for none. `first_to_this_r10`: of the captions with the words,
-    the R@10 of the first line as a share of this line's; not there if this line finds nothing.
+    the R@10 of the first line of the same similarity as a share of this line's; not there if this line finds nothing.
     """
     for wanted, which in ((met, "any"), (~met, "none")):
         if not wanted.any():
             raise ValueError(f"words: no caption of the split has {which} of the words: there is nothing to compare.")
     found = []
     for prefix in lines[0].result.galleries:
-        first = _captions(lines[0].result.galleries[prefix], met)
-        for number, line in enumerate(lines):
+        firsts: dict[str, _Sums] = {}  # by similarity
+        for line in lines:
             result = line.result
             having, others = (_captions(result.galleries[prefix], wanted) for wanted in (met, ~met))
             one = {"model": result.name, "similarity": result.similarity, "images": GALLERIES[prefix]}
             found.append({**one, "with": _side(having, draws), "without": _side(others, draws)})
-            if number and having.found[:, -1].any():
+            first = firsts.setdefault(result.similarity, having)
+            if first is not having and having.found[:, -1].any():
                 found[-1]["first_to_this_r10"] = _ratio(first, having, draws)
     return found
 
