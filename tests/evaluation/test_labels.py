@@ -142,7 +142,16 @@ def test_leading_zeros_of_ids_mean_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"names": ["a"]}', '{"names": ["a"], "labels": {"1": [1]}}', '{"names": 3, "labels": {}}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"names": ["a"]}',
+        '{"names": ["a"], "labels": {"1": [1]}}',
+        '{"names": 3, "labels": {}}',
+        '{"names": ["a", "a"], "labels": {"1": [1]}}',
+        '{"names": ["a"], "labels": {"1": [0], "01": []}}',
+    ],
 )
 def test_a_file_that_holds_no_labels_is_named(tmp_path, content):
     path = tmp_path / "labels.json"

@@ -4,6 +4,7 @@ images that show the same things, and their captions, are plausible answers to e
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -69,9 +70,11 @@ class Labels:
             if found.get("version", VERSION) != VERSION:
                 raise ValueError(f"version {found['version']}, while this MaxMatch reads {VERSION}")
             names = [str(name) for name in found["names"]]
+            _refuse_twice("the name", names)
+            _refuse_twice("the labels of image", [_plain(key) for key in found["labels"]])
             shown = {_plain(key): [int(number) for number in numbers] for key, numbers in found["labels"].items()}
         except FileNotFoundError:
-            raise DataError(Problem(path, "no such file", "Check the path.", fatal=True)) from None
+            raise DataError(Problem(path, "no such file", "Give another with --labels.", fatal=True)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(Problem(path, f"not readable as labels ({error})", cure, fatal=True)) from error
         for key, numbers in shown.items():
@@ -80,6 +83,12 @@ class Labels:
                     what = f"the labels of {key} have the number {number}, but there are {len(names)} names"
                     raise DataError(Problem(path, what, "Numbers count from 0.", fatal=True))
         return cls(names, shown)
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} {twice[0]!r} occurs twice")
 
 
 def labels_beside(data: str | Path) -> Path:
@@ -229,7 +238,8 @@ def _labelled(part: Split, labels: Labels, path: str) -> tuple[Split, np.ndarray
     known = [labels.of(one) is not None for one in images.ids]
     if not any(known):
         raise UsageError(
-            f"labels: none of the {len(images):,} images of {path} has labels. Their ids must be the same."
+            f"labels: none of the {len(images):,} images of {path} has labels. Their ids must be the same: the data "
+            f"has {images.ids[0]!r}, the labels {next(iter(labels.shown), 'none')!r}."
         )
     unknown = np.setdiff1d(images.groups, images.groups[np.flatnonzero(known)])
     part = without_groups(part, unknown)

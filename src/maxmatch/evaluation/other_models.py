@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxmatch.core.array_checks import UsageError, shape_of
+from maxmatch.core.array_checks import NotFiniteError, UsageError, shape_of
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import IMAGE, TEXT
@@ -151,13 +151,22 @@ def scores_member(source: ModelSource, items: ItemList) -> EvaluatedModel:
             f"got {shape_of(matrix)}.{hint}"
         )
     encoded = EncodedSplit({}, items.groups, items.ids, {"groups": items.size, "model": source.name})
-    return EvaluatedModel(source.name, encoded, GIVEN, _rows_of(matrix))
+    return EvaluatedModel(source.name, encoded, GIVEN, _rows_of(matrix, file))
 
 
-def _rows_of(matrix: np.ndarray) -> Callable[[slice], Tensor]:
-    """What reads some rows of a matrix, in single or double precision."""
+def _rows_of(matrix: np.ndarray, file: Path) -> Callable[[slice], Tensor]:
+    """What reads some rows of a matrix, in single or double precision. NotFiniteError where one is NaN."""
     precision = np.float64 if matrix.dtype.kind != "f" or matrix.dtype.itemsize > 4 else np.float32
-    return lambda part: torch.from_numpy(np.array(matrix[part], precision))
+
+    def read(part: slice) -> Tensor:
+        rows = np.array(matrix[part], precision)
+        if np.isnan(rows).any():
+            row, column = np.argwhere(np.isnan(rows))[0].tolist()
+            place = f"image {(part.start or 0) + row}, text {column}"
+            raise NotFiniteError(f"{file}: NaN at {place}. Look for NaN in the model's output.")
+        return torch.from_numpy(rows)
+
+    return read
 
 
 def without_unread(member: EvaluatedModel, groups: Tensor) -> EvaluatedModel:

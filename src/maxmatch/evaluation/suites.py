@@ -90,7 +90,8 @@ def _read_file(suite: ContrastSuite, file: Path, images: Path | None) -> Iterabl
         _check_envelope(suite, file, entries)
     named = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else None
     if named is None or not entries:
-        raise SuiteFileError(f"{file}: expected a list or an object of entries, got {_shown(entries)}.")
+        seen_instead = "none" if named is not None else _shown(entries)
+        raise SuiteFileError(f"{file}: expected a list or an object of entries, got {seen_instead}.")
     read = _two_pairs if suite == "winoground" else _contrast
     seen = set[str]()
     for key, entry in named:
