@@ -239,7 +239,7 @@ def test_bad_files_are_named_with_what_was_expected(capsys, place, tmp_path):
         ("{", "JSON"),
         ("[]", "groups file"),
         ('{"images": [], "texts": [1]}', "images is empty"),
-        ('{"images": [1, 2], "texts": [1, 1]}', "images[1]"),
+        ('{"images": [1, 2], "texts": [1, 1]}', "images: image 1 "),
         ('{"images": [1], "texts": ["1"]}', "never meet"),
         ('{"images": [1.5], "texts": [1.5]}', "whole numbers"),
         ('{"images": [1], "texts": [1], "captions": []}', "captions"),

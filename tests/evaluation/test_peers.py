@@ -1,6 +1,6 @@
 """The same figures as other libraries, on random cases: scikit-learn and eccv_caption, and the formulas of VSE++ and
 CLIP_benchmark, in `make test`; ranx, ir-measures, pytrec_eval, torchmetrics and mteb in `make test-peers`, which
-installs them and draws 10,000 cases.
+installs them and draws 10,000 cases (2,000 for mteb).
 
 Others break ties by the order of the items, or not at all. So they are given scores whose ties are broken against the
 model beforehand; on these, all agree with ours on the tied scores. What they make of ties themselves: the last tests.

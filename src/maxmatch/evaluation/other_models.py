@@ -29,7 +29,7 @@ from maxmatch.evaluation.encoding import (
     left_out,
     log_line,
 )
-from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, joined
+from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined
 from maxmatch.evaluation.metrics import GIVEN, SINGLE_VECTORS, EvaluatedModel
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import Similarity, maxsim, with_options
@@ -80,15 +80,7 @@ def read_groups(path: str | Path) -> ItemList:
         if not found[key]:
             raise ValueError(f"{path}: {key} is empty. {cure}")
         given[name] = as_groups(f"{path}: {key}", found[key], len(found[key]), key)
-    if given[IMAGE].dtype.kind != given[TEXT].dtype.kind:
-        raise ValueError(f"{path}: numbers on one side and strings on the other never meet. Name both alike.")
-    for mine, other in ((IMAGE, TEXT), (TEXT, IMAGE)):
-        alone = np.flatnonzero(~np.isin(given[mine], given[other]))
-        if len(alone):
-            raise ValueError(
-                f"{path}: {_SIDES[mine]}[{alone[0]}] has group {given[mine][alone[0]]}, which none of the "
-                f"{_SIDES[other]} has ({len(alone)} such in all). Every item needs a true answer: leave it out."
-            )
+    check_groups_meet(given[IMAGE], given[TEXT], (f"{path}: images", f"{path}: texts"))
     names, first = np.unique(given[IMAGE], return_index=True)
     order = np.argsort(np.argsort(first))  # groups are numbered as they come: folds are made of them
     groups = {name: torch.from_numpy(order[np.searchsorted(names, some)]) for name, some in given.items()}
