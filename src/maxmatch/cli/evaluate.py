@@ -189,7 +189,12 @@ def evaluate(
     style: Literal["text", "markdown", "latex"] = "markdown" if markdown else "latex" if latex else "text"
     common: dict[str, Any] = {"device": device, "batch_size": batch_size, "say": say, "bar": bar}
     if suite in ("labels", "sugarcrepe", "aro", "contrast", "winoground"):
-        apart = {"--similarity": similarity, "--ensemble": ensemble, "--by": by, "--words": words or words_from}
+        apart: dict[str, Any] = {
+            "--similarity": similarity,
+            "--ensemble": ensemble,
+            "--by": by,
+            "--words": words or words_from,
+        }
         apart |= {"--worst": worst, "--page": page, "--save-sets": save_sets, "--groups": groups}
         for option in (name for name, value in apart.items() if value):
             raise typer.BadParameter(f"--suite {suite} does not take {option}. Leave it out.")

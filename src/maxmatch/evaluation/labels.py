@@ -60,6 +60,13 @@ class Labels:
         """The numbers of the names that an image shows; None where that is not known."""
         return self.shown.get(_plain(str(image_id).rpartition("/")[2]))
 
+    def codes(self, image_ids: Sequence[str]) -> Bool[np.ndarray, "B N"]:
+        """Which of the N names each image shows; nothing where that is not known."""
+        codes = np.zeros((len(image_ids), len(self.names)), np.bool_)
+        for place, one in enumerate(image_ids):
+            codes[place, list(self.of(one) or ())] = True
+        return codes
+
     @classmethod
     def read(cls, path: str | Path) -> "Labels":
         """From a JSON file."""
@@ -243,10 +250,7 @@ def _labelled(part: Split, labels: Labels, path: str) -> tuple[Split, np.ndarray
         )
     unknown = np.setdiff1d(images.groups, images.groups[np.flatnonzero(known)])
     part = without_groups(part, unknown)
-    shows = np.zeros((len(part[IMAGE]), len(labels.names)), np.bool_)
-    for place, one in enumerate(part[IMAGE].ids):
-        shows[place, list(labels.of(one) or ())] = True
-    return part, shows
+    return part, labels.codes(part[IMAGE].ids)
 
 
 def label_table(results: Sequence[LabelResult]) -> Table:
@@ -363,9 +367,7 @@ def pmrp_figures(
 ) -> dict[str, float]:
     """PMRP of a split, by the protocol: with COCO's as the mean over the folds of 1K, and of 5K. Holds all scores."""
     images, texts = (encoded.groups[name].cpu() for name in (IMAGE, TEXT))
-    codes = np.zeros((len(images), len(labels.names)), np.bool_)
-    for place, one in enumerate(encoded.ids[IMAGE]):
-        codes[place, list(labels.of(one) or ())] = True
+    codes = labels.codes(encoded.ids[IMAGE])
     whole = torch.cat([scores.rows(block).cpu() for block in scores.blocks()])
     parts = {"": [Fold(slice(0, len(images)), slice(0, len(texts)))]}
     if chosen(protocol, images, size=encoded.notes.get("groups")) == "coco":

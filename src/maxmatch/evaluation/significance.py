@@ -374,7 +374,7 @@ def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) ->
         firsts: dict[str, _Sums] = {}  # by similarity
         for line in lines:
             result = line.result
-            having, others = (_captions(result.galleries[prefix], wanted) for wanted in (met, ~met))
+            having, others = (_chosen(result.galleries[prefix], wanted, "t2i") for wanted in (met, ~met))
             one = {"model": result.name, "similarity": result.similarity, "images": GALLERIES[prefix]}
             found.append({**one, "with": _side(having, draws), "without": _side(others, draws)})
             first = firsts.setdefault(result.similarity, having)
@@ -391,12 +391,8 @@ def some_queries(galleries: Sequence[SearchRanks], wanted: np.ndarray, way: str,
     return {"queries": one.pop("captions"), **one}
 
 
-def _captions(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> _Sums:
-    """The captions that found their image, by the image that they belong to; images without such captions left out."""
-    return _chosen(galleries, wanted, "t2i")
-
-
 def _chosen(galleries: Sequence[SearchRanks], wanted: np.ndarray, way: str) -> _Sums:
+    """The wanted queries that found an answer, by the group they belong to; groups without such queries left out."""
     sides = [(one.i2t, one.image_groups) if way == "i2t" else (one.t2i, one.text_groups) for one in galleries]
     ranks = np.concatenate([found.ranks.cpu().numpy() for found, _ in sides])
     groups = np.concatenate([mine.cpu().numpy() for _, mine in sides])
