@@ -249,6 +249,17 @@ def test_a_half_precision_copy_of_a_model_takes_the_features_of_the_whole_one(da
     measured(half, data, store)
 
 
+def test_the_sign_of_a_zero_weight_makes_no_other_backbone(data, checkpoint, tmp_path):
+    store = extracted(checkpoint, data, tmp_path / "store")
+    sources = []
+    for zero in (0.0, -0.0):  # a moving average of weights makes −0 to 0
+        backbone = load_backbone(str(checkpoint))
+        with torch.no_grad():
+            next(backbone.encoder.backbone.parameters()).flatten()[0] = zero
+        sources.append(describe_store(backbone, "float32").source)
+    assert sources[0] == sources[1] != store.info.source
+
+
 def test_a_converted_store_still_says_which_backbone_made_it(data, checkpoint, tmp_path):
     store = extracted(checkpoint, data, tmp_path / "store")
     convert(data, tmp_path / "with_captions", "features", features=store.folder)

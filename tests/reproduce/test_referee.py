@@ -24,7 +24,7 @@ from maxmatch.reproduce import compare, reproduce, worker
 from maxmatch.reproduce.study import STUDIES, Measure, StudyPlan, cells_of, draw_trials, is_study, load_study, studies
 from maxmatch.reproduce.targets import ReproduceOptions
 from maxmatch.reproduce.verdict import called
-from maxmatch.training import loop
+from maxmatch.training import diagnostics, loop
 
 TRAIN, ASIDE, PART, VAL, EPOCHS, FINAL_EPOCHS, SEEDS, TRIALS = 24, 6, 10, 8, 1, 2, 2, 2
 STUDY = {
@@ -629,7 +629,41 @@ def test_a_study_may_name_every_mean_over_queries():
     assert list(get_args(literal)) == ["rsum", *mean_measures([search_of(0.5, 0)])]
 
 
-@pytest.mark.parametrize("name", list(studies()))
+def test_without_trials_all_go_into_the_finals_as_they_are_and_those_stuck_are_counted(
+    place, tmp_path, made_up, monkeypatch
+):
+    monkeypatch.setattr(diagnostics, "_WELL_ABOVE_CHANCE", 100)  # of a chance of 3
+    for name in ("data", "ids.txt", "tiny.yaml", "single.yaml"):
+        (tmp_path / name).symlink_to(place / name)
+    written(tmp_path, tune={}, tuning={"trials": 0}, methods={"MaxMatch": {}, "MIL": {"recipe": "single.yaml"}})
+    made_up.easy = lambda job: 0.9 if job.recipes[0].seed else 0.1
+    dry = run(tmp_path, tmp_path / "out", dry_run=True).targets[0].data
+    assert dry["phases"]["tuning"]["models"] == 0
+    found = run(tmp_path, tmp_path / "out").targets[0]
+    assert {(job.split, job.recipes[0].train.lr) for job in made_up.started} == {("val", 3e-3)}
+    assert len(made_up.started) == 2 * SEEDS
+    assert not plan_of(tmp_path, tmp_path / "out").chosen_file.exists()
+    assert [row["stuck"] for row in found.table.rows] == [f"1 of {SEEDS}"] * 2
+    assert found.data["tuning"] == {"MaxMatch": [], "MIL": []}
+    written(tmp_path, tuning={"trials": 0})
+    with pytest.raises(RecipeError, match="with no trials nothing is tuned"):
+        run(tmp_path, tmp_path / "other")
+
+
+def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_path):
+    plan = StudyPlan(load_study("dose"), ReproduceOptions([str(tmp_path)], tmp_path))
+    recipes = {title: plan.finals(title, ())[0].recipes[0] for title in plan.study.methods}
+    doses = {}
+    for recipe in recipes.values():
+        if not recipe.objective.gd_weight:
+            dose = recipe.objective.con_weight, recipe.objective.temperature
+            doses.setdefault(recipe.model.similarity, set()).add(dose)
+        assert recipe.objective.mean_negatives_epochs == 0
+    assert set(doses) == {"maxmatch", "smooth_chamfer", "mil"}
+    assert all(doses[name] == {(0, 0.05), (0.001, 0.01), (0.01, 0.05), (0.1, 0.05)} for name in doses)
+
+
+@pytest.mark.parametrize("name", ["hypotheses", "referee"])
 def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     study = load_study(name)
     assert study.main == "rsum"
@@ -643,10 +677,10 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference", "methods"), [("referee", "MaxMatch", 16), ("hypotheses", "MaxMatch (Div + MMD)", 11)]
+    ("name", "reference", "methods"), [("referee", "MaxMatch", 16), ("hypotheses", "MaxMatch (Div + MMD)", 14)]
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
-    assert list(studies()) == ["hypotheses", "referee"]
+    assert list(studies()) == ["dose", "hypotheses", "referee"]
     assert is_study(name)
     assert not is_study("ablation")
     study = load_study(name)

@@ -16,6 +16,8 @@ from maxmatch.evaluation.runs import analyse_run, evaluate_runs
 from maxmatch.model.build import build_model
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
+from maxmatch.reproduce.targets import single
+from maxmatch.reproduce.worker import work
 from maxmatch.training import distributed as ours
 from maxmatch.training.loop import train
 from maxmatch.training.optim import optimiser, parameter_groups
@@ -52,6 +54,14 @@ def test_a_run_learns_and_can_be_evaluated(run):
     for other in ("maxmatch", "all"):
         with pytest.raises(ValueError, match="makes sets that csd alone compares, got 'maxmatch'"):
             evaluate_runs(run, split="val", draws=0, similarity=other, say=lambda line: None)
+
+
+def test_a_table_has_its_figures_without_those_of_slots(data, tmp_path):
+    job = single(tmp_path, pcmepp(data, epochs=1), None, "plain")
+    work(job, "cpu")
+    figures = job.result()["figures"]
+    assert {"rsum", "i2t_map_at_r"} <= figures.keys()
+    assert "image_slot_1_rsum" not in figures
 
 
 def test_a_report_about_slots_is_refused(run, tmp_path):
@@ -132,6 +142,7 @@ def test_two_processes_and_chunks_have_the_gradients_of_one(tmp_path):
         (["model.options.set_size=4"], "a Gaussian is a set of 2 vectors"),
         (["objective.isd_weight=0.1"], "a Gaussian has no slots to keep apart"),
         (["objective.caption_matching_weight=0.1"], "a Gaussian has no slots to keep apart"),
+        (["objective.slot_con_weight=0.1"], "a Gaussian has no slots to keep apart"),
         (["evaluate.similarities=[csd, maxmatch]"], "maxmatch does not compare"),
         (["train.freeze={image: always}"], "a frozen tower is encoded once"),
         (["objective.bce_weight=0"], "nothing ranks the pairs"),

@@ -82,11 +82,12 @@ def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"
 
 
 def _source(backbone: FrozenBackbone) -> str:
-    """The network, its weights, and the preprocessing of pictures."""
+    """The network, its weights (as numbers, whatever their precision), and the preprocessing of pictures."""
     weights, transform = hashlib.sha256(), backbone.reader.transform
     for name, value in sorted(backbone.encoder.backbone.state_dict().items()):
+        numbers = value.detach().cpu().contiguous()
         weights.update(name.encode())
-        weights.update(value.detach().cpu().contiguous().numpy().tobytes())
+        weights.update((numbers.float() if value.is_floating_point() else numbers).add(0).numpy().tobytes())  # −0 is 0
     mean, std = (", ".join(f"{value:.4g}" for value in part) for part in (transform.mean, transform.std))
     pictures = f"{transform.resize} {transform.size} px, mean {mean}, std {std}"
     return f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"

@@ -12,7 +12,7 @@ from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_positive
 from maxmatch.core.devices import in_float32
 from maxmatch.core.types import Sets
-from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive
+from maxmatch.losses.contrastive import caption_matching, contrastive, phrase_contrastive, slot_contrastive
 from maxmatch.losses.distillation import distillation
 from maxmatch.losses.diversity import global_discriminative, intra_set_divergence, pvse_diversity, uniformity
 from maxmatch.losses.mmd import mmd
@@ -48,6 +48,7 @@ class LossTerms:
     pair_bce: Annotated[Loss | None, Term("bce_weight", "BCE", "pair BCE")] = None
     gaussian_kl: Annotated[Loss | None, Term("kl_weight", "KL", "KL")] = None
     caption_matching: Annotated[Loss | None, Term("caption_matching_weight", "captions", "caption matching")] = None
+    slot_contrastive: Annotated[Loss | None, Term("slot_con_weight", "slot CON", "contrastive of slots")] = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossTerms":
         """The same terms with every tensor changed."""
@@ -104,8 +105,9 @@ def objective(
     kl_weight: float = 0.0,
     caption_matching_weight: float = 0.0,
     captions: tuple[Float[Tensor, "B K C"], Int[Tensor, "B K"]] | None = None,
+    slot_con_weight: float = 0.0,
 ) -> LossTerms:
-    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL, captions); a term with weight 0 is not computed.
+    """TRI + λ·(GD, ISD, MMD, Div, CON, KD, phrases, BCE, KL, captions, slot CON); a term with weight 0 is not computed.
 
     GD averages the two modalities; ISD, Div and KL add them.
 
@@ -144,6 +146,7 @@ def objective(
         caption_matching_weight: of `caption_matching`, at the temperature of the contrastive loss.
         captions: the cosines of each slot of every image with every caption as one vector, and the caption that each
             slot is assigned (−1: none); None: no caption matching.
+        slot_con_weight: of `slot_contrastive`, at the temperature of the contrastive loss.
 
     Returns:
         The weighted total, and each term that was computed, unweighted.
@@ -179,14 +182,14 @@ def objective(
             raise ValueError(
                 f"{name}: expected {count} sets, as the scores {shape_of(scores)}, got {len(side.vectors)}."
             )
-    apart = _DIVERSITY[diversity]
+    apart, vectors = _DIVERSITY[diversity], (images.vectors, texts.vectors)
     gd = partial(_global_discriminative, on=gd_on, margin=gd_margin, scale=scale, centred=gd_isd_centred)
     isd = partial(intra_set_divergence, margin=isd_margin, scale=scale, centred=gd_isd_centred)
     weighted: dict[str, tuple[float, Callable[[], Tensor]]] = {
         "triplet": (triplet_weight, lambda: triplet(scores, positive, margin, negatives, triplet_reduction)),
         "global_discriminative": (gd_weight, lambda: (gd(images) + gd(texts)) / 2),
         "intra_set_divergence": (isd_weight, lambda: isd(images.vectors) + isd(texts.vectors)),
-        "mmd": (mmd_weight, lambda: mmd(images.vectors, texts.vectors)),
+        "mmd": (mmd_weight, lambda: mmd(*vectors)),
         "diversity": (div_weight, lambda: apart(images.residual) + apart(texts.residual)),
         "contrastive": (con_weight, lambda: contrastive(scores, positive, temperature)),
         "distillation": (distill_weight, lambda: distillation(scores, teachers, distill_temperature)),
@@ -194,6 +197,7 @@ def objective(
         "pair_bce": (bce_weight, lambda: pair_bce(_logits(scores, match), positive, pseudo_positives, label_smoothing)),
         "gaussian_kl": (kl_weight, lambda: _kl(images) + _kl(texts)),
         "caption_matching": (caption_matching_weight, lambda: _captions(captions, positive, temperature)),
+        "slot_contrastive": (slot_con_weight, lambda: slot_contrastive(*vectors, positive, temperature)),
     }
     terms = {name: term() for name, (weight, term) in weighted.items() if weight}
     total = scores.new_zeros(())

@@ -101,6 +101,7 @@ class Objective(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
     kl_weight: NotNegative = 0.0
     caption_matching_weight: NotNegative = 0.0
+    slot_con_weight: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _ranks(self) -> Self:
@@ -575,7 +576,7 @@ class Recipe(Section):
 
     def _check_gaussians(self, gaussians: bool) -> None:
         """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
-        of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight")
+        of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight", "slot_con_weight")
         weights = of_slots if gaussians else ("bce_weight", "kl_weight")
         for key in weights:
             if getattr(self.objective, key):

@@ -24,6 +24,7 @@ from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
 from maxmatch.reproduce.worker import Outcome
+from maxmatch.training.diagnostics import well_above_chance
 from maxmatch.training.prepare import group_sources, group_weights, training_split
 
 Trials = Mapping[str, Sequence[Trial]]
@@ -33,6 +34,8 @@ Trials = Mapping[str, Sequence[Trial]]
 def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool, say: Say, bar: Bar) -> Reproduction:
     """Run both phases of a study; what is done already is not done again. dry_run: only count what there is to do."""
     study, frozen = plan.study, plan.read_chosen()
+    if not study.tuning.trials:
+        frozen = {title: Chosen(trial=0, cells=()) for title in study.methods}
     trials = {title: plan.trials(title) for title in study.methods}
     budget = count_budget(plan, trials, frozen, say)
     if dry_run:
@@ -54,7 +57,8 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
             chosen[title] = best
     if chosen.keys() - frozen.keys():
         plan.write_chosen(chosen)
-    say(f"chosen values: {plan.chosen_file}")
+    if study.tuning.trials:
+        say(f"chosen values: {plan.chosen_file}")
     finals = finals_plan(plan, chosen)
     outcomes |= run_jobs(finals.jobs, plan.options.out, at_once, device, say, bar)
     made = write_study(plan, trials, chosen, finals, budget, outcomes)
@@ -186,9 +190,12 @@ def count_budget(plan: StudyPlan, trials: Trials, frozen: Mapping[str, Chosen], 
     others = [job for title in trials if title not in frozen for job in plan.finals(title, ())]
     tuning = phase("tuning", len(trials), tried, sum(job.result() is not None for job in tried))
     finals = phase("finals", len(trials), [*known, *others], sum(job.result() is not None for job in known))
-    first, last = next(iter(trials.values()))[0].job.recipes[0], (known or others)[0].recipes[0]
-    dataset = loaded(last)
-    few, many = (training_split(one.data, dataset, lambda line: None).size for one in (first, last))
+    dataset = loaded((known or others)[0].recipes[0])
+    tuned = [trial.job for own in trials.values() for trial in own]
+    few, many = (
+        training_split(jobs[0].recipes[0].data, dataset, lambda line: None).size if jobs else 0
+        for jobs in (tuned, known or others)
+    )
     aside, final = (dataset.split(name).size for name in (SET_ASIDE, plan.study.final.split))
     return Budget((tuning, finals), few, many, aside, final)
 
@@ -209,10 +216,13 @@ def _protocol(plan: StudyPlan, budget: Budget) -> list[str]:
     tuning, final = study.tuning, study.final
     seeds = f"{final.seeds} seeds" if final.seeds > 1 else "one seed"
     longer = [f"{title} ({method.passes})" for title, method in study.methods.items() if method.passes > 1]
-    lines = [
+    chosen = (
         f"Tuning: {tuning.trials} trials for every method, the first with its recipe's own values, on "
         f"{budget.tuning_images:,} training images for at most {tuning.epochs} epochs; the best "
-        f"{called(study.main)} on {budget.set_aside:,} training images that are set aside is chosen.",
+        f"{called(study.main)} on {budget.set_aside:,} training images that are set aside is chosen."
+    )
+    lines = [
+        chosen if tuning.trials else "Tuning: none; every method has its recipe's own values.",
         f"Finals: {seeds}, at most {final.epochs} epochs on {budget.final_images:,} training images; the images "
         f"set aside choose the epoch. The {budget.final_split:,} images of {final.split!r} are looked at once per "
         f"model. Methods are compared by {', '.join(map(called, study.measures))}.",
@@ -249,7 +259,8 @@ def write_study(
     curves = draw_curves(finals, outcomes)
     page = out / f"{study.name}.html"
     write_whole(page, study_page(plan, [made, *further], goal, tried, curves))
-    written_files = [*paths, *([curves] if curves is not None else []), page, plan.chosen_file]
+    written_files = [*paths, *([curves] if curves is not None else []), page]
+    written_files += [plan.chosen_file] if study.tuning.trials else []
     return Reproduced(study.name, data, written_files, made, further)
 
 
@@ -291,16 +302,18 @@ def study_table(
     """The finalists, for people: what was chosen, the measures named, R@1 and collapse. data: that of `study_data`."""
     study = plan.study
     ours = [Column(called(name), name, ".1f") for name in dict.fromkeys((*study.measures, "i2t_r1", "t2i_r1"))]
-    columns = [Column("method", "method"), Column("tuned", "tuned"), Column("trial", "trial"), *ours, *COLLAPSE]
+    columns = [Column("method", "method"), Column("tuned", "tuned"), Column("trial", "trial"), *ours]
+    columns += [Column("stuck", "stuck"), *COLLAPSE]
     rows: list[Mapping[str, Cell]] = []
     for row in data:
         cells: dict[str, Cell] = {"method": row["title"]["method"]}
         cells |= {column.name: _over_seeds(row, column) for column in (*ours, *COLLAPSE)}
-        if row["chosen"] is not None:
-            one = row["chosen"]
+        one = row["chosen"]
+        if one is not None and one["trial"]:
             cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
         if not row["ours"]:
             cells[study.measures[0]] = "failed"
+        cells["stuck"] = _stuck(row["ours"])
         rows.append(cells)
     chances = {
         f"{result['figures']['chance_rsum']:.1f}"
@@ -317,6 +330,15 @@ def study_table(
         )
         notes += [f"{title}: failed: {reason}" for reason in row["failed"]]
     return Table(filled(columns, rows), rows, notes)
+
+
+def _stuck(ours: Mapping[str, Any]) -> Cell:
+    """How many of the seeds have learned nothing: under the hardest negatives, all pairs have the same score."""
+    if "chance_rsum" not in ours:
+        return None
+    both = zip(ours["rsum"]["seeds"], ours["chance_rsum"]["seeds"], strict=True)
+    learned = [well_above_chance({"rsum": rsum, "chance_rsum": chance}) for rsum, chance in both]
+    return None if all(learned) else f"{learned.count(False)} of {len(learned)}"
 
 
 _BYTES = [Column(side, f"{side}_bytes_float16", ",.0f", "bytes, float16") for side in ("image", "text")]
@@ -376,7 +398,7 @@ def study_page(
 ) -> str:
     """The page: tables, curves and trials. It stands alone. goal: what `judge` found."""
     study = plan.study
-    tables = {title: _trials_table(rows, study.main) for title, rows in tried.items()}
+    tables = {title: _trials_table(rows, study.main) for title, rows in tried.items() if rows}
     return render_page(
         files("maxmatch.reproduce").joinpath("referee.html").read_text(encoding="utf-8"),
         study=study,

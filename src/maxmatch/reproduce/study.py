@@ -53,9 +53,9 @@ _MOST = 100_000  # combinations of a grid
 
 
 class Tuning(Section):
-    """The first phase. Every method has as many trials."""
+    """The first phase. Every method has as many trials; with none, all go into the finals as they are."""
 
-    trials: Count = 6
+    trials: Whole = 6
     images: Count | None = 10_000
     """Training images, a random part; None for all but those set aside."""
     epochs: Count = 12
@@ -132,6 +132,8 @@ class Study(Section):
             for key, values in grid.items():
                 if not values:
                     raise refusal(f"{key}: no value to try", "methods", title)
+            if grid and not self.tuning.trials:
+                raise refusal("with no trials nothing is tuned; leave tune away", "methods", title)
             if prod(map(len, grid.values())) > _MOST:
                 raise refusal(f"more than {_MOST:,} combinations; try fewer values", "methods", title)
         return self
@@ -252,13 +254,13 @@ def cells_of(trials: Sequence[Trial]) -> tuple[str, ...]:
 class Chosen(Section):
     """What a method goes into the finals with: the values of one trial, and how well it did."""
 
-    trial: Count
-    """Counted from 1; the first has the recipe's own values."""
+    trial: Whole
+    """Counted from 1; the first has the recipe's own values. 0: nothing was tuned."""
     cells: tuple[str, ...]
     """The folders of all trials: with other data, recipes, grids or budgets they are others."""
-    score: float
+    score: float | None = None
     failed: Whole = 0
-    values: dict[str, JsonValue]
+    values: dict[str, JsonValue] = Field(default_factory=dict)
     changes: tuple[str, ...] = ()
 
 
@@ -272,6 +274,8 @@ class StudyPlan:
     def trials(self, title: str) -> list[Trial]:
         """All trials of a method."""
         grid, tuning = self.study.grid(title), self.study.tuning
+        if not tuning.trials:
+            return []
         own = {key: _value_at(self._recipe(title), key) for key in grid}
         try:
             drawn = draw_trials(grid, own, tuning.trials, tuning.seed)

@@ -223,7 +223,8 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     JSON; and the search among the whole split that RSUM is of.
 
     Beside those of retrieval: those of the sets (`maxmatch.evaluation.measures`), `image_slot_1_rsum` … with one slot
-    kept (tab:5), and RSUM by further similarities of the recipe, `top_k_rsum`. Of an ensemble only those of retrieval.
+    kept (tab:5; not of Gaussians), and RSUM by further similarities of the recipe, `top_k_rsum`. Of an ensemble only
+    those of retrieval.
     """
     recipe, sources, loaded = job.recipes[0], sources_of(job), data_of(job, print)
     pair = recipe.objective.pairs[0]
@@ -237,7 +238,7 @@ def measure_job(job: Job, device: str | None = None) -> tuple[dict[str, Any], Se
     others = take(teams[1:])[0] if len(teams) > 1 else []
     found = dict(first.figures)
     found |= {"chance_rsum": chance(*(encoded[0].groups[side] for side in pair))["rsum"]}
-    if len(sources) == 1:
+    if len(sources) == 1 and similarities[0] != "csd":  # a mean and a variance are not two slots
         kept = element_analysis(paired(encoded[0], pair), teams[0][0].similarity, found).kept
         found |= {
             f"{side}_slot_{slot}_rsum": figures["rsum"]
