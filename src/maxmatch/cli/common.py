@@ -301,9 +301,10 @@ def open_folders(
             say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
         if done.unread:
             say(not_read(done.unread))
-        if done.added or done.changed or done.removed or done.renamed:
-            renamed = f", {done.renamed:,} renamed" if done.renamed else ""
-            what = f"{done.added:,} new, {done.changed:,} changed, {done.removed:,} gone{renamed}"
+        if done.added or done.changed or done.removed or done.renamed or done.taken_over:
+            more = f", {done.renamed:,} renamed" if done.renamed else ""
+            more += f", {done.taken_over:,} taken over" if done.taken_over else ""
+            what = f"{done.added:,} new, {done.changed:,} changed, {done.removed:,} gone{more}"
             say((f"{folder}: " if len(distinct) > 1 else "") + f"{len(index):,} photos: {what}")
     return Library(opened, exclude), encoder
 

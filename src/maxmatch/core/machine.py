@@ -8,6 +8,7 @@ from traceback import walk_tb
 
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
+_HEAPS = -8  # M_ARENA_MAX of glibc's mallopt
 
 
 def free_memory() -> int | None:
@@ -33,6 +34,14 @@ def return_memory() -> None:
     """Give freed memory back to the system. glibc keeps it, for every thread that ever used much; others do not."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def use_few_heaps(heaps: int = 2) -> None:
+    """Have all threads share some heaps, before they are started. glibc gives each thread its own, which keeps what was
+    once used: of a server with 100,000 photos a quarter of its memory. Other systems do not.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_HEAPS, heaps)
 
 
 TORCHVISION_CURE = (
