@@ -69,7 +69,7 @@ _COLUMNS = (  # figure, heading, width, format
 _SHOWN, _PIXELS = 200, 192  # scenes on the page, and their size
 _MANY = 1000  # scenes, from which on processes draw them
 _METHODS = {"MaxMatch": "scenes", "SetDiv": "scenes_setdiv", "MIL": "scenes_mil"}
-# Shorter than the recipes. With half of the images, heads of two blocks and no dropout, a step takes a third of the time.
+# Shorter than the recipes: with half of the images, two blocks and no dropout, a step takes a third of the time.
 # The CNN is one of ours, since importing transformers takes seconds in each process.
 _SHORTER = [
     "train.batch_size=32",
