@@ -259,6 +259,13 @@ def features(
     split: Annotated[list[str] | None, typer.Option(help="Only this split; repeat for several.")] = None,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Processes that decode pictures; 0: threads of this one. Default beside a GPU: one per core up to 16.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Run a frozen backbone once and keep its features.
@@ -280,12 +287,13 @@ def features(
     from maxmatch.core.devices import chosen_device
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import report_first
-    from maxmatch.data.extraction import describe_store, extract, load_backbone
+    from maxmatch.data.extraction import decoding_workers, describe_store, extract, load_backbone
     from maxmatch.data.features import FeatureWriter
     from maxmatch.data.load import read_dataset
 
     place = chosen_device(device)
     batch_size = batch_size or (4 if place.type == "cpu" else 64)  # larger ones only wait for memory on a CPU
+    workers = decoding_workers(place) if workers is None else workers
     backbone = load_backbone(model, place)
     info = describe_store(backbone, dtype)
     say(f"{info.source}")
@@ -296,7 +304,7 @@ def features(
             dataset = replace(dataset, splits={name: dataset.split(name) for name in split})
         total = len({image for part in dataset.splits.values() for image in part["image"].ids})
         with bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
-            extract(backbone, dataset, writer, batch_size, report, advance)
+            extract(backbone, dataset, writer, batch_size, report, advance, workers)
             done = writer.finish()
     if as_json:
         print(json.dumps({"path": str(store), "images": len(done), "left_out": total - len(done), **asdict(info)}))
