@@ -196,7 +196,7 @@ def test_with_too_little_shared_memory_threads_decode(data, checkpoint, tmp_path
     ("cores", "device", "expected"), [(64, "cuda", 16), (4, "cuda", 4), (2, "cuda", 0), (8, "cpu", 0)]
 )
 def test_pictures_are_decoded_by_a_process_per_core_beside_a_gpu(cores, device, expected, monkeypatch):
-    monkeypatch.setattr("maxmatch.data.extraction.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores), raising=False)
     assert decoding_workers(torch.device(device)) == expected
 
 

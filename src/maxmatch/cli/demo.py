@@ -132,13 +132,18 @@ def demo(
         if photos is not None:
             open_on([photos], port=port, open_page=True)
             return
+    from maxmatch.core.progress import bar
+    from maxmatch.data.load import make_scenes
     from maxmatch.recipe.yaml_files import load_recipe
     from maxmatch.training.run import DONE, check_folder, result_of
 
     overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *_SHORTER, *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
     recipes = {method: load_recipe(name, overrides) for method, name in methods.items()}
-    _generate(recipes["MaxMatch"])  # here, or all three would
+    scenes = recipes["MaxMatch"].data
+    count = 0 if scenes.scenes is None else scenes.scenes.images
+    with bar("scenes", count) as advance:  # here, or all three would generate them
+        make_scenes(scenes, say, cores() if count >= _MANY else None, advance)
     runs = {method: out / f"{name}-{seed}" for method, name in methods.items()}
     for method, recipe in recipes.items():
         check_folder(runs[method], recipe, resume=True)
@@ -155,21 +160,6 @@ def demo(
     print(json.dumps(results, indent=2) if as_json else table(results), flush=True)
     if not as_json:
         tour(runs["MaxMatch"], _gallery(recipes["MaxMatch"], out), out)
-
-
-def _generate(recipe: "Recipe") -> None:
-    """The scenes that are learned from, unless they are there."""
-    from maxmatch.core.progress import bar
-    from maxmatch.data.scenes import generate
-
-    assert recipe.data.scenes is not None
-    folder, scenes = Path(str(recipe.data.path)).expanduser(), recipe.data.scenes
-    if (folder / "metadata.jsonl").exists():
-        return
-    say(f"generating {scenes.images:,} scenes in {folder}")
-    with bar("scenes", scenes.images) as advance:
-        workers = cores() if scenes.images >= _MANY else None
-        generate(folder, scenes.images, scenes.seed, scenes.size, workers=workers, advance=advance)
 
 
 def _gallery(recipe: "Recipe", out: Path) -> Path:

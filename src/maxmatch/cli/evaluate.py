@@ -196,8 +196,9 @@ def evaluate(
             "--words": words or words_from,
         }
         apart |= {"--worst": worst, "--page": page, "--save-sets": save_sets, "--groups": groups}
-        for option in (name for name, value in apart.items() if value):
-            raise typer.BadParameter(f"--suite {suite} does not take {option}. Leave it out.")
+        refused = [name for name, value in apart.items() if value]
+        if refused:
+            raise typer.BadParameter(f"--suite {suite} does not take {', '.join(refused)}. Leave it out.")
     if labels is None and data is not None and (suite in ("labels", "pmrp") or "label" in divided):
         labels = labels_beside(data)
     if suite == "labels" or (labels is not None and suite is None and not divided):

@@ -1,6 +1,7 @@
-"""The machine: free memory, memory given back to it, and a torchvision that does not fit the installed torch."""
+"""The machine: its cores, its memory, and a torchvision that does not fit the installed torch."""
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,12 @@ def free_memory() -> int | None:
     # Cached file pages count as used, but are freed when memory is needed.
     kept = int(notes.get("inactive_file", 0))
     return min(free, max(0, int(limit) - int(used) + kept))
+
+
+def usable_cores(most: int | None = None) -> int:
+    """The cores that this process may use, at most so many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if most is None else min(cores, most)
 
 
 def return_memory() -> None:

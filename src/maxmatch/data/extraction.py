@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.core.types import Inputs
 from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
@@ -198,8 +198,8 @@ def decoding_workers(device: torch.device) -> int:
     """How many processes to decode pictures with for a backbone on this device: one per core beside a GPU, at most 16.
     None where the backbone needs the cores itself, or there are only two: threads are as fast then.
     """
-    cores = os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS) if device.type != "cpu" and cores > _FEW_CORES else 0
+    cores = usable_cores(_MOST_WORKERS)
+    return cores if device.type != "cpu" and cores > _FEW_CORES else 0
 
 
 def _picture(dataset: Dataset, found: Mapping[str, tuple[str, int]], image: str) -> Any:

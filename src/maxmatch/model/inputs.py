@@ -3,7 +3,6 @@
 Importing this loads no torch: models that run without it read and encode their items here, too.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import numpy as np
 from tokenizers import Tokenizer
 
+from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Skipped, bar, map_ahead
 from maxmatch.model.config import InputKind
 from maxmatch.model.images import ImageError, ImageTransform, describe
@@ -210,7 +210,7 @@ def read_ahead(
     both; False where the model works on this one: then all threads read one batch and wait while the model works.
     processes: take processes in the place of threads, ahead: many threads wait for Python's lock more than they decode.
     """
-    threads = workers or min(_WORKERS, os.cpu_count() or 1)
+    threads = workers or usable_cores(_WORKERS)
     all_of_them = _Batches(reader, items, batches, skip)
     if processes and len(batches) > 1:
         yield from in_processes(all_of_them, threads)
