@@ -219,12 +219,12 @@ def convert(
 
       maxmatch data convert coco.json precomp --to precomp --features regions
     """
-    from maxmatch.cli.common import cores, say
+    from maxmatch.cli.common import cores, resumable, say
     from maxmatch.core.progress import bar
     from maxmatch.data.convert import convert as run
     from maxmatch.data.dataset import report_first
 
-    with report_first(say) as report:
+    with report_first(say) as report, resumable(target):
         done = run(
             source, target, to, format=format, images=images, features=features, splits=split, captions=captions,
             limit=limit, skip_missing=skip_missing, dtype=dtype, workers=workers or cores(), report=report, say=say,
@@ -283,7 +283,7 @@ def features(
 
       maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
     """
-    from maxmatch.cli.common import say
+    from maxmatch.cli.common import resumable, say
     from maxmatch.core.devices import chosen_device
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import report_first
@@ -303,7 +303,7 @@ def features(
         if split:
             dataset = replace(dataset, splits={name: dataset.split(name) for name in split})
         total = len({image for part in dataset.splits.values() for image in part["image"].ids})
-        with bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
+        with resumable(store), bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
             extract(backbone, dataset, writer, batch_size, report, advance, workers)
             done = writer.finish()
     if as_json:
@@ -362,12 +362,12 @@ def scenes(
 
       maxmatch data scenes scenes --images 6000 --size 128 --seed 1
     """
-    from maxmatch.cli.common import cores
+    from maxmatch.cli.common import cores, resumable
     from maxmatch.core.progress import bar
     from maxmatch.data.scenes import generate, split_sizes
 
     workers = cores() if images >= 500 else None  # fewer are drawn before other processes have started
-    with bar("scenes", images) as advance:
+    with resumable(folder), bar("scenes", images) as advance:
         generate(folder, images, seed, size, workers=workers, advance=advance)
     sizes = ", ".join(f"{name} {count:,}" for name, count in split_sizes(images).items())
     print(f"{folder}: {images:,} pictures with five captions each ({sizes})")
