@@ -24,7 +24,7 @@ test: $(READY) ## Run the tests, but for the slow ones
 test-slow: $(READY) ## Run the slow tests: a Milvus server, many kills, memory, connections
 	$(PYTEST) -m slow
 
-test-peers: $(READY) ## Install other evaluation libraries (300 MB) and compare our figures with theirs, 10,000 cases each (an hour)
+test-peers: $(READY) ## Install other evaluation libraries (300 MB) and compare our figures with theirs, 10,000 cases (15 to 30 minutes)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
 	MAXMATCH_EXAMPLES=10000 $(BIN)/pytest tests/evaluation/test_peers.py tests/evaluation/test_mteb_adapter.py
 

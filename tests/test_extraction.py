@@ -1,7 +1,10 @@
 """A backbone run once: what is stored is what it would have made of the pictures, whatever happens meanwhile."""
 
+import gc
 import json
 import signal
+from multiprocessing import active_children
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from transformers import ResNetConfig, ResNetModel
 
 from maxmatch.data.convert import convert
 from maxmatch.data.dataset import IMAGE, TEXT, Dataset, Items, Split
-from maxmatch.data.extraction import describe_store, extract, load_backbone
+from maxmatch.data.extraction import decoding_workers, describe_store, extract, load_backbone
 from maxmatch.data.features import FeatureStore, FeatureWriter
 from maxmatch.data.feed import MappedFeed
 from maxmatch.data.formats import folder, karpathy, precomp
@@ -148,6 +151,53 @@ def test_a_picture_that_cannot_be_read_is_reported_and_left_out(data, checkpoint
     again = extracted(checkpoint, karpathy_copy, tmp_path / "store", batch_size=3, report=problems.append)
     assert again.ids == store.ids  # the bad ones are named anew, nothing else happens
     assert len(problems) == 4
+
+
+@pytest.fixture(scope="module")
+def damaged(data, tmp_path_factory):
+    """The same pictures, of which one is not readable."""
+    place = tmp_path_factory.mktemp("damaged") / "data"
+    karpathy.write(read_dataset(data).splits, place)
+    (place / "images" / "1.png").write_bytes(b"no picture")
+    return place
+
+
+def test_processes_store_the_bytes_that_threads_do_and_report_the_same_pictures(damaged, checkpoint, tmp_path):
+    problems = {0: [], 2: []}
+    for workers, found in problems.items():
+        extracted(checkpoint, damaged, tmp_path / str(workers), batch_size=2, workers=workers, report=found.append)
+        assert not active_children()
+    assert files(tmp_path / "0") == files(tmp_path / "2")
+    assert "image '1' of the split 'train' is left out" in problems[2][0].what
+    assert problems[0] == problems[2]
+
+
+def test_interrupted_among_processes_it_leaves_none_and_resumes(data, checkpoint, tmp_path):
+    def interrupt(count):
+        if count:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extracted(checkpoint, data, tmp_path / "store", batch_size=2, workers=2, advance=interrupt)
+    gc.collect()  # the error holds the frames of the loop
+    assert not active_children()
+    assert len(extracted(checkpoint, data, tmp_path / "store", batch_size=2, workers=2)) == COUNT
+    extracted(checkpoint, data, tmp_path / "straight", batch_size=2)
+    assert files(tmp_path / "store") == files(tmp_path / "straight")
+
+
+def test_with_too_little_shared_memory_threads_decode(data, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("maxmatch.data.extraction.shutil.disk_usage", lambda path: SimpleNamespace(free=2**16))
+    monkeypatch.setattr("maxmatch.model.inputs.in_processes", lambda parts, workers: pytest.fail("no room for these"))
+    assert len(extracted(checkpoint, data, tmp_path / "store", batch_size=2, workers=8)) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("cores", "device", "expected"), [(64, "cuda", 16), (4, "cuda", 4), (2, "cuda", 0), (8, "cpu", 0)]
+)
+def test_pictures_are_decoded_by_a_process_per_core_beside_a_gpu(cores, device, expected, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores), raising=False)
+    assert decoding_workers(torch.device(device)) == expected
 
 
 def test_an_image_of_two_splits_is_taken_once_and_two_of_one_id_are_refused(data, checkpoint, tmp_path):

@@ -1,5 +1,10 @@
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +77,37 @@ def test_models_are_trained_side_by_side_and_one_that_fails_is_reported(tmp_path
     assert "RSUM 123.4" in shown
     with pytest.raises(RuntimeError, match=r"two did not finish \(exit 3\):\nout of memory"):
         _side_by_side({"two": process(fails, "two")}, runs, {"two": 7})
+
+
+def test_trainings_end_with_a_demo_that_is_asked_to_end(tmp_path):
+    code = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(60)"
+    written, command = tmp_path / "pid", [sys.executable, "-c", code, str(tmp_path / "pid")]
+
+    def ask():
+        while not (written.exists() and written.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=ask, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        _side_by_side({"one": command}, {"one": tmp_path / "one"}, {"one": 7})
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(written.read_text()), 0)
+
+
+def test_the_demos_models_need_no_transformers():
+    """Importing it takes longer than some epochs, in every process of the demo."""
+    code = (
+        "import sys; from maxmatch.cli.demo import _SHORTER; from maxmatch.recipe.yaml_files import load_recipe;"
+        "from maxmatch.training.prepare import prepare; from maxmatch.training.loop import train;"
+        "from maxmatch.model.build import build_model; from maxmatch.model.text import word_tokenizer;"
+        "build_model(load_recipe('scenes', _SHORTER).model.resolved(), {'text': word_tokenizer(['a'], 1)});"
+        "print('transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_the_tour_makes_a_report_an_index_and_a_search_and_tells_what_to_open(tmp_path, capsys, monkeypatch):

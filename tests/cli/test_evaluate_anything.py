@@ -209,7 +209,7 @@ def test_bad_files_are_named_with_what_was_expected(capsys, place, tmp_path):
     bad = np.load(place / "scores.npy")
     bad[2, 3] = np.nan
     np.save(tmp_path / "nan.npy", bad)
-    assert "NaN" in refused(place / "data", "--scores", tmp_path / "nan.npy")
+    assert "nan.npy: NaN at image 2, text 3" in refused(place / "data", "--scores", tmp_path / "nan.npy")
     np.save(tmp_path / "names.npy", np.array(["a", "b"]))
     assert "names.npy" in refused(place / "data", "--scores", tmp_path / "names.npy")
     (tmp_path / "cut.npy").write_bytes((place / "scores.npy").read_bytes()[:40])
@@ -218,7 +218,13 @@ def test_bad_files_are_named_with_what_was_expected(capsys, place, tmp_path):
     assert "expected a row for each of the 12 images" in refused(place / "data", "--embeddings", texts, images)
     np.save(tmp_path / "narrow.npy", np.load(texts)[:, :5])
     assert "width" in refused(place / "data", "--embeddings", images, tmp_path / "narrow.npy")
-    assert "DATA" in refused("--scores", place / "scores.npy")
+    assert "--groups" in refused("--scores", place / "scores.npy")
+    both = refused(place / "data", "--scores", place / "scores.npy", "--groups", place / "groups.json")
+    assert "groups" in both
+    assert str(place / "data") in both
+    assert "5,000 images" in refused(place / "vectors", place / "data", "--suite", "cxc")
+    for suite in ("labels", "aro"):
+        assert "--similarity" in refused(place / "clip", place / "data", "--suite", suite, "--similarity", "mil")
     assert "no model" in refused()
     assert "none.json" in refused(
         place / "vectors", place / "data", "--by", "label", "--labels", tmp_path / "none.json"
@@ -233,7 +239,7 @@ def test_bad_files_are_named_with_what_was_expected(capsys, place, tmp_path):
         ("{", "JSON"),
         ("[]", "groups file"),
         ('{"images": [], "texts": [1]}', "images is empty"),
-        ('{"images": [1, 2], "texts": [1, 1]}', "images[1]"),
+        ('{"images": [1, 2], "texts": [1, 1]}', "images: image 1 "),
         ('{"images": [1], "texts": ["1"]}', "never meet"),
         ('{"images": [1.5], "texts": [1.5]}', "whole numbers"),
         ('{"images": [1], "texts": [1], "captions": []}', "captions"),

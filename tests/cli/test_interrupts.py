@@ -91,3 +91,18 @@ def test_a_watch_inside_another_one_and_one_in_another_thread():
     thread.start()
     thread.join()
     assert found == [False]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("maxmatch.data.convert.convert", ["convert", "a", "b", "--to", "karpathy"]),
+        ("maxmatch.data.scenes.generate", ["scenes", "b", "--images", "10"]),
+    ],
+)
+def test_commands_on_data_tell_how_to_continue(what, words, monkeypatch, capsys):
+    monkeypatch.setattr(what, lambda *given, **options: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as end:
+        command.main(["data", *words])
+    assert end.value.code == 130
+    assert "b: interrupted; finished work is kept. Run the same command again" in capsys.readouterr().err

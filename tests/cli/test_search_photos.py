@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -65,6 +66,22 @@ def test_words_that_the_model_does_not_know_are_named(query, unknown, known, giv
     assert all(word in said.err for word in unknown) or not known
     assert ("guess" in said.err) is not known
     assert len(said.err.splitlines()) == (not known or bool(unknown))
+
+
+def test_a_part_without_a_known_word_weighs_nothing_and_is_named(given, capsys):
+    folder, model = given
+
+    def hits(*query):
+        answer = json.loads(run(capsys, "search", *query, folder, "--json", *model).out)
+        return [(hit["id"], pytest.approx(hit["score"], abs=1e-5)) for hit in answer["hits"]], answer["left_out"]
+
+    alone, _ = hits("a dog")
+    assert hits('"a dog" + 3 "xqzzt" - "blorf"') == (alone, ["xqzzt", "blorf"])
+    assert hits("--image", folder / "2.png", "xqzzt") == (hits("--image", folder / "2.png")[0], ["xqzzt"])
+    said = run(capsys, "search", '"a dog" + "xqzzt"', folder, *model).err
+    assert "left out" in said
+    assert "xqzzt" in said
+    assert "none of these words" not in said
 
 
 def test_a_picture_has_no_unknown_words(given, capsys):
@@ -144,6 +161,9 @@ def test_several_folders_are_searched_as_one_and_patterns_leave_photos_out(given
     assert [hit["score"] for hit in both] == sorted((hit["score"] for hit in both), reverse=True)
     paths = run(capsys, "search", "two dogs", folder, other, folder / ".", *model).out.split()
     assert sorted(paths) == sorted(str(path) for root in (folder, other) for path in root.glob("*.png"))
+    shutil.copy(other / "0.png", other / "copy.png")
+    assert "4 photos: 0 new, 0 changed, 0 gone, 1 taken over" in run(capsys, "search", "two dogs", other, *model).err
+    (other / "copy.png").unlink()
     image = ("--image", other / "1.png")
     assert run(capsys, "search", *image, folder, other, "-k", "1", *model).out.strip() == str(other / "1.png")
     fewer = run(capsys, "search", "two dogs", folder, other, "--exclude", "1.*", "--exclude", "2.png", *model)
@@ -271,7 +291,7 @@ def test_a_picture_and_words_are_searched_for_together(many, capsys):
     folder, model = many
     picture = ("--image", folder / "05.png")
     alone = searched(capsys, *picture, folder, "-k", "3", *model)
-    both = searched(capsys, *picture, "at night", folder, "-k", "3", "--without", "people", *model)
+    both = searched(capsys, *picture, "a dog", folder, "-k", "3", "--without", "people", *model)
     assert alone["hits"][0]["id"] == "05.png"
     assert both["any_word_known"]
     with SetIndex.open(next((folder.parent / "cache" / "maxmatch").rglob("index.json")).parent) as index:
@@ -279,7 +299,7 @@ def test_a_picture_and_words_are_searched_for_together(many, capsys):
         from maxmatch.search.query import search_parts
 
         encoder = SetEncoder.from_pretrained(model[1])
-        sets = [*encoder.encode_images([folder / "05.png"]), *encoder.encode_texts(["at night", "people"])]
+        sets = [*encoder.encode_images([folder / "05.png"]), *encoder.encode_texts(["a dog", "people"])]
         expected = search_parts(index, sets, [1, 1, -1], 3)
     assert [hit["id"] for hit in both["hits"]] == [hit.id for hit in expected]
     assert [hit["score"] for hit in both["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-4)

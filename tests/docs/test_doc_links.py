@@ -54,6 +54,13 @@ def test_members_listed_in_the_reference_exist(page: str) -> None:
             resolve_name(f"{module}:{member}")
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_tests_that_a_page_names_exist(page: str) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", without_blocks(page)):
+        defined = re.findall(r"^def (test_\w+)", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+        assert not name or name in defined, f"{page}: {file}::{name}"
+
+
 def test_nav_has_exactly_the_pages() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(entries(nav)) == sorted(set(PAGES) - {"README.md"}), "nav in mkdocs.yml"

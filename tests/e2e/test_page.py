@@ -4,11 +4,13 @@ import re
 from urllib.parse import unquote_plus
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from page_steps import ask_why, give, search, tiles, wait_first
 from playwright.sync_api import expect
 from served import BLOCKED, MANY, Running, app_of
 
 from maxmatch.search.plausible import CutOff
+from maxmatch.search.query import search_parts
 
 SHOWN = MANY - 1  # two are the same picture
 
@@ -58,6 +60,8 @@ def test_words_that_the_model_does_not_know_are_named(open_page):
     search(page, f"a dog, a {long} and 🐘")
     expect(status).to_have_text(f"{MANY} pictures, best first · the model does not know: {long}, and, 🐘")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    search(page, "a dog -xqzzt -blorf")
+    expect(status).to_contain_text("left out, since the model knows no word of it: xqzzt, blorf")
     search(page, "xqzzt!")
     expect(status).to_contain_text("guess")
     search(page, "")
@@ -119,6 +123,70 @@ def test_an_uploaded_picture_finds_itself_and_what_is_no_picture_is_refused(open
     expect(page.get_by_role("alert")).to_contain_text("not a picture")
     page.get_by_role("button", name="Dismiss").click()
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_words_and_a_picture_are_searched_for_together(open_page, gallery):
+    page = open_page(f"/?view={gallery.key(30)}")
+    page.get_by_role("button", name="Similar pictures").click()
+    wait_first(page, gallery.key(30))
+    with page.expect_response(lambda answer: "q=" in answer.url) as asked:
+        search(page, f"{gallery.captions[0]} -cat")
+    hits = asked.value.json()["hits"]
+    assert f"like={gallery.key(30)}" in asked.value.url
+    wait_first(page, hits[0]["item"]["key"])
+    index = gallery.index
+    sets = [*index.fetch([gallery.ids[30]]).values(), *gallery.model.encode_texts([gallery.captions[0], "cat"])]
+    expected = search_parts(index, sets, [1, 1, -1], 5)
+    assert [hit["score"] for hit in hits[:5]] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+    page.reload()
+    expect(page.get_by_text("Similar to this")).to_be_visible()
+    expect(page.get_by_label("Search pictures by a description")).to_have_value(f"{gallery.captions[0]} -cat")
+    page.get_by_label("Stop searching with this picture").click()
+    wait_first(page, gallery.key(0))
+    assert "like" not in page.url, "the words stay"
+    give(page, (gallery.root / gallery.ids[20]).read_bytes(), "drop")
+    wait_first(page, gallery.key(20))
+    search(page, "a dog")
+    page.wait_for_url("**q=a+dog&upload=*")
+    page.get_by_label("Search pictures by a description").press("Escape")
+    wait_first(page, gallery.key(MANY - 1))
+
+
+def test_suggestions_while_typing_come_from_searches_albums_and_names(open_page):
+    page = open_page(reduced_motion="reduce")
+    page.evaluate(
+        "fetch('/api/v1/albums', { method: 'POST', body: JSON.stringify({ name: 'Roof garden' }),"
+        " headers: { 'Content-Type': 'application/json' } })"
+    )
+    box = page.get_by_role("combobox", name="Search pictures")
+    offered = page.locator("#suggestions [role=option]:visible")
+    box.fill("gardens in Rome")
+    box.press("Enter")  # which is remembered
+    box.fill("the gar")
+    expect(offered).to_have_text(["the gardenin names"])
+    box.press("ArrowDown")
+    expect(box).to_have_attribute("aria-activedescendant", offered.first.get_attribute("id"))
+    box.press("Enter")
+    page.wait_for_url("**q=the+garden")
+    expect(box).to_have_attribute("aria-expanded", "false")
+    box.fill("gard")
+    expect(offered).to_have_text(["gardens in Romerecent", "Roof gardenalbum", "gardenin names"])
+    page.wait_for_url("**q=gard")
+    expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+    for _ in range(4):  # past the last, on to the pictures
+        page.keyboard.press("ArrowDown")
+    expect(offered).to_have_count(0)
+    expect(tiles(page).first.get_by_role("link")).to_be_focused()
+    box.fill("gar")
+    box.press("Escape")
+    expect(box).to_have_value("gar")
+    expect(offered).to_have_count(0)
+    box.fill("gard")
+    offered.nth(1).click()
+    page.wait_for_url("**album=*")
+    expect(page.locator(".chip")).to_contain_text("Roof garden")
 
 
 def test_why_shows_slots_words_pairs_and_the_matching(open_page):

@@ -20,6 +20,7 @@ from maxmatch.core.array_checks import NotFiniteError
 from maxmatch.core.checks import NotUnitLength
 from maxmatch.evaluation import RetrievalResult, evaluate_embeddings, evaluate_runs, evaluate_scores, metrics
 from maxmatch.evaluation.encoding import save_encoded
+from maxmatch.matching import SIMILARITIES
 
 WAYS = ("i2t", "t2i")
 
@@ -399,6 +400,17 @@ def test_bad_embeddings_are_refused(images, texts, more, told, without_shape_che
     groups = {"image_groups": range(3), "text_groups": range(3)}
     with pytest.raises(ValueError, match=told):
         evaluate_embeddings(images, texts, **{**groups, **more})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("side", ["images", "texts"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot", *SIMILARITIES, lambda a, b: a.mean(1) @ b.mean(1).T])
+def test_a_vector_that_is_not_finite_is_named_whatever_compares_it(similarity, side, value):
+    size = 1 if similarity in ("cosine", "dot") else 2 if similarity == "csd" else 4
+    sides = {name: unit(6, size, 6, seed=seed) for seed, name in enumerate(("images", "texts"))}
+    sides[side][4, -1, 3] = value
+    with pytest.raises(NotFiniteError, match=rf"{side}: item 4"):
+        evaluate_embeddings(*sides.values(), range(6), range(6), similarity)
 
 
 def test_nan_is_a_kind_of_its_own_and_depths_start_at_one(two):

@@ -1,6 +1,7 @@
 """Things found by their names: of the first k images for each name, how many show it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_splits import galleries, split_of
-from small_runs import recipe_for, write_data
+from sentence_transformers import SentenceTransformer
+from small_runs import recipe_for, write_data, write_pictures
+from tiny_hub import hub_folder
 
 from maxmatch.core.array_checks import UsageError
 from maxmatch.data.dataset import IMAGE, DataError
@@ -23,7 +26,10 @@ from maxmatch.evaluation.labels import (
     pmrp_figures,
     precision_by_label,
 )
+from maxmatch.evaluation.leaderboard import read_records
 from maxmatch.evaluation.metrics import Scores
+from maxmatch.evaluation.other_models import SentenceModel
+from maxmatch.model.images import load_image
 from maxmatch.training.loop import train
 
 
@@ -33,16 +39,16 @@ def write(folder, names, labels):
     return path
 
 
-def test_the_precision_is_that_of_a_sorted_list():
-    generator = torch.Generator().manual_seed(0)
-    images, queries = (
-        torch.nn.functional.normalize(torch.randn(count, 1, 6, generator=generator), dim=-1) for count in (12, 4)
-    )
-    shows = np.random.default_rng(0).random((12, 4)) < 0.4
-    found = precision_by_label(images, shows, queries, 5, "mean")
-    for number, query in enumerate(queries[:, 0]):
-        order = sorted(range(12), key=lambda place: -float(images[place, 0] @ query))
-        assert found[number] == pytest.approx(sum(shows[place, number] for place in order[:5]) / 5)
+@pytest.mark.parametrize("values", [2, None])
+def test_the_precision_is_that_of_a_sorted_list_with_ties_against_the_model(values):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(12, 4)) if values is None else rng.integers(values, size=(12, 4)).astype(float)
+    shows = rng.random((12, 4)) < 0.4
+    for k in (1, 5, 20):
+        found = precision_by_label(scores, shows, k)
+        for number in range(4):
+            order = sorted(range(12), key=lambda place: (-scores[place, number], shows[place, number]))
+            assert found[number] == pytest.approx(sum(shows[place, number] for place in order[:k]) / k)
 
 
 def test_a_trained_model_finds_things_by_their_names(tmp_path):
@@ -64,13 +70,88 @@ def test_a_trained_model_finds_things_by_their_names(tmp_path):
     assert found.to_json()["precision_at_5"] == found.mean
 
 
+def test_models_of_transformers_and_sentence_transformers_are_measured_alike(tmp_path):
+    """A tiny CLIP as this package loads it, and as sentence-transformers does, without a picture that is damaged."""
+    write_pictures(tmp_path / "data", train=2, val=12)
+    hub_folder(tmp_path / "clip", "clip")
+    part = read_dataset(tmp_path / "data").split("val")
+    labels = write(tmp_path, ["dog", "cat"], {one: [n % 2] for n, one in enumerate(part[IMAGE].ids)})
+    Path(part[IMAGE].values[3]).write_bytes(b"no picture")
+    names, lines = [tmp_path / "clip", f"st:{tmp_path / 'clip'}"], []
+    ours, theirs = evaluate_labels(
+        names, tmp_path / "data", labels, split="val", k=3, results=tmp_path / "results.jsonl", say=lines.append
+    )
+    assert ours.images == theirs.images == 11
+    assert sum(part[IMAGE].ids[3] in line for line in lines) == 2
+    library = SentenceTransformer(str(tmp_path / "clip"), device="cpu")
+    kept = [n for n in range(12) if n != 3]
+    images = library.encode([load_image(part[IMAGE].values[n]) for n in kept], normalize_embeddings=True)
+    for number, name in enumerate(("dog", "cat")):
+        scores = images @ library.encode([f"a {name}"], normalize_embeddings=True)[0]
+        first = [kept[place] for place in np.argsort(-scores)[:3]]
+        assert theirs.precision[name] == pytest.approx(sum(place % 2 == number for place in first) / 3)
+    assert ours.precision == theirs.precision
+    assert [one.similarity for one in read_records(tmp_path / "results.jsonl")] == ["mil", "cosine"]
+
+
+def test_a_multi_vector_encoder_finds_names_by_late_interaction_with_the_name_as_query(monkeypatch, tmp_path):
+    """A stand-in that makes as many vectors as a name has letters, and two or three of a picture."""
+
+    def vectors(size, seed):
+        one = np.random.default_rng([seed, size]).normal(size=(size, 5)).astype(np.float32)
+        return one / np.linalg.norm(one, axis=1, keepdims=True)
+
+    class Library:
+        def encode_query(self, texts, **options):
+            return [vectors(len(text), 1) for text in texts]
+
+        def encode_document(self, pictures, **options):
+            return [vectors(2 + picture.getpixel((0, 0))[0] % 5, 2) for picture in pictures]
+
+        def state_dict(self):
+            return {}
+
+    model = SentenceModel("late", Library(), "maxsim", several=True)
+    monkeypatch.setattr(SentenceModel, "load", lambda source, device: model)
+    write_pictures(tmp_path / "data", train=2, val=12)
+    part = read_dataset(tmp_path / "data").split("val")
+    labels = write(tmp_path, ["dog", "horse"], {one: [n % 2] for n, one in enumerate(part[IMAGE].ids)})
+    (found,) = evaluate_labels("st:late", tmp_path / "data", labels, split="val", k=4)
+    pictures = [load_image(one) for one in part[IMAGE].values]
+    for number, name in enumerate(("dog", "horse")):
+        words = Library().encode_query([f"a {name}"])[0]
+        scores = [float((words @ one.T).max(1).sum()) for one in Library().encode_document(pictures)]
+        order = sorted(range(12), key=lambda place: (-round(scores[place], 5), place % 2 == number))
+        assert found.precision[name] == pytest.approx(sum(place % 2 == number for place in order[:4]) / 4)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "scores"])
+def test_files_of_vectors_and_scores_cannot_encode_names(tmp_path, kind):
+    write_pictures(tmp_path / "data", train=2, val=4)
+    labels = write(tmp_path, ["dog"], {"0": [0]})
+    for name in ("images", "texts"):
+        np.save(tmp_path / f"{name}.npy", np.eye(4))
+    given = (tmp_path / "images.npy", tmp_path / "texts.npy") if kind == "vectors" else tmp_path / "images.npy"
+    with pytest.raises(UsageError, match=rf"images.*{kind}.*sentence-transformers"):
+        evaluate_labels([given], tmp_path / "data", labels, split="val")
+
+
 def test_leading_zeros_of_ids_mean_nothing(tmp_path):
     read = Labels.read(write(tmp_path, ["cat", "pizza"], {"000000000009": [1], "a05": [0]}))
     assert read.shown == {"9": [1], "a05": [0]}
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"names": ["a"]}', '{"names": ["a"], "labels": {"1": [1]}}', '{"names": 3, "labels": {}}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"names": ["a"]}',
+        '{"names": ["a"], "labels": {"1": [1]}}',
+        '{"names": 3, "labels": {}}',
+        '{"names": ["a", "a"], "labels": {"1": [1]}}',
+        '{"names": ["a"], "labels": {"1": [0], "01": []}}',
+    ],
 )
 def test_a_file_that_holds_no_labels_is_named(tmp_path, content):
     path = tmp_path / "labels.json"

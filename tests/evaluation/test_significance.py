@@ -220,8 +220,8 @@ def ranked(seed, images=20, folds=1):
     return galleries
 
 
-def line_of(name, galleries):
-    return ResultLine(Result(name, "maxmatch", 1, {}, {"": galleries}))
+def line_of(name, galleries, similarity="maxmatch"):
+    return ResultLine(Result(name, similarity, 1, {}, {"": galleries}))
 
 
 def queries(galleries, met):
@@ -270,6 +270,20 @@ def test_the_ratio_is_of_the_same_captions_under_the_first_and_the_other_model()
     table = words_table(by_words([line_of("unseen", first), line_of("seen", second)], met, draws=0))
     assert len(table.notes) == 1
     assert f"unseen has {value:.0%} of that of seen" in render(table)
+
+
+def test_the_ratio_is_of_lines_with_the_same_similarity_which_is_named_if_there_are_several():
+    met = np.random.default_rng(5).random(60) < 0.3
+    models = [("unseen", "maxmatch", 1), ("seen", "maxmatch", 2), ("unseen", "top_k", 3), ("seen", "top_k", 4)]
+    lines = [line_of(name, ranked(seed), similarity) for name, similarity, seed in [*models, ("other", "mil", 5)]]
+    found = by_words(lines, met, draws=0)
+    assert ["first_to_this_r10" in one for one in found] == [False, True, False, True, False]
+    for place in (1, 3):
+        share = found[place - 1]["with"]["t2i_r10"] / found[place]["with"]["t2i_r10"]
+        assert found[place]["first_to_this_r10"]["value"] == pytest.approx(share)
+    first, second = words_table(found).notes
+    assert first.endswith(f"unseen has {found[1]['first_to_this_r10']['value']:.0%} of that of seen, maxmatch")
+    assert second.endswith(f"unseen has {found[3]['first_to_this_r10']['value']:.0%} of that of seen, top_k")
 
 
 def test_a_model_that_finds_nothing_has_no_ratio_and_one_side_alone_is_refused():

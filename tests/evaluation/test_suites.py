@@ -15,13 +15,12 @@ from maxmatch.core.array_checks import UsageError
 from maxmatch.evaluation.encoding import find_models
 from maxmatch.evaluation.evaluator import SetsAndMask
 from maxmatch.evaluation.leaderboard import read_records
+from maxmatch.evaluation.other_models import AnyEncoder, SentenceModel, open_encoder
 from maxmatch.evaluation.suites import (
-    AnyEncoder,
     SuiteFileError,
     evaluate_suite,
     example_scores,
     held_by_measure,
-    open_encoder,
     read_examples,
     render_suite,
 )
@@ -187,7 +186,7 @@ def test_scores_of_padded_sets_do_not_depend_on_the_padding(place):
 
     (place / "two.json").write_text(json.dumps([{"image": "0.png", "caption": "ab", "negative": "abcd"}]))
     (place / "more.json").write_text(json.dumps([{"image": "0.png", "caption": "ab", "negative": "a" * 9}]))
-    model = AnyEncoder(encode, "maxsim", "")
+    model = AnyEncoder(encode, "maxsim", SentenceModel("late", None, "maxsim", several=True))
     found = []
     for name in ("two", "more"):
         examples = read_examples("contrast", place / f"{name}.json", place / "images")
@@ -237,5 +236,5 @@ def test_missing_files_and_models_that_cannot_encode_are_refused(place, tmp_path
     with pytest.raises(SuiteFileError, match="pictures"):
         read_examples("aro", place / "aro.json", tmp_path / "none")
     np.save(tmp_path / "scores.npy", np.zeros((2, 2)))
-    with pytest.raises(UsageError, match="scores cannot encode"):
+    with pytest.raises(UsageError, match=r"scores\.npy.*cannot encode"):
         open_encoder(*find_models([tmp_path / "scores.npy"]))

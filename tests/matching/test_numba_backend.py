@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from maxmatch.matching import products
-from maxmatch.matching.numba_backend import matched_cosines
+from maxmatch.matching.numba_backend import matched_cosines, mean_scores
 
 
 def matched(blocks: Tensor) -> Tensor:
@@ -36,6 +36,23 @@ def test_matched_cosines_are_those_of_the_best_matching(
     tied = torch.randint(-2, 3, shape, generator=generator) / 4  # of equal totals the lexicographically first is taken
     for some in (blocks, -blocks.abs(), tied):
         assert torch.equal(matched(some), expected(some))
+
+
+@pytest.mark.parametrize("threads", [1, 3, 7])
+def test_scores_are_the_mean_of_four_exponentials_less_1_in_a_part_of_a_matrix(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    exponentials = torch.rand(4, 20, 33, generator=torch.Generator().manual_seed(0)).exp()
+    whole = torch.full((24, 50), 7.0)
+    out = whole[2:22, 5:38]
+    with ThreadPoolExecutor(2) as pool:
+        total = mean_scores(exponentials, out, pool)
+        torch.testing.assert_close(out, exponentials.mean(0) - 1, rtol=0, atol=1e-6)
+        assert total == pytest.approx(float(out.double().sum()))
+        assert bool((whole[:2] == 7).all() and (whole[:, :5] == 7).all() and (whole[:, 38:] == 7).all())
+        exponentials[2, 19, 3] = torch.inf
+        assert mean_scores(exponentials, out, pool) == torch.inf
 
 
 def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,22 @@ def test_a_query_with_too_few_candidates_is_answered_by_a_scan(index, data, monk
     assert _recall(index.search(data[1][:3], k=10), expected) == 1
 
 
+def test_so_many_candidates_that_a_scan_is_less_work_are_not_asked_for(index, data, monkeypatch):
+    from maxmatch.search import rerank
+
+    monkeypatch.setattr(rerank, "_MANY", 100)
+    expected = top_hits(data[1][:2], data[0], 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            index.engine, "candidates", lambda queries, *more: [] if not len(queries) else pytest.fail("asked")
+        )
+        found = index.search(data[1][:2], k=60, candidates=600)  # of 3,000
+    assert _recall(found, expected) == 1
+    with monkeypatch.context() as patch:
+        _no_scan(index, patch)
+        assert len(index.search(data[1][:1], k=20, candidates=200)[0]) == 20
+
+
 def test_what_is_written_later_is_found_too(index, data, monkeypatch):
     query = unit_sets(1, 4, 16, seed=9)
     index.add(["new"], query)

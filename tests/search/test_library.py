@@ -7,6 +7,7 @@ from PIL import Image
 from maxmatch.search import library as module
 from maxmatch.search.engine import Engine
 from maxmatch.search.library import Library, distinct_folders
+from maxmatch.search.photo_names import named_items
 from maxmatch.search.photos import is_excluded, open_photos, sync
 from maxmatch.search.query import search_parts
 
@@ -112,6 +113,14 @@ def test_labels_differ_and_a_folder_within_another_is_not_read_twice(tmp_path, f
     assert same.picture("y/photos/a/1.jpg") == tmp_path / "y" / "photos" / "a" / "1.jpg"
     with pytest.raises(FileNotFoundError):
         same.picture("elsewhere/1.jpg")
+
+
+def test_the_name_of_a_given_folder_is_no_name_of_its_photos(folders):
+    index = Library(folders[:2]).index
+    assert named_items(index, ("photos",)) == named_items(index, ("pictures", "rome")) == []
+    found = [f"{root}/rome/{name}" for root in ("Pictures", "photos") for name in ("0.png", "1.png")]
+    assert sorted(named_items(index, ("rome",))) == found
+    assert len(named_items(folders[2][1], ("photos",))) == len(NAMES), "within a given folder it is one"
 
 
 @pytest.mark.parametrize(

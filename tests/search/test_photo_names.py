@@ -6,7 +6,7 @@ from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.search import photo_names
-from maxmatch.search.photo_names import is_named, named_first, named_items, query_words
+from maxmatch.search.photo_names import NameList, is_named, named_first, named_items, query_words
 from maxmatch.search.query import parse_query, search_parts
 
 
@@ -34,7 +34,25 @@ from maxmatch.search.query import parse_query, search_parts
     ],
 )
 def test_all_words_of_the_query_are_words_of_the_path(path, query, found):
-    assert is_named(path, query_words(parse_query(query))) == found
+    words = query_words(parse_query(query))
+    assert is_named(path, words) == found
+    assert NameList(["x", path, "y", path]).places(words) == ([1, 3] if found else [])
+
+
+def test_a_list_of_names_finds_what_each_of_them_alone_would():
+    paths = ["", "rome/rome.jpg", "a\nrome.png", "b", "Rome\n", "rome", "ro/me.png", "rome.jpg", "x/ROME 2.gif"]
+    listed = NameList(paths)
+    for words in (("rome",), ("me",), ("rome", "2"), ("jpg",), ("a", "rome"), ()):
+        assert listed.places(words) == [place for place, path in enumerate(paths) if is_named(path, words)]
+    assert NameList([]).places(("rome",)) == []
+
+
+def test_words_that_name_some_photos_are_offered_the_frequent_ones_first():
+    rome = [f"2024/Rome/IMG_{n}.jpg" for n in range(4)]
+    other = [f"IMG_{n} Café del mar.jpeg" for n in range(3)] + ["x2y/IMG.a.png", "IMG_9.png", "IMG_8.png"]
+    assert NameList(rome + other).words() == ["rome", "café", "del", "mar"]
+    assert NameList(rome + other).words(most=1) == ["rome"]
+    assert NameList([]).words() == []
 
 
 def test_named_items_come_first_by_their_scores_and_the_rest_as_it_was(tmp_path, monkeypatch):

@@ -5,7 +5,8 @@ from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.core.array_checks import UsageError
-from maxmatch.search.query import parse_query, search_parts
+from maxmatch.model.text import Words
+from maxmatch.search.query import parse_query, search_parts, unknown_parts
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +87,32 @@ def test_quoted_parts_and_words_after_a_minus_count_and_the_rest_is_one_text(tex
 def test_what_cannot_be_meant_is_an_error_and_never_plain_text(text, fact):
     with pytest.raises(UsageError, match=fact):
         parse_query(text)
+
+
+KNOWN = {"dog", "beach", "a", "two", "people", "photo"}
+
+
+@pytest.mark.parametrize(
+    ("query", "picture", "left_out"),
+    [
+        ('"dog" + "xqzzt"', False, ["xqzzt"]),
+        ("dog -blorf", False, ["blorf"]),
+        ('"dog" + "a xqzzt" - "two blorf"', False, ["a xqzzt", "two blorf"]),
+        ('"dog" + "xqzzt beach"', False, []),
+        ('"dog" + "two"', False, []),
+        ('"dog" - "photo"', False, []),
+        ('"dog" + "?!"', False, ["?!"]),
+        ("xqzzt", False, []),
+        ('"xqzzt" + "blorf"', False, []),
+        ("xqzzt -dog", False, []),  # nothing that is known is looked for
+        ("xqzzt", True, ["xqzzt"]),
+        ("-xqzzt -people", True, ["xqzzt"]),
+    ],
+)
+def test_a_part_without_a_known_word_is_left_out_where_others_are_looked_for(query, picture, left_out):
+    def words_of(text):
+        words = [word for word in text.split() if word.isalpha()]
+        return Words([w for w in words if w in KNOWN], [w for w in words if w not in KNOWN])
+
+    parts = parse_query(query, beside_picture=picture)
+    assert [part.text for part in unknown_parts(parts, words_of, picture)] == left_out

@@ -101,7 +101,8 @@ def test_a_copy_and_a_touched_file_are_not_encoded_but_another_picture_of_the_sa
     shutil.copy(folder / "a.png", folder / "copy.png")
     os.utime(folder / "b.png", (1, 1))
     Image.new("RGB", (40, 30), "green").save(folder / "x.bmp")
-    assert (synced()[:3], counted.since()) == ((1, 2, 0), 1)
+    done = synced()
+    assert (done[:3], done.taken_over, counted.since()) == ((0, 2, 0), 1, 1)
     sets, facts = stored(index)
     np.testing.assert_array_equal(sets["copy.png"], sets["a.png"])
     assert facts["b.png"]["mtime"] == 1
@@ -130,7 +131,7 @@ def test_the_sets_of_another_folder_of_the_same_model_are_taken_over(synced, ind
     moved = folder.rename(folder.with_name("photos"))
     with open_photos(index.folder.parent.with_name("two"), counted) as other:
         done = sync(other, counted, moved)
-        assert (done[:3], done.renamed, counted.since()) == ((4, 0, 0), 0, 0)
+        assert (done[:3], done.renamed, done.taken_over, counted.since()) == ((0, 0, 0), 0, 4, 0)
         for name, vectors in stored(other)[0].items():
             np.testing.assert_array_equal(vectors, stored(index)[0][name])
     stranger = Counting(tiny_model("resnet152_bigru", seed=2))

@@ -76,6 +76,23 @@ def test_of_parts_only_texts_have_words(client, gallery):
     assert (answer["unknown_words"], answer["any_word_known"]) == ([], None)
 
 
+def test_a_part_without_a_known_word_weighs_nothing_and_is_named(client, gallery):
+    def asked(**query):
+        answer = client.get(SEARCH, params={"fold": False, **query}).json()
+        return [(hit["item"]["id"], pytest.approx(hit["score"], abs=1e-5)) for hit in answer["hits"]], answer
+
+    for query, more in (('"a dog" + 3 "xqzzt"', ["xqzzt"]), ("a dog -blorf", ["blorf"])):
+        hits, answer = asked(q=query)
+        assert hits == asked(q="a dog")[0]
+        assert (answer["left_out"], answer["unknown_words"], answer["any_word_known"]) == (more, more, True)
+    hits, answer = asked(q="xqzzt", like=gallery.key(3))
+    assert hits == asked(like=gallery.key(3))[0]
+    assert (answer["left_out"], answer["any_word_known"]) == (["xqzzt"], False)
+    why = client.get(f"/api/v1/items/{gallery.key(3)}/explain", params={"q": "a dog -blorf"}).json()
+    assert [part["label"] for part in why["parts"]] == ["a dog"]
+    assert asked(q='"xqzzt" + "blorf"')[1]["left_out"] == [], "then the results are a guess"
+
+
 def test_an_index_alone_is_served_by_its_recorded_model(gallery, tmp_path):
     gallery.model.save_pretrained(tmp_path / "model")
     with SetIndex.create(tmp_path / "index", dim=gallery.model.dim, set_size=3, model=gallery.model) as index:

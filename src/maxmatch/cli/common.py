@@ -1,6 +1,5 @@
 """What verbs share: messages on stderr, Ctrl-C, loading the model and the index that a command names."""
 
-import os
 import signal
 import socket
 import sys
@@ -32,7 +31,9 @@ if TYPE_CHECKING:
 
 def cores() -> int:
     """How many threads or processes to use: one per core, at most eight."""
-    return min(8, os.cpu_count() or 1)
+    from maxmatch.core.machine import usable_cores
+
+    return usable_cores(8)
 
 
 def say(line: str) -> None:
@@ -274,7 +275,8 @@ def open_folders(
     if load_many is not None and (anew or not all(is_indexed(place_of(folder, encoder)) for folder in distinct)):
         encoder = load_many(named, device)
     opened: list[tuple[Path, SetIndex]] = []
-    for left, folder in enumerate(distinct, start=1 - len(distinct)):
+    empty: DataError | None = None
+    for folder in distinct:
         place = place_of(folder, encoder)
         try:
             with resumable(folder), replacing_older(folder, encoder, say):
@@ -290,9 +292,9 @@ def open_folders(
                     say=say,
                 )
         except DataError as error:  # nothing in it: the others are searched
-            if not left and not opened:
-                raise
-            say(str(error))
+            if len(distinct) > 1:
+                say(str(error))
+            empty = error
             continue
         opened.append((folder, index))
         for one in done.unreadable[:_SHOWN]:
@@ -301,10 +303,13 @@ def open_folders(
             say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
         if done.unread:
             say(not_read(done.unread))
-        if done.added or done.changed or done.removed or done.renamed:
-            renamed = f", {done.renamed:,} renamed" if done.renamed else ""
-            what = f"{done.added:,} new, {done.changed:,} changed, {done.removed:,} gone{renamed}"
+        if done.added or done.changed or done.removed or done.renamed or done.taken_over:
+            more = f", {done.renamed:,} renamed" if done.renamed else ""
+            more += f", {done.taken_over:,} taken over" if done.taken_over else ""
+            what = f"{done.added:,} new, {done.changed:,} changed, {done.removed:,} gone{more}"
             say((f"{folder}: " if len(distinct) > 1 else "") + f"{len(index):,} photos: {what}")
+    if not opened and empty is not None:
+        raise empty
     return Library(opened, exclude), encoder
 
 

@@ -219,12 +219,12 @@ def convert(
 
       maxmatch data convert coco.json precomp --to precomp --features regions
     """
-    from maxmatch.cli.common import cores, say
+    from maxmatch.cli.common import cores, resumable, say
     from maxmatch.core.progress import bar
     from maxmatch.data.convert import convert as run
     from maxmatch.data.dataset import report_first
 
-    with report_first(say) as report:
+    with report_first(say) as report, resumable(target):
         done = run(
             source, target, to, format=format, images=images, features=features, splits=split, captions=captions,
             limit=limit, skip_missing=skip_missing, dtype=dtype, workers=workers or cores(), report=report, say=say,
@@ -259,6 +259,13 @@ def features(
     split: Annotated[list[str] | None, typer.Option(help="Only this split; repeat for several.")] = None,
     format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Processes that decode pictures; 0: threads of this one. Default beside a GPU: one per core up to 16.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Run a frozen backbone once and keep its features.
@@ -276,16 +283,17 @@ def features(
 
       maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
     """
-    from maxmatch.cli.common import say
+    from maxmatch.cli.common import resumable, say
     from maxmatch.core.devices import chosen_device
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import report_first
-    from maxmatch.data.extraction import describe_store, extract, load_backbone
+    from maxmatch.data.extraction import decoding_workers, describe_store, extract, load_backbone
     from maxmatch.data.features import FeatureWriter
     from maxmatch.data.load import read_dataset
 
     place = chosen_device(device)
     batch_size = batch_size or (4 if place.type == "cpu" else 64)  # larger ones only wait for memory on a CPU
+    workers = decoding_workers(place) if workers is None else workers
     backbone = load_backbone(model, place)
     info = describe_store(backbone, dtype)
     say(f"{info.source}")
@@ -295,8 +303,8 @@ def features(
         if split:
             dataset = replace(dataset, splits={name: dataset.split(name) for name in split})
         total = len({image for part in dataset.splits.values() for image in part["image"].ids})
-        with bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
-            extract(backbone, dataset, writer, batch_size, report, advance)
+        with resumable(store), bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
+            extract(backbone, dataset, writer, batch_size, report, advance, workers)
             done = writer.finish()
     if as_json:
         print(json.dumps({"path": str(store), "images": len(done), "left_out": total - len(done), **asdict(info)}))
@@ -354,12 +362,12 @@ def scenes(
 
       maxmatch data scenes scenes --images 6000 --size 128 --seed 1
     """
-    from maxmatch.cli.common import cores
+    from maxmatch.cli.common import cores, resumable
     from maxmatch.core.progress import bar
     from maxmatch.data.scenes import generate, split_sizes
 
     workers = cores() if images >= 500 else None  # fewer are drawn before other processes have started
-    with bar("scenes", images) as advance:
+    with resumable(folder), bar("scenes", images) as advance:
         generate(folder, images, seed, size, workers=workers, advance=advance)
     sizes = ", ".join(f"{name} {count:,}" for name, count in split_sizes(images).items())
     print(f"{folder}: {images:,} pictures with five captions each ({sizes})")

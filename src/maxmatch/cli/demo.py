@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maxmatch.cli.common import say
+from maxmatch.cli.common import cores, say
 
 if TYPE_CHECKING:
     from maxmatch.recipe.schema import Recipe
@@ -66,7 +67,22 @@ _COLUMNS = (  # figure, heading, width, format
     ("pairing_stability", "stable", 9, ".0%"),
 )
 _SHOWN, _PIXELS = 200, 192  # scenes on the page, and their size
+_MANY = 1000  # scenes, from which on processes draw them
 _METHODS = {"MaxMatch": "scenes", "SetDiv": "scenes_setdiv", "MIL": "scenes_mil"}
+# Shorter than the recipes: with half of the images, two blocks and no dropout, a step takes a third of the time.
+# The CNN is one of ours, since importing transformers takes seconds in each process.
+_SHORTER = [
+    "train.batch_size=32",
+    "train.epochs=3",
+    "objective.mean_negatives_epochs=1",
+    "model.config.towers.image.encoder.backbone="
+    "{source: resnext, depths: [1, 1, 1], groups: 1, group_width: 16, base_width: 16}",
+    "model.config.towers.image.head.depth=2",
+    "model.config.towers.image.head.dropout=0",
+    "model.config.towers.text.head.depth=2",
+    "model.config.towers.text.head.dropout=0",
+    "model.config.towers.text.encoder.dropout=0",
+]
 
 
 def demo(
@@ -116,14 +132,18 @@ def demo(
         if photos is not None:
             open_on([photos], port=port, open_page=True)
             return
-    from maxmatch.data.load import load_data
+    from maxmatch.core.progress import bar
+    from maxmatch.data.load import make_scenes
     from maxmatch.recipe.yaml_files import load_recipe
     from maxmatch.training.run import DONE, check_folder, result_of
 
-    overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *(changes or [])]
+    overrides = [f"seed={seed}", f"data.path={json.dumps(str(out / 'scenes'))}", *_SHORTER, *(changes or [])]
     methods = {"MaxMatch": _METHODS["MaxMatch"]} if serve else _METHODS
     recipes = {method: load_recipe(name, overrides) for method, name in methods.items()}
-    load_data(recipes["MaxMatch"].data, lambda line: typer.echo(line, err=True))  # generated here, or all three would
+    scenes = recipes["MaxMatch"].data
+    count = 0 if scenes.scenes is None else scenes.scenes.images
+    with bar("scenes", count) as advance:  # here, or all three would generate them
+        make_scenes(scenes, say, cores() if count >= _MANY else None, advance)
     runs = {method: out / f"{name}-{seed}" for method, name in methods.items()}
     for method, recipe in recipes.items():
         check_folder(runs[method], recipe, resume=True)
@@ -167,6 +187,8 @@ def _side_by_side(commands: dict[str, list[str]], runs: dict[str, Path], steps: 
     from maxmatch.core.files import read_metrics
 
     with ExitStack() as opened:
+        # A demo that is asked to end stops its trainings first, as with Ctrl-C.
+        opened.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
         work = {}
         for method, command in commands.items():
             runs[method].parent.mkdir(parents=True, exist_ok=True)

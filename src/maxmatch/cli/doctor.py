@@ -18,7 +18,7 @@ import typer
 
 import maxmatch
 from maxmatch.core.files import user_cache
-from maxmatch.core.machine import TORCHVISION_CURE, free_memory
+from maxmatch.core.machine import TORCHVISION_CURE, free_memory, usable_cores
 from maxmatch.model.names import MODELS, SHIPPED, cached_models, has_newer, interrupted_downloads
 
 if TYPE_CHECKING:
@@ -194,8 +194,7 @@ def _devices() -> Iterator[Finding]:
         detail = f"torch cannot be imported ({error})."
         yield Finding("devices", "fail", detail, "Run: pip install --force-reinstall -c constraints.txt torch")
         return
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("cpu", "ok", f"{usable} cores, torch uses {torch.get_num_threads()}")
+    yield Finding("cpu", "ok", f"{usable_cores()} cores, torch uses {torch.get_num_threads()}")
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         yield Finding(f"cuda:{index}", "ok", f"{about.name}, {about.total_memory / _GIB:.0f} GiB")

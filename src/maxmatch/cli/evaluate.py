@@ -188,6 +188,17 @@ def evaluate(
     }
     style: Literal["text", "markdown", "latex"] = "markdown" if markdown else "latex" if latex else "text"
     common: dict[str, Any] = {"device": device, "batch_size": batch_size, "say": say, "bar": bar}
+    if suite in ("labels", "sugarcrepe", "aro", "contrast", "winoground"):
+        apart: dict[str, Any] = {
+            "--similarity": similarity,
+            "--ensemble": ensemble,
+            "--by": by,
+            "--words": words or words_from,
+        }
+        apart |= {"--worst": worst, "--page": page, "--save-sets": save_sets, "--groups": groups}
+        refused = [name for name, value in apart.items() if value]
+        if refused:
+            raise typer.BadParameter(f"--suite {suite} does not take {', '.join(refused)}. Leave it out.")
     if labels is None and data is not None and (suite in ("labels", "pmrp") or "label" in divided):
         labels = labels_beside(data)
     if suite == "labels" or (labels is not None and suite is None and not divided):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -227,7 +227,7 @@ def search(
     if min_score is not None and not math.isfinite(min_score):
         raise typer.BadParameter(f"--min-score: expected a number, got {min_score}")
     from maxmatch.search.filters import parse_where
-    from maxmatch.search.query import TextPart, parse_query
+    from maxmatch.search.query import TextPart, parse_query, unknown_parts
 
     with usage_errors():
         parts = parse_query(words, image is not None) if words.strip() else []
@@ -243,12 +243,9 @@ def search(
     photos = are_folders_of_photos(folders, exclude or ())
     load = partial(load_for_search, runtime=runtime)
 
-    # Scores of pictures, and sums of several parts, mean something else than those of a text.
-    is_text = image is None and len(parts) == 1 and parts[0].weight == 1
-    judged = is_text and not everything and min_score is None
     folded = fold if fold is not None else not (as_json or paths) and sys.stdout.isatty()
 
-    def found(anew: bool) -> "tuple[Answer, Words | None, bool, set[str]]":
+    def found(anew: bool) -> "_Found":
         if photos:
             library, encoder = open_folders(
                 folders, model, device, load, partial(load, many=True), exclude=exclude or (), anew=anew
@@ -258,10 +255,16 @@ def search(
             opened = SetIndex.open(folders[0])
             encoder = model_of(opened, folders[0], model, device, load)
         with opened, usage_errors():
-            read = encoder.known_words(*(part.text for part in parts)) if parts else None
+            left_out = unknown_parts(parts, encoder.known_words, image is not None)
+            kept = [part for part in parts if part not in left_out]
+            every = encoder.known_words(*(part.text for part in parts)) if parts else None
+            read = encoder.known_words(*(part.text for part in kept)) if kept else None
+            # Scores of pictures, and sums of several parts, mean something else than those of a text.
+            is_text = image is None and len(kept) == 1 and kept[0].weight == 1
+            judged = is_text and not everything and min_score is None
             cut_off = calibrated(opened, encoder) if judged else None
-            sets = _sets(encoder, parts, image)
-            weights = [*([1.0] if image is not None else []), *(part.weight for part in parts)]
+            sets = _sets(encoder, kept, image)
+            weights = [*([1.0] if image is not None else []), *(part.weight for part in kept)]
             by_name = photos and names and image is None and min_score is None
             named = named_items(opened, query_words(parts), where) if by_name else []
             answer = answered(
@@ -280,13 +283,14 @@ def search(
             if photos:
                 shown = [_shown(group, library.picture, as_json) for group in answer.groups]
                 answer = answer._replace(groups=shown)
-            return answer, read, cut_off is not None, set(named)
+            texts = [part.text for part in left_out]
+            return _Found(answer, every, read, texts, judged and cut_off is None, set(named))
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            answer, read, can_tell, named = found(anew)
+            answer, every, read, left_out, cannot_tell, named = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
@@ -296,7 +300,11 @@ def search(
     if photos:
         paths = paths or not (as_json or explain or sys.stdout.isatty())
     if as_json:
-        known = {"unknown_words": read.unknown if read else [], "any_word_known": bool(read.known) if read else None}
+        known = {
+            "unknown_words": every.unknown if every else [],
+            "any_word_known": bool(every.known) if every else None,
+            "left_out": left_out,
+        }
         fits = {"fits": answer.verdict.fits, "cut_off": answer.verdict.ends}
         listed = [
             _plain(hit)
@@ -308,6 +316,8 @@ def search(
         print(json.dumps({**asked, **known, **fits, "ended": answer.ended, "hits": listed}))
         return
     having = sum(hit.id in named for hit in hits)
+    if left_out:
+        say(f"left out, since the model knows no word of it: {', '.join(left_out)}")
     if read is not None and not read.known:
         first = f"{having} {'photo has them in its' if having == 1 else 'photos have them in their'} name"
         rest = len(hits) > having
@@ -337,8 +347,19 @@ def search(
         options = (("--where", where), ("--min-score", min_score), ("--exclude", exclude))
         passing = [option for option, given in options if given is not None]
         say(f"nothing in {folder}" + (f" that passes {' and '.join(passing)}" if passing else ""))
-    elif judged and not can_tell and sys.stdout.isatty():
+    elif cannot_tell and sys.stdout.isatty():
         say("too few photos, or a model that reads too few words, to tell which fit: none is left out")
+
+
+class _Found(NamedTuple):
+    """What a search found. every: the words of the query; read: of its parts that count. left_out: the others."""
+
+    answer: "Answer"
+    every: "Words | None"
+    read: "Words | None"
+    left_out: list[str]
+    cannot_tell: bool
+    named: set[str]
 
 
 def _judged(cut_off: "CutOff | None", read: "Words | None", hits: "Sequence[Hit]") -> "Verdict":

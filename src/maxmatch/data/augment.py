@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, from_numpy
 from torch.nn.functional import grid_sample, interpolate
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from maxmatch.core.devices import on_device
 from maxmatch.core.files import locked, whole, write_whole
@@ -24,7 +24,7 @@ from maxmatch.core.progress import map_ahead
 from maxmatch.core.types import Batch, Inputs, Phrases
 from maxmatch.data.dataset import Items
 from maxmatch.model.images import DRAFT, Channels, ImageTransform, Source, load_image, normalised
-from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader, in_processes
 
 _MASKED, _REPLACED = 0.5, 0.1  # of the words that are hit; the rest is deleted
 _MASK_TOKENS = ("<mask>", "[MASK]")
@@ -355,7 +355,7 @@ class _Decoded(Dataset[tuple[Tensor, dict[int, str]]]):
         if workers <= _FEW_THREADS or len(self.items) < _MANY:
             yield from map_ahead(self.__getitem__, range(len(self)), workers)
         else:
-            yield from DataLoader(self, batch_size=None, num_workers=workers, generator=torch.Generator())
+            yield from in_processes(self, workers)
 
     def cached(self, folder: Path, workers: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
         """All chunks, in order, from a file in the folder; it is written first where there is none of these files, as

@@ -3,13 +3,17 @@
 import hashlib
 import json
 import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.core.types import Inputs
 from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
@@ -25,6 +29,8 @@ from maxmatch.model.two_towers import HubHalf
 from maxmatch.recipe.schema import Data
 
 _HUGGING_FACE = "hf:"
+_SHARED = Path("/dev/shm")
+_MOST_WORKERS, _FEW_CORES = 16, 2
 
 
 @dataclass(frozen=True)
@@ -140,19 +146,21 @@ def extract(
     batch_size: int = 64,
     report: Report = refuse,
     advance: Advance = quiet,
+    workers: int = 0,
 ) -> None:
     """Append the backbone's features for every picture of a data set that the writer does not hold yet.
 
     An image of several splits is taken once. A picture that cannot be read is reported and left out. Which images share
     a batch depends on the data set alone, and every batch is as large as the others, so that a run that was interrupted
-    gives the same numbers as one that was not.
+    gives the same numbers as one that was not. workers: processes that decode pictures while the backbone works on
+    others, as many of them as there is shared memory for; 0: a few threads of this process.
     """
     for split in dataset.splits.values():
         if split.size and isinstance(split[IMAGE].values[0], np.ndarray):
             raise ValueError(f"{dataset.path}: holds features already, of which none can be extracted.")
     found = distinct_images(dataset.splits)
     ids = list(found)
-    images = LazyItems(ids, lambda image: dataset.splits[found[image][0]][IMAGE].values[found[image][1]])
+    images = LazyItems(ids, partial(_picture, dataset, found))
     reader = backbone.reader
     backbone.encoder.eval()
     batches = [range(start, min(start + batch_size, len(images))) for start in range(0, len(images), batch_size)]
@@ -161,7 +169,9 @@ def extract(
     device = next(backbone.encoder.parameters()).device
     # The exact kernels: what is done once may take a little longer, and be the same everywhere.
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        read = read_ahead(reader, images, left, skip=True, ahead=device.type != "cpu")
+        ahead, room = device.type != "cpu", _room(reader.blank().nbytes * batch_size)
+        several = min(workers, room) if workers > 1 else 0
+        read = read_ahead(reader, images, left, True, several or None, ahead, processes=several > 1)
         for places, batch in zip(left, read, strict=True):
             for skipped in batch.skipped:
                 image = ids[skipped.index]
@@ -182,6 +192,28 @@ def extract(
                         raise ValueError(f"{what} Its weights may be damaged.")
                 writer.append([ids[place] for place in new], features)
             advance(len(places))
+
+
+def decoding_workers(device: torch.device) -> int:
+    """How many processes to decode pictures with for a backbone on this device: one per core beside a GPU, at most 16.
+    None where the backbone needs the cores itself, or there are only two: threads are as fast then.
+    """
+    cores = usable_cores(_MOST_WORKERS)
+    return cores if device.type != "cpu" and cores > _FEW_CORES else 0
+
+
+def _picture(dataset: Dataset, found: Mapping[str, tuple[str, int]], image: str) -> Any:
+    """A picture by its id: what is read of it."""
+    split, place = found[image]
+    return dataset.splits[split][IMAGE].values[place]
+
+
+def _room(size: int) -> int:
+    """How many processes can each keep two batches of so many bytes, and one more, in the memory that they share."""
+    try:
+        return shutil.disk_usage(_SHARED).free // (3 * size)
+    except OSError:  # shared in another way
+        return _MOST_WORKERS
 
 
 def _built(encoder: Any) -> SetEncoder:

@@ -3,7 +3,6 @@ is read from disk by workers.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -80,8 +79,7 @@ def choose_feed(
         raise ValueError(f"feed: expected 'auto', 'resident' or 'mapped', got {feed!r}.")
     device = torch.device(device)
     if workers is None:
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(_MOST_WORKERS, usable)
+        workers = machine.usable_cores(_MOST_WORKERS)
     resident, why = _decide(split, readers, device, feed, workers)
     say(f"feed: {why}")
     options: dict[str, Any] = {

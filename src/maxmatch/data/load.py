@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from maxmatch.core.progress import Advance, quiet
 from maxmatch.data.dataset import (
     IMAGE,
     TEXT,
@@ -175,6 +176,18 @@ def source_names(parts: Sequence[Data]) -> list[str]:
     return names
 
 
+def make_scenes(data: Data, say: Say, workers: int | None = None, advance: Advance = quiet) -> None:
+    """Generate the scenes that a recipe asks for, where they are not there. workers: processes that draw them."""
+    if data.scenes is None:
+        return
+    path = Path(str(data.path)).expanduser()
+    if not (path / "metadata.jsonl").exists():
+        from maxmatch.data.scenes import generate
+
+        say(f"generating {data.scenes.images:,} scenes in {path}")
+        generate(path, data.scenes.images, data.scenes.seed, data.scenes.size, workers=workers, advance=advance)
+
+
 def _load_one(data: Data, say: Say, modalities: Collection[str]) -> Dataset:
     if data.path is None:
         raise ValueError("data.path: the recipe does not say where the data is. Give it: data.path=FOLDER")
@@ -182,11 +195,7 @@ def _load_one(data: Data, say: Say, modalities: Collection[str]) -> Dataset:
     assert not isinstance(data.images, tuple)
     assert not isinstance(data.features, tuple)
     path = Path(data.path).expanduser()
-    if data.scenes is not None and not (path / "metadata.jsonl").exists():
-        from maxmatch.data.scenes import generate
-
-        say(f"generating {data.scenes.images} scenes in {path}")
-        generate(path, data.scenes.images, data.scenes.seed, data.scenes.size)
+    make_scenes(data, say)
     options: dict[str, Any] = {} if data.images is None else {"images": Path(data.images).expanduser()}
     others = {name: name for name in modalities if name not in (IMAGE, TEXT)}
     if others and "modalities" in _options(data.format or recognise(path)):

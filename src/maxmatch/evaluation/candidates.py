@@ -122,7 +122,8 @@ def similarity_names(asked: Sequence[str]) -> list[str]:
         name = {"max": "mil"}.get(name, name)
         if name != "all" and name not in SIMILARITIES:
             known = ", ".join([*SIMILARITIES, "max", "all"])
-            raise UsageError(f"similarity: expected one of {known}, got {name!r}.")
+            cure = " Single vectors are compared by it if you leave this out." if name == "cosine" else ""
+            raise UsageError(f"similarity: expected one of {known}, got {name!r}.{cure}")
         names += [one for one, entry in SIMILARITIES.items() if entry.set_size is None] if name == "all" else [name]
     return list(dict.fromkeys(names))
 

@@ -359,7 +359,11 @@ def data_for(sources: Sequence[ModelSource], data: str | Path | Data | None, opt
                     f"{one.path}: no such folder. Give that of a run or a checkpoint; for a model on the hub, name the "
                     "data after it."
                 )
-        raise ValueError("DATA: which data to measure on? Give its folder after the models; only a run knows its own.")
+        files = any(one.kind in ("vectors", "scores") for one in sources)
+        instead = " For vectors and scores alone, --groups FILE says what belongs together." if files else ""
+        raise ValueError(
+            f"DATA: which data to measure on? Give its folder after the models; only a run knows its own.{instead}"
+        )
     name, first = known[0]
     if not isinstance(first.path, str):
         raise ValueError(

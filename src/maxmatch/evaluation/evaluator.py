@@ -393,17 +393,7 @@ def _truth(image_groups: Any, text_groups: Any, relevance: Any, shape: tuple[int
         raise ValueError("image_groups, text_groups: both are needed to know which answers are true (or relevance).")
     sides = (("image", image_groups, shape[0]), ("text", text_groups, shape[1]))
     images, texts = (as_groups(f"{side}_groups", given, count, f"{side}s") for side, given, count in sides)
-    if images.dtype.kind != texts.dtype.kind:
-        raise ValueError(
-            f"image_groups are {images.dtype} and text_groups {texts.dtype}: they never meet. Number both alike."
-        )
-    for side, mine, others in (("image", images, texts), ("text", texts, images)):
-        alone = np.flatnonzero(~np.isin(mine, others))
-        if len(alone):
-            raise ValueError(
-                f"{side}_groups: {side} {alone[0]} has group {mine[alone[0]]}, which no {_OTHER[side]} has "
-                f"({len(alone)} such in all). Every item needs a true answer: leave it out, or add its partner."
-            )
+    check_groups_meet(images, texts, ("image_groups", "text_groups"))
     numbers = np.unique(np.concatenate([images, texts]), return_inverse=True)[1]
     groups = torch.from_numpy(numbers).to(device)
     return _Truth(groups[: len(images)], groups[len(images) :])
@@ -427,6 +417,20 @@ def as_groups(name: str, given: Any, count: int, items: str) -> np.ndarray:
             f"Items of one group belong together."
         )
     return groups
+
+
+def check_groups_meet(images: np.ndarray, texts: np.ndarray, names: tuple[str, str]) -> None:
+    """Refuse groups that are on one side only. names: what the groups of images and of texts are called."""
+    if images.dtype.kind != texts.dtype.kind:
+        kinds = f"{names[0]} are {images.dtype} and {names[1]} {texts.dtype}"
+        raise ValueError(f"{kinds}: they never meet. Number or name both alike.")
+    for name, side, mine, others in ((names[0], "image", images, texts), (names[1], "text", texts, images)):
+        alone = np.flatnonzero(~np.isin(mine, others))
+        if len(alone):
+            raise ValueError(
+                f"{name}: {side} {alone[0]} has group {mine[alone[0]]}, which no {_OTHER[side]} has "
+                f"({len(alone)} such in all). Every item needs a true answer: leave it out, or add its partner."
+            )
 
 
 def _graded(given: Any, shape: tuple[int, int], device: torch.device) -> _Truth:

@@ -4,8 +4,10 @@ images that show the same things, and their captions, are plausible answers to e
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,26 +18,26 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from maxmatch.core.array_checks import UsageError
-from maxmatch.core.devices import chosen_device
-from maxmatch.core.progress import Bar, no_bar
+from maxmatch.core.progress import Advance, Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, TEXT, DataError, Problem, Split, without_groups
-from maxmatch.evaluation.encoding import (
-    EncodedSplit,
-    Say,
-    encode_items,
-    find_models,
-    left_out,
-    load_for,
-    log_line,
-)
+from maxmatch.data.extraction import check_features
+from maxmatch.evaluation.candidates import ModelName, sources_of
+from maxmatch.evaluation.encoding import EncodedSplit, Say, encode_items, left_out, load_for, log_line
+from maxmatch.evaluation.evaluator import SetsAndMask
 from maxmatch.evaluation.leaderboard import append_record, new_record
-from maxmatch.evaluation.metrics import ProtocolName, Scores, chosen, coco_folds, name_of_similarity
+from maxmatch.evaluation.metrics import (
+    EvaluatedModel,
+    ProtocolName,
+    Scores,
+    chosen,
+    coco_folds,
+    name_of_similarity,
+    scores_of,
+)
+from maxmatch.evaluation.other_models import AnyEncoder, as_split, check_encoders, encode_pictures, open_encoder
 from maxmatch.evaluation.ranking import Fold
 from maxmatch.evaluation.result_tables import Cell, Column, Style, Table, render
-from maxmatch.matching import top_hits
-from maxmatch.matching.similarity import with_options
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.names import model_identity
 from maxmatch.recipe.schema import Data
 
 VERSION = 1
@@ -58,6 +60,13 @@ class Labels:
         """The numbers of the names that an image shows; None where that is not known."""
         return self.shown.get(_plain(str(image_id).rpartition("/")[2]))
 
+    def codes(self, image_ids: Sequence[str]) -> Bool[np.ndarray, "B N"]:
+        """Which of the N names each image shows; nothing where that is not known."""
+        codes = np.zeros((len(image_ids), len(self.names)), np.bool_)
+        for place, one in enumerate(image_ids):
+            codes[place, list(self.of(one) or ())] = True
+        return codes
+
     @classmethod
     def read(cls, path: str | Path) -> "Labels":
         """From a JSON file."""
@@ -68,9 +77,11 @@ class Labels:
             if found.get("version", VERSION) != VERSION:
                 raise ValueError(f"version {found['version']}, while this MaxMatch reads {VERSION}")
             names = [str(name) for name in found["names"]]
+            _refuse_twice("the name", names)
+            _refuse_twice("the labels of image", [_plain(key) for key in found["labels"]])
             shown = {_plain(key): [int(number) for number in numbers] for key, numbers in found["labels"].items()}
         except FileNotFoundError:
-            raise DataError(Problem(path, "no such file", "Check the path.", fatal=True)) from None
+            raise DataError(Problem(path, "no such file", "Give another with --labels.", fatal=True)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(Problem(path, f"not readable as labels ({error})", cure, fatal=True)) from error
         for key, numbers in shown.items():
@@ -79,6 +90,12 @@ class Labels:
                     what = f"the labels of {key} have the number {number}, but there are {len(names)} names"
                     raise DataError(Problem(path, what, "Numbers count from 0.", fatal=True))
         return cls(names, shown)
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} {twice[0]!r} occurs twice")
 
 
 def labels_beside(data: str | Path) -> Path:
@@ -122,20 +139,15 @@ class LabelResult:
         return {**about, f"precision_at_{self.k}": self.mean, "possible": self.possible, "by_name": by_name}
 
 
-def precision_by_label(
-    images: Tensor, shows: np.ndarray, queries: Tensor, k: int, similarity: Any = "maxmatch"
-) -> np.ndarray:
-    """The share of the first k images that show what each query names.
-
-    images: (images, K, D). shows: (images, queries), whether an image shows it. queries: (queries, K, D).
-    """
-    first = top_hits(queries, images, min(k, len(images)), similarity).indices.cpu().numpy()
-    hits: np.ndarray = np.take_along_axis(shows.T, first, axis=1).sum(1) / k
-    return hits
+def precision_by_label(scores: Float[np.ndarray, "n q"], shows: Bool[np.ndarray, "n q"], k: int) -> np.ndarray:
+    """The share of the first k of n images that show what each of q queries names. Ties count against the model."""
+    count = np.full(len(shows.T), min(k, len(scores)))
+    shares: np.ndarray = _true_among_first(scores.T, shows.T, count, -np.sort(-scores.T, axis=1)) / k
+    return shares
 
 
 def evaluate_labels(
-    models: str | Path | Sequence[str | Path],
+    models: str | Path | Sequence[ModelName],
     data: str | Path | Data | None = None,
     labels: str | Path | Labels = "labels.json",
     *,
@@ -153,7 +165,7 @@ def evaluate_labels(
     """Measure how well models find things by their names, among the labelled images of a split.
 
     Args:
-        models: Runs, checkpoints or names of models.
+        models: Runs, checkpoints, names of models, or models of sentence-transformers.
         data: Data in any format. None: the data that the runs were trained on.
         labels: Which image shows what: a JSON file, see `Labels`.
         k: How many of the images found first are looked at.
@@ -171,42 +183,60 @@ def evaluate_labels(
     known = labels if isinstance(labels, Labels) else Labels.read(labels)
     if k < 1:
         raise UsageError(f"k: expected at least 1, got {k}.")
-    sources = find_models([models] if isinstance(models, str | Path) else models, say)
+    sources = sources_of(models, say)
+    check_encoders(sources)
     loaded = load_for(sources, data, split, options, say=say)
     part, shows = _labelled(loaded.part, known, str(loaded.dataset.path))
     asked = np.flatnonzero(shows.any(0)).tolist()
+    names = [known.names[number] for number in asked]
     found_by = []
     for source in sources:
-        if source.kind != "checkpoint":
-            raise UsageError(f"{source.name}: {source.kind} cannot encode names here. Give a checkpoint or a run.")
-        model = SetEncoder.from_pretrained(source.path, chosen_device(device))
+        model = open_encoder(source, device)
+        if isinstance(model.library, SetEncoder):
+            check_features(model.library, loaded.described, loaded.dataset)
         with bar(f"{source.name}: images", part.size) as advance:
-            encoded = encode_items(
-                model, part, batch_size=batch_size, workers=workers, report=left_out(say), advance=advance
-            )
-        kept = np.isin([str(one) for one in part[IMAGE].ids], list(encoded.ids[IMAGE]))
-        queries = model.encode(TEXT, [phrase.format(known.names[number]) for number in asked])
-        similarity = with_options(model.similarity_name, dict(model.similarity_options))
+            images, kept = _encoded_images(model, part, batch_size, workers, left_out(say), advance)
+        if images is None:
+            raise ValueError(f"{source.name}: not one labelled picture of {loaded.dataset.path} could be read.")
+        sides = {IMAGE: images, TEXT: model.encode(TEXT, [phrase.format(name) for name in names], batch_size)}
+        ids = [str(one) for one in compress(part[IMAGE].ids, kept)]
+        member = EvaluatedModel(source.name, as_split(sides, {IMAGE: ids, TEXT: names}), model.similarity)
+        scores = scores_of([member])
+        whole = torch.cat([scores.rows(block).cpu() for block in scores.blocks()]).float().numpy()
         seen = shows[kept][:, asked]
-        found = precision_by_label(encoded.sets[IMAGE].cpu(), seen, queries.cpu(), k, similarity)
-        names = [known.names[number] for number in asked]
-        counts = seen.sum(0)
+        precision = precision_by_label(whole, seen, k).tolist()
         one = LabelResult(
             source.name,
             k,
-            int(kept.sum()),
-            dict(zip(names, map(float, found), strict=True)),
-            dict(zip(names, map(int, counts), strict=True)),
+            len(ids),
+            dict(zip(names, precision, strict=True)),
+            dict(zip(names, seen.sum(0).tolist(), strict=True)),
         )
         found_by.append(one)
         if results is not None:
             asked_for = [names, seen.astype(int).tolist(), phrase, k]
-            digest = hashlib.sha256(json.dumps([list(encoded.ids[IMAGE]), asked_for]).encode()).hexdigest()
+            digest = hashlib.sha256(json.dumps([ids, asked_for]).encode()).hexdigest()
             where = {"path": str(loaded.dataset.path), "split": loaded.split, "digest": digest, "images": one.images}
             figures = {f"precision_at_{k}": 100 * one.mean, "possible": 100 * one.possible}
-            named = name_of_similarity(similarity)
-            append_record(results, new_record(source.name, model_identity(model), named, where, "labels", figures))
+            named = name_of_similarity(model.similarity)
+            append_record(results, new_record(source.name, model.identity(), named, where, "labels", figures))
     return found_by
+
+
+def _encoded_images(
+    model: AnyEncoder,
+    part: Split,
+    batch_size: int,
+    workers: int | None,
+    report: Callable[[Skipped], None],
+    advance: Advance,
+) -> tuple[SetsAndMask | None, np.ndarray]:
+    """The sets of a split's images, and which of them could be read. Models of this package also take features."""
+    images = part[IMAGE]
+    if not isinstance(model.library, SetEncoder):
+        return encode_pictures(model.encode, images.values, images.ids, batch_size, report, advance)
+    found = encode_items(model.library, part, batch_size=batch_size, workers=workers, report=report, advance=advance)
+    return SetsAndMask(found.sets[IMAGE].cpu(), None), np.isin(images.groups, found.groups[IMAGE].cpu().numpy())
 
 
 def _labelled(part: Split, labels: Labels, path: str) -> tuple[Split, np.ndarray]:
@@ -215,14 +245,12 @@ def _labelled(part: Split, labels: Labels, path: str) -> tuple[Split, np.ndarray
     known = [labels.of(one) is not None for one in images.ids]
     if not any(known):
         raise UsageError(
-            f"labels: none of the {len(images):,} images of {path} has labels. Their ids must be the same."
+            f"labels: none of the {len(images):,} images of {path} has labels. Their ids must be the same: the data "
+            f"has {images.ids[0]!r}, the labels {next(iter(labels.shown), 'none')!r}."
         )
     unknown = np.setdiff1d(images.groups, images.groups[np.flatnonzero(known)])
     part = without_groups(part, unknown)
-    shows = np.zeros((len(part[IMAGE]), len(labels.names)), np.bool_)
-    for place, one in enumerate(part[IMAGE].ids):
-        shows[place, list(labels.of(one) or ())] = True
-    return part, shows
+    return part, labels.codes(part[IMAGE].ids)
 
 
 def label_table(results: Sequence[LabelResult]) -> Table:
@@ -316,11 +344,22 @@ def _r_precision(
     asked = np.flatnonzero(true.any(1))
     scores, true, best_first = scores[asked], true[asked], best_first[asked]
     count = true.sum(1)
-    last = best_first[np.arange(len(scores)), count - 1][:, None]  # the score of the R-th answer
+    shares: np.ndarray = _true_among_first(scores, true, count, best_first) / count
+    return shares
+
+
+def _true_among_first(
+    scores: Float[np.ndarray, "n m"],
+    true: Bool[np.ndarray, "n m"],
+    count: Int[np.ndarray, " n"],
+    best_first: Float[np.ndarray, "n m"],
+) -> Int[np.ndarray, " n"]:
+    """How many of the first `count` answers of each row are true; at one score wrong ones come first."""
+    last = best_first[np.arange(len(scores)), count - 1][:, None]  # the score of the last of them
     above, at = scores > last, scores == last
     room = count - above.sum(1) - (at & ~true).sum(1)  # for true answers at that score
-    shares: np.ndarray = ((above & true).sum(1) + np.maximum(room, 0)) / count
-    return shares
+    found: np.ndarray = (above & true).sum(1) + np.maximum(room, 0)
+    return found
 
 
 def pmrp_figures(
@@ -328,9 +367,7 @@ def pmrp_figures(
 ) -> dict[str, float]:
     """PMRP of a split, by the protocol: with COCO's as the mean over the folds of 1K, and of 5K. Holds all scores."""
     images, texts = (encoded.groups[name].cpu() for name in (IMAGE, TEXT))
-    codes = np.zeros((len(images), len(labels.names)), np.bool_)
-    for place, one in enumerate(encoded.ids[IMAGE]):
-        codes[place, list(labels.of(one) or ())] = True
+    codes = labels.codes(encoded.ids[IMAGE])
     whole = torch.cat([scores.rows(block).cpu() for block in scores.blocks()])
     parts = {"": [Fold(slice(0, len(images)), slice(0, len(texts)))]}
     if chosen(protocol, images, size=encoded.notes.get("groups")) == "coco":

@@ -283,7 +283,7 @@ def products(
     for start in range(0, len(b), _COLUMNS):
         part = slice(start, start + _COLUMNS)
         right = load(b[part])
-        scores[:, part] = left @ right.T
+        torch.mm(left, right.T, out=scores[:, part])
         total = total + right.sum()
     if not bool(total.isfinite()):
         raise NotFiniteError(

@@ -6,7 +6,7 @@ file lists them.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxmatch.core.array_checks import UsageError, shape_of
+from maxmatch.core.array_checks import NotFiniteError, UsageError, shape_of
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import IMAGE, TEXT
@@ -29,12 +29,13 @@ from maxmatch.evaluation.encoding import (
     left_out,
     log_line,
 )
-from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, joined
+from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined
 from maxmatch.evaluation.metrics import GIVEN, SINGLE_VECTORS, EvaluatedModel
 from maxmatch.matching import SIMILARITIES
-from maxmatch.matching.similarity import Similarity, maxsim
+from maxmatch.matching.similarity import Similarity, maxsim, with_options
+from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError, load_image
-from maxmatch.model.names import model_hash
+from maxmatch.model.names import model_hash, model_identity
 
 _SIDES = {IMAGE: "images", TEXT: "texts"}
 
@@ -79,15 +80,7 @@ def read_groups(path: str | Path) -> ItemList:
         if not found[key]:
             raise ValueError(f"{path}: {key} is empty. {cure}")
         given[name] = as_groups(f"{path}: {key}", found[key], len(found[key]), key)
-    if given[IMAGE].dtype.kind != given[TEXT].dtype.kind:
-        raise ValueError(f"{path}: numbers on one side and strings on the other never meet. Name both alike.")
-    for mine, other in ((IMAGE, TEXT), (TEXT, IMAGE)):
-        alone = np.flatnonzero(~np.isin(given[mine], given[other]))
-        if len(alone):
-            raise ValueError(
-                f"{path}: {_SIDES[mine]}[{alone[0]}] has group {given[mine][alone[0]]}, which none of the "
-                f"{_SIDES[other]} has ({len(alone)} such in all). Every item needs a true answer: leave it out."
-            )
+    check_groups_meet(given[IMAGE], given[TEXT], (f"{path}: images", f"{path}: texts"))
     names, first = np.unique(given[IMAGE], return_index=True)
     order = np.argsort(np.argsort(first))  # groups are numbered as they come: folds are made of them
     groups = {name: torch.from_numpy(order[np.searchsorted(names, some)]) for name, some in given.items()}
@@ -150,13 +143,22 @@ def scores_member(source: ModelSource, items: ItemList) -> EvaluatedModel:
             f"got {shape_of(matrix)}.{hint}"
         )
     encoded = EncodedSplit({}, items.groups, items.ids, {"groups": items.size, "model": source.name})
-    return EvaluatedModel(source.name, encoded, GIVEN, _rows_of(matrix))
+    return EvaluatedModel(source.name, encoded, GIVEN, _rows_of(matrix, file))
 
 
-def _rows_of(matrix: np.ndarray) -> Callable[[slice], Tensor]:
-    """What reads some rows of a matrix, in single or double precision."""
+def _rows_of(matrix: np.ndarray, file: Path) -> Callable[[slice], Tensor]:
+    """What reads some rows of a matrix, in single or double precision. NotFiniteError where one is NaN."""
     precision = np.float64 if matrix.dtype.kind != "f" or matrix.dtype.itemsize > 4 else np.float32
-    return lambda part: torch.from_numpy(np.array(matrix[part], precision))
+
+    def read(part: slice) -> Tensor:
+        rows = np.array(matrix[part], precision)
+        if np.isnan(rows).any():
+            row, column = np.argwhere(np.isnan(rows))[0].tolist()
+            place = f"image {(part.start or 0) + row}, text {column}"
+            raise NotFiniteError(f"{file}: NaN at {place}. Look for NaN in the model's output.")
+        return torch.from_numpy(rows)
+
+    return read
 
 
 def without_unread(member: EvaluatedModel, groups: Tensor) -> EvaluatedModel:
@@ -272,26 +274,28 @@ def encode_sentence_model(
     if pictures is None:
         raise ValueError(f"{source.name}: not one picture of {loaded.dataset.path} could be read.")
     wanted = np.isin(texts.groups, images.groups[kept])
-    encoded = {
-        IMAGE: pictures,
-        TEXT: model.encode(TEXT, [str(one) for one in compress(texts.values, wanted)], batch_size),
-    }
+    captions = [str(one) for one in compress(texts.values, wanted)]
     keep = {IMAGE: kept, TEXT: wanted}
-    return EncodedSplit(
-        {name: torch.as_tensor(sets.vectors) for name, sets in encoded.items()},
-        {name: torch.from_numpy(part[name].groups[keep[name]].astype(np.int64)) for name in keep},
+    encoded = as_split(
+        {IMAGE: pictures, TEXT: model.encode(TEXT, captions, batch_size)},
         {name: [str(one) for one in compress(part[name].ids, keep[name])] for name in keep},
-        {"groups": part.size, "model": source.name, "similarity": model.similarity, **identity},
-        _masks(encoded),
+    )
+    return replace(
+        encoded,
+        groups={name: torch.from_numpy(part[name].groups[keep[name]].astype(np.int64)) for name in keep},
+        notes={"groups": part.size, "model": source.name, "similarity": model.similarity, **identity},
     )
 
 
-def _masks(encoded: dict[str, SetsAndMask]) -> dict[str, Tensor]:
-    """Which vectors are real, of both sides where one is padded."""
-    if all(sets.mask is None for sets in encoded.values()):
-        return {}
-    whole = {name: torch.ones(sets.vectors.shape[:2], dtype=torch.bool) for name, sets in encoded.items()}
-    return {name: whole[name] if sets.mask is None else sets.mask for name, sets in encoded.items()}
+def as_split(sides: Mapping[str, SetsAndMask], ids: Mapping[str, Sequence[str]]) -> EncodedSplit:
+    """Sets of images and of texts as a split. Each item is a group of its own; masks are of both sides, if of one."""
+    sets = {name: torch.as_tensor(side.vectors) for name, side in sides.items()}
+    groups = {name: torch.arange(len(one), device=one.device) for name, one in sets.items()}
+    masks = {}
+    if any(side.mask is not None for side in sides.values()):
+        whole = {name: torch.ones(one.shape[:2], dtype=torch.bool, device=one.device) for name, one in sets.items()}
+        masks = {name: whole[name] if side.mask is None else side.mask for name, side in sides.items()}
+    return EncodedSplit(sets, groups, ids, masks=masks)
 
 
 Encode = Callable[[str, Sequence[Any], int], SetsAndMask]
@@ -347,3 +351,44 @@ def meanmaxsim_of_texts(a: Tensor, b: Tensor, a_mask: Tensor | None = None, b_ma
 
 LATE: dict[str, Similarity] = {"maxsim": maxsim_of_texts, "meanmaxsim": meanmaxsim_of_texts}
 """How sentence-transformers compares several vectors."""
+
+
+# Models that encode pictures and texts: of this package, or of sentence-transformers.
+
+
+class AnyEncoder(NamedTuple):
+    """What encodes items, how their sets are compared, and the model itself."""
+
+    encode: Encode
+    similarity: str | Similarity
+    library: SetEncoder | SentenceModel
+
+    def identity(self) -> str:
+        """A hash of its weights."""
+        model = self.library
+        return model.identity() if isinstance(model, SentenceModel) else model_identity(model)
+
+
+def check_encoders(sources: Sequence[ModelSource]) -> None:
+    """Refuse files of sets, vectors or scores: UsageError."""
+    for source in sources:
+        if source.kind not in ("checkpoint", "sentence-transformers"):
+            raise UsageError(
+                f"{source.name}: a file of {source.kind} cannot encode new pictures and texts. Give the model itself: "
+                "a checkpoint, a run, a two-tower model of transformers (CLIP, SigLIP, …) or one of "
+                "sentence-transformers."
+            )
+
+
+def open_encoder(source: ModelSource, device: str | None = None) -> AnyEncoder:
+    """A model that encodes pictures and texts."""
+    check_encoders([source])
+    if source.kind == "sentence-transformers":
+        other = SentenceModel.load(source, device)
+        return AnyEncoder(other.encode, LATE.get(other.similarity, other.similarity), other)
+    model = SetEncoder.from_pretrained(source.path, chosen_device(device))
+
+    def encode(modality: str, items: Sequence[Any], batch_size: int) -> SetsAndMask:
+        return SetsAndMask(model.encode(modality, items, batch_size, show_progress=False), None)
+
+    return AnyEncoder(encode, with_options(model.similarity_name, dict(model.similarity_options)), model)

@@ -175,17 +175,16 @@ class _PairCounter:
 
 
 def _as_high(scores: Float[Tensor, "n m"], row: Int[Tensor, " P"], level: Float[Tensor, " P"]) -> Int[Tensor, " P"]:
-    """For each of P rows and levels: how many scores of that row are as high or higher. Few rows are copied at once."""
-    on_cpu = scores.device.type == "cpu"
-    height = max(1, (_CACHED if on_cpu else _ON_DEVICE) // max(scores.shape[1], 1))
-    parts = [slice(start, start + height) for start in range(0, len(row), height)]
-    if not on_cpu:
+    """For each of P rows and levels: how many scores of that row are as high or higher."""
+    if scores.device.type != "cpu":
+        height = max(1, _ON_DEVICE // max(scores.shape[1], 1))  # rows copied at once
+        parts = [slice(start, start + height) for start in range(0, len(row), height)]
         return torch.cat([(scores[row[part]] >= level[part, None]).sum(1) for part in parts] or [row])
     if scores.dtype.itemsize == 2:  # as in `_count_on_cpu`
         scores, level = scores.float(), level.float()
-    values, rows, levels = scores.detach().numpy(), row.numpy(), level.detach().numpy()
-    counts = [np.count_nonzero(values[rows[part]] >= levels[part, None], axis=1) for part in parts]
-    return torch.from_numpy(np.concatenate([*counts, np.zeros(0, np.int64)]))
+    values = scores.detach().numpy()
+    counts = [np.count_nonzero(values[one] >= least) for one, least in zip(row.tolist(), level.tolist(), strict=True)]
+    return torch.tensor(counts, dtype=torch.long)
 
 
 def _own_as_high(query: Int[Tensor, " P"], level: Float[Tensor, " P"]) -> Int[Tensor, " P"]:

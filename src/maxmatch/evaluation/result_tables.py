@@ -336,16 +336,20 @@ def as_data(lines: Sequence[ResultLine], paper: Sequence[ReportedRow] = (), **ab
 
 
 def words_table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Captions with the words and without (`by_words`), and notes on the ratio of the first line to the others."""
+    """Captions with the words and without (`by_words`), and notes on the ratio of the first line of each similarity to
+    the others of that similarity.
+    """
     columns, notes = [_MODEL, _SIMILARITY, _GALLERY], []
     sides = (("with", "text to image, with the words"), ("without", "without"))
     for side, over in sides:
         columns.append(Column("captions", f"{side}_captions", ",.0f", over))
         columns += [Column(f"R@{level}", f"{side}_t2i_r{level}", ".1f", over) for level in LEVELS]
         columns.append(Column("95 %", f"{side}_interval", "s", over))
-    rows = []
+    several = len({one["similarity"] for one in found}) > 1
+    rows, firsts = [], dict[str, str]()
     for one in found:
         row: dict[str, Cell] = {"model": one["model"], "similarity": one["similarity"], "gallery": one["images"]}
+        firsts.setdefault(one["similarity"], one["model"])
         for side, _ in sides:
             row |= {f"{side}_{name}": value for name, value in one[side].items() if name != "intervals"}
             if "intervals" in one[side]:
@@ -354,7 +358,8 @@ def words_table(found: Sequence[Mapping[str, Any]]) -> Table:
         if "first_to_this_r10" in one:
             ratio = one["first_to_this_r10"]
             sure = "" if ratio["low"] is None else f" (95 %: {ratio['low']:.0%} to {ratio['high']:.0%})"
-            where = "" if one["images"] == "all" else f", {one['images']}"
-            first = f"R@10 of the captions with the words: {found[0]['model']} has {ratio['value']:.0%}{sure}"
-            notes.append(f"{first} of that of {one['model']}{where}")
+            where = [one["similarity"]] if several else []
+            where += [] if one["images"] == "all" else [one["images"]]
+            first = f"R@10 of the captions with the words: {firsts[one['similarity']]} has {ratio['value']:.0%}{sure}"
+            notes.append(", ".join([f"{first} of that of {one['model']}", *where]))
     return Table(columns, rows, notes)

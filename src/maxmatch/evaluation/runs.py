@@ -44,7 +44,15 @@ from maxmatch.evaluation.encoding import (
 from maxmatch.evaluation.labels import Labels, pmrp_figures
 from maxmatch.evaluation.leaderboard import append_record, data_digest, identity_of, new_record
 from maxmatch.evaluation.measures import Measures
-from maxmatch.evaluation.metrics import EvaluatedModel, ProtocolName, Result, choose_pair, scores_of
+from maxmatch.evaluation.metrics import (
+    FOLD_SIZE,
+    FOLDS,
+    EvaluatedModel,
+    ProtocolName,
+    Result,
+    choose_pair,
+    scores_of,
+)
 from maxmatch.evaluation.other_models import read_groups
 from maxmatch.evaluation.paper import ReportedRow, check_label, departures, paper_rows
 from maxmatch.evaluation.result_tables import (
@@ -222,6 +230,8 @@ def evaluate_runs(
             raise UsageError(f"{option}: needs a file that says what images show. Give it: --labels FILE.")
     known_labels = None if labels is None else Labels.read(labels)
     protocol = "coco" if suite in ("cxc", "eccv") else protocol
+    if groups is not None and data is not None:
+        raise UsageError(f"groups: stands in place of the data, but {data} was given too. Leave one of them out.")
     sources = sources_of(models, say)
     if file is not None and len(sources) > 1:
         raise UsageError("save_sets keeps the sets of one model: call it for each.")
@@ -237,6 +247,11 @@ def evaluate_runs(
         if groups is None:
             loaded = load_for(sources, data, split, options, say=say)
             about = {"data": str(loaded.dataset.path), "split": loaded.split}
+            if suite in ("cxc", "eccv") and loaded.part.size != FOLDS * FOLD_SIZE:
+                raise UsageError(
+                    f"suite {suite}: is about COCO's test split of {FOLDS * FOLD_SIZE:,} images, read from Karpathy's "
+                    f"dataset_coco.json, but the split {loaded.split!r} of {about['data']} has {loaded.part.size:,}."
+                )
         else:
             about = {"data": str(groups)}
         candidates = candidates_of(

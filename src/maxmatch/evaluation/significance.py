@@ -364,20 +364,21 @@ def by_words(lines: Sequence[ResultLine], met: np.ndarray, draws: int = 1000) ->
 
     With folds, a caption counts where it is a query: all captions of all folds together. Intervals are by bootstrap
     over the images that have such captions; draws = 0 for none. `first_to_this_r10`: of the captions with the words,
-    the R@10 of the first line as a share of this line's; not there if this line finds nothing.
+    the R@10 of the first line of the same similarity as a share of this line's; not there if this line finds nothing.
     """
     for wanted, which in ((met, "any"), (~met, "none")):
         if not wanted.any():
             raise ValueError(f"words: no caption of the split has {which} of the words: there is nothing to compare.")
     found = []
     for prefix in lines[0].result.galleries:
-        first = _captions(lines[0].result.galleries[prefix], met)
-        for number, line in enumerate(lines):
+        firsts: dict[str, _Sums] = {}  # by similarity
+        for line in lines:
             result = line.result
-            having, others = (_captions(result.galleries[prefix], wanted) for wanted in (met, ~met))
+            having, others = (_chosen(result.galleries[prefix], wanted, "t2i") for wanted in (met, ~met))
             one = {"model": result.name, "similarity": result.similarity, "images": GALLERIES[prefix]}
             found.append({**one, "with": _side(having, draws), "without": _side(others, draws)})
-            if number and having.found[:, -1].any():
+            first = firsts.setdefault(result.similarity, having)
+            if first is not having and having.found[:, -1].any():
                 found[-1]["first_to_this_r10"] = _ratio(first, having, draws)
     return found
 
@@ -390,12 +391,8 @@ def some_queries(galleries: Sequence[SearchRanks], wanted: np.ndarray, way: str,
     return {"queries": one.pop("captions"), **one}
 
 
-def _captions(galleries: Sequence[SearchRanks], wanted: np.ndarray) -> _Sums:
-    """The captions that found their image, by the image that they belong to; images without such captions left out."""
-    return _chosen(galleries, wanted, "t2i")
-
-
 def _chosen(galleries: Sequence[SearchRanks], wanted: np.ndarray, way: str) -> _Sums:
+    """The wanted queries that found an answer, by the group they belong to; groups without such queries left out."""
     sides = [(one.i2t, one.image_groups) if way == "i2t" else (one.t2i, one.text_groups) for one in galleries]
     ranks = np.concatenate([found.ranks.cpu().numpy() for found, _ in sides])
     groups = np.concatenate([mine.cpu().numpy() for _, mine in sides])

@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,22 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxmatch.core.array_checks import UsageError
-from maxmatch.core.devices import chosen_device
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import TEXT
-from maxmatch.evaluation.encoding import ModelSource, Say, find_models, left_out, log_line
+from maxmatch.evaluation.candidates import ModelName, sources_of
+from maxmatch.evaluation.encoding import Say, left_out, log_line
 from maxmatch.evaluation.evaluator import SetsAndMask
 from maxmatch.evaluation.leaderboard import append_record, new_record
 from maxmatch.evaluation.metrics import SINGLE_VECTORS, name_of_similarity
-from maxmatch.evaluation.other_models import LATE, SentenceModel, encode_pictures
+from maxmatch.evaluation.other_models import AnyEncoder, check_encoders, encode_pictures, open_encoder
 from maxmatch.evaluation.result_tables import Cell, Column, Style, Table, filled, render
 from maxmatch.evaluation.significance import Difference, Interval, mean_difference, mean_interval
 from maxmatch.matching import SIMILARITIES
-from maxmatch.matching.similarity import Similarity, with_options
-from maxmatch.model.encoder import SetEncoder
+from maxmatch.matching.similarity import Similarity
 from maxmatch.model.images import load_image
-from maxmatch.model.names import model_identity
 
 FORMAT, VERSION = "maxmatch-suite", 1
 ContrastSuite = Literal["sugarcrepe", "aro", "contrast", "winoground"]
@@ -93,7 +90,8 @@ def _read_file(suite: ContrastSuite, file: Path, images: Path | None) -> Iterabl
         _check_envelope(suite, file, entries)
     named = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else None
     if named is None or not entries:
-        raise SuiteFileError(f"{file}: expected a list or an object of entries, got {_shown(entries)}.")
+        seen_instead = "none" if named is not None else _shown(entries)
+        raise SuiteFileError(f"{file}: expected a list or an object of entries, got {seen_instead}.")
     read = _two_pairs if suite == "winoground" else _contrast
     seen = set[str]()
     for key, entry in named:
@@ -231,32 +229,8 @@ class SuiteResult:
         return one
 
 
-class AnyEncoder(NamedTuple):
-    """A model of this package or of sentence-transformers: what encodes items, and how their sets are compared."""
-
-    encode: Callable[[str, Sequence[Any], int], SetsAndMask]
-    similarity: str | Similarity
-    identity: str
-
-
-def open_encoder(source: ModelSource, device: str | None = None) -> AnyEncoder:
-    """A model that encodes pictures and texts; UsageError for files of sets, vectors or scores."""
-    if source.kind == "sentence-transformers":
-        other = SentenceModel.load(source, device)
-        return AnyEncoder(other.encode, LATE.get(other.similarity, other.similarity), other.identity())
-    if source.kind != "checkpoint":
-        raise UsageError(f"{source.name}: {source.kind} cannot encode new items. Give the model itself.")
-    model = SetEncoder.from_pretrained(source.path, chosen_device(device))
-
-    def encode(modality: str, items: Sequence[Any], batch_size: int) -> SetsAndMask:
-        return SetsAndMask(model.encode(modality, items, batch_size, show_progress=False), None)
-
-    similarity = with_options(model.similarity_name, dict(model.similarity_options))
-    return AnyEncoder(encode, similarity, model_identity(model))
-
-
 def evaluate_suite(
-    models: str | Path | Sequence[str | Path],
+    models: str | Path | Sequence[ModelName],
     path: str | Path,
     suite: ContrastSuite,
     *,
@@ -288,10 +262,13 @@ def evaluate_suite(
     Example:
         >>> evaluate_suite("maxmatch-small", "sugarcrepe", "sugarcrepe", images="val2017")  # doctest: +SKIP
     """
+    sources = sources_of(models, say)
+    check_encoders(sources)
     examples = read_examples(suite, path, images)
     found: list[SuiteResult] = []
-    for source in find_models([models] if isinstance(models, str | Path) else models, say):
+    for source in sources:
         model = open_encoder(source, device)
+        identity = model.identity()
         with bar(f"{source.name}: {suite}", len({one for each in examples for one in each.pictures})) as advance:
             scores = example_scores(model, examples, batch_size, left_out(say), advance)
         kept = [(one, some) for one, some in zip(examples, scores, strict=True) if some is not None]
@@ -306,12 +283,10 @@ def evaluate_suite(
         if draws and found and found[0].digest == digest:
             tests = {name: mean_difference(found[0].held[name], held[name], draws) for name in held}
         name = name_of_similarity(model.similarity)
-        found.append(
-            SuiteResult(source.name, model.identity, name, suite, len(used), digest, figures, held, sure, tests)
-        )
+        found.append(SuiteResult(source.name, identity, name, suite, len(used), digest, figures, held, sure, tests))
         if results is not None:
             data = {"path": str(path), "digest": digest, "examples": len(used)}
-            append_record(results, new_record(source.name, model.identity, name, data, suite, figures))
+            append_record(results, new_record(source.name, identity, name, data, suite, figures))
     return found
 
 

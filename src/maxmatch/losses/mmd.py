@@ -1,8 +1,11 @@
 """Maximum mean discrepancy between the vectors of two modalities (MMD in eqn:combined-loss, as in SetDiv)."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from maxmatch.core.checks import check_axes
 from maxmatch.core.devices import in_float32
@@ -35,12 +38,36 @@ def mmd(a: Float[Tensor, "B K D"], b: Float[Tensor, "C L D"]) -> Float[Tensor, "
     x, y = a.flatten(0, 1), b.flatten(0, 1)
     centre = x.detach().mean(0)  # distances stay, and the vectors of a collapsed cloud keep their digits
     x, y = x - centre, y - centre
-    return _kernel(x, x).mean() + _kernel(y, y).mean() - 2 * _kernel(x, y).mean()
+    return _mean_kernel(x, x) + _mean_kernel(y, y) - 2 * _mean_kernel(x, y)
 
 
-def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    norms = x.square().sum(1)[:, None] + y.square().sum(1)
-    squared = norms - 2 * (x @ y.T)
-    # At distance 0 the root has no slope and rounding would make one up: there the kernel is 1 and no gradient flows.
-    same = squared <= 16 * torch.finfo(squared.dtype).eps * norms.detach()
-    return (-0.5 * squared.masked_fill(same, 1.0).sqrt()).masked_fill(same, 0.0).exp()
+def _mean_kernel(x: Tensor, y: Tensor) -> Tensor:
+    mean: Tensor = _MeanKernel.apply(x, y)  # type: ignore[no-untyped-call]
+    return mean
+
+
+class _MeanKernel(torch.autograd.Function):
+    """mean k(x, y), of which one matrix is kept: with k_ij = exp(−½ d_ij), the gradient in x_i is Σ_j −½ k_ij / d_ij
+    (x_i − y_j) over the number of pairs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        norms = x.square().sum(1)[:, None] + y.square().sum(1)
+        squared = torch.addmm(norms, x, y.T, alpha=-2)
+        # At distance 0 the root has no slope and rounding would make one up: there k is 1 and no gradient flows.
+        same = squared <= norms.mul_(16 * torch.finfo(squared.dtype).eps)
+        distance = squared.masked_fill_(same, 1.0).sqrt_()
+        values = torch.mul(distance, -0.5, out=norms).masked_fill_(same, 0.0).exp_()
+        mean = values.mean()
+        ctx.with_itself = x is y
+        ctx.save_for_backward(x, y, values.div_(distance).masked_fill_(same, 0.0))
+        return mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, slopes = ctx.saved_tensors
+        scale = -0.5 * gradient / slopes.numel()
+        to_x = scale * (slopes.sum(1)[:, None] * x - slopes @ y)
+        return to_x, to_x if ctx.with_itself else scale * (slopes.sum(0)[:, None] * y - slopes.T @ x)

@@ -1,12 +1,16 @@
 """The 4×4 matching compiled for the CPU (Numba), for jobs large enough to pay for two seconds of compiling, once."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import TypeVar
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @numba.njit("void(f4[:,:,:,::1], f4[:,:,::1], i8, i8)", nogil=True, cache=True)
@@ -85,10 +89,34 @@ def _match_rows(c: np.ndarray, matched: np.ndarray, start: int, stop: int) -> No
             matched[3, i, n] = f3 if k else g3
 
 
+@numba.njit("f8(f4[:,:,::1], f4[:,:], i8, i8)", nogil=True, cache=True)
+def _mean_rows(exponentials: np.ndarray, out: np.ndarray, start: int, stop: int) -> float:
+    """For images start..stop write the scores, the mean of four exponentials less 1; return their sum."""
+    total = 0.0
+    for i in range(start, stop):
+        for n in range(out.shape[1]):
+            four = exponentials[0, i, n] + exponentials[1, i, n] + exponentials[2, i, n] + exponentials[3, i, n]
+            out[i, n] = four / np.float32(4) - np.float32(1)
+            total += out[i, n]
+    return total
+
+
 def matched_cosines(product: Tensor, matched: Tensor, pool: ThreadPoolExecutor) -> None:
     """Write the matched cosines (4, B, C) of a product (4, B, 4, C), the images shared out among the threads."""
     source, target = product.numpy(), matched.numpy()
-    rows, parts = source.shape[1], torch.get_num_threads()
+    _shared_out(lambda start, stop: _match_rows(source, target, start, stop), len(target[0]), pool)
+
+
+def mean_scores(exponentials: Tensor, out: Tensor, pool: ThreadPoolExecutor) -> float:
+    """Write the mean of exponentials (4, B, C) less 1 to (B, C). The sum, which is not finite if a score is not."""
+    source, target = exponentials.numpy(), out.numpy()
+    return sum(_shared_out(lambda start, stop: _mean_rows(source, target, start, stop), len(target), pool))
+
+
+def _shared_out(work: Callable[[int, int], T], rows: int, pool: ThreadPoolExecutor) -> list[T]:
+    """By our own threads: torch's wait for each other at the end of every operation, and while they wait they keep the
+    processor from other programs, and from the one they wait for.
+    """
+    parts = torch.get_num_threads()
     cuts = [rows * part // parts for part in range(parts + 1)]
-    for work in [pool.submit(_match_rows, source, target, *cut) for cut in pairwise(cuts)]:
-        work.result()
+    return [one.result() for one in [pool.submit(work, *cut) for cut in pairwise(cuts)]]

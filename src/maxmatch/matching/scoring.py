@@ -67,23 +67,25 @@ def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor) -> Scorer:
             space[name] = torch.empty(size)  # the first tile is the largest
         return space[name][:size].view(shape)
 
-    def pack_columns(sets: Tensor) -> Tensor:
-        count, size, width = sets.shape
-        return reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
+    def pack_rows(sets: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = _slot_major(sets.float())
+        return vectors, vectors.sum()
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
-        height, width = out.shape
+    def pack_columns(sets: Tensor) -> tuple[Tensor, Tensor]:
+        count, size, width = sets.shape
+        vectors = reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
+        return vectors, vectors.sum()
+
+    def score(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, rows: slice, columns: slice) -> Tensor:
+        (x, x_sum), (y, y_sum), (height, width) = a, b, out.shape
         product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
         matched = reuse("matched", 4, height, width)
-        compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
-        return x.sum() + y.sum() + out.sum()
+        return x_sum + y_sum + compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
 
-    return Scorer(
-        lambda sets: _slot_major(sets.float()), pack_columns, score, bytes_per_pair=20 * 4, best_tile=(512, 1024)
-    )
+    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(1024, 1024))
 
 
-def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, best_tile: tuple[int, int]) -> Scorer:
+def few_scorer(scores: Callable[[Tensor, Tensor], object], size: int, best_tile: tuple[int, int]) -> Scorer:
     """For so few rows that a packed copy of the columns would cost more than it saves: the columns are read in place.
 
     scores: writes the scores (B, C) of planes (K, B, K, C).
@@ -100,12 +102,15 @@ def few_scorer(scores: Callable[[Tensor, Tensor], None], size: int, best_tile: t
 
 def compiled_scores(
     compiled: Any, pool: ThreadPoolExecutor, planes: Tensor, out: Tensor, matched: Tensor | None = None
-) -> None:
-    """Of planes (4, B, 4, C), by the compiled code for the CPU. matched: room for the matched cosines (4, B, C)."""
+) -> float:
+    """Of planes (4, B, 4, C), by the compiled code for the CPU; their sum. matched: room for the matched cosines
+    (4, B, C).
+    """
     if matched is None:
         matched = torch.empty(4, *out.shape)
     compiled.matched_cosines(planes, matched, pool)
-    torch.mean(matched.exp_(), 0, out=out).sub_(1)
+    total: float = compiled.mean_scores(matched.exp_(), out, pool)
+    return total
 
 
 def plane_scorer(kernels: Any, size: int) -> Scorer:

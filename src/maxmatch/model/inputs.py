@@ -3,7 +3,6 @@
 Importing this loads no torch: models that run without it read and encode their items here, too.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import numpy as np
 from tokenizers import Tokenizer
 
+from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Skipped, bar, map_ahead
 from maxmatch.model.config import InputKind
 from maxmatch.model.images import ImageError, ImageTransform, describe
@@ -166,6 +166,35 @@ class ReadBatch(NamedTuple):
     skipped: list[Skipped]
 
 
+class _Batches:
+    """What is read of each of some batches: those of `read_ahead`, by their number."""
+
+    def __init__(self, reader: Reader, items: Sequence[Any], batches: Sequence[Sequence[int]], skip: bool) -> None:
+        self.reader, self.items, self.batches, self.skip = reader, items, batches, skip
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> ReadBatch:
+        return self.read(self.batches[number])
+
+    def read(self, places: Sequence[int], each: Callable[..., Iterable[Any]] = map) -> ReadBatch:
+        """The items at some places. each: reads them one after the other, or at the same time."""
+        found = dict(zip(places, each(self._one, places), strict=True))
+        good = {place: value for place, value in found.items() if not isinstance(value, Skipped)}
+        skipped = [value for value in found.values() if isinstance(value, Skipped)]
+        return ReadBatch(list(good), self.reader.collate(list(good.values())) if good else None, skipped)
+
+    def _one(self, place: int) -> Any:
+        try:
+            return self.reader.read(self.items[place])
+        except (ValueError, OSError) as error:
+            if not self.skip:
+                kind = type(error) if type(error) in _PLAIN else ValueError
+                raise kind(f"item {place}: {error}") from error
+            return Skipped(f"item {place}", str(error), place)
+
+
 def read_ahead(
     reader: Reader,
     items: Sequence[Any],
@@ -173,37 +202,41 @@ def read_ahead(
     skip: bool,
     workers: int | None = None,
     ahead: bool = True,
+    processes: bool = False,
 ) -> Iterator[ReadBatch]:
     """The batches in order, the next few being read in `workers` threads while the model works on one.
 
     skip: leave out an item that cannot be read; otherwise an error names it. ahead: whether there are processors for
     both; False where the model works on this one: then all threads read one batch and wait while the model works.
+    processes: take processes in the place of threads, ahead: many threads wait for Python's lock more than they decode.
     """
-    threads = workers or min(_WORKERS, os.cpu_count() or 1)
-
-    def one(place: int) -> Any:
-        try:
-            return reader.read(items[place])
-        except (ValueError, OSError) as error:
-            if not skip:
-                kind = type(error) if type(error) in _PLAIN else ValueError
-                raise kind(f"item {place}: {error}") from error
-            return Skipped(f"item {place}", str(error), place)
-
-    def read(places: Sequence[int], each: Callable[..., Iterable[Any]] = map) -> ReadBatch:
-        found = dict(zip(places, each(one, places), strict=True))
-        good = {place: value for place, value in found.items() if not isinstance(value, Skipped)}
-        skipped = [value for value in found.values() if isinstance(value, Skipped)]
-        return ReadBatch(list(good), reader.collate(list(good.values())) if good else None, skipped)
-
-    if max(map(len, batches), default=0) < 2 or (isinstance(reader, TextReader) and not ahead):
-        yield from map(read, batches)
+    threads = workers or usable_cores(_WORKERS)
+    all_of_them = _Batches(reader, items, batches, skip)
+    if processes and len(batches) > 1:
+        yield from in_processes(all_of_them, threads)
+    elif max(map(len, batches), default=0) < 2 or (isinstance(reader, TextReader) and not ahead):
+        yield from map(all_of_them.read, batches)
     elif ahead and len(batches) > 1:
-        yield from map_ahead(read, batches, threads, ahead=1)
+        yield from map_ahead(all_of_them.read, batches, threads, ahead=1)
     else:
         with ThreadPoolExecutor(threads) as pool:
             for places in batches:
-                yield read(places, pool.map)
+                yield all_of_them.read(places, pool.map)
+
+
+def in_processes(parts: Any, workers: int) -> Iterator[Any]:
+    """parts[0], parts[1], … in order, made by processes a few ahead; tensors come back through shared memory."""
+    from torch import Generator
+    from torch.utils.data import DataLoader
+
+    # The generator: processes get a seed from it, which would otherwise come from the global one.
+    yield from DataLoader(
+        parts, batch_size=None, num_workers=min(workers, len(parts)), collate_fn=_as_it_is, generator=Generator()
+    )
+
+
+def _as_it_is(part: Any) -> Any:
+    return part
 
 
 @dataclass(frozen=True)

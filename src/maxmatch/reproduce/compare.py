@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from maxmatch.core.files import read_metrics, whole, write_whole
+from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Bar
 from maxmatch.data.load import load_data
 from maxmatch.evaluation.encoding import Paired, Say, encode_model, paired
@@ -391,8 +391,7 @@ def run_jobs(
             advance(1)
 
         try:
-            cores = min(8, os.cpu_count() or 1)
-            return sweep(work, at_once or (1 if device.startswith("cuda") else cores), device, report)
+            return sweep(work, at_once or (1 if device.startswith("cuda") else usable_cores(8)), device, report)
         except KeyboardInterrupt:
             say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
             raise

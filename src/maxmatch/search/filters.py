@@ -173,8 +173,7 @@ def passes(condition: Condition, metadata: Mapping[str, Any]) -> bool:
 
 
 def _with_kind(value: Any) -> tuple[ValueKind | None, Value]:
-    kind = kind_of(value)
-    return kind, float(value) if kind == "number" else value
+    return kind_of(value), value  # 1 and 1.0 are equal, and hash alike
 
 
 def _compare(found: Any, sign: Operator, value: Value) -> bool:

@@ -162,6 +162,10 @@ class JoinedEngine:
             parts.append(self._shown(engine.fetch(names, vectors, metadata), label))
         return _together(parts)
 
+    def path_in_folder(self, name: str) -> str:
+        """A photo's path in the folder that was given, without the folder's label, which nobody gave the photo."""
+        return next((name.removeprefix(one.label) for one in self._folders if name.startswith(one.label)), name)
+
     def below(self, folder: str) -> Condition:
         """A filter that passes the photos in or below a folder, as ids name it: by their paths, which `folder` within
         each root does not tell apart.

@@ -196,7 +196,8 @@ _CLOSED: FileState = (-1, -1)
 class Synced(NamedTuple):
     """What was done to bring an index up to date. unreadable: photos and folders that were found to be so this time.
     unread: photos of formats for which a package is missing, every time.
-    renamed: photos that have another name now; they count neither as added nor as removed.
+    renamed: photos that have another name now. taken_over: new photos whose sets were copied from a photo of the same
+    contents, in another folder or this one. Neither count as added, which are the photos that were encoded.
     """
 
     added: int
@@ -205,6 +206,7 @@ class Synced(NamedTuple):
     unreadable: list[Skipped]
     unread: list[str]
     renamed: int = 0
+    taken_over: int = 0
 
 
 def place_of(folder: Path, model: AnyModel | str) -> Path:
@@ -381,8 +383,10 @@ def sync(
         if noted.get(place) != _CLOSED:
             failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
     failed += [Skipped(one.id, f"{one.id}: {one.reason}") for one in misnamed if noted.get(one.id) != _CLOSED]
-    added, gone_now = len(done) - again - len(before), removed - min(removed, len(before))
-    return Synced(added, again, gone_now, failed, [name for name in unread if name not in known], len(before))
+    taken_over = sum(name not in known for name in reused.names) - len(before)
+    added, gone_now = len(done) - again - len(before) - taken_over, removed - min(removed, len(before))
+    missing_package = [name for name in unread if name not in known]
+    return Synced(added, again, gone_now, failed, missing_package, len(before), taken_over)
 
 
 def is_excluded(name: str, patterns: Sequence[str]) -> bool:

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from maxmatch.core.array_checks import Array, UsageError
+from maxmatch.model.text import Words
 from maxmatch.search.engine import Found, Hit
 from maxmatch.search.filters import Condition, condition_of
 from maxmatch.search.folding import Sketcher, group_near_duplicates
 from maxmatch.search.index_folder import Manifest, as_sets
-from maxmatch.search.plausible import Verdict, plausible
+from maxmatch.search.plausible import Verdict, content_words, plausible
 from maxmatch.search.rerank import Best, scores_of
 from maxmatch.search.set_index import SetIndex
 
@@ -77,6 +78,25 @@ def parse_query(text: str, beside_picture: bool = False) -> list[TextPart]:
     return parts or [TextPart(text, 1.0)]
 
 
+def unknown_parts(
+    parts: Sequence[TextPart], words_of: Callable[[str], Words], beside_picture: bool = False
+) -> list[TextPart]:
+    """The parts to leave out of a query of several: those of which the model knows no word that means something, and
+    whose vectors are those of any other such text. None where nothing would be left to look for.
+
+    words_of: the known and unknown words of a text. beside_picture: a picture is looked for, too.
+    """
+    if len(parts) + beside_picture < 2:
+        return []
+    unknown = [part for part in parts if not _is_known(words_of(part.text))]
+    others = any(part.weight > 0 for part in parts if part not in unknown)
+    return unknown if others or beside_picture else []
+
+
+def _is_known(words: Words) -> bool:
+    return bool(content_words(words.known)) or bool(words.known and not words.unknown)
+
+
 def _weight(text: str | None) -> float:
     try:
         weight = float(text or 1)
@@ -133,7 +153,7 @@ def rank_parts(
     totals, added = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
     for block in index.engine.scan(_BLOCK, condition_of(where)):
         ids += block.ids
-        added.append(block.added)
+        added.append(np.array(block.added))  # a view would keep all of the block in memory
         totals.append(total_scores(index.manifest, block, sets, weights))
     total = np.concatenate(totals)
     order = np.lexsort((np.concatenate(added), -total))

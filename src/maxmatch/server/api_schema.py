@@ -119,7 +119,7 @@ class SearchBody(Paging):
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ItemFacts:
     """An indexed picture. What is not known of it is null."""
 
@@ -176,8 +176,14 @@ class SearchResult(BaseModel):
     unknown_words: Annotated[list[str], Field(description="The words of the query that the model does not know.")] = []
     any_word_known: Annotated[
         bool | None,
-        Field(description="false: the model knows no word of the query, the results are a guess; null without words."),
+        Field(
+            description="false: the model knows no word of the query, and without a picture the results are a guess; "
+            "null without words."
+        ),
     ] = None
+    left_out: Annotated[
+        list[str], Field(description="The parts of the query that did not count, as the model knows no word of them.")
+    ] = []
     took_ms: float
 
 
@@ -350,6 +356,7 @@ class GalleryOut(BaseModel):
     name: str
     total: int
     folders: list[FolderOut]
+    words: Annotated[list[str], Field(description="Words of file and folder names, the most frequent first.")]
     earliest: str | None
     latest: str | None
     set_size: int

@@ -5,6 +5,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -42,7 +43,7 @@ def create_app(
     window: float = 0.002,
     near_duplicate: float = NEAR_DUPLICATE,
     look: Callable[[Bar], object] | None = None,
-    look_every: float = 60.0,
+    look_every: float = 45.0,
     albums: Albums | None = None,
     cut: bool = True,
 ) -> FastAPI:
@@ -58,8 +59,8 @@ def create_app(
         batch: how many queries are encoded and searched together at most.
         window: how many seconds the first of them waits for others.
         near_duplicate: the mean cosine from which pictures are shown as one.
-        look: brings the index up to date with its folders, as `Library.sync`; called at the start and every minute.
-        look_every: or every so many seconds.
+        look: brings the index up to date with its folders, as `Library.sync`; called at the start and again and again.
+        look_every: how many seconds after the last time.
         albums: where albums and saved searches are kept. Default: in the user's data folder.
         cut: leave out what does not seem to fit a query, unless a request asks for it.
 
@@ -81,7 +82,7 @@ def create_app(
         gallery, model, lambda key: uploads.get(key).vectors, metrics, batch, window, near_duplicate, cut
     )
     searcher.calibrate()
-    watch = None if look is None else Watch(look, look_every)
+    watch = None if look is None else Watch(look, look_every, partial(gallery.refresh, at_once=True))
     shelf = Shelf(gallery, albums or Albums())
     service = Service(gallery, model, searcher, uploads, Thumbnails(), metrics, limits, shelf, watch)
 

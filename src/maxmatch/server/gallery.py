@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from maxmatch.search import photos
 from maxmatch.search.filters import Condition, Every, passes
 from maxmatch.search.folding import Grouping, Sketcher
 from maxmatch.search.library import JoinedEngine
-from maxmatch.search.photo_names import MOST_NAMED, folded, is_named_folded
+from maxmatch.search.photo_names import MOST_NAMED, NameList, name_of
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.api_schema import ItemFacts
 
@@ -44,6 +45,8 @@ class GalleryState:
     """By key."""
     newest: list[ItemFacts]
     """Newest first; those without a date last."""
+    names: NameList
+    """Of `newest`."""
     sketches: dict[str, np.ndarray]
     """By id."""
     took: float
@@ -56,9 +59,9 @@ class GalleryState:
     """Near-duplicates among these."""
 
     @cached_property
-    def folded(self) -> dict[str, str]:
-        """The items' ids as `maxmatch.search.photo_names` compares them."""
-        return {item.id: folded(item.id) for item in self.newest}
+    def words(self) -> list[str]:
+        """Words of their names that tell some of them from others."""
+        return self.names.words()
 
     @cached_property
     def by_id(self) -> dict[str, ItemFacts]:
@@ -90,10 +93,10 @@ class Gallery:
         """The item with this key, or None."""
         return self.state.items.get(key)
 
-    def refresh(self) -> None:
-        """Read the index again if it was last read some seconds ago and has been written to since."""
-        rest = max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
-        if time.monotonic() - self._looked < rest or not self._busy.acquire(blocking=False):
+    def refresh(self, at_once: bool = False) -> None:
+        """Read the index again if it was last read some seconds ago, or `at_once`, and has been written to since."""
+        rest = 0.0 if at_once else max(_REFRESH_AFTER, min(1.0, _REFRESH_AFTER) * _REST * self.state.took)
+        if time.monotonic() - self._looked < rest or not self._busy.acquire(blocking=at_once):
             return
         try:
             if self.index.engine.version() != self.state.version:
@@ -144,8 +147,8 @@ class Gallery:
         if not words:
             return ()
         state = self.state
-        names = state.folded
-        found = tuple(item.id for item in self.passing(condition, state) if is_named_folded(names[item.id], words))
+        items = [state.newest[place] for place in state.names.places(words)]
+        found = tuple(item.id for item in items if condition is None or passes(condition, _facts(item)))
         return found if len(found) <= MOST_NAMED else ()
 
     def folders(self) -> dict[str, tuple[int, ItemFacts]]:
@@ -175,18 +178,23 @@ class Gallery:
         items.sort(key=lambda item: (item.date or "", item.id), reverse=True)
         return_memory()  # what reading the vectors took
         took = time.monotonic() - started
-        return GalleryState({item.key: item for item in items}, items, sketches, took, version)
+        names = NameList(map(name_of(self.index), (item.id for item in items)))
+        return GalleryState({item.key: item for item in items}, items, names, sketches, took, version)
 
 
 class Watch:
-    """Looks for new, changed and deleted photos every minute while the server runs, in a thread beside it.
+    """Looks for new, changed and deleted photos while the server runs, in a thread beside it.
 
-    look: brings the indexes up to date, with a progress bar. every: seconds between two looks.
+    look: brings the indexes up to date, with a progress bar. seen: called after each look. every: seconds between two;
+    less than a minute, so that what is shown is not older than that.
     """
 
-    def __init__(self, look: Callable[[Bar], object], every: float = 60.0) -> None:
+    def __init__(
+        self, look: Callable[[Bar], object], every: float = 45.0, seen: Callable[[], object] = lambda: None
+    ) -> None:
         self._look = look
         self._every = every
+        self._seen = seen
         self._stopped = threading.Event()
         self.left = 0
         """Photos that were found and are not encoded yet."""
@@ -203,6 +211,7 @@ class Watch:
     def _once(self) -> None:
         try:
             self._look(self._bar)
+            self._seen()
         except _Stopped:
             pass
         except Exception as error:  # an unmounted disk, say: the next look may succeed
@@ -238,15 +247,15 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         key=key_of(name),
         id=name,
         name=_text(known(photos.NAME)) or name.rsplit("/", 1)[-1],
-        folder=_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or ""),
+        folder=intern(_folder(name, _text(known(photos.RELATIVE)), _text(known(photos.FOLDER)) or "")),
         taken=_text(known(photos.TAKEN)),
         width=_number(known(photos.WIDTH)),
         height=_number(known(photos.HEIGHT)),
-        orientation=_text(known(photos.ORIENTATION)),
+        orientation=_shared(known(photos.ORIENTATION)),
         bytes=_number(known(photos.BYTES)),
         version=f"{_number(known(photos.MODIFIED)) or 0:x}",
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
-        date_from=_text(known(photos.DATE_FROM)),
+        date_from=_shared(known(photos.DATE_FROM)),
         path=_text(known(photos.PATH)),
     )
 
@@ -255,6 +264,11 @@ def _folder(name: str, relative: str | None, folder: str) -> str:
     """The folder that an item is shown in. Of several folders, ids begin with what the folder is called."""
     label = name.removesuffix(relative).rstrip("/") if relative and not name.startswith("/") else ""
     return "/".join(filter(None, (label if name.endswith(relative or "") else "", folder)))
+
+
+def _shared(value: Any) -> str | None:
+    """A text that many items have, in memory once."""
+    return intern(value) if isinstance(value, str) else None
 
 
 def _text(value: Any) -> str | None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from maxmatch.model.images import ImageError
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
 from maxmatch.search.photo_names import query_words
-from maxmatch.search.query import TextPart, parse_query
+from maxmatch.search.query import TextPart, parse_query, unknown_parts
 from maxmatch.server.album_routes import Shelf
 from maxmatch.server.api_schema import (
     Asked,
@@ -64,6 +64,7 @@ _PICTURE_FORM: dict[str, Any] = {
 }
 # Some systems call a script plain text, which browsers do not run, and do not know the other one.
 _PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
+_FACTS = tuple(field.name for field in fields(ItemFacts))
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -114,6 +115,15 @@ class Service:
         assert part.upload is not None
         self.uploads.get(part.upload)
         return QueryTerm("upload", part.upload, part.weight, part.slot)
+
+    def split(self, terms: list[QueryTerm]) -> tuple[list[QueryTerm], list[str]]:
+        """The parts that are searched for, and the texts of those that are left out since the model knows no word of
+        them.
+        """
+        beside = any(term.kind != "text" and term.weight > 0 for term in terms)
+        texts = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
+        left_out = [part.text for part in unknown_parts(texts, self.model.known_words, beside)]
+        return [term for term in terms if term.kind != "text" or term.value not in left_out], left_out
 
 
 class PageFiles(StaticFiles):
@@ -223,13 +233,14 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         where = within if where is None else Every((where, within))
     looked_for = [TextPart(term.value, term.weight) for term in terms if term.kind == "text"]
     words = query_words(looked_for) if paging.names and len(looked_for) == len(terms) else ()
-    page = await service.searcher.page(terms, paging, where, words)
+    kept, left_out = service.split(terms)
+    page = await service.searcher.page(kept, paging, where, words)
     hits = [
         {
-            "item": vars(result.item),
+            "item": _plain(result.item),
             "score": result.score,
             "matches": [match._asdict() for match in result.matches],
-            "duplicates": [vars(item) for item in result.duplicates],
+            "duplicates": [_plain(item) for item in result.duplicates],
             "name_match": result.named,
         }
         for result in page.results
@@ -249,9 +260,14 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "upload": upload,
         "unknown_words": read.unknown,
         "any_word_known": bool(read.known) if texts else None,
+        "left_out": left_out,
         "took_ms": took,
     }
     return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
+
+
+def _plain(item: ItemFacts) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in _FACTS}
 
 
 def picture_routes(service: Service) -> APIRouter:
@@ -281,7 +297,7 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/items/{key}/explain", responses=documented(404, 409, 422))
     async def why(key: KeyPath, query: Annotated[Asked, Query()]) -> Explained:
         """Why it was found: where its slots and those of the query look, and which slots match."""
-        found, terms = service.item(key), service.terms(query)
+        found, (terms, _) = service.item(key), service.split(service.terms(query))
         similarity = service.gallery.index.manifest.scoring
         try:
             return await asyncio.to_thread(
@@ -309,6 +325,7 @@ def picture_routes(service: Service) -> APIRouter:
                 FolderOut(folder=name, count=count, cover=newest)
                 for name, (count, newest) in service.gallery.folders().items()
             ],
+            words=service.gallery.state.words,
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.set_size,

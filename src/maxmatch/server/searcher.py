@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxmatch.core.machine import return_memory
 from maxmatch.matching import SetSimilarity
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.search.engine import Hit, Match
@@ -182,19 +183,19 @@ class Answered(NamedTuple):
 class LongList(Sequence[Hit]):
     """All items in the order of a query; a hit is made when it is looked at."""
 
-    def __init__(self, best: Best, order: np.ndarray) -> None:
-        self._best = best._replace(partners=best.partners.astype(np.int8), cosines=best.cosines.astype(np.float32))
-        self._order = order
-        self.ids = [best.ids[place] for place in order.tolist()]
+    def __init__(self, best: Best, order: np.ndarray, known: Mapping[str, ItemFacts]) -> None:
+        self._scores = best.scores[order].astype(np.float32)
+        self._partners = best.partners[order].astype(np.int8)
+        self._cosines = best.cosines[order].astype(np.float32)
+        self.ids = [known[best.ids[place]].id for place in order.tolist()]  # the same texts, not their equals
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, place: int) -> Hit:  # type: ignore[override]  # no slices
-        at = int(self._order[place])
-        partners, cosines = self._best.partners[at].tolist(), self._best.cosines[at].tolist()
+        partners, cosines = self._partners[place].tolist(), self._cosines[place].tolist()
         matches = [match for match in map(Match, range(len(partners)), partners, cosines) if match.item_slot >= 0]
-        return Hit(self.ids[place], float(self._best.scores[at]), matches)
+        return Hit(self.ids[place], float(self._scores[place]), matches)
 
 
 class Searcher:
@@ -351,6 +352,8 @@ class Searcher:
             found = self._gallery.index.search(torch.stack([query for _, query in queries]), k=most, where=where)
             for (place, _), hits in zip(queries, found, strict=True):
                 answers[place] = Answered(hits[: asked[place].k], hits[0].score if hits else None)
+            if most > _LONG:
+                return_memory()  # what reading many vectors took
         return answers
 
     def _alone(self, search: Search, sets: list[Tensor]) -> Answered:
@@ -371,7 +374,10 @@ class Searcher:
         order |= dict.fromkeys(place_of[hit.id] for hit in hits if hit.id in place_of)
         order |= dict.fromkeys(range(len(best.ids)))
         shown = [place for place in order if best.ids[place] in known]  # what is new is shown when the gallery knows it
-        return Answered(LongList(best, np.array(shown, np.int64)), best_score)
+        made = LongList(best, np.array(shown, np.int64), known)
+        del best, order, place_of
+        return_memory()  # what reading all vectors took
+        return Answered(made, best_score)
 
     def _vectors(self, parts: Sequence[QueryTerm | Tensor]) -> list[Tensor]:
         """The vectors (L, D) of each part; texts that are not cached are encoded together."""

@@ -125,7 +125,7 @@ def _write_beside(engine: Engine, folder: Path, state: str) -> bool:
         for found in engine.scan(_BLOCK, metadata=True):
             ids += found.ids
             texts += [text.encode() for text in found.metadata or []]
-            added.append(found.added)
+            added.append(np.array(found.added))  # a view would keep all of the block in memory
             dtype = found.vectors.dtype.name
             file.write(np.ascontiguousarray(found.vectors).data)
         file.write(state.encode())

@@ -9,7 +9,8 @@ import { Grid } from "./grid.js";
 import { watchPictures } from "./picture.js";
 import { Selection } from "./selection.js";
 import { Shelf } from "./shelf.js";
-import { isFiltered, isSearch, newQuery, read, sameResults, withoutFilters, write } from "./state.js";
+import { isFiltered, isSearch, newQuery, newWords, read, sameResults, withoutFilters, write } from "./state.js";
+import { remember, Suggestions } from "./suggest.js";
 import { toast } from "./toast.js";
 import { Viewer } from "./viewer.js";
 import { count, monthName, number, pictures, unknown } from "./words.js";
@@ -35,7 +36,10 @@ const selection = new Selection(find("selection"), {
   failed,
 });
 const grid = new Grid(find("results"), {
-  open: (hit) => go({ ...state, view: hit.item.key }),
+  open: (hit) => {
+    remember(state.q);
+    go({ ...state, view: hit.item.key });
+  },
   address: (hit) => write({ ...state, view: hit.item.key }),
   leave: () => (selection.items.size ? selection.clear() : input.focus()),
   mark: (hit) => selection.mark(hit),
@@ -68,6 +72,11 @@ const shelf = new Shelf(find("shelf"), {
     else search({ keep: true }).then(chips);
   },
   failed,
+});
+
+const suggestions = new Suggestions(input, find("suggestions"), (query, whole) => {
+  typed.cancel();
+  go(whole ? { ...read(""), ...query } : newWords(state, query.q));
 });
 
 /** Another state: a new entry in the history, unless the user is still typing. */
@@ -166,6 +175,7 @@ function noticed({ items, left }) {
 const offer = () => api.gallery().then((gallery) => {
   known = gallery.total;
   filters.offer(gallery);
+  suggestions.words = gallery.words;
   filters.show(state);
   browse.offer(gallery);
   find("pick").hidden = !gallery.reads_pictures;
@@ -207,7 +217,7 @@ function chips() {
   if (state.like || state.upload) {
     const source = state.like ? api.thumbnail({ key: state.like, version: "0" }, 80) : api.uploadThumbnail(state.upload);
     made.push(el("span", { class: "chip" }, el("img", { src: source, alt: "" }),
-      el("span", {}, state.like ? "Similar to this" : "Your picture"), drop("Stop searching with this picture", newQuery(state, {}))));
+      el("span", {}, state.like ? "Similar to this" : "Your picture"), drop("Stop searching with this picture", newQuery(state, { q: state.q }))));
   }
   if (state.slot !== null) {
     made.push(el("span", { class: "chip" }, el("span", {}, `Slot ${state.slot + 1} only`), drop("Search with all slots", { ...state, slot: null })));
@@ -218,7 +228,7 @@ function chips() {
     shelf.nameOf(state.album).then((known) => (name.textContent = known), () => null);
   }
   find("chips").replaceChildren(...made);
-  input.placeholder = state.like || state.upload || state.slot !== null ? "" : state.album ? "Search this album" : "Describe a picture";
+  input.placeholder = state.like || state.upload ? "Add words" : state.slot !== null ? "" : state.album ? "Search this album" : "Describe a picture";
 }
 
 /** Show the picture that the address names. */
@@ -289,12 +299,13 @@ async function takePicture(file) {
 
 const typed = after(TYPING, () => {
   if (input.value === state.q) return;
-  go(newQuery(state, { q: input.value }), { replace: typing });
+  go(newWords(state, input.value), { replace: typing });
   typing = true;
 });
 input.addEventListener("input", typed);
 input.addEventListener("blur", () => (typing = false));
 input.addEventListener("keydown", (event) => {
+  if (!event.isComposing && suggestions.pressed(event.key)) return event.preventDefault();
   if (event.key === "ArrowDown" && grid.focus(grid.active)) event.preventDefault();
   if (event.key === "Escape" && (input.value || isSearch(state))) {
     typed.cancel();
@@ -307,7 +318,9 @@ find("search").addEventListener("submit", (event) => {
   event.preventDefault();
   typed.cancel();
   typing = false;
-  if (input.value !== state.q) go(newQuery(state, { q: input.value }));
+  suggestions.close();
+  remember(input.value);
+  if (input.value !== state.q) go(newWords(state, input.value));
   else grid.focus(0);
 });
 find("home").addEventListener("click", (event) => {

@@ -22,8 +22,7 @@ export function read(text) {
   if (given.get("fold") === "0") state.fold = false;
   state.why = Boolean(state.view) && given.get("why") === "1";
   if (given.get("all") === "1") state.all = true;
-  if (state.like) state.q = state.upload = "";
-  else if (state.upload) state.q = "";
+  if (state.like) state.upload = "";
   return state;
 }
 
@@ -42,4 +41,9 @@ export const sameResults = (a, b) => Object.keys(EMPTY).every((name) => VIEW.inc
 export const isFiltered = (state) => FILTERS.some((name) => state[name] !== EMPTY[name]);
 export const isSearch = (state) => Boolean(state.q.trim() || state.like || state.upload);
 export const withoutFilters = (state) => ({ ...state, ...Object.fromEntries(FILTERS.map((name) => [name, EMPTY[name]])) });
+/** Other words, beside the picture that is searched with, if any. */
+export const newWords = (state, q) => {
+  const { like, upload, slot } = state;
+  return newQuery(state, like || upload ? { q, like, upload, slot } : { q });
+};
 export const newQuery = (state, query) => ({ ...state, q: "", like: "", upload: "", slot: null, all: false, view: "", why: false, ...query });

@@ -6,7 +6,7 @@ const FILES = [
   "/static/api.js", "/static/app.js", "/static/browse.css", "/static/browse.js", "/static/connection.js", "/static/dom.js", "/static/filters.js",
   "/static/grid.js", "/static/heat.js", "/static/icon-192.png", "/static/icon.svg", "/static/layout.js",
   "/static/picture.js", "/static/plain.js", "/static/reasons.js", "/static/selection.js", "/static/shelf.js",
-  "/static/state.js", "/static/style.css", "/static/toast.js", "/static/viewer.css", "/static/viewer.js",
+  "/static/state.js", "/static/style.css", "/static/suggest.js", "/static/toast.js", "/static/viewer.css", "/static/viewer.js",
   "/static/why.css", "/static/why.js", "/static/words.js", "/static/zoom.js",
   "/manifest.webmanifest",
 ];

@@ -41,9 +41,12 @@ export function count({ total, ended, more }, shown) {
 }
 
 /** What the model does not know of a query. */
-export function unknown({ hits, unknown_words: words, any_word_known: any }) {
+export function unknown({ hits, unknown_words: words, any_word_known: any, left_out: parts }) {
+  const others = words.filter((word) => !parts.some((part) => part.includes(word)));
+  const rest = others.length ? [`the model does not know: ${others.join(", ")}`] : [];
+  if (parts.length) return [`left out, since the model knows no word of it: ${parts.join(", ")}`, ...rest].join(" · ");
   if (any === false) return `the model knows none of these words${hits.length ? ": this is a guess" : ""}`;
-  return words.length ? `the model does not know: ${words.join(", ")}` : "";
+  return rest.join("");
 }
 
 /** What is known of a picture, in one line. */

@@ -1,0 +1,108 @@
+// Suggestions while typing: recent and saved searches, albums, and words of file names. What was searched for is kept in
+// this browser alone.
+
+import { albums } from "./api.js";
+import { el } from "./dom.js";
+
+const MOST = 6;
+const KEPT = 30;
+const OF_NAMES = 3;
+const STORE = "maxmatch.recent";
+
+/** What was searched for before, the latest first. */
+export function recent() {
+  try {
+    const kept = JSON.parse(localStorage.getItem(STORE) ?? "[]");
+    return Array.isArray(kept) ? kept.filter((text) => typeof text === "string") : [];
+  } catch {
+    return []; // a browser that keeps nothing
+  }
+}
+
+export function remember(text) {
+  const wanted = text.trim();
+  if (!wanted) return;
+  try {
+    localStorage.setItem(STORE, JSON.stringify([wanted, ...recent().filter((other) => other !== wanted)].slice(0, KEPT)));
+  } catch {
+    return;
+  }
+}
+
+/** At most six suggestions for what is typed: { kind, text, query }. */
+export function offers(typed, { words = [], saved = { albums: [], searches: [] }, before = [] }) {
+  const start = typed.trim().toLowerCase();
+  if (!start) return [];
+  const begins = (name) => {
+    const low = name.toLowerCase();
+    return low !== start && (low.startsWith(start) || low.includes(` ${start}`));
+  };
+  const found = [
+    ...before.filter(begins).map((q) => ({ kind: "recent", text: q, query: { q } })),
+    ...saved.searches.filter((one) => !one.missing && begins(one.name)).map((one) => ({ kind: "saved search", text: one.name, query: one.query, whole: true })),
+    ...saved.albums.filter((one) => begins(one.name)).map((one) => ({ kind: "album", text: one.name, query: { album: one.key }, whole: true })),
+  ].slice(0, MOST);
+  const last = /[\p{L}\p{N}]{2,}$/u.exec(typed)?.[0] ?? "";
+  const rest = typed.slice(0, typed.length - last.length);
+  const named = last ? words.filter((word) => word !== last.toLowerCase() && word.startsWith(last.toLowerCase())) : [];
+  const more = named.slice(0, OF_NAMES).map((word) => ({ kind: "in names", text: rest + word, query: { q: rest + word } }));
+  const known = new Set(found.map(({ text }) => text.toLowerCase()));
+  return [...found, ...more.filter(({ text }) => !known.has(text.toLowerCase()))].slice(0, MOST);
+}
+
+/** A list below the search box, as of a combobox: arrows choose, Enter takes, Escape closes. */
+export class Suggestions {
+  /** choose(query, whole): search for it; whole: in place of everything. */
+  constructor(input, list, choose) {
+    Object.assign(this, { input, list, choose, words: [], saved: undefined, shown: [], active: -1 });
+    input.addEventListener("focus", () => this.ask());
+    input.addEventListener("input", () => this.show());
+    input.addEventListener("blur", () => this.close());
+    list.addEventListener("mousedown", (event) => event.preventDefault()); // the box keeps the focus
+  }
+
+  /** Albums and saved searches may have changed since. */
+  ask() {
+    albums().then((saved) => (this.saved = saved), () => null);
+  }
+
+  show() {
+    this.shown = offers(this.input.value, { words: this.words, saved: this.saved, before: recent() });
+    this.list.replaceChildren(...this.shown.map(({ kind, text }, place) =>
+      el("li", { role: "option", id: `suggestion-${place}`, "aria-selected": "false", onclick: () => this.take(place) }, el("span", {}, text), el("small", {}, kind))));
+    this.list.hidden = !this.shown.length;
+    this.input.setAttribute("aria-expanded", String(!this.list.hidden));
+    this.activate(-1);
+  }
+
+  close() {
+    this.shown = [];
+    this.list.hidden = true;
+    this.input.setAttribute("aria-expanded", "false");
+    this.activate(-1);
+  }
+
+  activate(place) {
+    this.active = place;
+    [...this.list.children].forEach((option, at) => option.setAttribute("aria-selected", String(at === place)));
+    if (place < 0) this.input.removeAttribute("aria-activedescendant");
+    else this.input.setAttribute("aria-activedescendant", `suggestion-${place}`);
+  }
+
+  take(place) {
+    const { query, whole } = this.shown[place];
+    this.close();
+    this.choose(query, Boolean(whole));
+  }
+
+  /** Whether a key was meant for the list. After its last entry, the arrow leads on to the pictures. */
+  pressed(key) {
+    if (!this.shown.length) return false;
+    if (key === "ArrowDown" && this.active + 1 < this.shown.length) this.activate(this.active + 1);
+    else if (key === "ArrowUp" && this.active >= 0) this.activate(this.active - 1);
+    else if (key === "Enter" && this.active >= 0) this.take(this.active);
+    else if (key === "Escape") this.close();
+    else return false;
+    return true;
+  }
+}
