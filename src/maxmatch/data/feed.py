@@ -562,8 +562,8 @@ class ResidentFeed(_BaseFeed):
 
     readers, captions, drop, crops, by_length, report, skipped: as for `MappedFeed`, and the batches are the same, but
     for the random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once; processes, where
-    there are many. picture_cache: a folder where decoded pictures are kept for the next training. What cannot be read is
-    reported while copying.
+    there are many. picture_cache: a folder where decoded pictures are kept for the next training. What cannot be read
+    is reported while copying.
     """
 
     def __init__(
