@@ -204,9 +204,9 @@ def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
 
 
 def _sets_of(model: SetEncoder, name: str, inputs: Inputs, short: tuple[int, int] | None) -> Sets:
-    """The sets of one modality. short: see `Batch`; where it saves half the padding, in two parts."""
+    """The sets of one modality. short: see `Batch`; where these are much shorter, in two parts."""
     values, mask = inputs
-    if short is None or mask is None or 2 * short[1] > mask.shape[1]:
+    if short is None or mask is None or 4 * short[1] > 3 * mask.shape[1]:
         sets: Sets = model(name, values, mask)
         return sets
     count, length = short
