@@ -21,8 +21,10 @@ def one_direction(width=7, hidden=12, dtype=torch.float32):
 
 
 def by_kernels(gru, words, every):
-    gates = words.transpose(0, 1) @ gru.weight_ih_l0.T + gru.bias_ih_l0
-    return gru_states(gates[None], gru.weight_hh_l0[None], gru.bias_hh_l0[None], LENGTHS, every)
+    gates = words.transpose(0, 1) @ gru.weight_ih_l0.T
+    (r, z, n), (own_r, own_z, own_n) = gru.bias_ih_l0.chunk(3), gru.bias_hh_l0.chunk(3)
+    bias = torch.stack([r + own_r, z + own_z, n, own_n])
+    return gru_states(gates[None], gru.weight_hh_l0[None], bias[None], LENGTHS, every)
 
 
 @pytest.mark.parametrize("hidden", [12, 300])

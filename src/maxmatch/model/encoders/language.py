@@ -279,15 +279,16 @@ class GRUEncoder(nn.Module):
         with torch.autocast(words.device.type, enabled=False):
             words = widened(words.to(precision))
             read = torch.stack([words, turned(words, length)][: len(directions)]).transpose(1, 2)
-            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            of_inputs, of_state, bias, state_bias = (
-                torch.stack([getattr(self.gru, f"{name}_l0{end}") for end in directions]).to(words.dtype)
-                for name in names
+            of_inputs, of_state, input_bias, state_bias = (
+                torch.stack([getattr(self.gru, f"{name}_l0{end}") for end in directions])
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            of_inputs = pad(of_inputs, (0, words.shape[2] - of_inputs.shape[2]))
-            gates = torch.baddbmm(bias[:, None], read.flatten(1, 2), of_inputs.transpose(1, 2))
-            gates = gates.view(*read.shape[:3], -1)
-            states: Tensor = kernels.gru_states(gates, of_state, state_bias, length, every)
+            of_inputs = pad(of_inputs.to(precision), (0, words.shape[2] - of_inputs.shape[2]))
+            gates = torch.bmm(read.flatten(1, 2), of_inputs.transpose(1, 2)).view(*read.shape[:3], -1)
+            own, r_z = state_bias.chunk(3, 1)[2], 2 * self.gru.hidden_size
+            bias = torch.cat([input_bias[:, :r_z] + state_bias[:, :r_z], input_bias[:, r_z:], own], 1)
+            bias = bias.view(len(directions), 4, -1)
+            states: Tensor = kernels.gru_states(gates, of_state.to(precision), bias, length, every)
         return states
 
 
