@@ -1,4 +1,4 @@
-"""The machine: its cores, its memory, which compiled code of ours can run, and a torchvision that does not fit torch."""
+"""The machine: its cores, its memory, what compiled code of ours can run, and a torchvision that does not fit torch."""
 
 import ctypes
 import os

@@ -79,10 +79,10 @@ class _Discrepancy(torch.autograd.Function):
             _slopes[(tiles, triton.cdiv(count, _ROWS))](
                 matrix, norms, sums, count, n, 1 / n, -1 / m, ROWS=_ROWS, COLUMNS=_COLUMNS, SAME=_SAME, num_warps=8
             )
-        values, slopes = sums.sum(1)
-        ctx.save_for_backward(z, matrix, slopes)
+        per_row = sums.sum(1)  # of w_i w_j k_ij, and of the slopes
+        ctx.save_for_backward(z, matrix, per_row[1])
         ctx.of_x = n
-        return values.sum()
+        return per_row[0].sum()
 
     @staticmethod
     @once_differentiable
