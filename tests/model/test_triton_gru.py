@@ -73,5 +73,17 @@ def test_an_encoder_gives_the_same_features_and_learns_the_same_with_the_kernels
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_in_mixed_precision_the_gates_and_the_states_have_that_precision(monkeypatch):
+    encoder = GRUEncoder(9, word_width=6, width=8, dropout=0.0)
+    seen = []
+    monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
+    monkeypatch.setattr(triton_gru, "gru_states", lambda gates, *_: (seen.append(gates.dtype), gates[:, 0, :, :8])[1])
+    ids, mask = torch.randint(0, 9, (len(LENGTHS), 6)), torch.arange(6) < LENGTHS[:, None]
+    with torch.autocast("cpu", torch.bfloat16):
+        encoder.last_states_on_device(encoder.vectors(ids), mask)
+    encoder.last_states_on_device(encoder.vectors(ids), mask)
+    assert seen == [torch.bfloat16, torch.float32]
+
+
 def test_on_a_processor_there_are_no_kernels():
     assert language._gru_kernels(torch.zeros(1)) is None

@@ -260,9 +260,9 @@ class GRUEncoder(nn.Module):
         """
         if _gru_kernels(words) is not None:
             return list(self._by_kernels(words, mask, every=True).transpose(1, 2))
-        length = mask.sum(1)
+        length, precision = mask.sum(1), _mixed(words)
         with torch.autocast(words.device.type, enabled=False):
-            words = widened(words.to(_mixed(words)))
+            words = widened(words.to(precision))
             if not self.gru.bidirectional:
                 return [gru_states(self.gru, words)]
             with _aside(words, length):
@@ -273,11 +273,11 @@ class GRUEncoder(nn.Module):
 
     def _by_kernels(self, words: Tensor, mask: Tensor, every: bool) -> Tensor:
         """The states of all directions after each word, (d, N, B, H), or (d, B, H) after the last."""
-        kernels, length = _gru_kernels(words), mask.sum(1)
+        kernels, length, precision = _gru_kernels(words), mask.sum(1), _mixed(words)
         assert kernels is not None
         directions = ("", "_reverse")[: 1 + self.gru.bidirectional]
         with torch.autocast(words.device.type, enabled=False):
-            words = widened(words.to(_mixed(words)))
+            words = widened(words.to(precision))
             read = torch.stack([words, turned(words, length)][: len(directions)]).transpose(1, 2)
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             of_inputs, of_state, bias, state_bias = (
