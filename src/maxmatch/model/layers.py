@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
+from maxmatch.core.machine import optional_module
 from maxmatch.core.types import Features, Sets
-from maxmatch.matching.products import optional_module
 from maxmatch.matching.similarity import gaussian_sets
 
 TEMPERATURE = 10_000.0  # T of the sine positions

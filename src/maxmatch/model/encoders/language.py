@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from maxmatch.core.checks import check_ids, check_right_padded
+from maxmatch.core.machine import optional_module
 from maxmatch.core.types import Features
-from maxmatch.matching.products import optional_module
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width, package_folder
 from maxmatch.model.layers import POOLING, gru_states, sine_positions, turned, widened
 
