@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import normalize
 
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_axes
@@ -60,7 +59,8 @@ def global_discriminative(
         )
     if centred:
         sets, pooled = sets - sets.mean(0), pooled - pooled.mean(0)
-    cosines = (normalize(sets, dim=-1) @ normalize(pooled, dim=-1)[..., None])[..., 0]
+    lengths = sets.norm(dim=-1) * pooled.norm(dim=-1)[:, None]
+    cosines = (sets @ pooled[..., None])[..., 0] / lengths.clamp(min=_SMALLEST)
     return (scale * (cosines - margin)).exp().mean()
 
 
