@@ -133,3 +133,14 @@ def test_terms_without_what_they_need_are_refused() -> None:
         objective(torch.zeros(2, 2), None, side, side, kl_weight=1.0)
     with pytest.raises(ValueError, match="log_variance: expected 2×4"):
         gaussian_kl(torch.zeros(2, 4), torch.zeros(2, 3))
+
+
+def test_pseudo_positives_of_a_model_that_knows_nothing_pull_harder_than_true_pairs():
+    """Half of its negatives are as likely as the true pairs. Of one that knows the pairs none is."""
+    noise = 0.5 * torch.randn(128, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 5
+    for known, pulled in ((0.0, True), (5.0, False)):
+        logits = (noise + known * torch.eye(128)).requires_grad_()
+        for weight in (0.0, 0.1):
+            (gradient,) = torch.autograd.grad(pair_bce(logits, None, weight), logits)
+            pull = gradient.diagonal().sum(), (gradient.sum() - gradient.diagonal().sum()).clamp(max=0)
+            assert bool(pull[1] < 3 * pull[0]) == (pulled and weight > 0)

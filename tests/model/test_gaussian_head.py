@@ -89,6 +89,32 @@ def test_the_head_agrees_with_loops_over_all_numbers(pooling):
         np.testing.assert_allclose(made.residual[item].detach(), [mean, log_variance], atol=1e-12)
 
 
+def test_a_head_that_reads_local_features_alone_agrees_with_loops_and_ignores_the_global_one():
+    head, features = gaussian_head(reads="local", log_variance=-3.0), some_features(4)
+    torch.nn.init.normal_(head.mean_of_pooled.bias)
+    layers = (head.mean_of_local, head.variance_of_local)
+    made = head(features).residual.detach()
+    for item, (local, mask) in enumerate(zip(features.local, features.mask, strict=True)):
+        means, spreads = ([affine(layer, one) for one in local[mask].tolist()] for layer in layers)
+        raw = np.add(pooled_by_loops("gpo", means, head.mean_gpo), head.mean_of_pooled.bias.tolist())
+        log_variance = np.add(pooled_by_loops("gpo", spreads, head.variance_gpo), -3)
+        np.testing.assert_allclose(made[item], [raw / np.linalg.norm(raw), log_variance], atol=1e-12)
+    other = Features(features.local, features.mask, features.pooled[:, :2])
+    torch.testing.assert_close(head(other).residual.detach(), made)
+    bound = math.sqrt(6 / (7 + D - 2))
+    assert all(0.8 * bound < layer.weight.abs().max() <= bound for layer in layers)
+
+
+def test_the_start_of_the_variances_is_not_rounded_in_mixed_precision():
+    """bfloat16 knows no number between −8 and −8.0625."""
+    head = GaussianHead(7, D, log_variance=-8.03, reads="local")
+    torch.nn.init.zeros_(head.variance_of_local.weight)
+    features = some_features(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = head(Features(features.local.float(), features.mask, features.pooled.float()))
+    torch.testing.assert_close(made.residual[:, 1], torch.full((3, D - 2), -8.03))
+
+
 def with_scores(gpo, scores):
     """The GPO with given scores of ranks in place of its GRU's."""
     given = torch.tensor(scores, dtype=torch.float64)
@@ -133,8 +159,9 @@ def test_padding_may_be_anywhere_and_hold_anything(pooling):
         assert not gradient[~mask].any()
 
 
-def test_every_parameter_has_a_gradient():
-    head = gaussian_head()
+@pytest.mark.parametrize("reads", ["both", "local"])
+def test_every_parameter_has_a_gradient(reads):
+    head = gaussian_head(reads=reads)
     made = head(some_features(3)).residual
     (made * torch.randn(made.shape, dtype=torch.float64)).sum().backward()
     assert [name for name, p in head.named_parameters() if p.grad is None or not p.grad.any()] == []
@@ -177,6 +204,26 @@ def test_a_new_model_pools_by_gpo_unless_told_otherwise(preset):
     assert pooling(local_pooling="mean") == ["mean", "mean"]
     with pytest.raises(ValidationError, match="'gpo', 'mean' or 'max'"):
         pooling(local_pooling="median")
+
+
+def test_encoders_are_those_of_vse_infinity_but_for_cells_where_local_features_alone_are_read(tmp_path):
+    options = {"set_size": 2, "width": D, "word_width": 10, "pretrained": False}
+    config = PRESETS["efficientnet_lite0_bigru"](head="gaussian", reads="local", **options)
+    image, text = config.towers["image"].encoder, config.towers["text"].encoder
+    assert (image.projection, image.pooling) == ("none", "none")
+    assert text == PRESETS["efficientnet_lite0_bigru"](head="gpo", **{**options, "set_size": 1}).towers["text"].encoder
+    assert (text.local, text.directions, text.word_init, text.dropout) == ("states", "mean", "uniform", 0.0)
+    model = build_model(config, {"text": tokenizer_for(config)}, seed=0).eval()
+    parts = {name.split(".")[3] for name, _ in model.named_parameters() if name.startswith("towers.image.encoder")}
+    assert parts == {"backbone"}
+    cells = torch.randn(3, 4, 1280, generator=torch.Generator().manual_seed(0))
+    sets = model("image", cells)
+    model.save_pretrained(tmp_path / "model")
+    torch.testing.assert_close(SetEncoder.from_pretrained(tmp_path / "model")("image", cells).vectors, sets.vectors)
+    both = config.model_dump()
+    both["towers"]["image"]["head"]["reads"] = "both"
+    with pytest.raises(ValidationError, match="needs a global feature of the model's width"):
+        ModelConfig.model_validate(both)
 
 
 def test_a_checkpoint_from_before_there_was_gpo_is_pooled_by_the_mean(tmp_path):

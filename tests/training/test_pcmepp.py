@@ -108,6 +108,21 @@ def test_weight_decay_spares_scale_and_shift(data):
     assert any(line.split()[:2] == ["match", "2"] and line.split()[-1] == "0" for line in describe(recipe).splitlines())
 
 
+def test_scale_and_shift_can_learn_faster_than_the_rest(data):
+    whole = pcmepp(data).model_dump()
+    recipe = Recipe.model_validate({**whole, "train": {**whole["train"], "lr_factors": {"match": 30.0}}})
+    config = recipe.model.resolved()
+    groups = parameter_groups(build_model(config, {"text": tokenizer_for(config)}), recipe.train)
+    assert {group.name: group.factor for group in groups if group.factor != 1} == {"match": 30.0}
+    with pytest.raises(RecipeError, match="learns no scale and shift"):
+        load_recipe("flickr8k_maxmatch", ["train.lr_factors={match: 10}"])
+
+
+def test_the_first_epochs_may_have_no_pseudo_positives(data):
+    recipe = pcmepp(data, objective={"plain_bce_epochs": 2})
+    assert [criterion_for(recipe, epoch).options["pseudo_positives"] for epoch in range(4)] == [0.0, 0.0, 0.1, 0.1]
+
+
 def step_of(chunks, folder):
     recipe = pcmepp("nowhere", model={}, batch_size=8)
     with ours.processes("cpu") as here:

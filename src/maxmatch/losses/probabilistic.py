@@ -22,7 +22,9 @@ def pair_bce(
         2·BCE(y) + α·[BCE(y with pseudo-positives of rows) + BCE(y with those of columns)]
 
     BCE is the mean over all B·C pairs. A pseudo-positive is a negative with a logit that is no lower than the best of
-    its row's (column's) true pairs: perhaps a match that nobody noted. A row without a true pair has none.
+    its row's (column's) true pairs: perhaps a match that nobody noted. A row without a true pair has none. Of a model
+    that has learned nothing yet half of all negatives are pseudo-positives, and pull harder than the true pairs do: one
+    that starts from random weights does better without them at first (`objective.plain_bce_epochs` of a recipe).
 
     Args:
         logits: a·s + b of every image with every caption; their sigmoid is the probability of a match.

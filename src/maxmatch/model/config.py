@@ -292,7 +292,8 @@ _ONE_VECTOR = ("gpo", "global")  # heads with K = 1
 
 
 class Gaussian(ConfigPart):
-    """A mean and variances, the head of PCME++. log_variance: where log σ² starts.
+    """A mean and variances, the head of PCME++. log_variance: where log σ² starts. reads: the local features alone, as
+    PCME++, or the global one too.
 
     pooling: of the local features. "gpo" is PCME++'s, and what presets choose; where a config does not say, it is
     "mean", as before there was a choice.
@@ -301,6 +302,7 @@ class Gaussian(ConfigPart):
     name: Literal["gaussian"] = "gaussian"
     log_variance: Annotated[float, Field(allow_inf_nan=False)] = -4.0
     pooling: Literal["gpo", "mean", "max"] = "mean"
+    reads: Literal["both", "local"] = "both"
 
 
 class OwnHead(ConfigPart):
@@ -342,6 +344,11 @@ class TowerConfig(ConfigPart):
             raise refusal(f"the head {self.head.name!r} makes one vector, got {self.set_size}: set it to 1", "set_size")
         if isinstance(self.head, Gaussian) and self.set_size != 2:
             raise refusal(f"a Gaussian is a set of 2 vectors, got {self.set_size}", "set_size")
+        local_only = isinstance(self.head, Gaussian) and self.head.reads == "local"
+        raw = isinstance(self.encoder, Conv) and self.encoder.pooling == self.encoder.projection == "none"
+        if raw and not local_only:
+            text = f"the head {self.head.name!r} needs a global feature of the model's width: set it to mean"
+            raise refusal(text, "encoder", "pooling")
         if self.head.name == "gpo":
             if isinstance(self.encoder, GRU) and self.encoder.local == "words":
                 raise refusal(

@@ -474,13 +474,15 @@ def _check_one_vector(head: str, set_size: int) -> None:
 class GaussianHead(nn.Module):
     """The head of PCME++: an item is a Gaussian with a mean of unit length and independent variances.
 
-        μ = L2(V φ + pool(W ψ)),   log σ² = V' φ + pool(W' ψ)
+        reads="both":    μ = L2(V φ + pool(W ψ)),   log σ² = V' φ + pool(W' ψ)
+        reads="local":   μ = L2(b + pool(W ψ)),     log σ² = b' + pool(W' ψ)
 
     Its set is what `gaussian_sets` makes of them: two vectors, compared by `csd`. V and W map to width − 2.
 
-    log_variance: where log σ² starts, the bias of V'. At 0 the variances of 1,024 coordinates alone add 2,048 to each
-    distance, so that no pair is likely and little is learned. pooling: of W ψ and of W' ψ, "gpo" (each has a GPO of
-    its own, as in PCME++'s code), "mean" or "max".
+    log_variance: where log σ² starts, the bias of V', or b'. At 0 the variances of 1,024 coordinates alone add 2,048 to
+    each distance, so that no pair is likely and little is learned. pooling: of W ψ and of W' ψ, "gpo" (each has a GPO
+    of its own, as in PCME++'s code), "mean" or "max". reads: the "local" features alone, as in PCME++'s code (W and W'
+    then start by Glorot's rule, b at 0), or "both" the local and the global ones.
     """
 
     set_size = 2
@@ -492,6 +494,7 @@ class GaussianHead(nn.Module):
         set_size: int = 2,
         log_variance: float = -4.0,
         pooling: Literal["gpo", "mean", "max"] = "gpo",
+        reads: Literal["both", "local"] = "both",
     ) -> None:
         super().__init__()
         if set_size != self.set_size:
@@ -501,12 +504,15 @@ class GaussianHead(nn.Module):
         self.width = width
         self.pooling = pooling
         self.mean_of_local = nn.Linear(context_width, width - 2, bias=False)
-        self.mean_of_pooled = nn.Linear(width, width - 2)
+        self.mean_of_pooled = nn.Linear(width, width - 2) if reads == "both" else _Bias(width - 2)
         self.variance_of_local = nn.Linear(context_width, width - 2, bias=False)
-        self.variance_of_pooled = nn.Linear(width, width - 2)
+        self.variance_of_pooled = nn.Linear(width, width - 2) if reads == "both" else _Bias(width - 2)
         self.mean_gpo = GPOHead(width - 2, width - 2) if pooling == "gpo" else None
         self.variance_gpo = GPOHead(width - 2, width - 2) if pooling == "gpo" else None
         nn.init.constant_(self.variance_of_pooled.bias, log_variance)
+        if reads == "local":
+            nn.init.xavier_uniform_(self.mean_of_local.weight)
+            nn.init.xavier_uniform_(self.variance_of_local.weight)
 
     def forward(self, features: Features) -> Sets:
         """The sets of B items. The attention is None: nothing attends."""
@@ -526,6 +532,18 @@ class GaussianHead(nn.Module):
         """Only the order there is: the vectors of a Gaussian have meanings of their own."""
         if list(order) != [0, 1]:
             raise ValueError(f"order: the two vectors of a Gaussian cannot be reordered, got {list(order)}.")
+
+
+class _Bias(nn.Module):
+    """The same vector for every item; in float32, where a layer in mixed precision would round it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, pooled: Float[Tensor, "B W"]) -> Float[Tensor, " V"]:
+        """Whatever the items are."""
+        return self.bias
 
 
 class MatchProbability(nn.Module):

@@ -3,8 +3,9 @@
 Every size can be overridden, so that the same shape can be built small. `pretrained=False` builds without a hub,
 `projection` is that of `config.Conv`; whatever else is given goes to the head. `head="pie"` puts PVSE's head in place
 of the set prediction module, `head="gaussian"` PCME++'s, which takes `set_size=2` and pools local features by GPO
-(`local_pooling="mean"`: by the mean). Two heads make one vector (`set_size=1`) and change the encoders to their
-authors':
+(`local_pooling="mean"`: by the mean). As in its code it reads (`reads="local"`) cells as they are and the states of
+VSE∞'s Bi-GRU; by default words, projected cells and the global feature. Two heads make one vector (`set_size=1`) and
+change the encoders to their authors':
 
     head="gpo"     VSE∞: MLP(x) + fc(x) of regions; the states of a Bi-GRU, directions averaged; words from U(±0.1)
     head="global"  VSE++: the pooled map, of unit length, through one layer; the last state of a GRU that reads in one
@@ -60,7 +61,7 @@ def _model(
     elif kind == "gaussian":  # some presets have a `pooling` of their own, that of the global feature
         chosen = {"pooling": options.pop("local_pooling", "gpo")}
     head: Any = HEADS[kind].model_validate({**chosen, **options})
-    towers = {"image": _encoder_for(kind, image), "text": _encoder_for(kind, text)}
+    towers = {"image": _encoder_for(head, image), "text": _encoder_for(head, text)}
     return ModelConfig(
         width=width,
         towers={name: TowerConfig(encoder=tower, head=head, set_size=set_size) for name, tower in towers.items()},
@@ -76,26 +77,31 @@ HEADS: dict[str, type[ConfigPart]] = {
     "gaussian": Gaussian,
 }
 _WORD_BOUND = 0.1
+_CONV: dict[str, dict[str, Any]] = {  # what VSE∞, VSE++ and PCME++ do with the cells of a map
+    "gpo": {"pooling": "none"},
+    "global": {"projection": "none", "unit_pooled": True},
+    "local": {"projection": "none", "pooling": "none"},
+}
 
 
-def _encoder_for(head: str, encoder: Any) -> Any:
-    """The encoder as VSE∞ ("gpo") and VSE++ ("global") have it; for other heads as it is."""
-    if head not in ("gpo", "global"):
+def _encoder_for(head: Any, encoder: Any) -> Any:
+    """The encoder as VSE∞ ("gpo"), VSE++ ("global") and PCME++ (reads="local") have it; for other heads as it is."""
+    kind = "local" if isinstance(head, Gaussian) and head.reads == "local" else head.name
+    if kind not in _CONV:
         return encoder
     changes: dict[str, Any] = {}
     if isinstance(encoder, Region):
         changes = {"dropout": 0.0, "mlp_reads": "input", "init": "xavier"}
     elif isinstance(encoder, Conv):
-        ours = {"pooling": "none"} if head == "gpo" else {"projection": "none", "unit_pooled": True}
-        changes = {**ours, "init": "xavier"}
+        changes = {**_CONV[kind], "init": "xavier"}
     elif isinstance(encoder, GRU):
-        ours = {"directions": "mean", "local": "states"} if head == "gpo" else {"directions": "forward"}
+        ours = {"directions": "forward"} if kind == "global" else {"directions": "mean", "local": "states"}
         scale = encoder.word_scale if "word_scale" in encoder.model_fields_set else _WORD_BOUND
         changes = {**ours, "dropout": 0.0, "word_init": "uniform", "word_scale": scale}
     for key in ("pooling", "projection") if isinstance(encoder, Conv) else ():  # options of a preset
         given = getattr(encoder, key)
         if key in changes and given not in (changes[key], Conv.model_fields[key].default):
-            raise ValueError(f"{key}: the head {head!r} goes with {changes[key]!r}, got {given!r}.")
+            raise ValueError(f"{key}: the head {head.name!r} goes with {changes[key]!r}, got {given!r}.")
     return encoder.model_copy(update=changes)
 
 

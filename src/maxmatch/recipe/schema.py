@@ -66,11 +66,12 @@ class Objective(Section):
     """The training loss: the options of `maxmatch.losses.objective`, and what is compared.
 
     pairs: the towers between which the loss is computed. mean_negatives_epochs: for how many epochs the triplet loss
-    first uses the mean over all negatives, whatever `negatives` is afterwards. teachers: models whose scores are
-    learned beside the captions: runs, checkpoints, files of sets (`maxmatch evaluate --save-sets`) of the training
-    split, or text encoders of transformers. caption_matching_weight: the slots of the first tower of a pair are
-    assigned, one to one, to the items of the second that belong to them. anneal: a soft matching in the first epochs;
-    validation and evaluation use the model's similarity in all.
+    first uses the mean over all negatives, whatever `negatives` is afterwards. plain_bce_epochs: for how many epochs
+    `pair_bce` first has no pseudo-positives. teachers: models whose scores are learned beside the captions: runs,
+    checkpoints, files of sets (`maxmatch evaluate --save-sets`) of the training split, or text encoders of
+    transformers. caption_matching_weight: the slots of the first tower of a pair are assigned, one to one, to the items
+    of the second that belong to them. anneal: a soft matching in the first epochs; validation and evaluation use the
+    model's similarity in all.
     """
 
     pairs: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)] = (("image", "text"),)
@@ -98,6 +99,7 @@ class Objective(Section):
     gd_isd_centred: bool = False
     bce_weight: NotNegative = 0.0
     pseudo_positives: NotNegative = 0.1
+    plain_bce_epochs: Whole = 0
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 1e-4
     kl_weight: NotNegative = 0.0
     caption_matching_weight: NotNegative = 0.0
@@ -115,8 +117,9 @@ class Objective(Section):
 
     def keywords(self, epoch: int) -> dict[str, Any]:
         """The options of `maxmatch.losses.objective` in an epoch."""
-        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "anneal", "teachers"})
-        return options | {"negatives": "mean"} if epoch < self.mean_negatives_epochs else options
+        options = self.model_dump(exclude={"pairs", "mean_negatives_epochs", "plain_bce_epochs", "anneal", "teachers"})
+        warming = {"negatives": "mean"} if epoch < self.mean_negatives_epochs else {}
+        return options | warming | ({"pseudo_positives": 0.0} if epoch < self.plain_bce_epochs else {})
 
 
 class StepSchedule(Section):
@@ -183,7 +186,8 @@ class Train(Section):
 
     A group is `backbone`, the parameters of the network inside an encoder (a CNN, BERT), `set_module`, the head and,
     for images, the projection before it, or `encoder`, the rest of a text tower (the projection after BERT, or words
-    and GRU); of all towers, or of one: `image.backbone`. Default: 1.
+    and GRU); of all towers, or of one: `image.backbone`. `match`: the scale and the shift that PCME++ learns.
+    Default: 1.
     """
     schedule: Schedule = Cosine()
     warmup_steps: Whole = 0
@@ -255,7 +259,8 @@ class Train(Section):
     def _known_groups(cls, groups: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for key in groups:
             tower = info.field_name == "freeze" and "." not in key  # which ones there are the recipe knows
-            if key.rpartition(".")[2] not in _GROUPS and not tower:
+            learned = info.field_name == "lr_factors" and key == "match"
+            if key.rpartition(".")[2] not in _GROUPS and not tower and not learned:
                 raise unknown_key(key, [*_GROUPS, *(f"{tower}.{group}" for tower in _TOWERS for group in _GROUPS)])
         return groups
 
@@ -594,6 +599,9 @@ class Recipe(Section):
 
 def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
     """Why a group of parameters (`backbone`, `image.backbone`, …) is none of the model's."""
+    if key == "match":
+        gaussians = any(isinstance(part.head, Gaussian) for part in towers.values())
+        return None if gaussians else "the model learns no scale and shift: only Gaussians (model.options.head) do"
     tower, _, group = key.rpartition(".") if "." in key or key in _GROUPS else (key, ".", "")
     if tower and tower not in towers:
         return f"the model has the towers {', '.join(towers)}, not {tower!r}"

@@ -49,7 +49,7 @@ def parameter_groups(model: SetEncoder, train: Train) -> list[Group]:
             group.parameters[f"towers.{tower}.{name}"] = parameter
     if model.match is not None:
         named = {f"match.{name}": parameter for name, parameter in model.match.named_parameters()}
-        groups["match"] = Group("match", 1.0, named, decays=False)
+        groups["match"] = Group("match", train.lr_factors.get("match", 1.0), named, decays=False)
     return list(groups.values())
 
 

@@ -383,7 +383,7 @@ def _milestones(recipe: Recipe) -> list[int]:
     train = recipe.train
     marks = {0, 1, train.epochs // 4, train.epochs // 2, 3 * train.epochs // 4, train.epochs - 1}
     marks |= {until for until in train.freeze.values() if isinstance(until, int)}
-    marks |= {recipe.objective.mean_negatives_epochs}
+    marks |= {recipe.objective.mean_negatives_epochs, recipe.objective.plain_bce_epochs}
     if recipe.objective.anneal is not None:
         marks |= {recipe.objective.anneal.epochs - 1, recipe.objective.anneal.epochs}
     if train.schedule.name == "step":

@@ -122,7 +122,8 @@ class ConvEncoder(Freezable):
     maximum) over the map, through a projection of its own.
 
     projection: of the local features; in place of the "linear" 1×1 convolution the "mlp" of regions, or "none".
-    pooling: "none": no projection of its own; the mean of the local features stands for the global one.
+    pooling: "none": no projection of its own; the mean of the local features stands for the global one (without a
+    projection of these it has their width: for heads that do not read it).
     unit_pooled: whether the pooled map has unit length before its projection, as in VSE++.
     init: of the linear projections, as torch starts them, or "xavier": uniform in Glorot's bounds, bias 0.
 
@@ -146,8 +147,6 @@ class ConvEncoder(Freezable):
             raise ValueError(f"pooling: expected one of {', '.join(POOLING)}, none, got {pooling!r}.")
         if projection not in _PROJECTIONS:
             raise ValueError(f"projection: expected one of {', '.join(_PROJECTIONS)}, got {projection!r}.")
-        if pooling == projection == "none":
-            raise ValueError("pooling: 'none' needs a projection, since the local features stand for the global one.")
         self.backbone = backbone
         self.width = width
         self.stride = stride or patch_size(backbone)
