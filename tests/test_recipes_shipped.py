@@ -53,9 +53,11 @@ def test_pcmepp_differs_in_the_head_the_similarity_the_loss_and_the_batches_alon
     changed = differences(load_recipe("flickr8k_pcmepp"), load_recipe("flickr8k_maxmatch"))
     losses = {key.removeprefix("objective."): value for key, value in changed.items() if key.startswith("objective.")}
     assert losses.pop("mean_negatives_epochs") == 0
+    assert losses.pop("plain_bce_epochs") == 10
     assert {key: value for key, value in losses.items() if value} == {"bce_weight": 1.0, "kl_weight": 1e-4}
     assert {key: value for key, value in changed.items() if not key.startswith("objective.")} == {
         "model.options.head": "gaussian",
+        "model.options.reads": "local",
         "model.options.set_size": 2,
         "model.options.log_variance": -8,
         "model.options.word_scale": None,
@@ -63,6 +65,8 @@ def test_pcmepp_differs_in_the_head_the_similarity_the_loss_and_the_batches_alon
         "train.epochs": 100,
         "train.batch_size": 128,
         "train.batch_captions": 1,
+        "train.lr_factors": {},
+        "train.lr_factors.set_module": None,
         "train.clip": 2.0,
         "train.validate_every": 10,
         "evaluate.similarities": None,
