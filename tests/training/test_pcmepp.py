@@ -121,6 +121,8 @@ def test_scale_and_shift_can_learn_faster_than_the_rest(data):
 def test_the_first_epochs_may_have_no_pseudo_positives(data):
     recipe = pcmepp(data, objective={"plain_bce_epochs": 2})
     assert [criterion_for(recipe, epoch).options["pseudo_positives"] for epoch in range(4)] == [0.0, 0.0, 0.1, 0.1]
+    noted = [line.split()[0] for line in describe(recipe).splitlines() if "no pseudo-positives" in line]
+    assert noted == ["1", "2"]
 
 
 def step_of(chunks, folder):

@@ -317,6 +317,8 @@ def describe(recipe: Recipe, steps_per_epoch: int | None = None, say: Say = lamb
         notes = [f"{name} frozen" for name in backbones if recipe.train.frozen(name, epoch)]
         if recipe.objective.keywords(epoch)["negatives"] != recipe.objective.negatives:
             notes.append("mean negatives")
+        if recipe.objective.bce_weight and epoch < recipe.objective.plain_bce_epochs:
+            notes.append("no pseudo-positives")
         similarity, options = recipe.training_similarity(epoch)
         if similarity != recipe.model.similarity:
             notes.append(f"{similarity}, ε = {options['epsilon']:.2g}")
