@@ -243,6 +243,21 @@ def test_another_recipe_lies_elsewhere_and_has_no_result(change, tmp_path):
     assert other.result() is None
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("flickr8k_maxmatch", "maxmatch-k4-div-mmd-gd-isd-seed0-72ebe926"),
+        ("flickr8k_vsepp", "mil-global-k1-seed0-6eab0d7e"),
+        ("flickr8k_pvse", "mil-pie-k2-div-mmd-seed0-44ed9fba"),
+        ("f30k_region_bert", "maxmatch-k4-div-mmd-gd-isd-seed0-270950d4"),
+        ("coco_resnet152_bigru", "maxmatch-k4-div-mmd-gd-isd-seed0-dca27513"),
+    ],
+)
+def test_models_that_were_trained_before_are_found_again_whatever_options_recipes_have_got_since(name, folder):
+    """A new option has to be named with its default in `targets._LATER`, or hours of training are done again."""
+    assert single(Path("out"), load_recipe(name, ["data.path=photos.json"]), None, "plain").folder.name == folder
+
+
 WHOLE = (
     "{towers: {image: {encoder: {name: conv, backbone: {source: efficientnet_lite}, "
     "pixels: {size: 9, resize: crop, mean: [0, 0, 0], std: [1, 1, 1]}}}, "

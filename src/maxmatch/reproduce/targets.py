@@ -381,6 +381,7 @@ _LATER: dict[str, Any] = {
     "caption_matching_weight": 0.0, "anneal": None, "slot_scale": 1.0, "slot_noise": 0.0, "logit_scale": None,
     "logit_bias": None,
     "head": None, "set_size": None, "unfreeze": {}, "lora": None, "gradient_checkpointing": False,
+    "plain_bce_epochs": 0, "reads": "both",
 }  # fmt: skip
 """The defaults of options that came after models had been reproduced, whose folders must still be found."""
 
