@@ -44,6 +44,11 @@ def kernels_for(cosines: Tensor) -> Any | None:
     )
 
 
+def scans_for(sets: Tensor) -> Any | None:
+    """The GPU kernels that search sets where they lie, where these are on a CUDA device and Triton is installed."""
+    return optional_module("maxmatch.matching.triton_scan") if sets.is_cuda else None
+
+
 def compiled_for(sets: Tensor, pairs: int) -> Any | None:
     """The compiled CPU code, for so many pairs in at most float32 on the CPU that it pays, where Numba is installed."""
     fits = sets.device.type == "cpu" and sets.element_size() <= 4 and pairs >= _WORTH_COMPILING

@@ -28,7 +28,16 @@ from maxmatch.core.checks import (
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
-from maxmatch.matching.products import NORMALISE, Tile, compiled_for, few_products, kernels_for, multiply, usual_memory
+from maxmatch.matching.products import (
+    NORMALISE,
+    Tile,
+    compiled_for,
+    few_products,
+    kernels_for,
+    multiply,
+    scans_for,
+    usual_memory,
+)
 from maxmatch.matching.ragged import RaggedJob, RaggedSets, is_ragged, ragged_sets, reduces, without_padding
 from maxmatch.matching.similarity import Similarity
 
@@ -206,15 +215,33 @@ class PairwiseJob:
                     elif total is not None and not math.isfinite(total):
                         self._refuse_not_finite()
                     yield Tile(rows, columns, tile)
-        # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
+        self._look(torch.stack([torch.zeros((), device=self.device), *totals]).sum())
+
+    def best_where_they_lie(self, k: int) -> TopHits | None:
+        """The k best of `b` for each of `a` by a kernel that reads `b` once, on its GPU; None where it cannot."""
+        if not (isinstance(self.b, Tensor) and self.b.device == self.device and self._has_fast_path()):
+            return None
+        kernels = None if self.normalise else scans_for(self.b)
+        rows = as_tensor(self.a)
+        if kernels is None or not kernels.can_scan(rows, self.b, k):
+            return None
+        if kernels.scan_bytes(len(rows), len(self.b), k) > self.max_memory:
+            return None
+        scores, indices = kernels.best_hits(rows.to(self.device), self.b, k)
+        self._look(scores[:, 0].amax())
+        return TopHits(scores, indices)
+
+    def _look(self, watched: Tensor) -> None:
+        """Refuse what is not finite, which `watched` then is not either, and warn of vectors of another length. On a
+        GPU nothing is looked at before all is under way: a look stops the queue of work.
+        """
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
         norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
-        watched = torch.stack([torch.zeros((), device=self.device), *totals]).sum()[None]
-        whole, *found = torch.cat([watched, *norms]).tolist()
+        whole, *found = torch.cat([watched[None], *norms]).tolist()
         if not math.isfinite(whole):
             self._refuse_not_finite()
         for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
-            warn_unless_unit(name, low, high, NORMALISE, stacklevel=3)
+            warn_unless_unit(name, low, high, NORMALISE, stacklevel=4)
 
     def _refuse_not_finite(self) -> NoReturn:
         """Name the item by its place in the whole."""
@@ -455,8 +482,12 @@ def top_hits(
         True
     """
     job = _job(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
-    best = _Best(len(a), _checked_k(k, len(b)), job)
+    wanted = _checked_k(k, len(b))
     with torch.no_grad():
+        found = job.best_where_they_lie(wanted) if isinstance(job, PairwiseJob) else None
+        if found is not None:
+            return found
+        best = _Best(len(a), wanted, job)
         for tile in job.tiles():
             best.add(tile.rows, tile.columns, tile.scores)
     return best.result()
