@@ -115,9 +115,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         scan_bytes = staticmethod(triton_scan.scan_bytes)
 
         @staticmethod
-        def best_hits(queries: Tensor, items: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        def best_hits(queries: Tensor, items: Tensor, k: int, keep: Tensor | None) -> tuple[Tensor, Tensor]:
             asked.append(k)
-            return best_hits(queries, items, k)
+            return best_hits(queries, items, k, keep)
 
     monkeypatch.setattr(scoring, "scans_for", lambda _: Kernels)
     return asked
@@ -129,6 +129,24 @@ def test_top_hits_of_sets_where_they_lie_are_those_of_all_scores(scans: list[int
     assert scans == [70]  # all there are
     check_hits(a, b, (found.scores, found.indices), 70)
     assert found.scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.float32])
+def test_top_hits_of_some_are_those_of_them_alone(precision: torch.dtype, scans: list[int]) -> None:
+    a, b = halves(2, 32, 3).to(precision), halves(70, 32, 4).to(precision)
+    keep = torch.arange(70) % 7 == 3
+    found, alone = top_hits(a, b, 12, keep=keep.numpy(), max_memory=20_000), top_hits(a, b[keep], 10)
+    assert torch.equal(found.indices[:, :10], keep.nonzero()[:, 0][alone.indices])
+    torch.testing.assert_close(found.scores[:, :10], alone.scores, rtol=0, atol=1e-5)
+    assert found.indices[:, 10:].tolist() == [[-1, -1]] * 2
+    assert found.scores[:, 10:].tolist() == [[-torch.inf] * 2] * 2
+    assert scans == ([12, 10] if precision == torch.float16 else [])
+
+
+@pytest.mark.parametrize("keep", [torch.ones(3, dtype=torch.bool), torch.ones(9)])
+def test_keep_is_a_boolean_for_each(keep: Tensor, without_shape_checks: None) -> None:
+    with pytest.raises(ValueError, match=r"^keep: expected a boolean for each of 9"):
+        top_hits(halves(3, 32, 5), halves(9, 32, 6), 1, keep=keep)
 
 
 def test_top_hits_takes_another_way_where_the_kernel_cannot(scans: list[int]) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from maxmatch.core.array_checks import MAX_SET_SIZE, NotFiniteError, check_sets, refuse_not_finite
+from maxmatch.core.array_checks import MAX_SET_SIZE, NotFiniteError, check_sets, refuse_not_finite, shape_of
 from maxmatch.core.checks import (
     Array,
     NotUnitLength,
@@ -217,7 +217,7 @@ class PairwiseJob:
                     yield Tile(rows, columns, tile)
         self._look(torch.stack([torch.zeros((), device=self.device), *totals]).sum())
 
-    def best_where_they_lie(self, k: int) -> TopHits | None:
+    def best_where_they_lie(self, k: int, keep: Tensor | None) -> TopHits | None:
         """The k best of `b` for each of `a` by a kernel that reads `b` once, on its GPU; None where it cannot."""
         if not (isinstance(self.b, Tensor) and self.b.device == self.device and self._has_fast_path()):
             return None
@@ -227,7 +227,7 @@ class PairwiseJob:
             return None
         if kernels.scan_bytes(len(rows), len(self.b), k) > self.max_memory:
             return None
-        scores, indices = kernels.best_hits(rows.to(self.device), self.b, k)
+        scores, indices = kernels.best_hits(rows.to(self.device), self.b, k, keep)
         self._look(scores[:, 0].amax())
         return TopHits(scores, indices)
 
@@ -450,6 +450,7 @@ def top_hits(
     *,
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
+    keep: Bool[Array, " C"] | None = None,
     normalise: bool = False,
     device: torch.device | str | None = None,
 ) -> TopHits:
@@ -463,6 +464,7 @@ def top_hits(
         max_memory: how many bytes to allocate at most beside the inputs and the result.
         a_mask: which vectors of `a` are real.
         b_mask: which of `b`.
+        keep: which of `b` to look at; None: at all. Where fewer than k are kept, scores end in −inf, indices in −1.
         normalise: scale every vector to unit length first.
         device: where to compute.
 
@@ -483,13 +485,19 @@ def top_hits(
     """
     job = _job(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
     wanted = _checked_k(k, len(b))
+    kept = None if keep is None else as_tensor(keep, "keep").to(job.device)
+    if kept is not None and (kept.dtype != torch.bool or kept.shape != (len(b),)):
+        raise ValueError(f"keep: expected a boolean for each of {len(b)} sets, got {kept.dtype} {shape_of(kept)}.")
     with torch.no_grad():
-        found = job.best_where_they_lie(wanted) if isinstance(job, PairwiseJob) else None
+        found = job.best_where_they_lie(wanted, kept) if isinstance(job, PairwiseJob) else None
         if found is not None:
             return found
         best = _Best(len(a), wanted, job)
         for tile in job.tiles():
-            best.add(tile.rows, tile.columns, tile.scores)
+            scores = tile.scores if kept is None else tile.scores.masked_fill(~kept[tile.columns], -torch.inf)
+            best.add(tile.rows, tile.columns, scores)
+    if kept is not None:
+        best.indices[best.scores == -torch.inf] = -1
     return best.result()
 
 
