@@ -132,8 +132,8 @@ def _rank(keys, ranked, n, k, BLOCK: tl.constexpr):
     larger = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, n, BLOCK):
         other = start + tl.arange(0, BLOCK)
-        values = tl.load(keys + row * n + other, mask=other < n, other=-(2**63))
-        larger += tl.sum((values[None, :] > own[:, None]).to(tl.int32), 1)
+        values = tl.load(keys + row * n + other, mask=other < n, other=0)
+        larger += tl.sum(((values[None, :] > own[:, None]) & (other < n)[None, :]).to(tl.int32), 1)
     tl.store(ranked + row * k + larger, own, mask=(place < n) & (larger < k))
 
 
