@@ -7,6 +7,7 @@ rate of a large one), memory, and the time of the whole run. The recorded step i
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> It
     for epoch in range(1_000_000):
         for batch in feed.batches(sampler.plans(epoch)):
             if pixels is not None:
-                batch = Batch({**batch.inputs, "image": Inputs(pixels, None)}, batch.groups)
+                batch = replace(batch, inputs={**batch.inputs, "image": Inputs(pixels, None)})
             yield batch
 
 

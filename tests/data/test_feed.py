@@ -77,6 +77,27 @@ def test_a_plan_without_a_seed_has_all_captions_and_leaves_nothing_out(make):
     assert_by_hand(make(split, readers, captions=1, drop=DROP), split, readers, wanted)
 
 
+@FEEDS
+def test_texts_in_the_order_of_their_length_are_the_same_texts_and_the_short_ones_are_named(make):
+    features = arrays(12)
+    features[4][0, 2] = np.nan
+    split, readers = with_captions(Store(features)), feature_readers()
+    options = {"drop": DROP, "report": lambda item: None}
+    usual, ordered = (make(split, readers, by_length=by, **options) for by in (False, True))
+    undropped = make(split, readers, by_length=True, report=lambda item: None)
+    batches = zip(*(feed.batches(plans(split)) for feed in (usual, ordered, undropped)), strict=True)
+    for one, other, whole in batches:
+        assert not one.short
+        assert sorted(one.places["text"].tolist()) == sorted(other.places["text"].tolist())
+        assert np.array_equal(split["text"].groups[other.places["text"].numpy()], other.groups["text"].numpy())
+        lengths = whole.inputs["text"].mask.sum(1)
+        assert torch.equal(lengths, lengths.sort().values)
+        count, longest = other.short["text"]
+        assert count == int(len(lengths) * 7 / 8)
+        assert longest == int(lengths[count - 1])
+        assert int(other.inputs["text"].mask[:count].sum(1).max()) <= longest
+
+
 def test_both_feeds_give_the_same_batches_also_where_an_item_is_bad():
     features = arrays(12)
     features[4][0, 2] = np.nan

@@ -5,6 +5,7 @@ import reference
 import torch
 from torch import Tensor
 
+from maxmatch.core import machine
 from maxmatch.matching import products
 from maxmatch.matching.numba_backend import matched_cosines, mean_scores
 
@@ -59,9 +60,9 @@ def test_where_nothing_can_be_cached_plain_torch_does_it_and_the_cure_is_named(m
     def refuse(name: str) -> None:
         raise RuntimeError("cannot cache function '_match_rows': no locator available")
 
-    monkeypatch.setattr(products, "import_module", refuse)
+    monkeypatch.setattr(machine, "import_module", refuse)
     with pytest.warns(RuntimeWarning, match=r"no locator available\. Set NUMBA_CACHE_DIR"):
-        assert products.optional_module.__wrapped__("maxmatch.matching.numba_backend") is None
+        assert machine.optional_module.__wrapped__("maxmatch.matching.numba_backend") is None
 
 
 def test_large_jobs_of_single_precision_on_the_cpu_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

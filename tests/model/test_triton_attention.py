@@ -6,13 +6,18 @@ import torch
 from maxmatch.core.types import Features
 from maxmatch.model import layers, triton_attention
 from maxmatch.model.layers import SetHead, SlotAttention
-from maxmatch.model.triton_attention import can_attend, slot_attention
+from maxmatch.model.triton_attention import can_attend, shared
 
 
 def reference(queries, keys, values, mask, scale, epsilon):
     share = (queries @ keys.transpose(-1, -2) * scale).softmax(-2) * mask[:, None, None]
     weights = share / (share.sum(-1, keepdim=True) + epsilon)
     return (weights @ values).transpose(1, 2).flatten(2), weights
+
+
+def by_kernels(queries, keys, values, mask, scale, epsilon):
+    keys, values, sums = shared(keys, values)
+    return triton_attention.slot_attention(queries, keys, values, mask, sums, scale, epsilon)
 
 
 def some_inputs(items, heads, slots, inputs, width, dtype=torch.float32, seed=0):
@@ -38,7 +43,7 @@ def test_what_slots_take_their_weights_and_all_gradients_are_those_of_the_formul
     taken_grad = torch.randn(items, slots, heads * width, generator=generator)
     weights_grad = torch.randn(items, heads, slots, inputs, generator=generator)
     found = []
-    for function in (reference, slot_attention):
+    for function in (reference, by_kernels):
         taken, weights = function(*sides, mask, width**-0.5, 1e-7)
         loss = (taken * taken_grad).sum() + ((weights * weights_grad).sum() if of_weights else 0.0)
         found.append((taken, weights, *torch.autograd.grad(loss, sides)))
@@ -49,7 +54,7 @@ def test_what_slots_take_their_weights_and_all_gradients_are_those_of_the_formul
 def test_a_loss_of_the_weights_alone_has_its_gradient():
     *sides, mask = some_inputs(2, 2, 4, 5, 16)
     found = []
-    for function in (reference, slot_attention):
+    for function in (reference, by_kernels):
         weights = function(*sides, mask, 0.25, 1e-7)[1]
         found.append(torch.autograd.grad(weights.square().sum(), sides[:2]))
     for expected, ours in zip(*found, strict=True):
@@ -58,7 +63,7 @@ def test_a_loss_of_the_weights_alone_has_its_gradient():
 
 def test_in_half_precision_the_result_is_that_of_the_same_numbers_to_its_precision():
     *sides, mask = some_inputs(2, 2, 4, 9, 32, torch.float16)
-    taken, weights = slot_attention(*sides, mask, 32**-0.5, 1e-7)
+    taken, weights = by_kernels(*sides, mask, 32**-0.5, 1e-7)
     expected, shares = reference(*(side.float() for side in sides), mask, 32**-0.5, 1e-7)
     assert (taken.dtype, weights.dtype) == (torch.float16, torch.float32)
     torch.testing.assert_close(taken.float(), expected, rtol=2e-3, atol=2e-3)
@@ -67,13 +72,33 @@ def test_in_half_precision_the_result_is_that_of_the_same_numbers_to_its_precisi
 
 def test_padding_gets_no_weight_and_no_gradient():
     *sides, mask = some_inputs(3, 2, 4, 6, 16)
-    taken, weights = slot_attention(*sides, mask, 0.25, 1e-7)
+    taken, weights = by_kernels(*sides, mask, 0.25, 1e-7)
     _, to_keys, to_values = torch.autograd.grad(taken.square().sum(), sides)
     padding = ~mask[:, None].expand(-1, 2, -1)
     assert padding.any()
     assert not weights.transpose(2, 3)[padding].any()
     assert not to_keys[padding].any()
     assert not to_values[padding].any()
+
+
+def test_the_gradients_of_several_blocks_add_up_also_with_what_others_do_and_in_a_second_pass():
+    queries, keys, values, mask = some_inputs(3, 2, 4, 6, 16)
+    found = []
+    for ours in (False, True):
+        k, v, sums = shared(keys, values) if ours else (keys, values, None)
+        total = 0.0
+        for step in range(3):
+            asked = queries * (1 + step)
+            if ours:
+                taken, _ = triton_attention.slot_attention(asked, k, v, mask, sums, 0.25, 1e-7)
+            else:
+                taken, _ = reference(asked, k, v, mask, 0.25, 1e-7)
+            total = total + (taken * (step - 0.5)).square().sum()
+        total = total + (k * v).sum()
+        first = torch.autograd.grad(total, (queries, keys, values), retain_graph=True)
+        found.append((*first, *torch.autograd.grad(total, (queries, keys, values))))
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,10 @@ def one_direction(width=7, hidden=12, dtype=torch.float32):
 
 
 def by_kernels(gru, words, every):
-    gates = words.transpose(0, 1) @ gru.weight_ih_l0.T + gru.bias_ih_l0
-    return gru_states(gates[None], gru.weight_hh_l0[None], gru.bias_hh_l0[None], LENGTHS, every)
+    gates = words.transpose(0, 1) @ gru.weight_ih_l0.T
+    (r, z, n), (own_r, own_z, own_n) = gru.bias_ih_l0.chunk(3), gru.bias_hh_l0.chunk(3)
+    bias = torch.stack([r + own_r, z + own_z, n, own_n])
+    return gru_states(gates[None], gru.weight_hh_l0[None], bias[None], LENGTHS, every)
 
 
 @pytest.mark.parametrize("hidden", [12, 300])
@@ -71,6 +73,18 @@ def test_an_encoder_gives_the_same_features_and_learns_the_same_with_the_kernels
         found.append([shown, features.pooled, *(parameter.grad.clone() for parameter in encoder.parameters())])
     for expected, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_in_mixed_precision_the_gates_and_the_states_have_that_precision(monkeypatch):
+    encoder = GRUEncoder(9, word_width=6, width=8, dropout=0.0)
+    seen = []
+    monkeypatch.setattr(language, "_gru_kernels", lambda words: triton_gru)
+    monkeypatch.setattr(triton_gru, "gru_states", lambda gates, *_: (seen.append(gates.dtype), gates[:, 0, :, :8])[1])
+    ids, mask = torch.randint(0, 9, (len(LENGTHS), 6)), torch.arange(6) < LENGTHS[:, None]
+    with torch.autocast("cpu", torch.bfloat16):
+        encoder.last_states_on_device(encoder.vectors(ids), mask)
+    encoder.last_states_on_device(encoder.vectors(ids), mask)
+    assert seen == [torch.bfloat16, torch.float32]
 
 
 def test_on_a_processor_there_are_no_kernels():

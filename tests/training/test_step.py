@@ -1,6 +1,7 @@
 """Gradients of a batch taken in chunks are those of the whole batch; which steps a GPU records."""
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,27 @@ def test_chunks_have_the_gradients_of_the_whole_batch_with_its_negatives(preset,
         assert gradient.keys() == found[0][1].keys()
         for name, value in found[0][1].items():
             torch.testing.assert_close(gradient[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("preset", ["region_bigru", "region_bert"])
+@pytest.mark.parametrize("length", [4, 8])  # 8: so much of the width that one pass is as good
+def test_short_texts_encoded_by_themselves_have_the_gradients_of_the_whole_batch(preset, length):
+    model = model_without_norms(preset, dropout=0.0)
+    batch, count = batch_for(model), 9
+    ids, mask = (torch.nn.functional.pad(tensor, (0, max(9 - tensor.shape[1], 0))) for tensor in batch.inputs["text"])
+    mask[:count, length:] = False
+    batch = replace(batch, inputs={**batch.inputs, "text": Inputs(ids, mask)})
+    criterion = Criterion(maxmatch, PAIR, EVERY_TERM)
+    widths, found = [], []
+    model.tower("text").register_forward_pre_hook(lambda tower, inputs: widths.append(inputs[0].shape))
+    for short in ({}, {"text": (count, length)}):
+        model.zero_grad()
+        terms = gradients(model, replace(batch, short=short), criterion, seed=3)
+        found.append((terms.total, grads(model)))
+    width = ids.shape[1]
+    parts = [(count, length), (len(ids) - count, width)] if 4 * length <= 3 * width else [(len(ids), width)]
+    assert widths == [(len(ids), width), *parts]
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
 
 
 def test_caption_matching_gives_slots_and_captions_to_each_other_and_is_the_same_in_chunks():

@@ -1,11 +1,15 @@
-"""The machine: its cores, its memory, and a torchvision that does not fit the installed torch."""
+"""The machine: its cores, its memory, what compiled code of ours can run, and a torchvision that does not fit torch."""
 
 import ctypes
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
 
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -35,6 +39,19 @@ def usable_cores(most: int | None = None) -> int:
     """The cores that this process may use, at most so many."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores if most is None else min(cores, most)
+
+
+@cache
+def optional_module(name: str) -> ModuleType | None:
+    """Compiled code of ours; None where what compiles it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+    except RuntimeError as error:  # Numba's, where it may write to no cache
+        cure = "Set NUMBA_CACHE_DIR to a folder that can be written to."
+        warnings.warn(f"large jobs run slower than they could: {error}. {cure}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 def return_memory() -> None:

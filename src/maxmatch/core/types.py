@@ -46,12 +46,15 @@ class Batch:
     another batch or on another machine. `model("image", *batch.inputs["image"])` makes the sets.
 
     phrases: of a modality of texts.
+    short: of a modality whose items come in the order of their length: how many of the first are short, and the length
+    of the longest of these. They can then be encoded without the padding of the others.
     """
 
     inputs: dict[str, Inputs]
     groups: dict[str, Int[Tensor, "_"]]
     places: dict[str, Int[Tensor, "_"]] = field(default_factory=dict)
     phrases: dict[str, Phrases] = field(default_factory=dict)
+    short: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch elsewhere. non_blocking: do not wait for the copy, which takes pinned memory."""
@@ -80,7 +83,7 @@ class Batch:
         }
         groups = {name: change(groups) for name, groups in self.groups.items()}
         places = {name: change(places) for name, places in self.places.items()}
-        return Batch(inputs, groups, places, phrases)
+        return Batch(inputs, groups, places, phrases, self.short)
 
 
 @dataclass(frozen=True)

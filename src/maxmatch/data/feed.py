@@ -33,6 +33,7 @@ _TEXT_BYTES = 512  # a caption's tokens and length, generously
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker prepares
 _TEXTS_AT_ONCE = 10_000
+_SHORT = 7 / 8  # of a batch's texts: the others are much longer
 _CHUNK_BYTES = 2**28  # of features on their way to the device at once
 
 Loaded = tuple[Inputs, dict[int, str]]
@@ -335,9 +336,18 @@ class _BatchResult(NamedTuple):
 
 
 class _BatchMaker(Dataset[_BatchResult]):
-    """Makes batches of plans; a copy of it lives in each worker. captions: at most so many texts of each group."""
+    """Makes batches of plans; a copy of it lives in each worker. captions: at most so many texts of each group.
+    by_length: whether the texts of a batch come in the order of their length, see `Batch.short`.
+    """
 
-    def __init__(self, split: Split, readers: Mapping[str, Reader], captions: int | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        split: Split,
+        readers: Mapping[str, Reader],
+        captions: int | None,
+        device: torch.device,
+        by_length: bool = False,
+    ) -> None:
         absent = [modality for modality in readers if modality not in split.items]
         if absent:
             has, lacks = ", ".join(split.items), ", ".join(absent)
@@ -352,6 +362,7 @@ class _BatchMaker(Dataset[_BatchResult]):
         self._starts = {modality: items.starts for modality, items in self.items.items()}
         self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}
         self._device = device
+        self._by_length = [name for name, reader in readers.items() if by_length and isinstance(reader, TextReader)]
 
     def __getitem__(self, plan: BatchPlan) -> _BatchResult:
         """The batch of a plan. A fault is returned as text: ending workers after a raised one takes seconds each."""
@@ -367,6 +378,8 @@ class _BatchMaker(Dataset[_BatchResult]):
             most, seed = (None, 0) if plan.seed is None else (self._most[modality], plan.seed + number)
             places = places_of(self._starts[modality], plan.groups, most, seed)
             places = places[self.readable[items.groups[places]]]
+            if modality in self._by_length:
+                places = places[np.argsort(self._lengths(modality, places), kind="stable")]
             inputs[modality], failed = self.loaders[modality].read(places, plan.seed)
             groups[modality], chosen[modality] = items.groups[places], places
             skipped += _unreadable(modality, items, failed)
@@ -381,7 +394,19 @@ class _BatchMaker(Dataset[_BatchResult]):
         owners, positions = (
             {name: on_device(of, self._device) for name, of in each.items()} for each in (groups, chosen)
         )
-        return _BatchResult(Batch(inputs, owners, positions), plan.seed, skipped)
+        short = {modality: self._short(modality, chosen[modality]) for modality in self._by_length}
+        return _BatchResult(Batch(inputs, owners, positions, short=short), plan.seed, skipped)
+
+    def _lengths(self, modality: str, places: np.ndarray) -> np.ndarray:
+        loader = self.loaders[modality]
+        assert isinstance(loader, PackedItems)
+        lengths: np.ndarray = loader.counts[places]
+        return lengths
+
+    def _short(self, modality: str, places: np.ndarray) -> tuple[int, int]:
+        """How many of the texts are short, and how long these are at most."""
+        count = max(int(_SHORT * len(places)), 1)
+        return count, int(self._lengths(modality, places[count - 1 : count])[0])
 
 
 def _unreadable(modality: str, items: Items, failed: Mapping[int, str]) -> list[Skipped]:
@@ -414,6 +439,10 @@ def _rows(inputs: Inputs, keep: np.ndarray) -> Inputs:
     mask = mask[chosen]
     longest = int(mask.sum(1).max()) if len(mask) else 0
     return Inputs(values[chosen, :longest], mask[:, :longest])
+
+
+def _by_length(asked: bool | None, device: torch.device) -> bool:
+    return device.type == "cuda" if asked is None else asked
 
 
 class _BaseFeed:
@@ -464,7 +493,8 @@ class MappedFeed(_BaseFeed):
     readers: those of the model's towers, by modality. captions: at most so many texts per group, at random. drop:
     the share of regions or words that is left out, by modality. phrases: how many phrases of one to three words are
     added, as a share of the captions. crops: how pictures are cropped or mirrored at random,
-    by modality; the others are read as for evaluation.
+    by modality; the others are read as for evaluation. by_length: whether the texts of a batch come in the order of
+    their length, so that most can be encoded with little padding (see `Batch.short`); None: on a GPU.
 
     A batch is a function of its plan alone; how many workers there are changes nothing. A group with an item that
     cannot be read is left out of its batch, and the item is reported the first time; `skipped` keeps all such items, by
@@ -482,10 +512,12 @@ class MappedFeed(_BaseFeed):
         drop: Mapping[str, float] | None = None,
         phrases: float = 0.0,
         crops: Mapping[str, Augmentation] | None = None,
+        by_length: bool | None = None,
         report: Callable[[Skipped], None] = log_skipped,
     ) -> None:
-        maker = _BatchMaker(split, readers, captions, torch.device("cpu"))
-        super().__init__(maker, readers, torch.device(device), drop, phrases, report)
+        device = torch.device(device)
+        maker = _BatchMaker(split, readers, captions, torch.device("cpu"), _by_length(by_length, device))
+        super().__init__(maker, readers, device, drop, phrases, report)
         for modality, reader in readers.items():
             maker.loaders[modality] = loader_for(modality, split[modality], reader, (crops or {}).get(modality))
         self._plans = _Plans()
@@ -528,10 +560,10 @@ def _identity(made: Any) -> Any:
 class ResidentFeed(_BaseFeed):
     """All features and captions on the device, copied there piece by piece; no work per item and no waiting afterwards.
 
-    readers, captions, drop, crops, report, skipped: as for `MappedFeed`, and the batches are the same, but for the
-    random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once; processes, where there are
-    many. picture_cache: a folder where decoded pictures are kept for the next training. What cannot be read is reported
-    while copying.
+    readers, captions, drop, crops, by_length, report, skipped: as for `MappedFeed`, and the batches are the same, but
+    for the random parts of pictures (see `ResidentPictures`). threads: decode the pictures, once; processes, where
+    there are many. picture_cache: a folder where decoded pictures are kept for the next training. What cannot be read
+    is reported while copying.
     """
 
     def __init__(
@@ -546,10 +578,11 @@ class ResidentFeed(_BaseFeed):
         crops: Mapping[str, Augmentation] | None = None,
         threads: int = 1,
         picture_cache: Path | None = None,
+        by_length: bool | None = None,
         report: Callable[[Skipped], None] = log_skipped,
     ) -> None:
         device = torch.device(device)
-        maker = _BatchMaker(split, readers, captions, device)
+        maker = _BatchMaker(split, readers, captions, device, _by_length(by_length, device))
         super().__init__(maker, readers, device, drop, phrases, report)
         for modality, reader in readers.items():
             items = split[modality]

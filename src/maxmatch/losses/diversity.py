@@ -1,15 +1,18 @@
 """What keeps the vectors of a set apart. Each function takes one modality; `objective` puts two together."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.autograd.function import once_differentiable
 
 from maxmatch.core.array_checks import shape_of
 from maxmatch.core.checks import check_axes
 from maxmatch.core.devices import in_float32
 
 _SETS = ("items", "vectors", "width")
+_SMALLEST = 1e-24  # squared length: the cosines of a vector of length 0 are 0
 
 
 @in_float32
@@ -56,7 +59,8 @@ def global_discriminative(
         )
     if centred:
         sets, pooled = sets - sets.mean(0), pooled - pooled.mean(0)
-    cosines = (normalize(sets, dim=-1) @ normalize(pooled, dim=-1)[..., None])[..., 0]
+    lengths = sets.norm(dim=-1) * pooled.norm(dim=-1)[:, None]
+    cosines = (sets @ pooled[..., None])[..., 0] / lengths.clamp(min=_SMALLEST)
     return (scale * (cosines - margin)).exp().mean()
 
 
@@ -141,9 +145,26 @@ def pvse_diversity(residual: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
 
 def _pair_cosines(sets: Tensor) -> Tensor:
     """The cosines within each set, of the pairs j < k: (B, K(K−1)/2)."""
-    unit = normalize(sets, dim=-1)
+    products: Tensor = _InnerProducts.apply(sets)  # type: ignore[no-untyped-call]
     rows, columns = torch.triu_indices(sets.shape[1], sets.shape[1], offset=1, device=sets.device)
-    return (unit @ unit.transpose(1, 2))[:, rows, columns]
+    scale = products.diagonal(dim1=1, dim2=2).clamp(min=_SMALLEST).rsqrt()
+    return (products * scale[:, :, None] * scale[:, None])[:, rows, columns]
+
+
+class _InnerProducts(torch.autograd.Function):
+    """x xᵀ of each set (B, K, K); its gradient in x is (G + Gᵀ) x, one product where autograd takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x @ x.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        both: Tensor = (gradient + gradient.transpose(1, 2)) @ x
+        return both
 
 
 def _mean_over_pairs(values: Tensor) -> Tensor:

@@ -2,16 +2,14 @@
 pairs are computed in: tiles, and the memory for them.
 """
 
-import warnings
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
+
+from maxmatch.core.machine import optional_module
 
 _BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared out among cores
 _CAST_BLOCK = 2**20  # where they are cast first: more leave the cache
@@ -53,19 +51,6 @@ def compiled_for(sets: Tensor, pairs: int) -> Any | None:
     """The compiled CPU code, for so many pairs in at most float32 on the CPU that it pays, where Numba is installed."""
     fits = sets.device.type == "cpu" and sets.element_size() <= 4 and pairs >= _WORTH_COMPILING
     return optional_module("maxmatch.matching.numba_backend") if fits else None
-
-
-@cache
-def optional_module(name: str) -> ModuleType | None:
-    """Compiled code of ours; None where what compiles it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError:
-        return None
-    except RuntimeError as error:  # Numba's, where it may write to no cache
-        cure = "Set NUMBA_CACHE_DIR to a folder that can be written to."
-        warnings.warn(f"large jobs run slower than they could: {error}. {cure}", RuntimeWarning, stacklevel=2)
-        return None
 
 
 def has_gradient(*tensors: Tensor) -> bool:

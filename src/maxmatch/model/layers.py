@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, pad
 
+from maxmatch.core.machine import optional_module
 from maxmatch.core.types import Features, Sets
-from maxmatch.matching.products import optional_module
 from maxmatch.matching.similarity import gaussian_sets
 
 TEMPERATURE = 10_000.0  # T of the sine positions
@@ -118,6 +118,8 @@ class Context(NamedTuple):
     keys: Float[Tensor, "B h N d"]
     values: Float[Tensor, "B h N d"]
     mask: Bool[Tensor, "B N"]
+    sums: Any = None
+    """With the GPU's kernels: where the blocks add up the gradients of keys and values."""
 
 
 class SlotAttention(nn.Module):
@@ -148,9 +150,11 @@ class SlotAttention(nn.Module):
         placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
         made = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
         keys, values = map(self._split, made)
-        if _attention_kernels(keys) is None:  # laid out for the products once, or every block would copy them anew
-            keys, values = keys.contiguous(), values.contiguous()
-        return Context(keys, values, mask)
+        kernels = _attention_kernels(keys)
+        if kernels is None:  # laid out for the products once, or every block would copy them anew
+            return Context(keys.contiguous(), values.contiguous(), mask)
+        keys, values, sums = kernels.shared(keys, values)
+        return Context(keys, values, mask, sums)
 
     def forward(
         self, slots: Float[Tensor, "B K D"], context: Context

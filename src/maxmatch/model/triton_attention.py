@@ -51,20 +51,20 @@ def _forwards(
     q += item * q_item + head * q_head
     k += item * k_item + head * k_head
     v += item * v_item + head * v_head
+    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0  # padding is not even read
     logits = tl.zeros((ROWS, INPUTS), tl.float32)
     for start in range(0, D, CHUNK):
         columns = start + tl.arange(0, CHUNK)
         some = tl.load(_pointers(q, slots, columns, q_row), mask=slots[:, None] < K, other=0.0)
-        keys = tl.load(_pointers(k, inputs, columns, k_row), mask=inputs[:, None] < N, other=0.0)
+        keys = tl.load(_pointers(k, inputs, columns, k_row), mask=mask[:, None], other=0.0)
         logits += tl.dot(some, tl.trans(keys), input_precision=PRECISION)
-    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0
     _, _, share = _shares(logits * scale, mask, slots, K, EPSILON)
     here = tl.program_id(0).to(tl.int64) * K
     kept = (slots[:, None] < K) & (inputs[None, :] < N)
     tl.store(weights + here * N + slots[:, None] * N + inputs[None, :], share, mask=kept)
     for start in range(0, D, CHUNK):
         columns = start + tl.arange(0, CHUNK)
-        values = tl.load(_pointers(v, inputs, columns, v_row), mask=inputs[:, None] < N, other=0.0)
+        values = tl.load(_pointers(v, inputs, columns, v_row), mask=mask[:, None], other=0.0)
         taken = tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
         # As (B, K, h, d): the heads of a slot lie beside each other, as the next layer reads them.
         rows = (item * K + slots) * HEADS + head
@@ -76,7 +76,7 @@ def _backwards(
     q, k, v, m, grad, grad_weights, grad_q, grad_k, grad_v, scale, N,
     q_item, q_head, q_row, k_item, k_head, k_row, v_item, v_head, v_row, m_item,
     HEADS: tl.constexpr, K: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
-    CHUNK: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr, WEIGHTS: tl.constexpr,
+    CHUNK: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr, WEIGHTS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     item, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     slots, inputs = tl.arange(0, ROWS), tl.arange(0, INPUTS)
@@ -84,13 +84,14 @@ def _backwards(
     k += item * k_item + head * k_head
     v += item * v_item + head * v_head
     rows = (item * K + slots) * HEADS + head
+    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0
     logits = tl.zeros((ROWS, INPUTS), tl.float32)
     arriving = tl.zeros((ROWS, INPUTS), tl.float32)  # at the weights
     for start in range(0, D, CHUNK):
         columns = start + tl.arange(0, CHUNK)
         some = tl.load(_pointers(q, slots, columns, q_row), mask=slots[:, None] < K, other=0.0)
-        keys = tl.load(_pointers(k, inputs, columns, k_row), mask=inputs[:, None] < N, other=0.0)
-        values = tl.load(_pointers(v, inputs, columns, v_row), mask=inputs[:, None] < N, other=0.0)
+        keys = tl.load(_pointers(k, inputs, columns, k_row), mask=mask[:, None], other=0.0)
+        values = tl.load(_pointers(v, inputs, columns, v_row), mask=mask[:, None], other=0.0)
         taken = tl.load(_pointers(grad, rows, columns, D), mask=slots[:, None] < K, other=0.0)
         logits += tl.dot(some, tl.trans(keys), input_precision=PRECISION)
         arriving += tl.dot(taken, tl.trans(values), input_precision=PRECISION)
@@ -98,7 +99,6 @@ def _backwards(
         here = tl.program_id(0).to(tl.int64) * K * N
         kept = (slots[:, None] < K) & (inputs[None, :] < N)
         arriving += tl.load(grad_weights + here + slots[:, None] * N + inputs[None, :], mask=kept, other=0.0)
-    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0
     softmax, total, share = _shares(logits * scale, mask, slots, K, EPSILON)
     # w = s / Σs: ds = (dw − Σ dw·w) / Σs; s = softmax · mask, over the slots.
     arriving = (arriving - tl.sum(arriving * share, 1)[:, None]) / total[:, None]
@@ -107,7 +107,7 @@ def _backwards(
     for start in range(0, D, CHUNK):
         columns = start + tl.arange(0, CHUNK)
         some = tl.load(_pointers(q, slots, columns, q_row), mask=slots[:, None] < K, other=0.0)
-        keys = tl.load(_pointers(k, inputs, columns, k_row), mask=inputs[:, None] < N, other=0.0)
+        keys = tl.load(_pointers(k, inputs, columns, k_row), mask=mask[:, None], other=0.0)
         taken = tl.load(_pointers(grad, rows, columns, D), mask=slots[:, None] < K, other=0.0)
         by_input = tl.trans(arriving)
         to_q = tl.dot(arriving.to(keys.dtype), keys, input_precision=PRECISION)
@@ -115,22 +115,75 @@ def _backwards(
         to_v = tl.dot(tl.trans(share).to(taken.dtype), taken, input_precision=PRECISION)
         tl.store(_pointers(grad_q, rows, columns, D), to_q.to(grad_q.dtype.element_ty), mask=slots[:, None] < K)
         of_inputs = (item * N + inputs) * HEADS + head  # (B, N, h, d), as the layers before wrote keys and values
-        there = inputs[:, None] < N
-        tl.store(_pointers(grad_k, of_inputs, columns, D), to_k.to(grad_k.dtype.element_ty), mask=there)
-        tl.store(_pointers(grad_v, of_inputs, columns, D), to_v.to(grad_v.dtype.element_ty), mask=there)
+        at_k, at_v = _pointers(grad_k, of_inputs, columns, D), _pointers(grad_v, of_inputs, columns, D)
+        if FIRST:
+            there = inputs[:, None] < N
+        else:  # padding has its zeros by now
+            there = mask[:, None]
+            to_k += tl.load(at_k, mask=there, other=0.0).to(tl.float32)
+            to_v += tl.load(at_v, mask=there, other=0.0).to(tl.float32)
+        tl.store(at_k, to_k.to(grad_k.dtype.element_ty), mask=there)
+        tl.store(at_v, to_v.to(grad_v.dtype.element_ty), mask=there)
+
+
+class GradientSums:
+    """The gradients of keys and values that several blocks attend to: each block's kernel adds its own where they lie,
+    and what made the keys and values gets the sums.
+    """
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] | None = None
+
+    def buffers(self, keys: Float[Tensor, "B h N d"], values: Float[Tensor, "B h N d"]) -> tuple[list[Tensor], bool]:
+        """Where a block adds its gradients, (B, N, h, d), and whether it is the first, which writes them."""
+        first = self._sums is None
+        if self._sums is None:
+            self._sums = [torch.empty_like(side.transpose(1, 2)).contiguous() for side in (keys, values)]
+        return self._sums, first
+
+    def take(self) -> list[Tensor | None]:
+        """The sums, once; None where no block has added any."""
+        sums, self._sums = self._sums, None
+        return [None, None] if sums is None else [one.transpose(1, 2) for one in sums]
+
+
+class _Shared(torch.autograd.Function):
+    """Passes keys and values on. Its turn in a backward pass comes after all blocks: it returns what they added up."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, values: Tensor, sums: GradientSums) -> tuple[Tensor, Tensor]:
+        ctx.sums = sums
+        ctx.set_materialize_grads(False)
+        return keys.view_as(keys), values.view_as(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        # What others did with keys and values, where a block went without the kernels, comes as usual.
+        both = zip(ctx.sums.take(), others, strict=True)
+        return *(one if other is None else other if one is None else one + other for one, other in both), None
+
+
+def shared(
+    keys: Float[Tensor, "B h N d"], values: Float[Tensor, "B h N d"]
+) -> tuple[Float[Tensor, "B h N d"], Float[Tensor, "B h N d"], GradientSums]:
+    """Keys and values for several calls of `slot_attention`, and where these add up their gradients."""
+    sums = GradientSums()
+    return *_Shared.apply(keys, values, sums), sums
 
 
 class _SlotAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, epsilon: float
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sums: GradientSums, scale: float,
+        epsilon: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         items, heads, slots, width = queries.shape
         taken = queries.new_empty(items, slots, heads, width, dtype=values.dtype)
         weights = queries.new_empty(items, heads, slots, keys.shape[2], dtype=torch.float32)
         _launch(_forwards, (queries, keys, values, mask), (taken, weights), scale, epsilon)
         ctx.save_for_backward(queries, keys, values, mask)
-        ctx.scale, ctx.epsilon = scale, epsilon
+        ctx.sums, ctx.scale, ctx.epsilon = sums, scale, epsilon
         ctx.set_materialize_grads(False)
         return taken.flatten(2), weights
 
@@ -141,16 +194,14 @@ class _SlotAttention(torch.autograd.Function):
         items, heads, slots, width = queries.shape
         if grad is None:
             grad = queries.new_zeros(items, slots, heads * width, dtype=values.dtype)
-        made = [
-            torch.empty(items, side.shape[2], heads, width, dtype=side.dtype, device=side.device)
-            for side in (queries, keys, values)
-        ]
+        to_queries = torch.empty(items, slots, heads, width, dtype=queries.dtype, device=queries.device)
+        buffers, first = ctx.sums.buffers(keys, values)
         arriving = grad if grad_weights is None else grad_weights.contiguous()
         _launch(
-            _backwards, (queries, keys, values, mask), (grad.contiguous(), arriving, *made), ctx.scale, ctx.epsilon,
-            WEIGHTS=grad_weights is not None,
+            _backwards, (queries, keys, values, mask), (grad.contiguous(), arriving, to_queries, *buffers), ctx.scale,
+            ctx.epsilon, WEIGHTS=grad_weights is not None, FIRST=first,
         )  # fmt: skip
-        return (*(one.transpose(1, 2) for one in made), None, None, None)
+        return to_queries.transpose(1, 2), None, None, None, None, None, None
 
 
 def _launch(
@@ -172,9 +223,12 @@ def slot_attention(
     keys: Float[Tensor, "B h N d"],
     values: Float[Tensor, "B h N d"],
     mask: Bool[Tensor, "B N"],
+    sums: GradientSums,
     scale: float,
     epsilon: float,
 ) -> tuple[Float[Tensor, "B K hd"], Float[Tensor, "B h K N"]]:
-    """What each slot takes from the inputs, its heads beside each other, and the weights: see `SlotAttention`."""
-    taken, weights = _SlotAttention.apply(queries, keys, values, mask.contiguous(), scale, epsilon)
+    """What each slot takes from the inputs, its heads beside each other, and the weights: see `SlotAttention`. Keys,
+    values and sums are `shared`.
+    """
+    taken, weights = _SlotAttention.apply(queries, keys, values, mask.contiguous(), sums, scale, epsilon)
     return taken, weights

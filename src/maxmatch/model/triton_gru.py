@@ -27,21 +27,26 @@ def _tanh(x):
 
 
 @triton.jit
-def _gates(inputs, states, row, columns, inside, WIDTH: tl.constexpr):
-    """r, z, n and what the state brings to n, of a row of the input gates and of the state's."""
+def _at(base, columns, inside):
+    return tl.load(base + columns, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _gates(inputs, states, bias, row, columns, inside, WIDTH: tl.constexpr):
+    """r, z, n and what the state brings to n, of a row of what inputs and state bring; bias: see `gru_states`."""
     read = row * 3 * WIDTH + columns
-    of_r = tl.load(inputs + read, mask=inside, other=0.0).to(tl.float32)
-    of_z = tl.load(inputs + read + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    of_n = tl.load(inputs + read + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
-    r = _sigmoid(of_r + tl.load(states + read, mask=inside, other=0.0).to(tl.float32))
-    z = _sigmoid(of_z + tl.load(states + read + WIDTH, mask=inside, other=0.0).to(tl.float32))
-    brought = tl.load(states + read + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
-    return r, z, _tanh(of_n + r * brought), brought
+    r = _sigmoid(_at(inputs, read, inside) + _at(states, read, inside) + _at(bias, columns, inside))
+    read += WIDTH
+    z = _sigmoid(_at(inputs, read, inside) + _at(states, read, inside) + _at(bias, WIDTH + columns, inside))
+    read += WIDTH
+    brought = _at(states, read, inside) + _at(bias, 3 * WIDTH + columns, inside)
+    n = _tanh(_at(inputs, read, inside) + _at(bias, 2 * WIDTH + columns, inside) + r * brought)
+    return r, z, n, brought
 
 
 @triton.jit
 def _step(
-    inputs, states, before, after, length, step, items, gates_stride, states_stride, WIDTH: tl.constexpr,
+    inputs, states, bias, before, after, length, step, items, gates_stride, states_stride, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """h ← (1 − z) n + z h of one item and direction; an item that has ended keeps its state."""
@@ -52,7 +57,7 @@ def _step(
     states += direction * gates_stride
     here = direction * states_stride + item * WIDTH + columns
     old = tl.load(before + here, mask=inside, other=0.0)
-    _, z, n, _ = _gates(inputs, states, item, columns, inside, WIDTH)
+    _, z, n, _ = _gates(inputs, states, bias + direction * 4 * WIDTH, item, columns, inside, WIDTH)
     new = (1 - z) * n + z * old.to(tl.float32)
     reads = step < tl.load(length + item)
     tl.store(after + here, tl.where(reads, new.to(old.dtype), old), mask=inside)
@@ -60,7 +65,7 @@ def _step(
 
 @triton.jit
 def _step_back(
-    inputs, states, before, length, step, items, carried, product, arriving, to_inputs, to_states, gates_stride,
+    inputs, states, bias, before, length, step, items, carried, product, arriving, to_inputs, to_states, gates_stride,
     states_stride, arriving_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ARRIVES: tl.constexpr,
     FIRST: tl.constexpr,
 ):  # fmt: skip
@@ -77,8 +82,9 @@ def _step_back(
         gradient += tl.load(arriving + there, mask=inside, other=0.0).to(tl.float32)
     old = tl.load(before + direction * states_stride + item * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     r, z, n, brought = _gates(
-        inputs + direction * gates_stride, states + direction * gates_stride, item, columns, inside, WIDTH
-    )
+        inputs + direction * gates_stride, states + direction * gates_stride, bias + direction * 4 * WIDTH, item,
+        columns, inside, WIDTH,
+    )  # fmt: skip
     reads = step < tl.load(length + item)
     of_n = tl.where(reads, gradient * (1 - z) * (1 - n * n), 0.0)
     of_z = tl.where(reads, gradient * (old - n) * z * (1 - z), 0.0)
@@ -104,19 +110,19 @@ class _States(torch.autograd.Function):
         states = inputs.new_zeros(directions, steps + 1, items, width)
         brought = torch.empty_like(inputs)
         for step in range(steps):
-            torch.baddbmm(bias[:, None], states[:, step], weight.transpose(1, 2), out=brought[:, step])
+            torch.bmm(states[:, step], weight.transpose(1, 2), out=brought[:, step])
             _step[_programs(directions, items, width)](
-                inputs[:, step], brought[:, step], states[:, step], states[:, step + 1], length, step, items,
+                inputs[:, step], brought[:, step], bias, states[:, step], states[:, step + 1], length, step, items,
                 inputs.stride(0), states.stride(0), WIDTH=width, BLOCK=_BLOCK,
             )  # fmt: skip
-        ctx.save_for_backward(inputs, weight, length, states, brought)
+        ctx.save_for_backward(inputs, weight, bias, length, states, brought)
         ctx.every = every
         return states[:, 1:] if every else states[:, -1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, length, states, brought = ctx.saved_tensors
+        inputs, weight, bias, length, states, brought = ctx.saved_tensors
         directions, steps, items, gates = inputs.shape
         width = gates // 3
         shape = (directions, items, width)
@@ -126,14 +132,19 @@ class _States(torch.autograd.Function):
         to_inputs, to_states = torch.empty_like(inputs), torch.empty_like(inputs)
         for step in reversed(range(steps)):
             _step_back[_programs(directions, items, width)](
-                inputs[:, step], brought[:, step], states[:, step], length, step, items, carried, product,
+                inputs[:, step], brought[:, step], bias, states[:, step], length, step, items, carried, product,
                 gradient[:, step] if ctx.every else gradient, to_inputs[:, step], to_states[:, step], inputs.stride(0),
                 states.stride(0), gradient.stride(0), WIDTH=width, BLOCK=_BLOCK, ARRIVES=ctx.every,
                 FIRST=step == steps - 1,
             )  # fmt: skip
             torch.bmm(to_states[:, step], weight, out=product)
-        flat = to_states.flatten(1, 2)
-        return to_inputs, flat.transpose(1, 2) @ states[:, :-1].flatten(1, 2), flat.sum(1), None, None
+        to_weight = to_states.flatten(1, 2).transpose(1, 2) @ states[:, :-1].flatten(1, 2)
+        to_bias = torch.cat([_total(to_inputs), _total(to_states[..., 2 * width :])], 1)
+        return to_inputs, to_weight, to_bias.view_as(bias), None, None
+
+
+def _total(gradient: Tensor) -> Tensor:
+    return gradient.sum((1, 2), dtype=torch.float32)
 
 
 def _programs(directions: int, items: int, width: int) -> tuple[int, int, int]:
@@ -143,16 +154,16 @@ def _programs(directions: int, items: int, width: int) -> tuple[int, int, int]:
 def gru_states(
     inputs: Float[Tensor, "d N B G"],
     weight: Float[Tensor, "d G H"],
-    bias: Float[Tensor, "d G"],
+    bias: Float[Tensor, "d 4 H"],
     length: Int[Tensor, " B"],
     every: bool = False,
 ) -> Float[Tensor, "d N B H"] | Float[Tensor, "d B H"]:
     """The states of a GRU that starts at 0, as `torch.nn.GRU` defines them. G = 3H: its gates r, z and n.
 
-        r, z = σ(input + W h + b);   n = tanh(input + r · (W h + b));   h ← (1 − z) n + z h
+        r, z = σ(input + W h + b);   n = tanh(input + b + r · (W h + b'));   h ← (1 − z) n + z h
 
-    inputs: what the inputs bring to the gates, their bias included. weight, bias: of the state. every: the states after
-    each step, not only the last. After its last input an item keeps its state.
+    inputs: what the inputs bring to the gates, without a bias. weight: W. bias: b of r, z and n, and b'. every: the
+    states after each step, not only the last. After its last input an item keeps its state.
     """
     states: Tensor = _States.apply(inputs, weight, bias, length, every)
     return states

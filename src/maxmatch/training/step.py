@@ -200,7 +200,18 @@ def split(batch: Batch, chunks: int) -> list[Batch]:
 
 
 def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
-    return {name: model(name, *inputs) for name, inputs in batch.inputs.items()}
+    return {name: _sets_of(model, name, inputs, batch.short.get(name)) for name, inputs in batch.inputs.items()}
+
+
+def _sets_of(model: SetEncoder, name: str, inputs: Inputs, short: tuple[int, int] | None) -> Sets:
+    """The sets of one modality. short: see `Batch`; where these are much shorter, in two parts."""
+    values, mask = inputs
+    if short is None or mask is None or 4 * short[1] > 3 * mask.shape[1]:
+        sets: Sets = model(name, values, mask)
+        return sets
+    count, length = short
+    parts = model(name, values[:count, :length], mask[:count, :length]), model(name, values[count:], mask[count:])
+    return Sets(*(torch.cat(tensors) for tensors in zip(*map(_tensors, parts), strict=True)))
 
 
 def _match(model: SetEncoder) -> tuple[Tensor, Tensor] | None:
@@ -300,7 +311,7 @@ class RecordedSteps:
     def __call__(self, batch: Batch, seed: int) -> LossTerms:
         """One step."""
         batch = padded(batch)
-        shape = tuple((tensor.shape, tensor.dtype) for tensor in batch.tensors())
+        shape = (*((tensor.shape, tensor.dtype) for tensor in batch.tensors()), *batch.short.items())
         if shape not in self._records:
             self._seen[shape] += 1
             if self._seen[shape] <= _WARM_UP or len(self._records) >= _MOST_RECORDS:
@@ -331,7 +342,7 @@ class RecordedSteps:
 
 
 def padded(batch: Batch) -> Batch:
-    """Texts padded to a multiple of eight tokens, so that few shapes occur."""
+    """Texts padded to a multiple of eight tokens, the short ones too, so that few shapes occur."""
 
     def pad(inputs: Inputs) -> Inputs:
         if inputs.mask is None or inputs.values.is_floating_point():
@@ -340,7 +351,9 @@ def padded(batch: Batch) -> Batch:
         return Inputs(torch.nn.functional.pad(inputs.values, more), torch.nn.functional.pad(inputs.mask, more))
 
     phrases = {name: one._replace(inputs=pad(one.inputs)) for name, one in batch.phrases.items()}
-    return replace(batch, inputs={name: pad(inputs) for name, inputs in batch.inputs.items()}, phrases=phrases)
+    short = {name: (count, length + -length % 8) for name, (count, length) in batch.short.items()}
+    inputs = {name: pad(inputs) for name, inputs in batch.inputs.items()}
+    return replace(batch, inputs=inputs, phrases=phrases, short=short)
 
 
 def can_record(train: Train, negatives: str, device: torch.device) -> bool:

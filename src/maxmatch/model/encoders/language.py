@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from maxmatch.core.checks import check_ids, check_right_padded
+from maxmatch.core.machine import optional_module
 from maxmatch.core.types import Features
-from maxmatch.matching.products import optional_module
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width, package_folder
 from maxmatch.model.layers import POOLING, gru_states, sine_positions, turned, widened
 
@@ -260,9 +260,9 @@ class GRUEncoder(nn.Module):
         """
         if _gru_kernels(words) is not None:
             return list(self._by_kernels(words, mask, every=True).transpose(1, 2))
-        length = mask.sum(1)
+        length, precision = mask.sum(1), _mixed(words)
         with torch.autocast(words.device.type, enabled=False):
-            words = widened(words.to(_mixed(words)))
+            words = widened(words.to(precision))
             if not self.gru.bidirectional:
                 return [gru_states(self.gru, words)]
             with _aside(words, length):
@@ -273,21 +273,22 @@ class GRUEncoder(nn.Module):
 
     def _by_kernels(self, words: Tensor, mask: Tensor, every: bool) -> Tensor:
         """The states of all directions after each word, (d, N, B, H), or (d, B, H) after the last."""
-        kernels, length = _gru_kernels(words), mask.sum(1)
+        kernels, length, precision = _gru_kernels(words), mask.sum(1), _mixed(words)
         assert kernels is not None
         directions = ("", "_reverse")[: 1 + self.gru.bidirectional]
         with torch.autocast(words.device.type, enabled=False):
-            words = widened(words.to(_mixed(words)))
+            words = widened(words.to(precision))
             read = torch.stack([words, turned(words, length)][: len(directions)]).transpose(1, 2)
-            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            of_inputs, of_state, bias, state_bias = (
-                torch.stack([getattr(self.gru, f"{name}_l0{end}") for end in directions]).to(words.dtype)
-                for name in names
+            of_inputs, of_state, input_bias, state_bias = (
+                torch.stack([getattr(self.gru, f"{name}_l0{end}") for end in directions])
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            of_inputs = pad(of_inputs, (0, words.shape[2] - of_inputs.shape[2]))
-            gates = torch.baddbmm(bias[:, None], read.flatten(1, 2), of_inputs.transpose(1, 2))
-            gates = gates.view(*read.shape[:3], -1)
-            states: Tensor = kernels.gru_states(gates, of_state, state_bias, length, every)
+            of_inputs = pad(of_inputs.to(precision), (0, words.shape[2] - of_inputs.shape[2]))
+            gates = torch.bmm(read.flatten(1, 2), of_inputs.transpose(1, 2)).view(*read.shape[:3], -1)
+            own, r_z = state_bias.chunk(3, 1)[2], 2 * self.gru.hidden_size
+            bias = torch.cat([input_bias[:, :r_z] + state_bias[:, :r_z], input_bias[:, r_z:], own], 1)
+            bias = bias.view(len(directions), 4, -1)
+            states: Tensor = kernels.gru_states(gates, of_state.to(precision), bias, length, every)
         return states
 
 
