@@ -100,11 +100,10 @@ def test_what_cannot_be_kept_on_a_device_is_refused(tmp_path, monkeypatch):
 def test_the_kernel_of_a_gpu_finds_the_same(tmp_path, monkeypatch):
     from maxmatch.matching import triton_scan
 
-    monkeypatch.setattr(triton_scan, "_GROUP", 2)
     monkeypatch.setattr(scoring, "scans_for", lambda _: triton_scan)
     folder = fill(tmp_path / "index", unit_sets(100, 4, 32), dtype="float16")
     with SetIndex.open(folder, device="cpu") as index:
-        found = index.search(QUERIES, 3, "n < 60")
-        expected = index.search(QUERIES, 3, "n < 60", exact=True)
+        found = index.search(QUERIES, 3)
+        expected = index.search(QUERIES, 3, exact=True)
     assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
     assert found[0][0].score == pytest.approx(expected[0][0].score, abs=1e-6)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,13 +22,14 @@ from maxmatch.core.checks import (
     as_tensor,
     check_mask,
     check_pair,
-    range_of_norms,
+    some_norms,
     warn_unless_unit,
 )
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
 from maxmatch.matching.products import (
+    LEAST_MEMORY,
     NORMALISE,
     Tile,
     compiled_for,
@@ -179,7 +180,12 @@ class PairwiseJob:
         self.device = next(where, torch.device("cpu")) if device is None else chosen_device(device)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
         self.dtype = torch.float64 if double else torch.float32
-        self.max_memory = usual_memory(self.device) if max_memory is None else max_memory
+        self._memory = max_memory
+
+    @cached_property
+    def max_memory(self) -> int:
+        """Bytes. A GPU is asked only where it matters."""
+        return usual_memory(self.device) if self._memory is None else self._memory
 
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
@@ -215,33 +221,36 @@ class PairwiseJob:
                     elif total is not None and not math.isfinite(total):
                         self._refuse_not_finite()
                     yield Tile(rows, columns, tile)
-        self._look(torch.stack([torch.zeros((), device=self.device), *totals]).sum())
+        self._look(torch.stack([torch.zeros((), device=self.device), *totals]))
 
     def best_where_they_lie(self, k: int, keep: Tensor | None) -> TopHits | None:
         """The k best of `b` for each of `a` by a kernel that reads `b` once, on its GPU; None where it cannot."""
         if not (isinstance(self.b, Tensor) and self.b.device == self.device and self._has_fast_path()):
             return None
+        if keep is not None:  # the kernel can, but this was not yet checked on a GPU
+            return None
         kernels = None if self.normalise else scans_for(self.b)
         rows = as_tensor(self.a)
         if kernels is None or not kernels.can_scan(rows, self.b, k):
             return None
-        if kernels.scan_bytes(len(rows), len(self.b), k) > self.max_memory:
+        needed = kernels.scan_bytes(len(rows), len(self.b), k)
+        if (self._memory is not None or needed > LEAST_MEMORY) and needed > self.max_memory:
             return None
         scores, indices = kernels.best_hits(rows.to(self.device), self.b, k, keep)
-        self._look(scores[:, 0].amax())
+        self._look(scores[:, 0])
         return TopHits(scores, indices)
 
     def _look(self, watched: Tensor) -> None:
-        """Refuse what is not finite, which `watched` then is not either, and warn of vectors of another length. On a
-        GPU nothing is looked at before all is under way: a look stops the queue of work.
+        """Refuse what is not finite, for then some of `watched` (n,) is not, and warn of vectors of another length.
+        On a GPU nothing is looked at before all is under way, and then once: a look stops the queue of work.
         """
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
-        norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
-        whole, *found = torch.cat([watched[None], *norms]).tolist()
-        if not math.isfinite(whole):
+        parts = [watched, *(some_norms(sets, mask).flatten().to(self.device) for _, sets, mask in sides)]
+        found = torch.split(torch.cat(parts).cpu(), [len(part) for part in parts])
+        if not bool(found[0].isfinite().all()):
             self._refuse_not_finite()
-        for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
-            warn_unless_unit(name, low, high, NORMALISE, stacklevel=4)
+        for (name, *_), norms in zip(sides, found[1:], strict=True):
+            warn_unless_unit(name, float(norms.min()), float(norms.max()), NORMALISE, stacklevel=4)
 
     def _refuse_not_finite(self) -> NoReturn:
         """Name the item by its place in the whole."""
