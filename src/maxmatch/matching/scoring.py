@@ -246,10 +246,11 @@ class PairwiseJob:
         """
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
         parts = [watched, *(some_norms(sets, mask).flatten().to(self.device) for _, sets, mask in sides)]
-        found = torch.split(torch.cat(parts).cpu(), [len(part) for part in parts])
-        if not bool(found[0].isfinite().all()):
+        values = torch.cat(parts).cpu().numpy()
+        whole, *found = np.split(values, np.cumsum([len(part) for part in parts[:-1]]))
+        if not np.isfinite(whole).all():
             self._refuse_not_finite()
-        for (name, *_), norms in zip(sides, found[1:], strict=True):
+        for (name, *_), norms in zip(sides, found, strict=True):
             warn_unless_unit(name, float(norms.min()), float(norms.max()), NORMALISE, stacklevel=4)
 
     def _refuse_not_finite(self) -> NoReturn:
