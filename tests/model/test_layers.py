@@ -221,6 +221,21 @@ def test_slots_can_start_smaller_and_all_else_starts_as_it_does():
     assert found.abs().amax(1).gt(0).all()  # every slot learns
 
 
+def test_slots_are_drawn_anew_for_every_item_in_training_alone():
+    inputs, usual, drawn = features(), set_head(dropout=0.0), set_head(dropout=0.0, slot_noise=0.5)
+    drawn.load_state_dict(usual.state_dict())
+    exact(drawn.eval()(inputs).vectors, usual.eval()(inputs).vectors)
+    starts = []
+    drawn.train().block.register_forward_pre_hook(lambda block, given: starts.append(given[0].detach()))
+    for _ in range(200):
+        drawn(inputs)
+    noise = torch.stack(starts[:: drawn.depth]) - drawn.slots.detach()
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.05)
+    assert abs(float(noise.mean())) < 0.02
+    assert not torch.equal(noise[0, 0], noise[0, 1])  # of two items
+    assert not torch.equal(noise[0], noise[1])
+
+
 def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
     torch.manual_seed(0)
     head = PIEHead(300, 1024, 4, init="xavier")
@@ -239,6 +254,8 @@ def test_an_unknown_option_of_a_head_is_refused():
         SetHead(8, 8, 4, global_feature="pooled")
     with pytest.raises(ValueError, match=r"slot_scale: .*0"):
         SetHead(8, 8, 4, slot_scale=0.0)
+    with pytest.raises(ValueError, match=r"slot_noise: .*-1"):
+        SetHead(8, 8, 4, slot_noise=-1.0)
 
 
 def test_the_attention_of_pie_has_half_the_width_of_the_input_and_no_biases():

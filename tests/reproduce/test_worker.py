@@ -205,6 +205,7 @@ def test_one_that_fails_tells_why_and_does_not_stop_the_others(jobs, programs, t
         "raise SystemExit(3)": "ended with exit code 3 and no result",
         "pass": "ended with exit code 0 and no result",
         "raise SystemExit(130)": "interrupted; run the command again to resume",
+        "raise SystemExit(12)": "the GPU's memory was full: try fewer --jobs",
         "import os; os.kill(os.getpid(), 9)": "killed by signal 9, perhaps out of memory: try fewer --jobs",
     }
     recipe = jobs[0].recipes[0]
@@ -213,7 +214,21 @@ def test_one_that_fails_tells_why_and_does_not_stop_the_others(jobs, programs, t
     *failed, good = run([*bad, jobs[0]])
     assert [outcome.failure.split(" (")[0] for outcome in failed] == list(expected.values())
     assert not any(outcome.result for outcome in failed)
+    assert [outcome.stopped for outcome in failed] == [False] * 4 + [True] * 3  # these may well end another time
     assert good.result is not None
+
+
+def test_a_process_that_finds_the_gpu_full_says_so_by_its_exit_code(jobs, monkeypatch):
+    def work(job, device):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(worker, "end_with_the_parent", lambda: None)
+    monkeypatch.setattr(worker.sys, "argv", ["worker", str(jobs[0].folder)])
+    jobs[0].write()
+    with pytest.raises(SystemExit) as ended:
+        worker.main()
+    assert ended.value.code == 12
 
 
 def test_an_ensemble_waits_for_its_members_and_is_lost_with_them(jobs, programs, tmp_path):

@@ -59,8 +59,8 @@ def global_discriminative(
         )
     if centred:
         sets, pooled = sets - sets.mean(0), pooled - pooled.mean(0)
-    lengths = sets.norm(dim=-1) * pooled.norm(dim=-1)[:, None]
-    cosines = (sets @ pooled[..., None])[..., 0] / lengths.clamp(min=_SMALLEST)
+    lengths = torch.linalg.vector_norm(sets, dim=-1) * torch.linalg.vector_norm(pooled, dim=-1)[:, None]
+    cosines: Tensor = (sets @ pooled[..., None])[..., 0] / lengths.clamp(min=_SMALLEST)
     return (scale * (cosines - margin)).exp().mean()
 
 

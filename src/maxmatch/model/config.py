@@ -256,7 +256,8 @@ class OwnEncoder(ConfigPart):
 
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
-    ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with.
+    ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with. slot_noise: that of
+    the noise which every item's slots get in training.
     """
 
     name: Literal["set"] = "set"
@@ -266,6 +267,7 @@ class SetPrediction(ConfigPart):
     dropout: Share = 0.1
     global_feature: Literal["raw", "normalised"] = "raw"
     slot_scale: Positive = 1.0
+    slot_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class PIE(ConfigPart):

@@ -215,6 +215,9 @@ class SlotHead(nn.Module):
 
     E^0 are K learned slots ~ N(0, σ²), σ = slot_scale; E^L is what L aggregation blocks make of them. The blocks share
     one set of weights, so keys and values are computed once for all of them.
+
+    slot_noise: in training every item's slots start at E^0 + ν ε instead, ε ~ N(0, 1), ν = slot_noise: a slot's number
+    then says less of what it will look for, and so less of which slot of the other side it meets.
     """
 
     def __init__(
@@ -227,10 +230,14 @@ class SlotHead(nn.Module):
         depth: int,
         dropout: float,
         slot_scale: float,
+        slot_noise: float = 0.0,
     ) -> None:
         super().__init__()
         if not slot_scale > 0:
             raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
+        if not slot_noise >= 0:
+            raise ValueError(f"slot_noise: expected 0 or more, got {slot_noise}.")
+        self.slot_noise = slot_noise
         self.width = width
         self.set_size = set_size
         self.depth = depth
@@ -241,6 +248,8 @@ class SlotHead(nn.Module):
     def residual(self, features: Features) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K N"]]:
         """LN(E^L) of B items, and the last block's attention, averaged over its heads."""
         slots = self.slots.expand(features.local.shape[0], -1, -1)
+        if self.training and self.slot_noise:
+            slots = slots + self.slot_noise * torch.randn_like(slots)
         context = self.block.context(features)
         for _ in range(self.depth):
             slots, weights = self.block(slots, context)
@@ -270,8 +279,9 @@ class SetHead(SlotHead):
         dropout: float = 0.1,
         global_feature: Literal["raw", "normalised"] = "raw",
         slot_scale: float = 1.0,
+        slot_noise: float = 0.0,
     ) -> None:
-        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale)
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale, slot_noise)
         if global_feature not in ("raw", "normalised"):
             raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
         self.global_feature = global_feature

@@ -38,6 +38,7 @@ LOG = "log.txt"
 _REASON = "maxmatch: "  # before the reason of a failure, in the log
 _LOOK_EVERY = 0.1  # seconds
 _STOP_WITHIN = 60.0  # seconds to save a state, before a process is killed
+_NO_MEMORY = 12  # exit code of a process that found the GPU full, as errno's ENOMEM
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ def _outcome(job: Job, code: int) -> Outcome:
         return Outcome(result)
     if code < 0:
         return Outcome(None, f"killed by signal {-code}, perhaps out of memory: try fewer --jobs", stopped=True)
+    if code == _NO_MEMORY:
+        return Outcome(None, f"the GPU's memory was full: try fewer --jobs ({job.folder / LOG})", stopped=True)
     if code == 130:
         return Outcome(None, "interrupted; run the command again to resume", stopped=True)
     log = (job.folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
@@ -298,6 +301,9 @@ def main() -> None:
             work(read_job(Path(folder)), device[0] if device else None)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except torch.OutOfMemoryError as error:  # of the others' doing as much as of its own
+        traceback.print_exc()
+        raise SystemExit(_NO_MEMORY) from error
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip()
