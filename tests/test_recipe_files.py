@@ -118,7 +118,7 @@ def test_a_cycle_is_refused_and_shown(write):
             "f30k_region_bigro",
             "mine.yaml:2: extends: f30k_region_bigro: no recipe of this name. Did you mean 'f30k_region_",
         ),
-        ("[a, b]", "mine.yaml:2: extends: expected a file or the name of a recipe, got ['a', 'b']"),
+        ("[a, b]", "mine.yaml:2: extends: expected a file or a name, got ['a', 'b']"),
         ("../../../etc/passwd", "no recipe of this name"),
     ],
 )

@@ -663,7 +663,7 @@ def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_pa
     assert all(doses[name] == {(0, 0.05), (0.001, 0.01), (0.01, 0.05), (0.1, 0.05)} for name in doses)
 
 
-@pytest.mark.parametrize("name", ["hypotheses", "referee"])
+@pytest.mark.parametrize("name", ["hypotheses", "referee", "referee_flickr8k"])
 def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     study = load_study(name)
     assert study.main == "rsum"
@@ -677,10 +677,15 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference", "methods"), [("referee", "MaxMatch", 16), ("hypotheses", "MaxMatch (Div + MMD)", 16)]
+    ("name", "reference", "methods", "aside"),
+    [
+        ("referee", "MaxMatch", 16, ("coco_set_aside.txt", 2000)),
+        ("hypotheses", "MaxMatch (Div + MMD)", 16, ("coco_set_aside.txt", 2000)),
+        ("referee_flickr8k", "MaxMatch", 16, ("flickr8k_set_aside.txt", 600)),
+    ],
 )
-def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, tmp_path):
-    assert list(studies()) == ["dose", "hypotheses", "referee"]
+def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):
+    assert list(studies()) == ["dose", "hypotheses", "referee", "referee_flickr8k"]
     assert is_study(name)
     assert not is_study("ablation")
     study = load_study(name)
@@ -697,8 +702,28 @@ def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, 
         assert (trial.train.epochs * shown, final.train.epochs * shown) == (study.tuning.epochs, study.final.epochs)
         assert final.train.early_stop * shown == study.final.early_stop
         assert trial.train.validate_every * shown == final.train.validate_every * shown == 1
-    assert len(set(read_ids(STUDIES / "coco_set_aside.txt"))) == 2000
-    assert Path(study.set_aside) == STUDIES / "coco_set_aside.txt"
+    assert len(set(read_ids(STUDIES / aside[0]))) == aside[1]
+    assert Path(study.set_aside) == STUDIES / aside[0]
+
+
+def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_them(tmp_path):
+    (tmp_path / "few").mkdir()
+    written(tmp_path / "few")
+    (tmp_path / "mine.yaml").write_text("extends: few/small.yaml\ntuning: {epochs: 3}\nmethods: {MIL: {passes: 2}}\n")
+    base, mine = load_study(str(tmp_path / "few" / "small.yaml")), load_study(str(tmp_path / "mine.yaml"))
+    assert (mine.name, mine.description) == ("mine", "")
+    assert (mine.tuning.epochs, mine.methods["MIL"].passes) == (3, 2)
+    assert mine.tuning.model_copy(update={"epochs": base.tuning.epochs}) == base.tuning
+    assert mine.methods.keys() == base.methods.keys()
+    assert (mine.set_aside, mine.base) == (base.set_aside, base.base)  # of the folder `few`
+    (tmp_path / "mine.yaml").write_text("extends: few/small.yaml\nset_aside: own.txt\n")
+    assert load_study(str(tmp_path / "mine.yaml")).set_aside == str(tmp_path / "own.txt")
+    (tmp_path / "mine.yaml").write_text("extends: mine.yaml\n")
+    with pytest.raises(RecipeError, match=r"mine.yaml:1: extends: a cycle"):
+        load_study(str(tmp_path / "mine.yaml"))
+    (tmp_path / "mine.yaml").write_text("extends: nowhere\n")
+    with pytest.raises(RecipeError, match=r"mine.yaml:1: extends: nowhere: no such file"):
+        load_study(str(tmp_path / "mine.yaml"))
 
 
 def test_the_hypotheses_have_the_budget_of_the_referee_and_share_the_models_of_the_methods_that_both_have(tmp_path):

@@ -1,7 +1,7 @@
 """Recipes as YAML files: `extends`, overrides from the command line, and errors that name the file and the line."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -156,7 +156,7 @@ def load_recipe(path_or_name: str | PathLike[str], overrides: Sequence[str] = ()
     in YAML.
     """
     path = _find(str(path_or_name), Path())
-    found = _read(path, ())
+    found = read_extended(path, _find)
     for override in overrides:
         found = _merge(found, _override(override))
     own_name = _name(path) if path.is_relative_to(SHIPPED) else path.stem
@@ -213,24 +213,24 @@ def parse_file(path: Path) -> LocatedValues:
     return found
 
 
-def _read(path: Path, chain: tuple[Path, ...]) -> LocatedValues:
-    """A file merged with all that it extends."""
+def read_extended(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...] = ()) -> LocatedValues:
+    """A file merged with all that it extends. find: the file that a name stands for, in a file of this folder."""
     own = parse_file(path)
     wanted = own.values.pop("extends", None)
     if wanted is None:
         return own
     place = own.places[("extends",)]
     if not isinstance(wanted, str):
-        raise RecipeError(f"{place}: extends: expected a file or the name of a recipe, got {wanted!r}.")
+        raise RecipeError(f"{place}: extends: expected a file or a name, got {wanted!r}.")
     try:
-        base = _find(wanted, path.parent)
-    except RecipeError as error:
+        base = find(wanted, path.parent)
+    except ValueError as error:
         raise RecipeError(f"{place}: extends: {error}") from error
     chain = (*chain, path)
     if base in chain:
         circle = " -> ".join(file.name for file in (*chain[chain.index(base) :], base))
         raise RecipeError(f"{place}: extends: a cycle: {circle}.")
-    inherited = _read(base, chain)
+    inherited = read_extended(base, find, chain)
     for key in ("name", "description"):
         inherited.values.pop(key, None)
     return _merge(inherited, own)

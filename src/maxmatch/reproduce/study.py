@@ -23,7 +23,7 @@ from maxmatch.core.files import write_whole
 from maxmatch.core.manifest import describe, location
 from maxmatch.model.config import Count, Positive, refusal
 from maxmatch.recipe.schema import NotNegative, Recipe, Section, Whole
-from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe, parse_file, place_of_keys
+from maxmatch.recipe.yaml_files import RecipeError, dump, load_recipe, parse_file, place_of_keys, read_extended
 from maxmatch.reproduce.targets import CELLS, Job, ReproduceOptions, data_for, data_override, single, targets
 
 STUDIES = Path(__file__).resolve().parent / "studies"
@@ -181,11 +181,11 @@ def is_study(name: str) -> bool:
 
 
 def load_study(name: str) -> Study:
-    """A study that ships, by its name, or from a file (`.yaml`). Files that it names lie beside it."""
-    path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else STUDIES / f"{name}.yaml"
-    if not path.is_file():
-        raise UsageError(f"{name}: no such file. A study is a .yaml file, or one that ships: {', '.join(studies())}.")
-    found = parse_file(path)
+    """A study that ships, by its name, or from a file (`.yaml`). It may extend another, as recipes do; files that are
+    named in a study lie beside it.
+    """
+    path = _find(name, Path())
+    found = read_extended(path, _find)
     if path.stem in targets():
         raise UsageError(f"{path}: {path.stem!r} is also a table of the paper. Rename the file.")
     try:
@@ -193,17 +193,31 @@ def load_study(name: str) -> Study:
     except ValidationError as error:
         lines = [f"{place_of_keys(found, location(problem))}: {describe(problem)}" for problem in error.errors()]
         raise RecipeError("\n".join(lines)) from error
-    beside = path.resolve().parent
+
+    def beside(file: str, *keys: str) -> str:
+        written_in = Path(place_of_keys(found, keys).rpartition(":")[0])
+        return str(written_in.resolve().parent / Path(file).expanduser())
+
+    def recipe(wanted: str, *keys: str) -> str:
+        return beside(wanted, *keys) if wanted.endswith((".yaml", ".yml")) else wanted
+
     methods = {
-        title: method.model_copy(update={"recipe": _beside(method.recipe, beside)})
+        title: method.model_copy(update={"recipe": recipe(method.recipe, "methods", title, "recipe")})
+        if method.recipe
+        else method
         for title, method in study.methods.items()
     }
-    set_aside = str(beside / Path(study.set_aside).expanduser())
-    return study.model_copy(update={"set_aside": set_aside, "base": _beside(study.base, beside), "methods": methods})
+    files = {"set_aside": beside(study.set_aside, "set_aside"), "base": recipe(study.base, "base")}
+    return study.model_copy(update={**files, "methods": methods})
 
 
-def _beside(recipe: str | None, folder: Path) -> str | None:
-    return str(folder / recipe) if recipe is not None and recipe.endswith((".yaml", ".yml")) else recipe
+def _find(wanted: str, folder: Path) -> Path:
+    """The file that a path (it ends in .yaml) or the name of a study stands for."""
+    own = wanted.endswith((".yaml", ".yml"))
+    path = folder / Path(wanted).expanduser() if own else STUDIES / f"{wanted}.yaml"
+    if not path.is_file():
+        raise UsageError(f"{wanted}: no such file. A study is a .yaml file, or one that ships: {', '.join(studies())}.")
+    return path
 
 
 # Trials.
