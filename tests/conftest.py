@@ -19,6 +19,7 @@ UNCHECKED = {
     "maxmatch.losses.triton_mmd": "likewise",
     "maxmatch.model.triton_attention": "likewise",
     "maxmatch.model.triton_gru": "likewise",
+    "maxmatch.model.triton_norm": "likewise",
     "maxmatch.matching.numba_backend": "so does Numba",
     "maxmatch.model.config": "pydantic checks it",
     "maxmatch.recipe.schema": "pydantic checks it",
