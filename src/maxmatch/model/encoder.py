@@ -223,7 +223,8 @@ class SetEncoder(nn.Module):
             empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
             encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
             within=self.evaluating(),
-            ahead=self.device.type != "cpu",
+            # On a processor pictures are decoded beside the network, too: neither keeps all cores busy by itself.
+            ahead=self.device.type != "cpu" or tower.reader.reads == "pixels",
         )
         return sets
 
