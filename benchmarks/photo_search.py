@@ -2,9 +2,9 @@
 
     python -m benchmarks.photo_search [--model FOLDER] [--photos 1000]
 
-Photos are JPEGs of twelve million pixels, as from a phone: twenty different ones, each in many copies with other bytes at
-their end, so that each is read and encoded. The server gets a folder of as many small images that all differ. All commands run
-as a user runs them, start-up included.
+Photos are JPEGs of twelve million pixels, as from a phone: twenty different ones, each in many copies with other bytes
+at their end, so that each is read and encoded. The server gets a folder of as many small images that all differ. All
+commands run as a user runs them, start-up included.
 """
 
 import argparse
