@@ -23,7 +23,7 @@ from maxmatch.model.explanation import NoAttentionError as NoAttentionError
 from maxmatch.model.explanation import Pair as Pair
 from maxmatch.model.explanation import occluded_shares, occlusions, patch_grid
 from maxmatch.model.inputs import Encoded as Encoded
-from maxmatch.model.inputs import Reader, TextReader, encode_items
+from maxmatch.model.inputs import PixelReader, Reader, TextReader, encode_items
 from maxmatch.model.layers import MatchProbability
 from maxmatch.model.text import Words, known_words
 
@@ -224,7 +224,7 @@ class SetEncoder(nn.Module):
             encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
             within=self.evaluating(),
             # On a processor pictures are decoded beside the network, too: neither keeps all cores busy by itself.
-            ahead=self.device.type != "cpu" or tower.reader.reads == "pixels",
+            ahead=self.device.type != "cpu" or isinstance(tower.reader, PixelReader),
         )
         return sets
 
