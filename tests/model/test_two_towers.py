@@ -22,6 +22,7 @@ from maxmatch.model.onnx_export import export_onnx
 from maxmatch.model.onnx_runtime import OnnxEncoder
 from maxmatch.model.text import TextTruncated
 
+SLOW = pytest.mark.slow  # CLIP and SigLIP are exported in tests/cli/test_clip.py
 TEXTS = [
     "a dog",
     "",
@@ -134,7 +135,9 @@ def test_nothing_is_printed_while_a_model_is_read(folder, capfd, caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("family", ["altclip", "chinese_clip", "metaclip_2", "align", "clap"])
+@pytest.mark.parametrize(
+    "family", ["chinese_clip", *(pytest.param(name, marks=SLOW) for name in ("altclip", "metaclip_2", "align", "clap"))]
+)
 def test_graphs_of_onnx_give_the_same_sets_or_the_model_is_refused(family, tmp_path, without_shape_checks):
     model = SetEncoder.from_pretrained(hub_folder(tmp_path / "hub", family))
     folder = model.save_pretrained(tmp_path / "ours")

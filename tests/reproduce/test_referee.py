@@ -681,7 +681,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     [
         ("referee", "MaxMatch", 16, ("coco_set_aside.txt", 2000)),
         ("hypotheses", "MaxMatch (Div + MMD)", 16, ("coco_set_aside.txt", 2000)),
-        ("referee_flickr8k", "MaxMatch", 16, ("flickr8k_set_aside.txt", 600)),
+        pytest.param("referee_flickr8k", "MaxMatch", 16, ("flickr8k_set_aside.txt", 600), marks=pytest.mark.slow),
     ],
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):

@@ -32,7 +32,7 @@ _SAMPLE = 64  # items whose size is measured, to estimate that of all
 _TEXT_BYTES = 512  # a caption's tokens and length, generously
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker prepares
-_TEXTS_AT_ONCE = 10_000
+_TEXTS_AT_ONCE = 1_000  # padded together, and so not many
 _SHORT = 7 / 8  # of a batch's texts: the others are much longer
 _CHUNK_BYTES = 2**28  # of features on their way to the device at once
 

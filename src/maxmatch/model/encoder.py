@@ -23,7 +23,7 @@ from maxmatch.model.explanation import NoAttentionError as NoAttentionError
 from maxmatch.model.explanation import Pair as Pair
 from maxmatch.model.explanation import occluded_shares, occlusions, patch_grid
 from maxmatch.model.inputs import Encoded as Encoded
-from maxmatch.model.inputs import Reader, TextReader, encode_items
+from maxmatch.model.inputs import PixelReader, Reader, TextReader, encode_items
 from maxmatch.model.layers import MatchProbability
 from maxmatch.model.text import Words, known_words
 
@@ -223,7 +223,8 @@ class SetEncoder(nn.Module):
             empty=lambda count: torch.empty(count, tower.head.set_size, self.dim),
             encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
             within=self.evaluating(),
-            ahead=self.device.type != "cpu",
+            # On a processor pictures are decoded beside the network, too: neither keeps all cores busy by itself.
+            ahead=self.device.type != "cpu" or isinstance(tower.reader, PixelReader),
         )
         return sets
 

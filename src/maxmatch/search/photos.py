@@ -183,8 +183,8 @@ def no_pictures(folder: Path, closed: Mapping[str, str], unread: Sequence[str] =
 
 UNREADABLE = "unreadable.json"
 _KNOWN = "known.json"
-_BATCH = 64  # photos, after which the index has them for good
-_AT_ONCE = 8  # through the network, while the next are read
+_BATCH = 128  # photos, after which the index has them for good
+_AT_ONCE = 16  # through the network, while the next are read
 _ANOTHER_PLACE = "Allow writing or free some space there, or set XDG_CACHE_HOME to another folder."
 _MAY_ALL_GO = 10  # photos; where more are gone at once, a disk that is not mounted is likelier
 _SCAN = 4_096
