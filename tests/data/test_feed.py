@@ -30,6 +30,7 @@ from feeding import (
 )
 
 from maxmatch.data import feed as feed_module
+from maxmatch.data import loaders
 from maxmatch.data.augment import RandomCrop
 from maxmatch.data.dataset import Split
 from maxmatch.data.feed import MappedFeed, ResidentFeed, choose_feed, free_memory
@@ -157,7 +158,7 @@ def test_a_batch_of_which_nothing_can_be_read_is_refused(make):
 
 @FEEDS
 def test_texts_are_tokenised_in_pieces_and_cut_at_the_limit_with_a_warning(make, monkeypatch):
-    monkeypatch.setattr(feed_module, "_TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr(loaders, "_TEXTS_AT_ONCE", 3)
     split, readers = feature_split(), feature_readers(max_length=5)
     with pytest.warns(TextTruncated, match="more than 5 tokens"):
         feed = make(split, readers)
@@ -303,7 +304,7 @@ def test_any_other_error_names_the_item(workers):
 
 
 def test_features_are_copied_in_pieces_and_take_no_more_memory_than_they_have(monkeypatch):
-    monkeypatch.setattr(feed_module, "_CHUNK_BYTES", 3 * 7 * WIDTH * 4)
+    monkeypatch.setattr(loaders, "_CHUNK_BYTES", 3 * 7 * WIDTH * 4)
     split, readers = feature_split("store"), feature_readers()
     feed = resident(split, readers)
     assert split["image"].values.asked == [3, 3, 3, 3]
@@ -313,7 +314,7 @@ def test_features_are_copied_in_pieces_and_take_no_more_memory_than_they_have(mo
 
 @pytest.mark.parametrize("kind", [list, Store])
 def test_an_unreadable_longest_item_leaves_the_others_in_place(monkeypatch, kind):
-    monkeypatch.setattr(feed_module, "_CHUNK_BYTES", 3 * 9 * WIDTH * 4)
+    monkeypatch.setattr(loaders, "_CHUNK_BYTES", 3 * 9 * WIDTH * 4)
     features = arrays(12)
     features[4] = np.full((9, WIDTH), np.nan, np.float32)
     split, readers = with_captions(kind(features)), feature_readers()

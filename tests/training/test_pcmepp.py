@@ -178,3 +178,8 @@ def test_the_loss_of_gaussians_is_refused_for_sets():
             load_recipe("flickr8k_maxmatch", [change])
     with pytest.raises(RecipeError, match="csd"):
         load_recipe("flickr8k_maxmatch", ["evaluate.similarities=[csd]"])
+
+
+def test_epochs_without_pseudo_positives_are_refused_where_there_are_none():
+    with pytest.raises(RecipeError, match=r"plain_bce_epochs: of no use without objective.bce_weight"):
+        load_recipe("flickr8k_maxmatch", ["objective.plain_bce_epochs=3"])

@@ -30,6 +30,20 @@ def _pointers(base, rows, columns, row_stride):
 
 
 @triton.jit
+def _at(base, item, head, item_stride, head_stride):
+    return base + item * item_stride + head * head_stride
+
+
+@triton.jit
+def _own(m, m_item, N, HEADS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr):
+    """A program's item and head, the slots and inputs it looks at, and which inputs are real; others are not read."""
+    item, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    slots, inputs = tl.arange(0, ROWS), tl.arange(0, INPUTS)
+    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0
+    return item, head, slots, inputs, mask
+
+
+@triton.jit
 def _shares(logits, mask, slots, K: tl.constexpr, EPSILON: tl.constexpr):
     """From the logits (slots, inputs): the softmax over the slots, each slot's total, and its weights."""
     logits = tl.where(slots[:, None] < K, logits, -float("inf"))
@@ -46,12 +60,8 @@ def _forwards(
     HEADS: tl.constexpr, K: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
     CHUNK: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    item, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
-    slots, inputs = tl.arange(0, ROWS), tl.arange(0, INPUTS)
-    q += item * q_item + head * q_head
-    k += item * k_item + head * k_head
-    v += item * v_item + head * v_head
-    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0  # padding is not even read
+    item, head, slots, inputs, mask = _own(m, m_item, N, HEADS, ROWS, INPUTS)
+    q, k, v = _at(q, item, head, q_item, q_head), _at(k, item, head, k_item, k_head), _at(v, item, head, v_item, v_head)
     logits = tl.zeros((ROWS, INPUTS), tl.float32)
     for start in range(0, D, CHUNK):
         columns = start + tl.arange(0, CHUNK)
@@ -78,13 +88,9 @@ def _backwards(
     HEADS: tl.constexpr, K: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
     CHUNK: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr, WEIGHTS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    item, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
-    slots, inputs = tl.arange(0, ROWS), tl.arange(0, INPUTS)
-    q += item * q_item + head * q_head
-    k += item * k_item + head * k_head
-    v += item * v_item + head * v_head
+    item, head, slots, inputs, mask = _own(m, m_item, N, HEADS, ROWS, INPUTS)
+    q, k, v = _at(q, item, head, q_item, q_head), _at(k, item, head, k_item, k_head), _at(v, item, head, v_item, v_head)
     rows = (item * K + slots) * HEADS + head
-    mask = tl.load(m + item * m_item + inputs, mask=inputs < N, other=0) != 0
     logits = tl.zeros((ROWS, INPUTS), tl.float32)
     arriving = tl.zeros((ROWS, INPUTS), tl.float32)  # at the weights
     for start in range(0, D, CHUNK):

@@ -65,16 +65,16 @@ def _step(
 
 @triton.jit
 def _step_back(
-    inputs, states, bias, before, length, step, items, carried, product, arriving, to_inputs, to_states, gates_stride,
+    inputs, states, bias, before, length, step, items, direct, product, arriving, to_inputs, to_states, gates_stride,
     states_stride, arriving_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ARRIVES: tl.constexpr,
     FIRST: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of a step's state to those of its gates; `carried` is what goes on past the products."""
+    """From the gradient of a step's state to those of its gates. direct: what reaches the state before by z alone."""
     item, direction = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     here = (direction * items + item) * WIDTH + columns
-    gradient = tl.load(carried + here, mask=inside, other=0.0)
+    gradient = tl.load(direct + here, mask=inside, other=0.0)
     if not FIRST:
         gradient += tl.load(product + here, mask=inside, other=0.0).to(tl.float32)
     if ARRIVES:
@@ -97,7 +97,7 @@ def _step_back(
     tl.store(to_states + write, of_r.to(kind), mask=inside)
     tl.store(to_states + write + WIDTH, of_z.to(kind), mask=inside)
     tl.store(to_states + write + 2 * WIDTH, (of_n * r).to(kind), mask=inside)
-    tl.store(carried + here, tl.where(reads, gradient * z, gradient), mask=inside)
+    tl.store(direct + here, tl.where(reads, gradient * z, gradient), mask=inside)
 
 
 class _States(torch.autograd.Function):
@@ -127,12 +127,12 @@ class _States(torch.autograd.Function):
         width = gates // 3
         shape = (directions, items, width)
         gradient = gradient.contiguous()
-        carried = gradient.new_zeros(shape, dtype=torch.float32) if ctx.every else gradient.float()
+        direct = gradient.new_zeros(shape, dtype=torch.float32) if ctx.every else gradient.float()
         product = inputs.new_empty(shape)
         to_inputs, to_states = torch.empty_like(inputs), torch.empty_like(inputs)
         for step in reversed(range(steps)):
             _step_back[_programs(directions, items, width)](
-                inputs[:, step], brought[:, step], bias, states[:, step], length, step, items, carried, product,
+                inputs[:, step], brought[:, step], bias, states[:, step], length, step, items, direct, product,
                 gradient[:, step] if ctx.every else gradient, to_inputs[:, step], to_states[:, step], inputs.stride(0),
                 states.stride(0), gradient.stride(0), WIDTH=width, BLOCK=_BLOCK, ARRIVES=ctx.every,
                 FIRST=step == steps - 1,

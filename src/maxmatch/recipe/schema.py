@@ -5,7 +5,7 @@ are as on the command line: relative to the folder where the command runs, not t
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Annotated, Any, Literal, Self
 
@@ -13,15 +13,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from maxmatch.model.config import (
     Count,
-    Gaussian,
     Positive,
-    Residual,
     Share,
     SimilarityName,
-    TowerConfig,
     refusal,
     unknown_key,
 )
+from maxmatch.recipe.consistency import GROUPS, check_parts
 from maxmatch.recipe.model_section import ModelSection, Section, by_name, without_null
 
 __all__ = [
@@ -33,7 +31,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0)]
 _UpToOne = Annotated[float, Field(gt=0, le=1)]
-_GROUPS = ("backbone", "set_module", "encoder")
 _TOWERS = ("image", "text")  # for suggestions; a recipe checks against its own
 
 
@@ -260,8 +257,8 @@ class Train(Section):
         for key in groups:
             tower = info.field_name == "freeze" and "." not in key  # which ones there are the recipe knows
             learned = info.field_name == "lr_factors" and key == "match"
-            if key.rpartition(".")[2] not in _GROUPS and not tower and not learned:
-                raise unknown_key(key, [*_GROUPS, *(f"{tower}.{group}" for tower in _TOWERS for group in _GROUPS)])
+            if key.rpartition(".")[2] not in GROUPS and not tower and not learned:
+                raise unknown_key(key, [*GROUPS, *(f"{tower}.{group}" for tower in _TOWERS for group in GROUPS)])
         return groups
 
     @model_validator(mode="after")
@@ -504,110 +501,5 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        towers = self.model.resolved().towers
-        if self.objective.anneal is not None and self.model.similarity != "maxmatch":
-            text = f"a soft matching becomes that of maxmatch, but the model has {self.model.similarity}"
-            raise refusal(text, "objective", "anneal")
-        for pair in self.objective.pairs:
-            if pair[0] == pair[1] or not set(pair) <= set(towers):
-                raise refusal(f"expected two of the towers {', '.join(towers)}, got {list(pair)}", "objective", "pairs")
-        for option, groups in (("lr_factors", self.train.lr_factors), ("freeze", self.train.freeze)):
-            for key in groups:
-                misfit = _misfit(key, towers)
-                if misfit:
-                    raise refusal(misfit, "train", option, key)
-        if bool(self.train.phrases) != bool(self.objective.phrase_weight):
-            given = ("train", "phrases") if self.train.phrases else ("objective", "phrase_weight")
-            raise refusal("of no use unless both train.phrases and objective.phrase_weight are above 0", *given)
-        self._check_grown(towers)
-        self._check_gaussians(any(isinstance(tower.head, Gaussian) for tower in towers.values()))
-        kept = list(filter(self.train.keeps, towers))
-        if len(kept) == len(towers):
-            raise refusal("all towers are frozen: there is nothing to train", "train", "freeze")
-        if kept and self.model.start is None:
-            text = "a whole tower is only kept where training starts from a model (model.start)"
-            raise refusal(text, "train", "freeze", kept[0])
-        texts = {name for name, tower in towers.items() if tower.reads == "text"}
-        searched = [
-            pair for pair in self.objective.pairs if len(texts & set(pair)) == 1 and not texts & set(pair) <= set(kept)
-        ]
-        if self.train.phrases and not searched:
-            text = "no pair has a text tower that learns, and one of something else to be found by phrases"
-            raise refusal(text, "train", "phrases")
-        if self.model.start is not None:
-            return self  # which brings its own words
-        transformer = any(tower.encoder.name == "transformer" for tower in towers.values())
-        if transformer and self.data.tokenizer == "words":
-            text = "a transformer does not read whole words: use 'pretrained', its own, or 'wordpiece'"
-            raise refusal(text, "data", "tokenizer")
-        if self.data.tokenizer == "pretrained" and not transformer:
-            raise refusal("'pretrained' is a transformer's; use 'words' for a Bi-GRU", "data", "tokenizer")
+        check_parts(self)
         return self
-
-    def _check_grown(self, towers: Mapping[str, TowerConfig]) -> None:
-        """Refuse what would train more, or less, of a model to start from than the recipe says."""
-        grown = [name for name, tower in towers.items() if tower.grown]
-        if any(isinstance(tower.head, Residual) for tower in towers.values()) and self.model.start is None:
-            raise refusal("the head 'residual' takes a model to start from (model.start)", "model", "config")
-        for name in self.train.unfreeze:
-            if name not in grown:
-                text = "is trained whole: see train.freeze" if name in towers else f"is none of {', '.join(towers)}"
-                raise refusal(f"the tower {name!r} {text}", "train", "unfreeze", name)
-        lora = self.train.lora
-        for name in () if lora is None else lora.towers or towers:
-            if name not in grown:
-                text = f"adapters belong to a model that training starts from, but the tower {name!r} is trained whole"
-                raise refusal(text if name in towers else f"no tower {name!r}", "train", "lora", "towers")
-            if name in self.train.unfreeze:
-                raise refusal(
-                    "a tower takes adapters (train.lora) or learns itself, not both", "train", "unfreeze", name
-                )
-        for key in self.train.freeze:
-            tower, _, group = key.rpartition(".")
-            if group == "backbone" and (tower in grown or (not tower and grown)):
-                raise refusal("stays frozen in any case, but for what train.unfreeze names", "train", "freeze", key)
-        if self.data.features is not None and "image" in grown and self.train.opens("image"):
-            text = "stored features are those of the model before training, but train.unfreeze or train.lora changes it"
-            raise refusal(text, "data", "features")
-        learns = [
-            name
-            for name, tower in towers.items()
-            if not self.train.keeps(name)
-            and (name not in grown or isinstance(tower.head, Residual) or self.train.opens(name))
-        ]
-        if grown and not learns:
-            text = "nothing learns: add sets (model.head=residual), or say what learns (train.unfreeze, train.lora)"
-            raise refusal(text, "model", "head")
-
-    def _check_gaussians(self, gaussians: bool) -> None:
-        """Refuse a loss or a similarity for sets that a model with Gaussian heads does not make, or the reverse."""
-        of_slots = ("gd_weight", "isd_weight", "mmd_weight", "div_weight", "caption_matching_weight", "slot_con_weight")
-        weights = of_slots if gaussians else ("bce_weight", "kl_weight")
-        for key in weights:
-            if getattr(self.objective, key):
-                what = "a Gaussian has no slots to keep apart: set it to 0" if gaussians else "takes Gaussian heads"
-                raise refusal(what, "objective", key)
-        if self.objective.kl_weight and any(map(self.train.keeps, self.model.resolved().towers)):
-            raise refusal(
-                "a frozen tower is encoded once, to sets without variances: set it to 0", "objective", "kl_weight"
-            )
-        for name in self.similarities:
-            if (name == "csd") != gaussians:
-                text = f"{name} does not compare what the model makes; it was given {self.model.similarity}"
-                raise refusal(text, "evaluate", "similarities")
-
-
-def _misfit(key: str, towers: Mapping[str, TowerConfig]) -> str | None:
-    """Why a group of parameters (`backbone`, `image.backbone`, …) is none of the model's."""
-    if key == "match":
-        gaussians = any(isinstance(part.head, Gaussian) for part in towers.values())
-        return None if gaussians else "the model learns no scale and shift: only Gaussians (model.options.head) do"
-    tower, _, group = key.rpartition(".") if "." in key or key in _GROUPS else (key, ".", "")
-    if tower and tower not in towers:
-        return f"the model has the towers {', '.join(towers)}, not {tower!r}"
-    meant = [towers[tower]] if tower else list(towers.values())
-    if group == "backbone" and not any(part.grown or hasattr(part.encoder, "backbone") for part in meant):
-        return f"{f'the tower {tower!r}' if tower else 'the model'} has no backbone"
-    if group == "encoder" and not any(part.reads == "text" for part in meant):
-        return f"{f'the tower {tower!r}' if tower else 'the model'} reads no text; its projection is in set_module"
-    return None
