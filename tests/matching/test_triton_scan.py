@@ -161,7 +161,13 @@ def test_top_hits_of_some_are_those_of_them_alone(precision: torch.dtype, scans:
     torch.testing.assert_close(found.scores[:, :10], alone.scores, rtol=0, atol=1e-5)
     assert found.indices[:, 10:].tolist() == [[-1, -1]] * 2
     assert found.scores[:, 10:].tolist() == [[-torch.inf] * 2] * 2
-    assert scans == ([10] if precision == torch.float16 else [])  # with a mask by tiles
+    assert scans == ([12, 10] if precision == torch.float16 else [])
+
+
+def test_of_none_there_are_no_hits(scans: list[int]) -> None:
+    found = top_hits(halves(2, 32, 3), halves(70, 32, 4), 3, keep=torch.zeros(70, dtype=torch.bool))
+    assert found.indices.tolist() == [[-1] * 3] * 2
+    assert found.scores.tolist() == [[-torch.inf] * 3] * 2
 
 
 @pytest.mark.parametrize("keep", [torch.ones(3, dtype=torch.bool), torch.ones(9)])

@@ -227,8 +227,6 @@ class PairwiseJob:
         """The k best of `b` for each of `a` by a kernel that reads `b` once, on its GPU; None where it cannot."""
         if not (isinstance(self.b, Tensor) and self.b.device == self.device and self._has_fast_path()):
             return None
-        if keep is not None:  # the kernel can, but this was not yet checked on a GPU
-            return None
         kernels = None if self.normalise else scans_for(self.b)
         rows = as_tensor(self.a)
         if kernels is None or not kernels.can_scan(rows, self.b, k):
@@ -237,7 +235,7 @@ class PairwiseJob:
         if (self._memory is not None or needed > LEAST_MEMORY) and needed > self.max_memory:
             return None
         scores, indices = kernels.best_hits(rows.to(self.device), self.b, k, keep)
-        self._look(scores[:, 0])
+        self._look(scores[:, 0].masked_fill(indices[:, 0] < 0, 0))  # of none there is no score
         return TopHits(scores, indices)
 
     def _look(self, watched: Tensor) -> None:
