@@ -118,11 +118,18 @@ def check_cosines_finite(cosines: Tensor) -> None:
 
 def range_of_norms(sets: Array, mask: Tensor | None) -> Tensor:
     """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
-    step = max(1, math.ceil(len(sets) / _SAMPLE))
-    norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)
-    if mask is not None:
-        norms = norms.masked_fill(~mask[::step].to(norms.device), 1.0)
+    norms = some_norms(sets, mask)
     return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)
+
+
+def some_norms(sets: Array, mask: Tensor | None) -> Tensor:
+    """The norms (n, K) of a sample of the items in float32; 1 where there is no vector. On a GPU one launch."""
+    step = max(1, math.ceil(len(sets) / _SAMPLE))
+    sample = as_tensor(sets[::step]).detach()
+    if sample.dtype not in (torch.float16, torch.bfloat16):
+        sample = sample.float()
+    norms: Tensor = torch.linalg.vector_norm(sample, dim=-1, dtype=torch.float32)
+    return norms if mask is None else norms.masked_fill(~mask[::step].to(norms.device), 1.0)
 
 
 def warn_unless_unit(name: str, low: float, high: float, cure: str, stacklevel: int) -> None:
