@@ -14,6 +14,10 @@ from types import ModuleType
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
 _HEAPS = -8  # M_ARENA_MAX of glibc's mallopt
+_FREED = {-3: (2**25, 2**25), -1: (2**30, 2**26), -2: (2**26, 2**17)}
+"""M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: bytes while freed memory is kept, and else. Else: of the first two
+what they grow to by themselves, of the third what it is.
+"""
 
 
 def free_memory() -> int | None:
@@ -58,6 +62,23 @@ def return_memory() -> None:
     """Give freed memory back to the system. glibc keeps it, for every thread that ever used much; others do not."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def memory_kept() -> Iterator[None]:
+    """While it lasts, freed memory is kept for what comes next. glibc gives the maps of a network back to the system
+    after every few layers, and a new page costs as much as what is computed on it. Other systems do not.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        for setting, (kept, _) in _FREED.items():
+            ctypes.CDLL(None).mallopt(setting, kept)
+    try:
+        yield
+    finally:
+        with suppress(AttributeError, OSError, TypeError):
+            for setting, (_, usual) in _FREED.items():
+                ctypes.CDLL(None).mallopt(setting, usual)
+        return_memory()
 
 
 def use_few_heaps(heaps: int = 2) -> None:
