@@ -54,7 +54,8 @@ def test_what_is_freed_is_kept_for_a_while_and_then_given_back():
 
     with ThreadPoolExecutor(1) as thread:  # which has a heap of its own
         with memory.memory_kept():
-            thread.submit(new_pages).result()
+            with memory.memory_kept():
+                thread.submit(new_pages).result()
             assert thread.submit(new_pages).result() < pages / 10
             kept = held()
         assert held() < kept - pages / 2

@@ -64,21 +64,31 @@ def return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+_keeping: list[object] = []
+"""What asks for freed memory to be kept: the settings are the process's own, and are reset after the last one."""
+
+
 @contextmanager
 def memory_kept() -> Iterator[None]:
     """While it lasts, freed memory is kept for what comes next. glibc gives the maps of a network back to the system
     after every few layers, and a new page costs as much as what is computed on it. Other systems do not.
     """
-    with suppress(AttributeError, OSError, TypeError):
-        for setting, (kept, _) in _FREED.items():
-            ctypes.CDLL(None).mallopt(setting, kept)
+    one = object()
+    _keeping.append(one)
+    _set_heaps(0)
     try:
         yield
     finally:
-        with suppress(AttributeError, OSError, TypeError):
-            for setting, (_, usual) in _FREED.items():
-                ctypes.CDLL(None).mallopt(setting, usual)
-        return_memory()
+        _keeping.remove(one)
+        if not _keeping:
+            _set_heaps(1)
+            return_memory()
+
+
+def _set_heaps(which: int) -> None:
+    with suppress(AttributeError, OSError, TypeError):
+        for setting, sizes in _FREED.items():
+            ctypes.CDLL(None).mallopt(setting, sizes[which])
 
 
 def use_few_heaps(heaps: int = 2) -> None:
