@@ -1,10 +1,3 @@
-import os
-import platform
-import resource
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from maxmatch.core import machine as memory
@@ -38,24 +31,3 @@ def test_where_the_system_does_not_say_it_is_not_known(machine):
     assert memory.free_memory() is None
     (machine / "meminfo").unlink()
     assert memory.free_memory() is None
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other systems keep freed memory by themselves")
-def test_what_is_freed_is_kept_for_a_while_and_then_given_back():
-    pages = 10 * 2**23 // os.sysconf("SC_PAGE_SIZE")
-
-    def new_pages():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        _ = [np.ones(2**20) for _ in range(10)]
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    def held():
-        return int(Path("/proc/self/statm").read_text().split()[1])
-
-    with ThreadPoolExecutor(1) as thread:  # which has a heap of its own
-        with memory.memory_kept():
-            with memory.memory_kept():
-                thread.submit(new_pages).result()
-            assert thread.submit(new_pages).result() < pages / 10
-            kept = held()
-        assert held() < kept - pages / 2

@@ -14,10 +14,6 @@ from types import ModuleType
 _MACHINE = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
 _HEAPS = -8  # M_ARENA_MAX of glibc's mallopt
-_FREED = {-3: (2**25, 2**25), -1: (2**30, 2**26), -2: (2**26, 2**17)}
-"""M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: bytes while freed memory is kept, and else. Else: of the first two
-what they grow to by themselves, of the third what it is.
-"""
 
 
 def free_memory() -> int | None:
@@ -62,33 +58,6 @@ def return_memory() -> None:
     """Give freed memory back to the system. glibc keeps it, for every thread that ever used much; others do not."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-_keeping: list[object] = []
-"""What asks for freed memory to be kept: the settings are the process's own, and are reset after the last one."""
-
-
-@contextmanager
-def memory_kept() -> Iterator[None]:
-    """While it lasts, freed memory is kept for what comes next. glibc gives the maps of a network back to the system
-    after every few layers, and a new page costs as much as what is computed on it. Other systems do not.
-    """
-    one = object()
-    _keeping.append(one)
-    _set_heaps(0)
-    try:
-        yield
-    finally:
-        _keeping.remove(one)
-        if not _keeping:
-            _set_heaps(1)
-            return_memory()
-
-
-def _set_heaps(which: int) -> None:
-    with suppress(AttributeError, OSError, TypeError):
-        for setting, sizes in _FREED.items():
-            ctypes.CDLL(None).mallopt(setting, sizes[which])
 
 
 def use_few_heaps(heaps: int = 2) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import numpy as np
 from tokenizers import Tokenizer
 
-from maxmatch.core.machine import memory_kept, usable_cores
+from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Skipped, bar, map_ahead
 from maxmatch.model.config import InputKind
 from maxmatch.model.images import ImageError, ImageTransform, describe
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
 _PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
 _WORKERS = 4  # batches read at once while the model works
-_EACH, _LAST = 16, 4  # items at once of a thread that reads and encodes: at most, and towards the end
+_EACH, _LAST = 8, 4  # items at once of a thread that reads and encodes: at most, and towards the end
 
 
 @runtime_checkable
@@ -251,7 +251,7 @@ def encode_ahead(
         return
     from maxmatch.core.devices import sharing_threads  # loads torch, which the model has loaded
 
-    with memory_kept(), sharing_threads(threads) as shared:
+    with sharing_threads(threads) as shared:
         work = shared(lambda places: encoded(all_of_them.read(places)))
         yield from map_ahead(work, batches, threads, ahead=2)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,6 @@ from PIL import Image
 from pydantic import JsonValue
 
 from maxmatch.core.files import content_hash, write_whole
-from maxmatch.core.machine import memory_kept
 from maxmatch.core.progress import Bar, Skipped, no_bar
 from maxmatch.data.dataset import IMAGE, DataError, Problem
 from maxmatch.data.formats.folder import files_below
@@ -352,8 +351,7 @@ def sync(
         _refresh(index, folder, [name for name in outdated if present.get(name) == known[name]], known)
         if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
             _write_notes(index, bad)
-        kept = memory_kept() if todo else nullcontext()
-        with kept, bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
+        with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
             for start in range(0, len(todo), _BATCH):
                 names = todo[start : start + _BATCH]
                 more = _encode(index, model, folder, names, present, reused.hashes)
