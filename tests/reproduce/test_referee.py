@@ -66,8 +66,8 @@ def place(tmp_path_factory):
     return folder
 
 
-def run(place, out, study="small.yaml", **more):
-    return reproduce(str(place / study), str(place / "data"), out=out, jobs=1, device="cpu", **more)
+def run(place, out, study="small.yaml", jobs=1, **more):
+    return reproduce(str(place / study), str(place / "data"), out=out, jobs=jobs, device="cpu", **more)
 
 
 def plan_of(place, out, study="small.yaml"):
@@ -418,6 +418,20 @@ def test_interrupted_in_the_tuning_nothing_is_frozen_and_the_same_command_resume
     run(place, tmp_path)
     assert not set(done) & {job.folder for job in made_up.started}
     assert len(tuning_only(made_up.started)) == 3 * TRIALS - 2
+
+
+def test_without_jobs_the_tables_show_what_is_done(place, tmp_path, made_up):
+    title = next(iter(STUDY["methods"]))
+    plan = plan_of(place, tmp_path)
+    for trial in plan.trials(title):
+        finish(trial.job, search_of(0.5, 0), "set_aside")
+    said = []
+    found = run(place, tmp_path, jobs=0, say=said.append).targets[0]
+    assert not made_up.started
+    assert plan.read_chosen().keys() == {title}
+    shown = {row["method"]: row["rsum"] for row in found.table.rows}
+    assert shown == {one: "not trained yet" if one == title else "not trained" for one in STUDY["methods"]}
+    assert any("not started" in line for line in said)
 
 
 def test_finals_of_an_older_version_open_and_are_marked_as_not_measured(place, tmp_path, made_up):
