@@ -60,9 +60,8 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
         best = frozen.get(title) or choose(tried, outcomes, study.main)
         if stopped:  # with fewer trials it would have another budget
-            say(
-                f"{title}: {stopped} of its trials were stopped, or not started; it is not in the finals. Run the command again"
-            )
+            left = f"{stopped} of its trials were stopped, or not started"
+            say(f"{title}: {left}; it is not in the finals. Run the command again")
         elif best is None:
             say(f"{title}: all its trials failed; it is not in the finals")
         else:
