@@ -15,6 +15,7 @@ from maxmatch.core.array_checks import NotFiniteError, check_set_size, check_set
 
 _UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
 _SAMPLE = 64
+_ONE_THREAD = 2**15 - 1  # numbers: torch shares out work on more, and its threads spin for milliseconds after it
 
 Array = Tensor | np.ndarray
 
@@ -119,7 +120,9 @@ def check_cosines_finite(cosines: Tensor) -> None:
 def range_of_norms(sets: Array, mask: Tensor | None) -> Tensor:
     """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
     step = max(1, math.ceil(len(sets) / _SAMPLE))
-    norms = as_tensor(sets[::step]).detach().float().norm(dim=-1)
+    sample = as_tensor(sets[::step]).detach()
+    piece = len(sample) if sample.is_cuda else _ONE_THREAD // math.prod(sample.shape[1:])
+    norms = torch.cat([part.float().norm(dim=-1) for part in torch.split(sample, max(1, piece))])
     if mask is not None:
         norms = norms.masked_fill(~mask[::step].to(norms.device), 1.0)
     return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)
