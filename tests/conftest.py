@@ -15,9 +15,11 @@ PACKAGE = Path(__file__).parents[1] / "src" / "maxmatch"
 # Every other module of the package has its shapes and types checked while the tests run.
 UNCHECKED = {
     "maxmatch.matching.triton_backend": "Triton compiles its functions as they are written",
+    "maxmatch.matching.triton_scan": "likewise",
     "maxmatch.losses.triton_mmd": "likewise",
     "maxmatch.model.triton_attention": "likewise",
     "maxmatch.model.triton_gru": "likewise",
+    "maxmatch.model.triton_norm": "likewise",
     "maxmatch.matching.numba_backend": "so does Numba",
     "maxmatch.model.config": "pydantic checks it",
     "maxmatch.recipe.schema": "pydantic checks it",

@@ -78,8 +78,9 @@ def test_every_module_that_loads_torch_first_calls_its_functions_in_one_thread(m
             without.add(module)
     assert len(with_torch) > 30
     loaded_by_others = {
-        "maxmatch.matching.numba_backend", "maxmatch.matching.triton_backend", "maxmatch.model.triton_attention",
-        "maxmatch.model.triton_gru", "maxmatch.losses.triton_mmd",
+        "maxmatch.matching.numba_backend", "maxmatch.matching.triton_backend", "maxmatch.matching.triton_scan",
+        "maxmatch.model.triton_attention", "maxmatch.model.triton_gru", "maxmatch.model.triton_norm",
+        "maxmatch.losses.triton_mmd",
     }  # fmt: skip
     products_only = {"maxmatch.matching.products", "maxmatch.search.engines.lance"}
     assert without <= loaded_by_others | products_only

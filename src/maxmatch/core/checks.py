@@ -119,13 +119,21 @@ def check_cosines_finite(cosines: Tensor) -> None:
 
 def range_of_norms(sets: Array, mask: Tensor | None) -> Tensor:
     """The smallest and the largest norm in a sample of the items, so small that it costs nothing."""
+    norms = some_norms(sets, mask)
+    return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)
+
+
+def some_norms(sets: Array, mask: Tensor | None) -> Tensor:
+    """The norms (n, K) of a sample of the items in float32; 1 where there is no vector. On a GPU one launch."""
     step = max(1, math.ceil(len(sets) / _SAMPLE))
     sample = as_tensor(sets[::step]).detach()
+    if sample.dtype not in (torch.float16, torch.bfloat16):
+        sample = sample.float()
     piece = len(sample) if sample.is_cuda else _ONE_THREAD // math.prod(sample.shape[1:])
-    norms = torch.cat([part.float().norm(dim=-1) for part in torch.split(sample, max(1, piece))])
-    if mask is not None:
-        norms = norms.masked_fill(~mask[::step].to(norms.device), 1.0)
-    return torch.stack(norms.aminmax()) if norms.numel() else norms.new_ones(2)
+    pieces = torch.split(sample, max(1, piece))
+    found = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in pieces]
+    norms = found[0] if len(found) == 1 else torch.cat(found)
+    return norms if mask is None else norms.masked_fill(~mask[::step].to(norms.device), 1.0)
 
 
 def warn_unless_unit(name: str, low: float, high: float, cure: str, stacklevel: int) -> None:

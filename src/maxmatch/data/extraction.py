@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from maxmatch.model.build import build_model
 from maxmatch.model.config import Conv, HubImage, HuggingFaceBackbone, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
-from maxmatch.model.inputs import PixelReader, read_ahead
+from maxmatch.model.inputs import PixelReader, ReadBatch, read_ahead
 from maxmatch.model.presets import PRESETS
 from maxmatch.model.two_towers import HubHalf
 from maxmatch.recipe.schema import Data
@@ -172,26 +173,44 @@ def extract(
         ahead, room = device.type != "cpu", _room(reader.blank().nbytes * batch_size)
         several = min(workers, room) if workers > 1 else 0
         read = read_ahead(reader, images, left, True, several or None, ahead, processes=several > 1)
-        for places, batch in zip(left, read, strict=True):
-            for skipped in batch.skipped:
-                image = ids[skipped.index]
-                what = f"image {image!r} of the split {found[image][0]!r} is left out ({skipped.reason.rstrip('.')})"
-                cure = "Training leaves its captions out, too. Or repair it, and extract to a new folder."
-                report(Problem(dataset.path, what, cure))
-            new = [place for place in batch.places if ids[place] not in writer.done]
-            if new and batch.inputs is not None:
-                filled = reader.collate([reader.blank()] * batch_size)
-                for whole, read_ones in zip(filled, batch.inputs, strict=True):
-                    if whole is not None:
-                        whole[[place - places.start for place in batch.places]] = read_ones
-                made = backbone.features(filled)
-                features = [made[place - places.start] for place in new]
-                for place, grid in zip(new, features, strict=True):
-                    if not np.isfinite(grid).all():
-                        what = f"image {ids[place]!r}: the backbone gives NaN or infinite values."
-                        raise ValueError(f"{what} Its weights may be damaged.")
-                writer.append([ids[place] for place in new], features)
-            advance(len(places))
+        with ThreadPoolExecutor(1) as writing:  # while the backbone works on the next batch
+            written = writing.submit(_write, writer, {})
+            for places, batch in zip(left, read, strict=True):
+                for skipped in batch.skipped:
+                    image = ids[skipped.index]
+                    reason = skipped.reason.rstrip(".")
+                    what = f"image {image!r} of the split {found[image][0]!r} is left out ({reason})"
+                    cure = "Training leaves its captions out, too. Or repair it, and extract to a new folder."
+                    report(Problem(dataset.path, what, cure))
+                made = backbone.features(_filled(reader, batch, places, batch_size)) if batch.places else []
+                written.result()
+                new = [place for place in batch.places if ids[place] not in writer.done]
+                features = {ids[place]: made[place - places.start] for place in new}
+                written = writing.submit(_write, writer, features)
+                advance(len(places))
+            written.result()
+
+
+def _filled(reader: PixelReader, batch: ReadBatch, places: range, size: int) -> Inputs:
+    """A whole batch of so many pictures: those that were read, each at its place, and blank ones."""
+    inputs: Inputs = batch.inputs
+    if len(batch.places) == size:
+        return inputs
+    filled = reader.collate([reader.blank()] * size)
+    for whole, read_ones in zip(filled, inputs, strict=True):
+        if whole is not None and read_ones is not None:
+            whole[[place - places.start for place in batch.places]] = read_ones
+    return filled
+
+
+def _write(writer: FeatureWriter, features: Mapping[str, np.ndarray]) -> None:
+    """By the image's id."""
+    for image, grid in features.items():
+        if not np.isfinite(grid).all():
+            what = f"image {image!r}: the backbone gives NaN or infinite values."
+            raise ValueError(f"{what} Its weights may be damaged.")
+    if features:
+        writer.append(list(features), list(features.values()))
 
 
 def decoding_workers(device: torch.device) -> int:

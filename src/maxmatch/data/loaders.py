@@ -78,8 +78,8 @@ class FeatureLoader:
                 "Take the features that the model was made for, or set feature_width."
             )
 
-    def read(self, places: np.ndarray, seed: int | None = None) -> Loaded:
-        """Features (items, count, width)."""
+    def read(self, places: np.ndarray, seed: int | None = None, device: torch.device | None = None) -> Loaded:
+        """Features (items, count, width); in bulk they go to the device, where they are checked."""
         try:
             bulk = self._take(places)
         except (ValueError, OSError):
@@ -88,7 +88,7 @@ class FeatureLoader:
             error.add_note(f"while reading {len(places)} items, {self.items.ids[int(places[0])]} the first of them")
             raise
         if bulk is not None:
-            return self._checked(*bulk, places)
+            return self._checked(*bulk, places, device)
         instead = torch.zeros(1, self.reader.feature_width)
         return _one_by_one(
             self.items, self.reader, places, lambda place: self.reader.read(self.items.values[place]), instead
@@ -112,7 +112,9 @@ class FeatureLoader:
         taken = values.take(places)
         return taken if isinstance(taken, tuple) else (taken, None)
 
-    def _checked(self, values: np.ndarray, mask: np.ndarray | None, places: np.ndarray) -> Loaded:
+    def _checked(
+        self, values: np.ndarray, mask: np.ndarray | None, places: np.ndarray, device: torch.device | None
+    ) -> Loaded:
         """The same checks as the reader's, all items at once."""
         assert values.ndim == 3
         assert values.shape[2] == self.reader.feature_width
@@ -120,7 +122,7 @@ class FeatureLoader:
         tensor = tensor if tensor.is_floating_point() else tensor.float()
         real = torch.ones(values.shape[:2], dtype=torch.bool) if mask is None else as_tensor(mask)
         longest = int(real.sum(1).max()) if len(real) else 0
-        tensor, real = tensor[:, :longest], real[:, :longest]
+        tensor, real = tensor[:, :longest].to(device), real[:, :longest]
         failed = {int(places[row]): "no features." for row in (~real.any(1)).nonzero()[:, 0].tolist()}
         # A sum is finite where all its terms are, save for giants: only suspects are looked at closely.
         for row in (~torch.isfinite(tensor.sum((1, 2), dtype=torch.float32))).nonzero()[:, 0].tolist():
@@ -167,13 +169,13 @@ def packed(loader: FeatureLoader, device: torch.device) -> tuple[PackedItems, di
     filled, step = 1, max(_CHUNK_BYTES // max(int(counts.max(initial=1)) * width * 4, 1), 1)
     for first in range(0, len(counts), step):
         places = np.arange(first, min(first + step, len(counts)))
-        (values, _), bad = loader.read(places)
+        (values, _), bad = loader.read(places, device=device)
         failed |= bad
         here = torch.from_numpy(counts[places])
         # An item that could not be read has a place too, and may be the longest.
         values = pad(values, (0, 0, 0, max(int(here.max()) - values.shape[1], 0)))
         real = torch.arange(values.shape[1]) < here[:, None]
-        piece = values.flatten(0, 1) if bool(real.all()) else values[real]
+        piece = values.flatten(0, 1) if bool(real.all()) else values[real.to(values.device)]
         assert len(piece) == int(here.sum()), f"items from {first} on have other counts than their source says"
         if not first:
             rows = torch.zeros(1 + int(counts.sum()), width, dtype=piece.dtype, device=device)

@@ -15,7 +15,7 @@ _BLOCK = 2**22  # numbers that are at work at once: fewer are not well shared ou
 _CAST_BLOCK = 2**20  # where they are cast first: more leave the cache
 _WORTH_COMPILING = 100_000  # pairs: loading the compiled code takes as long as plain torch takes for some millions
 
-_GIB = 2**30
+LEAST_MEMORY = 2**30  # bytes for the tiles at work
 NORMALISE = "Pass normalise=True to have it done on the way."
 
 
@@ -30,9 +30,9 @@ class Tile(NamedTuple):
 def usual_memory(device: torch.device) -> int:
     """Bytes for the tiles at work. A GPU needs larger ones, else it waits for their launches."""
     if device.type != "cuda":
-        return _GIB
+        return LEAST_MEMORY
     free, whole = torch.cuda.mem_get_info(device)
-    return max(_GIB, min(whole // 16, free // 2))
+    return max(LEAST_MEMORY, min(whole // 16, free // 2))
 
 
 def kernels_for(cosines: Tensor) -> Any | None:
@@ -40,6 +40,11 @@ def kernels_for(cosines: Tensor) -> Any | None:
     return (
         optional_module("maxmatch.matching.triton_backend") if cosines.is_cuda and cosines.element_size() <= 4 else None
     )
+
+
+def scans_for(sets: Tensor) -> Any | None:
+    """The GPU kernels that search sets where they lie, where these are on a CUDA device and Triton is installed."""
+    return optional_module("maxmatch.matching.triton_scan") if sets.is_cuda else None
 
 
 def compiled_for(sets: Tensor, pairs: int) -> Any | None:

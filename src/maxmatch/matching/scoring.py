@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from maxmatch.core.array_checks import MAX_SET_SIZE, NotFiniteError, check_sets, refuse_not_finite
+from maxmatch.core.array_checks import MAX_SET_SIZE, NotFiniteError, check_sets, refuse_not_finite, shape_of
 from maxmatch.core.checks import (
     Array,
     NotUnitLength,
@@ -21,13 +22,23 @@ from maxmatch.core.checks import (
     as_tensor,
     check_mask,
     check_pair,
-    range_of_norms,
+    some_norms,
     warn_unless_unit,
 )
 from maxmatch.core.devices import chosen_device
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SetSimilarity, similarity_named
-from maxmatch.matching.products import NORMALISE, Tile, compiled_for, few_products, kernels_for, multiply, usual_memory
+from maxmatch.matching.products import (
+    LEAST_MEMORY,
+    NORMALISE,
+    Tile,
+    compiled_for,
+    few_products,
+    kernels_for,
+    multiply,
+    scans_for,
+    usual_memory,
+)
 from maxmatch.matching.ragged import RaggedJob, RaggedSets, is_ragged, ragged_sets, reduces, without_padding
 from maxmatch.matching.similarity import Similarity
 
@@ -165,7 +176,12 @@ class PairwiseJob:
         self.device = next(where, torch.device("cpu")) if device is None else chosen_device(device)
         double = any(x.dtype in (torch.float64, np.float64) for x in (a, b))
         self.dtype = torch.float64 if double else torch.float32
-        self.max_memory = usual_memory(self.device) if max_memory is None else max_memory
+        self._memory = max_memory
+
+    @cached_property
+    def max_memory(self) -> int:
+        """Bytes. A GPU is asked only where it matters."""
+        return usual_memory(self.device) if self._memory is None else self._memory
 
     def tiles(self, scores: Tensor | None = None) -> Iterator[Tile]:
         """Score every tile, columns outermost; into `scores` (B, C) if given, else each into a tensor of its own."""
@@ -201,15 +217,35 @@ class PairwiseJob:
                     elif total is not None and not math.isfinite(total):
                         self._refuse_not_finite()
                     yield Tile(rows, columns, tile)
-        # On a GPU nothing is looked at before all is under way: a look stops the queue of work.
+        self._look(torch.stack([torch.zeros((), device=self.device), *totals]))
+
+    def best_where_they_lie(self, k: int, keep: Tensor | None) -> TopHits | None:
+        """The k best of `b` for each of `a` by a kernel that reads `b` once, on its GPU; None where it cannot."""
+        if not (isinstance(self.b, Tensor) and self.b.device == self.device and self._has_fast_path()):
+            return None
+        kernels = None if self.normalise else scans_for(self.b)
+        rows = as_tensor(self.a)
+        if kernels is None or not kernels.can_scan(rows, self.b, k):
+            return None
+        needed = kernels.scan_bytes(len(rows), len(self.b), k)
+        if (self._memory is not None or needed > LEAST_MEMORY) and needed > self.max_memory:
+            return None
+        scores, indices = kernels.best_hits(rows.to(self.device), self.b, k, keep)
+        self._look(scores[:, 0].masked_fill(indices[:, 0] < 0, 0))  # of none there is no score
+        return TopHits(scores, indices)
+
+    def _look(self, watched: Tensor) -> None:
+        """Refuse what is not finite, for then some of `watched` (n,) is not, and warn of vectors of another length.
+        On a GPU nothing is looked at before all is under way, and then once: a look stops the queue of work.
+        """
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
-        norms = [range_of_norms(sets, mask).to(self.device) for _, sets, mask in sides]
-        watched = torch.stack([torch.zeros((), device=self.device), *totals]).sum()[None]
-        whole, *found = torch.cat([watched, *norms]).tolist()
-        if not math.isfinite(whole):
+        parts = [watched, *(some_norms(sets, mask).flatten().to(self.device) for _, sets, mask in sides)]
+        values = torch.cat(parts).cpu().numpy()
+        whole, *found = np.split(values, np.cumsum([len(part) for part in parts[:-1]]))
+        if not np.isfinite(whole).all():
             self._refuse_not_finite()
-        for (name, *_), low, high in zip(sides, found[::2], found[1::2], strict=True):
-            warn_unless_unit(name, low, high, NORMALISE, stacklevel=3)
+        for (name, *_), norms in zip(sides, found, strict=True):
+            warn_unless_unit(name, float(norms.min()), float(norms.max()), NORMALISE, stacklevel=4)
 
     def _refuse_not_finite(self) -> NoReturn:
         """Name the item by its place in the whole."""
@@ -418,6 +454,7 @@ def top_hits(
     *,
     a_mask: Bool[Array, "B K"] | None = None,
     b_mask: Bool[Array, "C L"] | None = None,
+    keep: Bool[Array, " C"] | None = None,
     normalise: bool = False,
     device: torch.device | str | None = None,
 ) -> TopHits:
@@ -431,6 +468,7 @@ def top_hits(
         max_memory: how many bytes to allocate at most beside the inputs and the result.
         a_mask: which vectors of `a` are real.
         b_mask: which of `b`.
+        keep: which of `b` to look at; None: at all. Where fewer than k are kept, scores end in −inf, indices in −1.
         normalise: scale every vector to unit length first.
         device: where to compute.
 
@@ -450,10 +488,20 @@ def top_hits(
         True
     """
     job = _job(a, b, similarity, max_memory, a_mask, b_mask, normalise, device)
-    best = _Best(len(a), _checked_k(k, len(b)), job)
+    wanted = _checked_k(k, len(b))
+    kept = None if keep is None else as_tensor(keep, "keep").to(job.device)
+    if kept is not None and (kept.dtype != torch.bool or kept.shape != (len(b),)):
+        raise ValueError(f"keep: expected a boolean for each of {len(b)} sets, got {kept.dtype} {shape_of(kept)}.")
     with torch.no_grad():
+        found = job.best_where_they_lie(wanted, kept) if isinstance(job, PairwiseJob) else None
+        if found is not None:
+            return found
+        best = _Best(len(a), wanted, job)
         for tile in job.tiles():
-            best.add(tile.rows, tile.columns, tile.scores)
+            scores = tile.scores if kept is None else tile.scores.masked_fill(~kept[tile.columns], -torch.inf)
+            best.add(tile.rows, tile.columns, scores)
+    if kept is not None:
+        best.indices[best.scores == -torch.inf] = -1
     return best.result()
 
 

@@ -285,15 +285,25 @@ _TILE_ROWS, _TILE_COLUMNS = 256, 128
 
 
 @triton.jit
+def row_order(place):
+    """The item and the slot that belong in a row of the tiles, whose bits are s₁ iii s₀ iii."""
+    return place // 256 * 64 + place // 16 % 8 * 8 + place % 8, place // 128 % 2 * 2 + place // 8 % 2
+
+
+@triton.jit
+def column_order(place):
+    """The item and the slot that belong in a column of the tiles, whose bits are iii s₁ ii s₀."""
+    return place // 128 * 32 + place // 16 % 8 * 4 + place // 2 % 4, place // 8 % 2 * 2 + place % 2
+
+
+@triton.jit
 def _pack(sets, packed, count, D: tl.constexpr, IMAGES: tl.constexpr, BLOCK: tl.constexpr):
-    """Sixteen packed vectors a program: each finds the item and the slot that belong in its place of the tile."""
+    """Sixteen packed vectors a program."""
     place = tl.program_id(0) * 16 + tl.arange(0, 16)
-    if IMAGES:  # row bits of a tile: s₁ iii s₀ iii
-        item = place // 256 * 64 + place // 16 % 8 * 8 + place % 8
-        slot = place // 128 % 2 * 2 + place // 8 % 2
-    else:  # column bits of a tile: iii s₁ ii s₀
-        item = place // 128 * 32 + place // 16 % 8 * 4 + place // 2 % 4
-        slot = place // 8 % 2 * 2 + place % 2
+    if IMAGES:
+        item, slot = row_order(place)
+    else:
+        item, slot = column_order(place)
     source = sets + (item.to(tl.int64) * 4 + slot)[:, None] * D
     target = packed + place.to(tl.int64)[:, None] * D
     for start in range(0, D, BLOCK):
@@ -332,8 +342,10 @@ def _split_4(x):
 
 
 @triton.jit
-def _tile_scores(products):
-    """256 × 128 cosines in packed order -> 64 × 32 scores. Every step is inside a thread: nothing is moved."""
+def tile_matched(products):
+    """256 × 128 cosines in packed order -> the four matched ones of 64 × 32 pairs (8, 8, 8, 4). Every step is inside a
+    thread: nothing is moved.
+    """
     x = tl.reshape(products, (2, 8, 2, 8, 8, 2, 4, 2))
     x = tl.permute(x, (1, 3, 4, 6, 0, 2, 5, 7))  # (image, image, caption, caption, slot bits of both)
     t0, t1, t2, t3 = _split_4(x)
@@ -345,7 +357,12 @@ def _tile_scores(products):
     r1 = (c10, c11, c12, c13)
     r2 = (c20, c21, c22, c23)
     r3 = (c30, c31, c32, c33)
-    c0, c1, c2, c3 = four(r0, r1, r2, r3, r0, r1, r2, r3)
+    return four(r0, r1, r2, r3, r0, r1, r2, r3)
+
+
+@triton.jit
+def _tile_scores(products):
+    c0, c1, c2, c3 = tile_matched(products)
     return tl.reshape(sum_exp(c0, c1, c2, c3) * 0.25 - 1.0, (64, 32))
 
 

@@ -106,10 +106,24 @@ def turned(x: Float[Tensor, "B N W"], length: Int[Tensor, " B"]) -> Float[Tensor
     return x.gather(1, (length[:, None] - 1 - place).clamp(min=0)[..., None].expand_as(x))
 
 
+def _kernels(name: str, x: Tensor) -> Any | None:
+    """A module of kernels, on a GPU with Triton. What is compiled or exported takes the lines in torch."""
+    return optional_module(name) if x.is_cuda and not torch.compiler.is_compiling() else None
+
+
 def _attention_kernels(keys: Tensor) -> Any | None:
-    """The kernels of slot attention, on a GPU with Triton. What is compiled or exported takes the lines in torch."""
-    here = keys.is_cuda and not torch.compiler.is_compiling()
-    return optional_module("maxmatch.model.triton_attention") if here else None
+    return _kernels("maxmatch.model.triton_attention", keys)
+
+
+def _norm_kernels(x: Tensor) -> Any | None:
+    kernels = _kernels("maxmatch.model.triton_norm", x)
+    return kernels if kernels is not None and kernels.can_norm(x) else None
+
+
+def _of_products(x: Tensor) -> torch.dtype:
+    """The precision in which a linear layer takes x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class Context(NamedTuple):
@@ -160,17 +174,24 @@ class SlotAttention(nn.Module):
         self, slots: Float[Tensor, "B K D"], context: Context
     ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
         """What each slot takes from the inputs, and the weights with which it does."""
+        taken, weights = self.take(slots, context)
+        return self.output(taken), weights
+
+    def take(
+        self, slots: Float[Tensor, "B K D"], context: Context
+    ) -> tuple[Float[Tensor, "B K hd"], Float[Tensor, "B h K N"]]:
+        """What each slot takes, its heads beside each other, before the output layer; and the weights."""
         queries = self._split(self.to_queries(slots))
         kernels = _attention_kernels(context.keys)
         if kernels is not None and kernels.can_attend(queries, context.keys):
             taken, weights = kernels.slot_attention(queries, *context, self.scale, _EPSILON)
-            return self.output(taken), weights
+            return taken, weights
         logits = queries @ context.keys.transpose(-1, -2) * self.scale
         share = logits.softmax(-2, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = share * context.mask[:, None, None]
         weights = share / (share.sum(-1, keepdim=True) + _EPSILON)
         taken = weights.to(context.values.dtype) @ context.values
-        return self.output(taken.transpose(1, 2).flatten(2)), weights
+        return taken.transpose(1, 2).flatten(2), weights
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
@@ -199,7 +220,9 @@ class AggregationBlock(nn.Module):
 
     def context(self, features: Features) -> Context:
         """What the slots look at. It does not depend on them."""
-        return self.attention.context(self.context_norm(features.local), features.mask, features.positions)
+        kernels, norm, local = _norm_kernels(features.local), self.context_norm, features.local
+        normed = norm(local) if kernels is None else kernels.add_norm(local, norm, _of_products(local))[1]
+        return self.attention.context(normed, features.mask, features.positions)
 
     def forward(
         self, slots: Float[Tensor, "B K D"], context: Context
@@ -251,9 +274,30 @@ class SlotHead(nn.Module):
         if self.training and self.slot_noise:
             slots = slots + self.slot_noise * torch.randn_like(slots)
         context = self.block.context(features)
+        kernels = _norm_kernels(slots)
+        if kernels is not None and slots.dtype == torch.float32:
+            return self._residual_by_kernels(slots, context, kernels)
         for _ in range(self.depth):
             slots, weights = self.block(slots, context)
         return self.residual_norm(slots), weights.mean(1)
+
+    def _residual_by_kernels(self, slots: Tensor, context: Context, kernels: Any) -> tuple[Tensor, Tensor]:
+        """The same, with one kernel for each x + layer(h) and the norm of it, and one for GELU and its dropout."""
+        block, precision = self.block, _of_products(slots)
+        layers: Any = (*block.attention.output, *block.feedforward)
+        project, drop_taken, norm, widen, _, drop_hidden, narrow = layers
+        p, q = (drop.p if drop.training else 0.0 for drop in (drop_taken, drop_hidden))
+        seeds = kernels.seeds(self.depth, slots.device) if p or q else [(None, None)] * self.depth
+        slots, normed = kernels.add_norm(slots, block.query_norm, precision)
+        for step, (seed, other) in enumerate(seeds):
+            taken, weights = block.attention.take(normed, context)
+            taken = linear(taken, project.weight)
+            slots, normed = kernels.add_norm(slots, norm, precision, taken, project.bias, p, seed)
+            hidden = kernels.gelu_dropout(linear(normed, widen.weight), widen.bias, q, other)
+            last = step == self.depth - 1
+            following, kind = (self.residual_norm, slots.dtype) if last else (block.query_norm, precision)
+            slots, normed = kernels.add_norm(slots, following, kind, linear(hidden, narrow.weight), narrow.bias)
+        return normed, weights.mean(1)
 
     @torch.no_grad()
     def reorder(self, order: Sequence[int]) -> None:

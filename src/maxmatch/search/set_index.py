@@ -47,6 +47,8 @@ from maxmatch.search.verify import Verification, measure
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from maxmatch.search.on_device import ItemsOnDevice
+
 _SCAN_BELOW = 10_000
 _SHOWN = 64  # items whose keys an error names
 _TUNED_WITH = 100  # items
@@ -65,6 +67,7 @@ class SetIndex:
         folder: where it is.
         manifest: what its index.json holds.
         engine: what stores its items.
+        device: where to keep all items for searching, as in `open`; None: they are not kept.
 
     Examples:
         >>> import torch
@@ -79,10 +82,12 @@ class SetIndex:
         >>> index.close()
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, engine: Engine, device: str | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
         self.engine = engine
+        self.device = device
+        self._on_device = None if device is None else _items_on(device, folder, engine, manifest)
         self._last_added = 0
         self._warned: set[str] = set()
         self._seen: set[Condition] = set()
@@ -162,11 +167,14 @@ class SetIndex:
         return cls(folder, manifest, opened)
 
     @classmethod
-    def open(cls, folder: str | Path) -> "SetIndex":
+    def open(cls, folder: str | Path, device: str | None = None) -> "SetIndex":
         """Open the index in a folder.
 
         Args:
             folder: where `create` made it.
+            device: keep all items in the memory of a device, as "cuda", and score all of them in every search there.
+                On a GPU they are float16; they are read again after they have changed. "cpu" keeps them in memory.
+                None: the engine searches.
 
         Returns:
             The index; a context manager that closes it.
@@ -180,11 +188,11 @@ class SetIndex:
         """
         folder = Path(folder).expanduser().resolve()
         manifest = read_manifest(folder)
-        return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)))
+        return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)), device)
 
-    def __reduce__(self) -> tuple[Callable[[Path], "SetIndex"], tuple[Path]]:
+    def __reduce__(self) -> tuple[Callable[[Path, str | None], "SetIndex"], tuple[Path, str | None]]:
         """Pickled as its folder, which the other process opens for itself."""
-        return type(self).open, (self.folder,)
+        return type(self).open, (self.folder, self.device)
 
     def __len__(self) -> int:
         return self.engine.count()
@@ -203,6 +211,7 @@ class SetIndex:
             >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
             >>> index.close()
         """
+        self._on_device = None
         self.engine.close()
 
     def add(
@@ -312,7 +321,8 @@ class SetIndex:
     ) -> list[list[Hit]]:
         """The best items for each query, best first.
 
-        Unless every item is scored, the engine proposes candidates, which are then scored exactly.
+        Unless every item is scored, the engine proposes candidates, which are then scored exactly. An index that was
+        opened on a device scores every item there.
 
         Args:
             sets: the queries' sets (n, K, D), unit vectors: a tensor or an array. In an index of sets of any size also
@@ -321,7 +331,7 @@ class SetIndex:
             where: only items that pass this filter over their metadata: an expression such as "year >= 2024", a
                 mapping of names to values, or a condition of `maxmatch.search.filters`. ValueError where no item has
                 a key, or has it with values of another type only; a condition is taken as it is.
-            exact: score every item, as `maxmatch.top_hits` does.
+            exact: score every item, as `maxmatch.top_hits` does, as it is stored.
             candidates: how many items the engine proposes per query; None: as last measured by `verify`.
             effort: how thoroughly the engine looks for them; None: as last measured.
             model: what made the queries' sets; refused if it is not the index's model. None: not checked.
@@ -354,7 +364,10 @@ class SetIndex:
         chosen = settings_for(tuning, k, candidates, effort, in_memory)
         if len(queries) == 0:
             return []
-        if isinstance(queries, RaggedArray) or exact or self._must_scan(queries.shape[1], condition):
+        held = self._on_device
+        if held is not None and not exact and isinstance(queries, np.ndarray) and queries.shape[1] == held.set_size:
+            best = held.best(queries, k, condition)
+        elif isinstance(queries, RaggedArray) or exact or self._must_scan(queries.shape[1], condition):
             best = scan(self.engine, queries, k, condition, self.manifest)
         else:
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
@@ -621,6 +634,12 @@ class SetIndex:
             return True
         # Of few items that pass, an index over all of them finds hardly any.
         return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
+
+
+def _items_on(device: str, folder: Path, engine: Engine, manifest: Manifest) -> "ItemsOnDevice":
+    from maxmatch.search.on_device import ItemsOnDevice
+
+    return ItemsOnDevice(folder, engine, manifest, device)
 
 
 def _place(folder: Path, manifest: Manifest) -> Location:

@@ -1,0 +1,109 @@
+"""An index whose items are kept on a device finds what an exact search of the stored items finds."""
+
+import pickle
+import sys
+from itertools import chain
+
+import pytest
+import torch
+from made_sets import unit_sets
+
+from maxmatch import SetIndex
+from maxmatch.matching import scoring
+from maxmatch.search import on_device
+
+QUERIES = unit_sets(5, 4, 32, seed=1)
+
+
+def fill(folder, sets, **options):
+    with SetIndex.create(folder, dim=sets.shape[2], set_size=sets.shape[1], **options) as index:
+        names = [f"item {place}" for place in range(len(sets))]
+        index.add(names, sets, [{"n": place, "even": place % 2 == 0} for place in range(len(sets))])
+    return folder
+
+
+def check_alike(index, k=10, where=None, tolerance=1e-6):
+    """Ids, scores, matches and metadata are those of an exact search."""
+    found, expected = index.search(QUERIES, k, where), index.search(QUERIES, k, where, exact=True)
+    assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
+    for ours, wanted in zip(chain(*found), chain(*expected), strict=True):
+        assert ours.score == pytest.approx(wanted.score, abs=tolerance)
+        assert [match[:2] for match in ours.matches] == [match[:2] for match in wanted.matches]
+        assert ours.metadata == wanted.metadata
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_hits_are_those_of_an_exact_search_with_filters_too(tmp_path, dtype):
+    folder = fill(tmp_path / "index", unit_sets(300, 4, 32), dtype=dtype)
+    with SetIndex.open(folder, device="cpu") as index:
+        assert len(check_alike(index)[0]) == 10
+        for _ in range(2):  # the second time the filter is known
+            assert all(hit.metadata["even"] for hit in check_alike(index, 7, "even = true AND n < 200")[0])
+        assert len(check_alike(index, 50, "n < 20")[0]) == 20
+        assert len(check_alike(index, 400)[0]) == 300
+
+
+def test_what_is_written_by_this_index_or_another_is_found_at_the_next_search(tmp_path):
+    folder = fill(tmp_path / "index", unit_sets(30, 4, 32))
+    with SetIndex.open(folder, device="cpu") as index, SetIndex.open(folder) as other:
+        index.add(["query 0"], QUERIES[:1])
+        assert check_alike(index)[0][0].id == "query 0"
+        other.upsert(["item 3", "query 0"], QUERIES[[1, 2]], [{"n": -1, "even": False}] * 2)
+        found = check_alike(index, where="n < 15")
+        assert (found[1][0].id, found[2][0].id) == ("item 3", "query 0")
+        other.remove(["item 3", "item 7"])
+        assert len(check_alike(index, 40)[0]) == 29
+
+
+def test_equal_scores_come_in_the_order_in_which_items_were_added(tmp_path):
+    folder = fill(tmp_path / "index", unit_sets(1, 4, 32).repeat(40, 1, 1))
+    with SetIndex.open(folder, device="cpu") as index:
+        index.upsert(["item 2"], unit_sets(1, 4, 32), [{"n": 2, "even": True}])  # added anew
+        expected = [f"item {place}" for place in range(40) if place != 2]
+        assert [hit.id for hit in check_alike(index, 40)[0]] == [*expected, "item 2"]
+
+
+def test_an_empty_index_and_queries_of_another_size(tmp_path):
+    with SetIndex.create(tmp_path / "empty", dim=32, set_size=4):
+        pass
+    with SetIndex.open(tmp_path / "empty", device="cpu") as index:
+        assert index.search(QUERIES) == [[]] * 5
+        index.add(["a"], QUERIES[:1])
+        assert index.search(QUERIES[:, :2])[0][0].id == "a"
+
+
+def test_another_process_opens_it_on_the_same_device(tmp_path):
+    with SetIndex.open(fill(tmp_path / "index", unit_sets(9, 4, 32)), device="cpu") as index:
+        copy = pickle.loads(pickle.dumps(index))
+        assert copy.device == "cpu"
+        check_alike(copy, 3)
+
+
+def test_what_cannot_be_kept_on_a_device_is_refused(tmp_path, monkeypatch):
+    with SetIndex.create(tmp_path / "any", dim=8, set_size=None):
+        pass
+    with pytest.raises(ValueError, match="sets of any size"):
+        SetIndex.open(tmp_path / "any", device="cpu")
+    folder = fill(tmp_path / "index", unit_sets(9, 4, 32))
+    with pytest.raises(ValueError, match=r"^device: expected cpu"):
+        SetIndex.open(folder, device="attic")
+    monkeypatch.setattr(on_device, "chosen_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    with pytest.raises(ValueError, match=r"9 items take .* and cuda has"):
+        SetIndex.open(folder, device="cuda")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux only")
+def test_the_kernel_of_a_gpu_finds_the_same(tmp_path, monkeypatch):
+    from maxmatch.matching import triton_scan
+
+    monkeypatch.setattr(scoring, "scans_for", lambda _: triton_scan)
+    folder = fill(tmp_path / "index", unit_sets(100, 4, 32), dtype="float16")
+    with SetIndex.open(folder, device="cpu") as index:
+        found = index.search(QUERIES, 3)
+        expected = index.search(QUERIES, 3, exact=True)
+    assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
+    assert found[0][0].score == pytest.approx(expected[0][0].score, abs=1e-6)
