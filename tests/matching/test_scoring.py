@@ -189,7 +189,11 @@ def test_of_equal_items_against_a_few_rows_the_first_come_first(k: int) -> None:
     kinds = axis_sets(11, 20, 4, 30)
     gallery = kinds[torch.randint(0, 20, (300,), generator=torch.Generator().manual_seed(2))]
     for max_memory in (TINY, 2**30):
-        assert_hits(top_hits(kinds[:3], gallery, k, max_memory=max_memory), score_matrix(kinds[:3], gallery), k)
+        matrix = score_matrix(kinds[:3], gallery)
+        assert_hits(top_hits(kinds[:3], gallery, k, max_memory=max_memory), matrix, k)
+        keep = torch.arange(300) % 3 > 0
+        hits = top_hits(kinds[:3], gallery, k, max_memory=max_memory, keep=keep)
+        assert_hits(hits, matrix.masked_fill(~keep, -torch.inf), k)
 
 
 @few_and_many
