@@ -663,7 +663,7 @@ def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_pa
     assert all(doses[name] == {(0, 0.05), (0.001, 0.01), (0.01, 0.05), (0.1, 0.05)} for name in doses)
 
 
-@pytest.mark.parametrize("name", ["hypotheses", "referee", "referee_flickr8k"])
+@pytest.mark.parametrize("name", ["finalists", "hypotheses", "referee", "referee_flickr8k"])
 def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     study = load_study(name)
     assert study.main == "rsum"
@@ -685,7 +685,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     ],
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):
-    assert list(studies()) == ["dose", "hypotheses", "referee", "referee_flickr8k"]
+    assert list(studies()) == ["dose", "finalists", "hypotheses", "referee", "referee_flickr8k"]
     assert is_study(name)
     assert not is_study("ablation")
     study = load_study(name)
@@ -723,6 +723,34 @@ def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_th
         load_study(str(tmp_path / "mine.yaml"))
     (tmp_path / "mine.yaml").write_text("extends: nowhere\n")
     with pytest.raises(RecipeError, match=r"mine.yaml:1: extends: nowhere: no such file"):
+        load_study(str(tmp_path / "mine.yaml"))
+
+
+def test_a_study_may_have_some_methods_of_another_only_and_their_models_are_the_same(tmp_path):
+    finalists, referee = load_study("finalists"), load_study("referee")
+    assert set(finalists.methods) < set(referee.methods)
+    assert {*finalists.goal.ours, *finalists.goal.rivals} <= set(finalists.methods)
+    title = finalists.reference
+    plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (finalists, referee)]
+    many, few = (plan.finals(title, ()) for plan in plans)
+    assert [job.folder for job in many[:3]] == [job.folder for job in few]
+    assert len(many) == 8
+    tried, same = (plan.trials(title) for plan in plans)
+    assert [trial.job.folder for trial in tried] == [trial.job.folder for trial in same]
+
+
+@pytest.mark.parametrize(
+    ("only", "problem"),
+    [
+        ("[MaxMatch, none]", r"mine.yaml:2: only: expected methods \(.*MIL.*\), got 'none'"),
+        ("[MaxMatch]", "mine.yaml:2: only"),
+        ("MIL", "mine.yaml:2: only"),
+    ],
+)
+def test_only_names_at_least_two_methods_of_the_study(tmp_path, only, problem):
+    written(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"extends: small.yaml\nonly: {only}\n")
+    with pytest.raises(RecipeError, match=problem):
         load_study(str(tmp_path / "mine.yaml"))
 
 
