@@ -1,15 +1,19 @@
-"""Compare set similarities with a bare matrix product: `make bench`, or name parts (cpu, equality, gpu, growth)."""
+"""Compare set similarities with a bare matrix product: `make bench`, or name parts.
+
+Parts: cpu (search is a part of it), equality, gpu, growth.
+"""
 
 import resource
 import statistics
 import sys
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.reference import assert_equal, paper_listing, random_sets, scipy_scores
-from benchmarks.timing import Row, describe_machine, print_rows, rows_against, time_each
+from benchmarks.timing import Row, Work, describe_machine, print_rows, rows_against, time_each
 from maxmatch import score_matrix, similarity, top_hits
 from maxmatch.evaluation.ranking import ranks_both_ways
 
@@ -19,7 +23,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def cpu() -> None:
-    """Two cores: all pairs, and one query."""
+    """Two cores: all pairs, and a few queries."""
     images, captions, size, width = 2000, 10_000, 4, 1024
     a, b = random_sets(images, size, width, 1), random_sets(captions, size, width, 2)
     begin = time.perf_counter()
@@ -36,14 +40,36 @@ def cpu() -> None:
     rows += _slow_ways(a, b, per_pair)
     print_rows(f"CPU, {images:,} × {captions:,} sets, K={size}, D={width}, float32", rows)
 
-    gallery, query = random_sets(100_000, size, 256, 3), random_sets(1, size, 256, 4)
-    hits = top_hits(query, gallery, 10)
-    best = similarity.maxmatch(query, gallery)[0].topk(10)
-    assert_equal(hits.scores[0], best.values, 1e-6, "top_hits")
-    one = {"top_hits of one query": (lambda: top_hits(query, gallery, 10), 3.0)}
-    print_rows(
-        "CPU, 1 × 100,000 sets, K=4, D=256", rows_against(gallery.sum, one, "reading the gallery once (sum)", 15)
-    )
+    a, b = a[:1000], b[:5000]
+    out = torch.empty(len(a) * size, len(b) * size)
+    rows = rows_against(lambda: _product(a, b, out), ours, "bare product", 9)
+    print_rows(f"CPU, {len(a):,} × {len(b):,} sets, K={size}, D={width}, float32", rows)
+    search()
+
+
+def search() -> None:
+    """A few queries against many sets, beside reading these once."""
+    for size, width, items, queries in (
+        *((4, 256, 100_000, queries) for queries in (1, 4, 16)),
+        (2, 256, 200_000, 1),
+        (8, 256, 50_000, 2),
+    ):
+        gallery, query = random_sets(items, size, width, 3), random_sets(queries, size, width, 4)
+        for dtype in (torch.float32, torch.float16):
+            stored = gallery.to(dtype)
+            hits = top_hits(query, stored, 10)
+            best = similarity.maxmatch(query, stored.float()).topk(10)
+            assert_equal(hits.scores, best.values, 2e-6, "top_hits")
+            found = stored[hits.indices[0]]
+            assert_equal(hits.scores[:1], scipy_scores(query[:1], found), 2e-6, "top_hits and SciPy")
+            words, few = stored.view(torch.float32), query.view(-1, width)
+            out = torch.empty(items * size, len(few))
+            goal = 1.5 if queries == 1 and dtype == torch.float32 else None  # otherwise the product takes longer
+            named: dict[str, tuple[Work, float | None]] = {"top_hits(10)": (partial(top_hits, query, stored, 10), goal)}
+            if dtype == torch.float32:
+                named["bare product"] = (partial(_product, stored, few[None], out), None)
+            heading = f"CPU, {queries} × {items:,} sets, K={size}, D={width}, {dtype}".replace("torch.", "")
+            print_rows(heading, rows_against(words.sum, named, "reading the gallery once (sum)", 25, pause=0.02))
 
 
 def _slow_ways(a: Tensor, b: Tensor, product_ms_per_pair: float) -> list[Row]:
@@ -214,9 +240,10 @@ def growth() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"cpu": cpu, "equality": equality, "gpu": gpu, "growth": growth}
-    on_gpu = ("equality", "gpu")
-    chosen = sys.argv[1:] or [name for name in parts if name not in on_gpu or torch.cuda.is_available()]
+    parts = {"cpu": cpu, "search": search, "equality": equality, "gpu": gpu, "growth": growth}
+    on_gpu, within = ("equality", "gpu"), ("search",)  # a part of cpu
+    usual = [name for name in parts if name not in on_gpu or torch.cuda.is_available()]
+    chosen = sys.argv[1:] or [name for name in usual if name not in within]
     print(describe_machine())
     for name in chosen:
         parts[name]()

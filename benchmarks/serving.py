@@ -123,7 +123,7 @@ async def ask(
 ) -> tuple[int, list[Any]]:
     """The status and the hits. By hand: a library's client would take as much of the two cores as the server."""
     reader, writer = streams
-    path = f"/api/v1/search?{urlencode({'q': text, 'k': 20})}"
+    path = f"/api/v1/search?{urlencode({'q': text, 'k': 20, 'all': 1})}"
     writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     body = await reader.readexactly(int(head.split("content-length:")[1].split()[0]))

@@ -4,6 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -35,13 +36,17 @@ def describe_machine() -> str:
     return ", ".join(parts)
 
 
-def time_each(works: list[Work], repeats: int = 7) -> list[list[float]]:
-    """Milliseconds of each function, interleaved so that a slow moment of the machine affects all of them."""
+def time_each(works: list[Work], repeats: int = 7, pause: float = 0) -> list[list[float]]:
+    """Milliseconds of each function, interleaved so that a slow moment of the machine affects all of them.
+
+    pause: seconds before each. For milliseconds after an operation torch's threads spin, and keep a core from the next.
+    """
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for work, measured in zip(works, times, strict=True):
+            time.sleep(pause)
             measured.append(_one(work))
     return times
 
@@ -61,13 +66,16 @@ def _one(work: Work) -> float:
 
 
 def rows_against(
-    baseline: Work, named: Mapping[str, tuple[Work, float | None]], title: str, repeats: int = 7
+    baseline: Work, named: Mapping[str, tuple[Work, float | None]], title: str, repeats: int = 7, pause: float = 0
 ) -> list[Row]:
-    """One row for the baseline and one per function: its best run, since a busy machine only adds time."""
-    base, *others = time_each([baseline, *(work for work, _ in named.values())], repeats)
+    """One row for the baseline and one per function: its best run, since a busy machine only adds time. Its note has
+    the ratio of the medians.
+    """
+    base, *others = time_each([baseline, *(work for work, _ in named.values())], repeats, pause)
     rows = [Row(title, min(base), 1.0)]
     for (what, (_, goal)), times in zip(named.items(), others, strict=True):
-        rows.append(Row(what, min(times), min(times) / min(base), goal))
+        note = f"medians {median(times) / median(base):.2f}×"
+        rows.append(Row(what, min(times), min(times) / min(base), goal, note))
     return rows
 
 

@@ -1,6 +1,7 @@
 """`maxmatch reproduce` from end to end: tiny models are trained in this process; killed, it resumes."""
 
 import json
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -108,6 +109,17 @@ def test_a_killed_sweep_resumes_and_gives_the_same(killed, uninterrupted, data, 
     assert {name: after[name] for name in before} == before  # seconds and all: not done again
     assert figures(out) == figures(uninterrupted[0])
     assert (out / "elements.md").read_text() == (uninterrupted[0] / "elements.md").read_text()
+
+
+def test_without_jobs_the_table_shows_what_is_done(uninterrupted, data, tmp_path, capsys):
+    out = shutil.copytree(uninterrupted[0], tmp_path / "out")
+    removed = next((out / "cells").glob("mil*"))
+    shutil.rmtree(removed)
+    code, printed, err = run(capsys, *arguments(data, out, "elements"), "--jobs", "0")
+    assert code == 0
+    assert "MIL: not trained yet" in printed
+    assert "1 of 3 models are not trained yet" in err
+    assert not removed.exists()
 
 
 def test_interrupted_it_reports_how_to_resume_and_exits_130(data, tmp_path, capsys, monkeypatch):

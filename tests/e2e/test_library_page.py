@@ -80,7 +80,7 @@ def places(page):
     return page.evaluate("[...document.querySelectorAll('#results li.tile')].map((tile) => Number(tile.dataset.place))")
 
 
-@pytest.mark.parametrize("address", ["/", "/?q=a+dog"])
+@pytest.mark.parametrize("address", ["/", pytest.param("/?q=a+dog", marks=pytest.mark.slow)])
 def test_scrolling_reaches_the_last_photo_with_few_tiles_on_the_page(open_page, address):
     page = open_page(address)
     first = tiles(page).first.get_attribute("data-key")

@@ -140,28 +140,60 @@ def test_blocks_change_no_score(block: int, dtype: torch.dtype, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("path", ["compiled"], indirect=True)
-def test_compiled_code_is_used_for_sets_of_four_in_at_most_single_precision(
+def test_compiled_code_is_used_for_sets_of_up_to_eight_in_at_most_single_precision(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[int] = []
-    original = numba_backend.matched_cosines
+    calls: list[str] = []
 
-    def counted(*arguments: object) -> None:
-        calls.append(1)
-        original(*arguments)
+    def counted(name: str) -> None:
+        original = getattr(numba_backend, name)
+        monkeypatch.setattr(numba_backend, name, lambda *given: calls.append(name) or original(*given))
 
-    monkeypatch.setattr(numba_backend, "matched_cosines", counted)
-    for rows, columns in ((A, B), (A.half(), B.half()), (A, B.half()), (A[:1], B.half())):
+    counted("plane_scores")
+    counted("few_scores")
+    for rows, columns in ((A, B), (A.half(), B.half()), (A, B.half()), (A[:, :3], B[:, :3])):
         score_matrix(rows, columns)
-        assert calls
+        assert set(calls) == {"plane_scores"}
         calls.clear()
-    score_matrix(A[:, :3], B[:, :3])
+    for rows, columns in ((A[:1], B.half()), (FEW, MANY), (FEW[:, :3], MANY[:, :3]), (FEW.half(), MANY.bfloat16())):
+        score_matrix(rows, columns)
+        assert set(calls) == {"few_scores"}
+        calls.clear()
     score_matrix(A[:, :3], B)
     score_matrix(A, B, a_mask=A_MASK)
     score_matrix(A, B, "mil")
     score_matrix(A, B, similarity.maxmatch)
     score_matrix(A, B.double())
+    score_matrix(random_sets(7, 20, 9, 16), random_sets(8, 20, 9, 16))
     assert not calls
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize(("rows", "columns", "width"), [(3, 41, 67), (20, 23, 12)])
+def test_sets_of_every_size_and_layout_are_searched(size: int, rows: int, columns: int, width: int) -> None:
+    a, b = random_sets(9, rows, size, width), random_sets(10, columns, size, width)
+    whole = reference.scores("maxmatch", a, b)
+    spread = torch.full((columns, size + 2, 2 * width), torch.nan)
+    spread[:, 1:-1, ::2] = b
+    for some in (b, b.numpy(), spread[:, 1:-1, ::2], b.transpose(0, 1).contiguous().transpose(0, 1)):
+        close(score_matrix(a, some).double(), whole)
+        hits = top_hits(a, some, 5)
+        close(hits.scores.double(), whole.topk(5).values)
+        close(whole.gather(1, hits.indices), hits.scores.double())
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("k", [1, 4, 19, 20, 50])
+def test_of_equal_items_against_a_few_rows_the_first_come_first(k: int) -> None:
+    kinds = axis_sets(11, 20, 4, 30)
+    gallery = kinds[torch.randint(0, 20, (300,), generator=torch.Generator().manual_seed(2))]
+    for max_memory in (TINY, 2**30):
+        matrix = score_matrix(kinds[:3], gallery)
+        assert_hits(top_hits(kinds[:3], gallery, k, max_memory=max_memory), matrix, k)
+        keep = torch.arange(300) % 3 > 0
+        hits = top_hits(kinds[:3], gallery, k, max_memory=max_memory, keep=keep)
+        assert_hits(hits, matrix.masked_fill(~keep, -torch.inf), k)
 
 
 @few_and_many

@@ -267,6 +267,7 @@ def test_an_index_scans_and_finds_what_all_scores_say(tmp_path):
         SetIndex.create(tmp_path / "other", dim=D, set_size=4, similarity="csd")
 
 
+@pytest.mark.slow  # the export of other heads is not
 def test_a_tower_is_exported_to_onnx(tmp_path):
     model = gaussian_model().eval()
     jaxtyping_config.update("jaxtyping_disable", True)

@@ -1,5 +1,6 @@
 import json
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from maxmatch.model.text import (
     TextTruncated,
     encode,
     fingerprint,
+    frequent_words,
     known_words,
     load_tokenizer,
+    split_into_words,
     train_wordpiece_tokenizer,
     word_tokenizer,
     wordpiece_tokenizer,
@@ -31,6 +34,13 @@ def test_special_words_come_first_and_frequent_words_next():
     vocabulary = word_tokenizer(CAPTIONS, min_count=1).get_vocab()
     assert [vocabulary[word] for word in ("<pad>", "<start>", "<end>", "<unk>", "<mask>")] == [0, 1, 2, 3, 4]
     assert [vocabulary[word] for word in ("dog", "a")] == [5, 6]
+
+
+def test_frequent_words_are_those_of_the_captions_divided_one_by_one():
+    captions = [*CAPTIONS, "Dog  dog\tdog's\nT-shirt", " e\u0301 \u00e9 \u0301 DON\u2019T don't", "", "a b\u00a0c ,d,e"]
+    counts = Counter(word for words in split_into_words(captions) for word in words)
+    expected = sorted((word for word in counts if counts[word] >= 2), key=lambda word: (-counts[word], word))
+    assert frequent_words(captions, 2) == expected
 
 
 @pytest.mark.parametrize(("count", "kept"), [(3, False), (4, True)])

@@ -66,8 +66,8 @@ def place(tmp_path_factory):
     return folder
 
 
-def run(place, out, study="small.yaml", **more):
-    return reproduce(str(place / study), str(place / "data"), out=out, jobs=1, device="cpu", **more)
+def run(place, out, study="small.yaml", jobs=1, **more):
+    return reproduce(str(place / study), str(place / "data"), out=out, jobs=jobs, device="cpu", **more)
 
 
 def plan_of(place, out, study="small.yaml"):
@@ -420,6 +420,20 @@ def test_interrupted_in_the_tuning_nothing_is_frozen_and_the_same_command_resume
     assert len(tuning_only(made_up.started)) == 3 * TRIALS - 2
 
 
+def test_without_jobs_the_tables_show_what_is_done(place, tmp_path, made_up):
+    title = next(iter(STUDY["methods"]))
+    plan = plan_of(place, tmp_path)
+    for trial in plan.trials(title):
+        finish(trial.job, search_of(0.5, 0), "set_aside")
+    said = []
+    found = run(place, tmp_path, jobs=0, say=said.append).targets[0]
+    assert not made_up.started
+    assert plan.read_chosen().keys() == {title}
+    shown = {row["method"]: row["rsum"] for row in found.table.rows}
+    assert shown == {one: "not trained yet" if one == title else "not trained" for one in STUDY["methods"]}
+    assert any("not started" in line for line in said)
+
+
 def test_finals_of_an_older_version_open_and_are_marked_as_not_measured(place, tmp_path, made_up):
     run(place, tmp_path)
     plan = plan_of(place, tmp_path)
@@ -663,7 +677,7 @@ def test_the_dose_of_the_contrastive_term_is_the_same_for_each_similarity(tmp_pa
     assert all(doses[name] == {(0, 0.05), (0.001, 0.01), (0.01, 0.05), (0.1, 0.05)} for name in doses)
 
 
-@pytest.mark.parametrize("name", ["hypotheses", "referee", "referee_flickr8k"])
+@pytest.mark.parametrize("name", ["finalists", "hypotheses", "referee", "referee_flickr8k"])
 def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     study = load_study(name)
     assert study.main == "rsum"
@@ -685,7 +699,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
     ],
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):
-    assert list(studies()) == ["dose", "hypotheses", "referee", "referee_flickr8k"]
+    assert list(studies()) == ["dose", "finalists", "hypotheses", "referee", "referee_flickr8k"]
     assert is_study(name)
     assert not is_study("ablation")
     study = load_study(name)
@@ -723,6 +737,34 @@ def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_th
         load_study(str(tmp_path / "mine.yaml"))
     (tmp_path / "mine.yaml").write_text("extends: nowhere\n")
     with pytest.raises(RecipeError, match=r"mine.yaml:1: extends: nowhere: no such file"):
+        load_study(str(tmp_path / "mine.yaml"))
+
+
+def test_a_study_may_have_some_methods_of_another_only_and_their_models_are_the_same(tmp_path):
+    finalists, referee = load_study("finalists"), load_study("referee")
+    assert set(finalists.methods) < set(referee.methods)
+    assert {*finalists.goal.ours, *finalists.goal.rivals} <= set(finalists.methods)
+    title = finalists.reference
+    plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (finalists, referee)]
+    many, few = (plan.finals(title, ()) for plan in plans)
+    assert [job.folder for job in many[:3]] == [job.folder for job in few]
+    assert len(many) == 8
+    tried, same = (plan.trials(title) for plan in plans)
+    assert [trial.job.folder for trial in tried] == [trial.job.folder for trial in same]
+
+
+@pytest.mark.parametrize(
+    ("only", "problem"),
+    [
+        ("[MaxMatch, none]", r"mine.yaml:2: only: expected methods \(.*MIL.*\), got 'none'"),
+        ("[MaxMatch]", "mine.yaml:2: only"),
+        ("MIL", "mine.yaml:2: only"),
+    ],
+)
+def test_only_names_at_least_two_methods_of_the_study(tmp_path, only, problem):
+    written(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"extends: small.yaml\nonly: {only}\n")
+    with pytest.raises(RecipeError, match=problem):
         load_study(str(tmp_path / "mine.yaml"))
 
 

@@ -24,6 +24,7 @@ from maxmatch.reproduce import worker
 from maxmatch.reproduce.targets import ensemble, single
 from maxmatch.reproduce.worker import (
     LOG,
+    NOT_YET,
     alone,
     data_of,
     end_with_the_parent,
@@ -188,6 +189,14 @@ def test_all_are_done_in_order_and_reported_and_not_done_again(jobs, programs):
     assert sorted(reported) == sorted(job.folder for job in jobs)
     assert all(outcome.again for outcome in run(jobs))
     assert len(programs["started"]) == 3
+
+
+def test_with_none_at_once_nothing_is_started_and_what_is_done_is_told(jobs, programs):
+    jobs[1].finish({"figures": {"rsum": 7.0}})
+    outcomes = run(jobs, at_once=0)
+    assert not programs["started"]
+    assert [outcome.failure for outcome in outcomes] == [NOT_YET, "", NOT_YET, NOT_YET]
+    assert outcomes[1].result["figures"]["rsum"] == 7.0
 
 
 def test_no_more_than_so_many_run_at_once(jobs, programs):

@@ -289,8 +289,8 @@ def _compiled() -> Finding:
     places = [Path(given)] if given else [beside, user_cache() / "numba"]
     for place in places:
         if _writable(place):
-            done = any(place.rglob("numba_backend._match_rows*.nbc")) if place.is_dir() else False
-            what = "the matching is compiled" if done else "compiled at the first large job, in two seconds"
+            done = any(place.rglob("numba_backend._four_rows*.nbc")) if place.is_dir() else False
+            what = "the matching is compiled" if done else "compiled at the first large job, in four seconds"
             return Finding("numba cache", "ok", f"{place}: {what}")
     cure = "Set NUMBA_CACHE_DIR to a folder that can."
     return Finding("numba cache", "note", f"{places[-1]}: cannot be written to: large jobs on the CPU are slow.", cure)

@@ -42,7 +42,11 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shows that everything works.")] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Models trained at the same time. Default: one per core; on a GPU 1.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Models trained at the same time. Default: one per core; on a GPU 1. 0: none, show what is done.",
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     split: Annotated[str | None, typer.Option(help="To measure on. Default: the recipe's (test), else val.")] = None,
@@ -136,6 +140,8 @@ def reproduce(
     for one in made:
         if one.table is not None and one.files:
             say(f"written to {', '.join(map(str, one.files))}")
-    if failed:
+    if jobs == 0:
+        say(f"{failed} of {models} models are not trained yet")
+    elif failed:
         say(f"{failed} of {models} models failed; the same command tries them again")
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ from maxmatch.core.array_checks import NotFiniteError, check_set_size, check_set
 
 _UNIT_TOLERANCE = 1e-2  # rounding a unit vector to bfloat16 moves its norm by a few thousandths
 _SAMPLE = 64
+_ONE_THREAD = 2**15 - 1  # numbers: torch shares out work on more, and its threads spin for milliseconds after it
 
 Array = Tensor | np.ndarray
 
@@ -128,7 +129,10 @@ def some_norms(sets: Array, mask: Tensor | None) -> Tensor:
     sample = as_tensor(sets[::step]).detach()
     if sample.dtype not in (torch.float16, torch.bfloat16):
         sample = sample.float()
-    norms: Tensor = torch.linalg.vector_norm(sample, dim=-1, dtype=torch.float32)
+    piece = len(sample) if sample.is_cuda else _ONE_THREAD // math.prod(sample.shape[1:])
+    pieces = torch.split(sample, max(1, piece))
+    found = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in pieces]
+    norms = found[0] if len(found) == 1 else torch.cat(found)
     return norms if mask is None else norms.masked_fill(~mask[::step].to(norms.device), 1.0)
 
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -67,60 +67,56 @@ def _slot_major(sets: Tensor) -> Tensor:
     return sets.transpose(0, 1).reshape(-1, sets.shape[2])
 
 
-def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor) -> Scorer:
+def compiled_scorer(compiled: Any, pool: ThreadPoolExecutor, size: int) -> Scorer:
     """The CPU's: a product in planes, and compiled code for the matching."""
     space: dict[str, Tensor] = {}  # one for all tiles: touching fresh memory costs more than the matching
 
     def reuse(name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
+        numbers = math.prod(shape)
         if name not in space:
-            space[name] = torch.empty(size)  # the first tile is the largest
-        return space[name][:size].view(shape)
+            space[name] = torch.empty(numbers)  # the first tile is the largest
+        return space[name][:numbers].view(shape)
 
     def pack_rows(sets: Tensor) -> tuple[Tensor, Tensor]:
         vectors = _slot_major(sets.float())
         return vectors, vectors.sum()
 
     def pack_columns(sets: Tensor) -> tuple[Tensor, Tensor]:
-        count, size, width = sets.shape
+        count, _, width = sets.shape
         vectors = reuse("columns", size, count, width).copy_(sets.transpose(0, 1)).view(-1, width)
         return vectors, vectors.sum()
 
     def score(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, rows: slice, columns: slice) -> Tensor:
         (x, x_sum), (y, y_sum), (height, width) = a, b, out.shape
-        product = torch.mm(x, y.T, out=reuse("product", 4 * height, 4 * width))
-        matched = reuse("matched", 4, height, width)
-        return x_sum + y_sum + compiled_scores(compiled, pool, product.view(4, height, 4, width), out, matched)
+        product = torch.mm(x, y.T, out=reuse("product", size * height, size * width))
+        total: float = compiled.plane_scores(product.view(size, height, size, width), out, pool)
+        return x_sum + y_sum + total
 
-    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=20 * 4, best_tile=(1024, 1024))
+    return Scorer(pack_rows, pack_columns, score, bytes_per_pair=4 * size**2, best_tile=(1024, 1024))
 
 
-def few_scorer(scores: Callable[[Tensor, Tensor], object], size: int, best_tile: tuple[int, int]) -> Scorer:
-    """For so few rows that a packed copy of the columns would cost more than it saves: the columns are read in place.
-
-    scores: writes the scores (B, C) of planes (K, B, K, C).
+def compiled_few_scorer(compiled: Any, pool: ThreadPoolExecutor) -> Scorer:
+    """The CPU's for so few rows that a packed copy of the columns would cost more than it saves: product and matching
+    in one pass, which reads the columns in place.
     """
+
+    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
+        total: float = compiled.few_scores(x, y.detach().contiguous(), out, pool)
+        return torch.tensor(total)
+
+    return Scorer(lambda sets: _slot_major(sets.detach().float()), same, score, bytes_per_pair=0, best_tile=(64, 2**14))
+
+
+def few_scorer(kernels: Any, size: int) -> Scorer:
+    """The GPU's for so few rows that a packed copy of the columns would cost more than it saves."""
 
     def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
         height, width = out.shape
         planes = few_products(x, y).view(size, height, size, width)
-        scores(planes, out)
+        kernels.plane_scores(planes.transpose(1, 2), out)
         return planes.sum()
 
-    return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=best_tile)
-
-
-def compiled_scores(
-    compiled: Any, pool: ThreadPoolExecutor, planes: Tensor, out: Tensor, matched: Tensor | None = None
-) -> float:
-    """Of planes (4, B, 4, C), by the compiled code for the CPU; their sum. matched: room for the matched cosines
-    (4, B, C).
-    """
-    if matched is None:
-        matched = torch.empty(4, *out.shape)
-    compiled.matched_cosines(planes, matched, pool)
-    total: float = compiled.mean_scores(matched.exp_(), out, pool)
-    return total
+    return Scorer(_slot_major, same, score, bytes_per_pair=4 * (2 * size + 1) * size, best_tile=(64, 2**20))
 
 
 def plane_scorer(kernels: Any, size: int) -> Scorer:
@@ -305,16 +301,16 @@ class PairwiseJob:
         if self._has_fast_path():
             kernels = kernels_for(probe)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES and self._few_rows():
-                return few_scorer(lambda x, out: kernels.plane_scores(x.transpose(1, 2), out), size, (64, 2**20))
+                return few_scorer(kernels, size)
             if kernels is not None and kernels.can_fuse(probe):
                 return fused_scorer(kernels)
             if kernels is not None and 1 < size <= kernels.MAX_PLANES:
                 return plane_scorer(kernels, size)
-            compiled = compiled_for(probe, pairs=len(self.a) * len(self.b)) if size == 4 else None
-            if compiled is not None and self._few_rows():
-                return few_scorer(partial(compiled_scores, compiled, pool), size, (128, 1024))
-            if compiled is not None and len(self.b) * size >= self.b.shape[2]:
-                return compiled_scorer(compiled, pool)
+            compiled = compiled_for(probe, pairs=len(self.a) * len(self.b))
+            if compiled is not None and size <= compiled.MAX_PLANES and self._few_rows():
+                return compiled_few_scorer(compiled, pool)
+            if compiled is not None and size <= compiled.MAX_PLANES and len(self.b) * size >= self.b.shape[2]:
+                return compiled_scorer(compiled, pool, size)
         return self._plain_scorer()
 
     def _has_fast_path(self) -> bool:
@@ -587,9 +583,10 @@ class _Best:
 
 def first_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row in descending order, equal ones in the order of their columns."""
-    values, places = scores.topk(k, dim=1)
+    values, places = scores.topk(min(k + 1, scores.shape[1]), dim=1)
     # topk takes any of those that tie for the last place: rows where it had a choice are sorted whole.
-    undecided = ((scores >= values[:, -1:]).sum(1) > k).nonzero()[:, 0]
+    undecided = (values[:, k:] == values[:, k - 1 : -1]).nonzero()[:, 0]
+    values, places = values[:, :k], places[:, :k]
     if len(undecided):
         sorted_values, order = scores[undecided].sort(dim=1, descending=True, stable=True)
         values[undecided], places[undecided] = sorted_values[:, :k], order[:, :k]

@@ -62,7 +62,11 @@ def word_tokenizer(captions: Iterable[str], min_count: int = 4, max_length: int 
 
 def frequent_words(captions: Iterable[str], min_count: int) -> list[str]:
     """The words that occur at least `min_count` times in the captions, the frequent ones first."""
-    counts = Counter(word for words in split_into_words(captions) for word in words)
+    pieces = Counter(piece for caption in captions for piece in caption.split(" "))  # each is split once
+    counts: Counter[str] = Counter()
+    for times, words in zip(pieces.values(), split_into_words(pieces), strict=True):
+        for word in words:
+            counts[word] += times
     return sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
 
 

@@ -60,7 +60,8 @@ def reproduce(
         quick: A small version: shows that everything works, in minutes.
         split: To measure on. None: the recipe's, else validation's.
         changes: To all recipes: "train.epochs=5", …
-        jobs: Models trained at the same time. None: one for each core, at most 8; on a GPU 1.
+        jobs: Models trained at the same time. None: one for each core, at most 8; on a GPU 1. 0: none is
+            trained; the tables show what is done.
         device: None: a GPU if there is one.
         dry_run: Of a study: only count its models, epochs and images.
         say: Called with each message.

@@ -27,7 +27,7 @@ from maxmatch.evaluation.significance import cohens_d, paired_tests, seeds_test
 from maxmatch.evaluation.slots import between_sets, project
 from maxmatch.reproduce import Reproduced
 from maxmatch.reproduce.targets import SLOTS, Job, PlannedLine, TablePlan, Target
-from maxmatch.reproduce.worker import Outcome, data_of, read_ranks, sources_of, sweep
+from maxmatch.reproduce.worker import NOT_YET, Outcome, data_of, read_ranks, sources_of, sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -220,7 +220,7 @@ def _by_line(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row]) -> Table:
         cells = {**row["title"], **{f"paper_{name}": value for name, value in row["paper"].items()}}
         cells |= {column.name: cell_of(row, column.name, column.form) for column in (*ours, *COLLAPSE)}
         if row["failed"] and not row["ours"]:
-            cells[ours[0].name] = "failed"
+            cells[ours[0].name] = why_no_figure(row)
         test = row["against_reference"]
         if test is not None:
             cells |= {"rsum_difference": test["rsum"], "interval": between(test["low"], test["high"])}
@@ -277,7 +277,7 @@ def _notes(plan: TablePlan, outcomes: Outcomes, data: Sequence[Row], more: Seque
     notes += [f"Not trained: {'; '.join(missing)}."] if missing else []
     notes += plan.departures
     notes += [_QUICK] if plan.options.quick else []
-    return [*notes, *more, *(f"{_called(row)}: failed: {reason}" for row in data for reason in row["failed"])]
+    return [*notes, *more, *(line for row in data for line in failures(row, _called(row)))]
 
 
 def _called(row: Row) -> str:
@@ -307,6 +307,18 @@ def cell_of(row: Row, name: str, form: str) -> Cell:
     ours = row["ours"][name]
     deviation = "" if ours["deviation"] is None else f" ± {ours['deviation']:{form}}"
     return f"{ours['mean']:{form}}{deviation}"
+
+
+def why_no_figure(row: Row) -> str:
+    """Why no model of a line has a figure, to stand in a cell."""
+    if row["not_trained"]:
+        return "not trained"
+    return NOT_YET if set(row["failed"]) == {NOT_YET} else "failed"
+
+
+def failures(row: Row, called: str) -> list[str]:
+    """Why models of a line have no figures, each reason once."""
+    return [f"{called}: {why if why == NOT_YET else f'failed: {why}'}" for why in dict.fromkeys(row["failed"])]
 
 
 def outcome_line(job: Job, outcome: Outcome) -> str:
@@ -382,8 +394,13 @@ def label(target: Target, planned: PlannedLine) -> str:
 def run_jobs(
     work: Sequence[Job], out: Path, at_once: int | None, device: str, say: Say, bar: Bar
 ) -> dict[Path, Outcome]:
-    """Do all jobs that are not done, and report each. at_once: None for one per core, at most 8, and one on a GPU."""
-    make_data(work, say)
+    """Do all jobs that are not done, and report each. at_once: None for one per core, at most 8, and one on a GPU; 0 to
+    do none.
+    """
+    if at_once is None:
+        at_once = 1 if device.startswith("cuda") else usable_cores(8)
+    if at_once:
+        make_data(work, say)
     with bar("models", len(work)) as advance:
 
         def report(job: Job, outcome: Outcome) -> None:
@@ -391,7 +408,7 @@ def run_jobs(
             advance(1)
 
         try:
-            return sweep(work, at_once or (1 if device.startswith("cuda") else usable_cores(8)), device, report)
+            return sweep(work, at_once, device, report)
         except KeyboardInterrupt:
             say(f"{out}: interrupted; all models at work are saved. Resume with the same command.")
             raise

@@ -19,7 +19,17 @@ from maxmatch.evaluation.report.make_report import data_uri, render_page
 from maxmatch.evaluation.result_tables import ALL_ANSWERS, HARDEST, Cell, Column, Table, filled, render, written
 from maxmatch.recipe.schema import Recipe
 from maxmatch.reproduce import Reproduced, Reproduction
-from maxmatch.reproduce.compare import COLLAPSE, Outcomes, by_rsum, cell_of, draw_curves, figures_data, run_jobs
+from maxmatch.reproduce.compare import (
+    COLLAPSE,
+    Outcomes,
+    by_rsum,
+    cell_of,
+    draw_curves,
+    failures,
+    figures_data,
+    run_jobs,
+    why_no_figure,
+)
 from maxmatch.reproduce.study import SET_ASIDE, Chosen, StudyPlan, Trial, Values, cells_of
 from maxmatch.reproduce.targets import Job, PlannedLine, TableLine, TablePlan, Target
 from maxmatch.reproduce.verdict import against_reference, called, goal_table, judge, reference_table
@@ -50,7 +60,8 @@ def referee(plan: StudyPlan, at_once: int | None, device: str, *, dry_run: bool,
         stopped = 0 if title in frozen else sum(outcomes[trial.job.folder].stopped for trial in tried)
         best = frozen.get(title) or choose(tried, outcomes, study.main)
         if stopped:  # with fewer trials it would have another budget
-            say(f"{title}: {stopped} of its trials were stopped; it is not in the finals. Run the command again")
+            left = f"{stopped} of its trials were stopped, or not started"
+            say(f"{title}: {left}; it is not in the finals. Run the command again")
         elif best is None:
             say(f"{title}: all its trials failed; it is not in the finals")
         else:
@@ -105,7 +116,7 @@ def finals_plan(plan: StudyPlan, chosen: Mapping[str, Chosen]) -> TablePlan:
         if title in chosen:
             lines.append(PlannedLine(line, plan.finals(title, chosen[title].changes)))
         else:
-            lines.append(PlannedLine(line, why_none="its trials failed"))
+            lines.append(PlannedLine(line, why_none="its trials failed, or have not ended"))
     target = Target(
         study.name, study.name, study.description, "coco", tuple(one.line for one in lines),
         reference_name=study.reference,
@@ -312,7 +323,7 @@ def study_table(
         if one is not None and one["trial"]:
             cells |= {"tuned": _shown(one["values"]), "trial": f"{one['trial']} of {len(one['cells'])}"}
         if not row["ours"]:
-            cells[study.measures[0]] = "failed"
+            cells[study.measures[0]] = why_no_figure(row)
         cells["stuck"] = _stuck(row["ours"])
         rows.append(cells)
     chances = {
@@ -328,7 +339,7 @@ def study_table(
         notes += (
             [f"{title}: {one['failed']} of its {len(one['cells'])} trials failed."] if one and one["failed"] else []
         )
-        notes += [f"{title}: failed: {reason}" for reason in row["failed"]]
+        notes += failures(row, title)
     return Table(filled(columns, rows), rows, notes)
 
 

@@ -106,7 +106,8 @@ class Study(Section):
 
     base: the recipe of methods that name none. measures: what the finals are compared by, named beforehand. measure:
     the one of them that trials are chosen by; None for the first. changes: to the recipes of all methods. tune: what
-    every method may tune. set_aside: the ids of the training images to choose by, a file beside the study's.
+    every method may tune. set_aside: the ids of the training images to choose by, a file beside the study's. only: the
+    methods that are compared, of those of a study that this one extends; None for all.
     """
 
     name: str
@@ -122,6 +123,18 @@ class Study(Section):
     tuning: Tuning = Tuning()
     final: Final = Final()
     methods: Annotated[dict[str, Method], Field(min_length=2)]
+    only: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others_are_left_out(cls, given: Any) -> Any:
+        only, methods = given.get("only"), given.get("methods")
+        if not isinstance(only, list) or not isinstance(methods, dict):
+            return given  # refused by their types, or all
+        for title in only:
+            if title not in methods:
+                raise refusal(f"expected methods ({', '.join(methods)}), got {title!r}", "only")
+        return {**given, "methods": {title: methods[title] for title in only}}
 
     @model_validator(mode="after")
     def _budget_is_equal(self) -> "Study":

@@ -53,6 +53,8 @@ class Outcome:
     stopped: bool = False
 
 
+NOT_YET = "not trained yet"
+
 ReportJob = Callable[[Job, Outcome], object]
 
 
@@ -60,7 +62,7 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
     """Run all jobs, in their order; an ensemble when its members are done. The outcome of each, by folder.
 
     A job with a result is not done again. report is called for each job as it ends. When interrupted, all processes
-    save their states and end; the next call resumes them.
+    save their states and end; the next call resumes them. at_once: 0 to do nothing, and tell what is done.
     """
     outcomes: dict[Path, Outcome] = {}
 
@@ -75,6 +77,8 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
             waiting.append(job)
         else:
             note(job, Outcome(result, again=True))
+    if not at_once:
+        return outcomes | {job.folder: Outcome(None, NOT_YET, stopped=True) for job in waiting}
     try:
         while waiting or running:
             for job in list(waiting):
