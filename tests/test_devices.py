@@ -1,13 +1,14 @@
 """Devices by name; and torch's functions, which one thread calls before several do."""
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 import maxmatch
-from maxmatch.core.devices import MKL_FUNCTIONS, chosen_device
+from maxmatch.core.devices import MKL_FUNCTIONS, batches_at_once, chosen_device, sharing_threads
 
 SOURCE = Path(maxmatch.__file__).parent
 # Of torch's functions those for which it calls MKL (ATen's vml.h), by hand.
@@ -45,6 +46,33 @@ def test_a_device_that_does_not_exist_is_refused(monkeypatch, name, gpus, messag
     else:
         with pytest.raises(ValueError, match=message):
             chosen_device(name)
+
+
+@pytest.fixture
+def eight_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_processor_encodes_a_batch_per_thread_but_not_under_autocast(eight_threads):
+    assert batches_at_once(torch.device("cpu")) == 8
+    assert batches_at_once(torch.device("cuda")) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert batches_at_once(torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 8), (2, 4), (3, 2), (20, 1)])
+def test_threads_that_compute_at_once_share_those_of_torch_and_need_no_gradient(eight_threads, count, share):
+    def settings(_=None):
+        return torch.get_num_threads(), torch.is_inference_mode_enabled()
+
+    with sharing_threads(count) as shared, ThreadPoolExecutor(count) as pool:
+        assert set(pool.map(shared(settings), range(count))) == {(share, count > 1)}
+        assert settings() == (8, False)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(settings).result() == settings() == (8, False)
 
 
 @pytest.fixture(scope="module")

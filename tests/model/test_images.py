@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from maxmatch.model.images import ImageError, ImageTransform, load_image
+from maxmatch.model.images import ImageError, ImageTransform, load_image, shrunk
 from maxmatch.model.picture_files import PILLOW_FORMATS
 
 PLAIN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -111,11 +111,21 @@ def test_a_squashed_picture_is_shown_in_its_own_proportions(shape):
 
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 def test_what_is_seen_is_normalised_by_channel(resize):
-    picture = Image.fromarray(noise(80, 50))
+    picture = Image.fromarray(noise(80, 40))
     mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
     transform = ImageTransform(24, resize, mean, std)
     seen = np.asarray(transform.seen(picture), np.float32) / 255
     torch.testing.assert_close(transform(picture), torch.from_numpy((seen - mean) / std).movedim(2, 0).float())
+
+
+@pytest.mark.parametrize("shape", [(100, 70), (333, 101), (48, 300), (640, 640)])
+def test_a_large_picture_is_shrunk_as_pillow_shrinks_it(shape):
+    picture = Image.fromarray(noise(*shape))
+    expected = np.asarray(picture.resize((24, 24), Image.Resampling.BILINEAR), np.int64)
+    assert np.abs(shrunk(picture, 24) - expected).max() <= 1
+    transform = ImageTransform(24, "squash", (0.1, 0.2, 0.3), (0.5, 1.0, 2.0))
+    levels = 255 * np.abs(transform(picture).numpy() - transform.pixels(picture)) * np.reshape(transform.std, (3, 1, 1))
+    assert levels.max() < 1.01
 
 
 def test_a_long_strip_is_not_blown_up():

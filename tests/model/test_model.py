@@ -39,6 +39,26 @@ def test_an_item_does_not_depend_on_its_batch(name):
             assert float((together - alone[order]).abs().max()) <= 1e-5
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 41])
+def test_sets_do_not_depend_on_how_many_threads_encode_pictures(count):
+    model = trained(tiny_model("efficientnet_lite0_bigru")).train()
+    items = images_for(model, count)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(model.encode_images([b"no picture", *items], errors="skip"))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    one, several = found
+    assert several.kept == one.kept == list(range(1, count + 1))
+    assert float((several.sets - one.sets).abs().max()) <= 1e-5
+    assert model.training
+    several.sets.requires_grad_().sum().backward()  # no inference tensor
+
+
 def test_sets_are_unit_vectors_in_float32_on_the_cpu(regions):
     sets = regions.encode_texts(texts(5))
     assert (sets.shape, sets.dtype, sets.device.type, sets.requires_grad) == ((5, 4, D), torch.float32, "cpu", False)

@@ -1,11 +1,12 @@
-"""Batches are read in order, whether the next ones are read meanwhile or all threads read one."""
+"""Batches are read, and encoded, in order: by threads ahead of the model, together, or each thread its own."""
 
 import threading
 
 import pytest
+import torch
 
 from maxmatch.core.types import Inputs
-from maxmatch.model.inputs import read_ahead
+from maxmatch.model.inputs import encode_ahead, read_ahead
 
 BATCHES = [[3, 0], [5, 1, 4], [2]]
 
@@ -47,3 +48,29 @@ def test_an_item_that_cannot_be_read_is_named_and_no_thread_stays(ahead):
     next(half)
     half.close()
     assert threading.active_count() == before
+
+
+def doubled(inputs):
+    return [2 * value for value in inputs.values]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_batches_are_encoded_in_order_with_what_could_be_read(threads):
+    items = [10, 11, -12, -13, 14, 15]
+    found = list(encode_ahead(Reader(), items, BATCHES, True, doubled, threads=threads))
+    assert [(batch.places, made) for batch, made in found] == [([0], [20]), ([5, 1, 4], [30, 22, 28]), ([], None)]
+    assert [[item.index for item in batch.skipped] for batch, _ in found] == [[3], [], [2]]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_while_encoding_too_a_bad_item_is_named_and_no_thread_or_setting_stays(threads):
+    before, torchs = threading.active_count(), torch.get_num_threads()
+    found = encode_ahead(Reader(), [0, 1, 2, 3, -4, 5], BATCHES, False, doubled, threads=threads)
+    assert next(found)[1] == [6, 0]
+    with pytest.raises(ValueError, match="item 4: -4 is negative"):
+        next(found)
+    half = encode_ahead(Reader(), list(range(6)), BATCHES, False, doubled, threads=threads)
+    next(half)
+    half.close()
+    assert threading.active_count() == before
+    assert torch.get_num_threads() == torchs

@@ -1,6 +1,9 @@
-"""Devices: the one a user names or the best available, float32 under autocast, and a workaround for a race in MKL."""
+"""Devices: the one a user names or the best available, a processor's threads, float32 under autocast, and a workaround
+for a race in MKL.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -10,6 +13,8 @@ from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_MOST_AT_ONCE = 16  # batches: each takes memory, and Python's lock between its operations
 
 
 def chosen_device(name: str | torch.device | None = None) -> torch.device:
@@ -35,6 +40,37 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """A small array on the device. A GPU copies it in its turn: nobody waits for the work that is queued before it."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def batches_at_once(device: torch.device) -> int:
+    """How many batches are best encoded at the same time, each by a thread of its own. On a processor as many as torch
+    has threads: they would wait for each other after every operation on one batch. Autocast holds in one thread alone.
+    """
+    if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return 1
+    return min(torch.get_num_threads(), _MOST_AT_ONCE)
+
+
+@contextmanager
+def sharing_threads(count: int) -> Iterator[Callable[[Callable[P, T]], Callable[P, T]]]:
+    """Gives what makes functions that `count` threads may call at the same time: each computes in inference mode, with
+    its share of torch's threads. Both are settings of a thread.
+    """
+    threads = torch.get_num_threads()
+
+    def shared(function: Callable[P, T]) -> Callable[P, T]:
+        def of_one(*arguments: P.args, **options: P.kwargs) -> T:
+            torch.set_num_threads(max(threads // count, 1))
+            with torch.inference_mode():
+                return function(*arguments, **options)
+
+        return of_one if count > 1 else function
+
+    try:
+        yield shared
+    finally:
+        if count > 1:
+            torch.set_num_threads(threads)  # with which threads to come begin
 
 
 def in_float32(function: Callable[P, T]) -> Callable[P, T]:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from maxmatch.core.checks import as_tensor
+from maxmatch.core.devices import batches_at_once
 from maxmatch.core.types import Features, Inputs, Sets
 from maxmatch.matching import SIMILARITIES, similarity_named
 from maxmatch.matching.assignment import maximal_assignment
@@ -213,6 +214,7 @@ class SetEncoder(nn.Module):
             (torch.Size([2, 4, 384]), [0, 1], [])
         """
         tower = self.tower(modality)
+        pictures = isinstance(tower.reader, PixelReader)
         sets: Tensor | Encoded = encode_items(
             modality,
             items,
@@ -224,7 +226,8 @@ class SetEncoder(nn.Module):
             encode_batch=lambda inputs: self.sets_of(modality, inputs).cpu(),
             within=self.evaluating(),
             # On a processor pictures are decoded beside the network, too: neither keeps all cores busy by itself.
-            ahead=self.device.type != "cpu" or isinstance(tower.reader, PixelReader),
+            ahead=self.device.type != "cpu" or pictures,
+            threads=batches_at_once(self.device) if pictures else 1,
         )
         return sets
 

@@ -27,6 +27,10 @@ class ProcessorTransform(ImageTransform):
 
     processor: Any
 
+    def __call__(self, source: Source) -> Tensor:
+        """The picture as the model takes it."""
+        return torch.from_numpy(self.pixels(source))
+
     def pixels(self, source: Source) -> Float[np.ndarray, "3 {self.size} {self.size}"]:
         """The picture as the model takes it."""
         return np.ascontiguousarray(self._processed(source), np.float32)

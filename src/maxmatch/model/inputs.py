@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
 _PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
 _WORKERS = 4  # batches read at once while the model works
+_EACH, _LAST = 8, 4  # items at once of a thread that reads and encodes: at most, and towards the end
 
 
 @runtime_checkable
@@ -224,6 +225,37 @@ def read_ahead(
                 yield all_of_them.read(places, pool.map)
 
 
+def encode_ahead(
+    reader: Reader,
+    items: Sequence[Any],
+    batches: Sequence[Sequence[int]],
+    skip: bool,
+    encode_batch: Callable[[Any], Any],
+    *,
+    workers: int | None = None,
+    ahead: bool = True,
+    threads: int = 1,
+) -> Iterator[tuple[ReadBatch, Any]]:
+    """The batches in order and what `encode_batch` makes of each, None where nothing could be read.
+
+    threads: of which each reads and encodes batches of its own, with its share of torch's threads. Nobody waits for the
+    others, as threads do that share the work of one batch. With one, see `read_ahead`.
+    """
+    all_of_them = _Batches(reader, items, batches, skip)
+
+    def encoded(batch: ReadBatch) -> tuple[ReadBatch, Any]:
+        return batch, None if batch.inputs is None else encode_batch(batch.inputs)
+
+    if threads == 1:
+        yield from map(encoded, read_ahead(reader, items, batches, skip, workers, ahead))
+        return
+    from maxmatch.core.devices import sharing_threads  # loads torch, which the model has loaded
+
+    with sharing_threads(threads) as shared:
+        work = shared(lambda places: encoded(all_of_them.read(places)))
+        yield from map_ahead(work, batches, threads, ahead=2)
+
+
 def in_processes(parts: Any, workers: int) -> Iterator[Any]:
     """parts[0], parts[1], … in order, made by processes a few ahead; tensors come back through shared memory."""
     from torch import Generator
@@ -264,6 +296,17 @@ def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[An
     return list(items)
 
 
+def _batches(order: Sequence[int], size: int, threads: int) -> Iterator[Sequence[int]]:
+    """The items in batches of one size; for several threads in smaller ones towards the end, so that all of them have
+    something to do and end at about the same time.
+    """
+    least = min(_LAST, -(-len(order) // threads))
+    while order:
+        taken = size if threads == 1 else min(size, _EACH, max(-(-len(order) // (2 * threads)), least))
+        yield order[:taken]
+        order = order[taken:]
+
+
 def encode_items(
     modality: str,
     items: Iterable[Any],
@@ -276,22 +319,25 @@ def encode_items(
     encode_batch: Callable[[Any], Any],
     within: AbstractContextManager[object] | None = None,
     ahead: bool = False,
+    threads: int = 1,
 ) -> Any:
     """The loop behind every `encode`: the sets of all items in their order, or an `Encoded` with errors="skip".
 
     empty: makes the tensor or array of n sets that is filled. encode_batch: the sets of what `reader` collated.
-    within: a context for the whole loop. ahead: see `read_ahead`. Items of similar length share a batch.
+    within: a context for the whole loop. ahead, threads: see `encode_ahead`. Items of similar length share a batch.
     """
     items = checked_items(items, batch_size, errors)
+    threads = max(min(threads, len(items)), 1)
     sets = empty(len(items))
     order = sorted(range(len(items)), key=lambda place: -reader.length(items[place]))
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches = [*_batches(order, batch_size, threads)]
     skipped: list[Skipped] = []
     shown = False if show_progress is None and len(items) <= _LONG_WORK else show_progress
     with within or nullcontext(), bar(modality, len(items), shown) as advance:
-        for batch in read_ahead(reader, items, batches, errors == "skip", ahead=ahead):
-            if batch.inputs is not None:
-                sets[batch.places] = encode_batch(batch.inputs)
+        skip = errors == "skip"
+        for batch, made in encode_ahead(reader, items, batches, skip, encode_batch, ahead=ahead, threads=threads):
+            if made is not None:
+                sets[batch.places] = made
             skipped += batch.skipped
             advance(len(batch.places) + len(batch.skipped))
     if errors == "raise":

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from maxmatch import __version__
+from maxmatch.core.devices import batches_at_once
 from maxmatch.core.progress import Advance, Skipped, quiet
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.inputs import FeatureReader, PixelReader, ReadBatch, Reader, TextReader, read_ahead
+from maxmatch.model.inputs import FeatureReader, PixelReader, ReadBatch, Reader, TextReader, encode_ahead
 from maxmatch.model.names import model_identity, slot_stability
 from maxmatch.search.shards import (
     MANIFEST,
@@ -119,12 +120,22 @@ def encode_shards(
             complete(job.folder, number, job.manifest)
     pending: list[EncodedItems] = []
     kept = time.monotonic()
-    with model.evaluating(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        batches, ahead = [places for _, places in plan], model.device.type != "cpu"
-        read = read_ahead(reader, job.listing.values, batches, skip=True, workers=workers, ahead=ahead)
-        for at, batch in enumerate(read):
+    at_once = batches_at_once(model.device) if isinstance(reader, PixelReader) else 1
+    exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+    with model.evaluating(), exact:
+        encoded = encode_ahead(
+            reader,
+            job.listing.values,
+            [places for _, places in plan],
+            skip=True,
+            encode_batch=lambda inputs: model.sets_of(job.listing.modality, inputs).cpu().numpy(),
+            workers=workers,
+            ahead=model.device.type != "cpu",
+            threads=min(at_once, workers or at_once),
+        )
+        for at, (batch, vectors) in enumerate(encoded):
             number, places = plan[at]
-            pending.append(_encoded(model, job, batch))
+            pending.append(_encoded(job, batch, vectors))
             for one in pending[-1].skipped:
                 report(one)
             last = at + 1 == len(plan) or plan[at + 1][0] != number
@@ -155,16 +166,15 @@ def encode_source(
         return finish(folder, job.manifest, listing.left_out)
 
 
-def _encoded(model: SetEncoder, job: EncodingJob, batch: ReadBatch) -> EncodedItems:
-    """The sets of a batch that was read, in the precision of the shards."""
+def _encoded(job: EncodingJob, batch: ReadBatch, vectors: np.ndarray | None) -> EncodedItems:
+    """The sets of a batch that was read and encoded, in the precision of the shards."""
     listing, manifest = job.listing, job.manifest
     skipped = [
         Skipped(listing.ids[one.index], _why(one.reason, listing, one.index), one.index) for one in batch.skipped
     ]
     sets = np.zeros((0, manifest.set_size, manifest.dim), manifest.dtype)
     places = batch.places
-    if batch.inputs is not None:
-        vectors = model.sets_of(listing.modality, batch.inputs).cpu().numpy()
+    if vectors is not None:
         finite = np.isfinite(vectors).all(axis=(1, 2))
         skipped += [
             Skipped(listing.ids[place], _NOT_FINITE, place)

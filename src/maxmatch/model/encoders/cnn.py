@@ -2,7 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +14,8 @@ from torch.nn.functional import conv2d, pad, relu, relu6
 from maxmatch.model.encoders.backbone import package_folder
 
 _STEM, _HEAD = 32, 1280  # not scaled in the Lite variants
-_FEW = 2  # images per thread
+_FEW, _MANY = 2, 16  # images at a time in the first stages, per thread, and in the others
+_LARGE = 3  # stages whose maps are larger than their weights
 _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -23,6 +26,8 @@ _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 6, 320),
 )
 _VARIANTS = {0: (1.0, 1.0), 1: (1.0, 1.1), 2: (1.1, 1.2)}  # factors on channels and on repeats
+
+Layer = Callable[[Tensor], Tensor]
 
 
 class ConvNorm(nn.Module):
@@ -38,11 +43,22 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B d i j"]:
         """The map, ⌈h/stride⌉ × ⌈w/stride⌉ large."""
+        weight, bias = (self.conv.weight, None) if self.norm.training else self._folded()
+        return self._convolved(x, weight, bias)
+
+    def fixed(self) -> Layer:
+        """The layer with its weights of now, for many calls without gradient."""
+        if self.norm.training:
+            return self
+        weight, bias = self._folded()
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        return lambda x: self._convolved(x, weight, bias)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows, columns = self._missing(x.shape[2]), self._missing(x.shape[3])
         even = rows % 2 == columns % 2 == 0  # then the convolution pads for itself, without a copy of the map
         if not even:
             x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-        weight, bias = (self.conv.weight, None) if self.norm.training else self._folded()
         padding = (rows // 2, columns // 2) if even else (0, 0)
         x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
         x = self.norm(x) if bias is None else x
@@ -80,6 +96,17 @@ class InvertedResidual(nn.Module):
         y = self.project(self.depthwise(y))
         return x + y if self.adds else y
 
+    def fixed(self) -> Layer:
+        """The block with its weights of now, for many calls without gradient."""
+        expand = None if self.expand is None else self.expand.fixed()
+        depthwise, project = self.depthwise.fixed(), self.project.fixed()
+
+        def block(x: Tensor) -> Tensor:
+            y = project(depthwise(x if expand is None else expand(x)))
+            return y.add_(x) if self.adds else y
+
+        return block
+
 
 class EfficientNetLite(nn.Module):
     """Images (B, 3, H, W) -> the last feature map (B, 1280, ⌈H/32⌉, ⌈W/32⌉). Pixels go in as (x − 127)/128."""
@@ -106,12 +133,22 @@ class EfficientNetLite(nn.Module):
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The last feature map."""
         if images.device.type == "cpu" and not torch.is_grad_enabled() and not _recorded():
-            # Channels last is faster there by a third, and a few images at a time by another: their maps stay in the
-            # processor's cache.
-            images = images.contiguous(memory_format=torch.channels_last)
-            few = _FEW * torch.get_num_threads()
-            return torch.cat([self._map(images[first : first + few]) for first in range(0, max(len(images), 1), few)])
+            return self._in_parts(images.contiguous(memory_format=torch.channels_last))  # faster there by a third
         return self._map(images)
+
+    def _in_parts(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
+        """The same for what the processor's cache holds: of the first stages the maps of a few images, of the others
+        the weights, which are then read from memory once for many images.
+        """
+        stages: Any = self.stages
+        large = [self.stem, *(block for stage in stages[:_LARGE] for block in stage)]
+        small = [*(block for stage in stages[_LARGE:] for block in stage), self.head]
+        x = images
+        for layers, count in ((large, _FEW * torch.get_num_threads()), (small, _MANY)):
+            fixed = [layer.fixed() for layer in layers]
+            parts = [x[first : first + count] for first in range(0, max(len(x), 1), count)]
+            x = torch.cat([reduce(lambda maps, layer: layer(maps), fixed, part) for part in parts])
+        return x
 
     def _map(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         x = self.stem(images)
