@@ -247,7 +247,7 @@ def test_another_recipe_lies_elsewhere_and_has_no_result(change, tmp_path):
     ("name", "folder"),
     [
         ("flickr8k_maxmatch", "maxmatch-k4-div-mmd-gd-isd-seed0-72ebe926"),
-        ("flickr8k_vsepp", "mil-global-k1-seed0-6eab0d7e"),
+        ("flickr8k_vsepp", "mil-global-k1-seed0-2b1f45f1"),
         ("flickr8k_pvse", "mil-pie-k2-div-mmd-seed0-44ed9fba"),
         ("f30k_region_bert", "maxmatch-k4-div-mmd-gd-isd-seed0-270950d4"),
         ("coco_resnet152_bigru", "maxmatch-k4-div-mmd-gd-isd-seed0-dca27513"),
