@@ -104,6 +104,7 @@ def test_an_error_whose_causes_form_a_circle_is_reported_all_the_same(monkeypatc
     assert capsys.readouterr().err == "maxmatch: http://localhost:1: does not answer.\n"
 
 
+@pytest.mark.slow
 def test_with_a_broken_torchvision_transformers_name_the_cure_and_other_models_work(tmp_path):
     """As it is beside a torch that it was not built for."""
     package, about = tmp_path / "torchvision", tmp_path / "torchvision-0.20.0.dist-info"

@@ -95,7 +95,7 @@ def test_encode_is_what_forward_gives(regions):
 
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")  # torch's own
-@pytest.mark.parametrize("name", ["efficientnet_lite0_bigru", "region_bert"])
+@pytest.mark.parametrize("name", [pytest.param("efficientnet_lite0_bigru", marks=pytest.mark.slow), "region_bert"])
 def test_an_exported_tower_takes_any_number_of_items_and_gives_its_sets(name, tmp_path):
     model = trained(tiny_model(name)).eval()
     for modality, items in (("image", images_for(model, 5)), ("text", texts(5))):
