@@ -107,8 +107,8 @@ def test_every_module_that_loads_torch_first_calls_its_functions_in_one_thread(m
     assert len(with_torch) > 30
     loaded_by_others = {
         "maxmatch.matching.numba_backend", "maxmatch.matching.triton_backend", "maxmatch.matching.triton_scan",
-        "maxmatch.model.triton_attention", "maxmatch.model.triton_gru", "maxmatch.model.triton_norm",
-        "maxmatch.losses.triton_mmd",
+        "maxmatch.model.layers.triton_attention", "maxmatch.model.layers.triton_gru",
+        "maxmatch.model.layers.triton_norm", "maxmatch.losses.triton_mmd",
     }  # fmt: skip
     products_only = {"maxmatch.matching.products", "maxmatch.search.engines.lance"}
     assert without <= loaded_by_others | products_only

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from maxmatch.core.types import Features
-from maxmatch.model import layers, triton_attention
-from maxmatch.model.layers import SetHead, SlotAttention
-from maxmatch.model.triton_attention import can_attend, shared
+from maxmatch.model.layers import SetHead, SlotAttention, slot_heads, triton_attention
+from maxmatch.model.layers.triton_attention import can_attend, shared
 
 
 def reference(queries, keys, values, mask, scale, epsilon):
@@ -126,7 +125,7 @@ def test_a_head_gives_the_same_sets_and_learns_the_same_with_the_kernels(monkeyp
     features = Features(local, torch.arange(6) < torch.tensor([[6], [2], [1], [5]]), pooled, None)
     found = []
     for kernels in (None, triton_attention):
-        monkeypatch.setattr(layers, "_attention_kernels", lambda keys, kernels=kernels: kernels)
+        monkeypatch.setattr(slot_heads, "_attention_kernels", lambda keys, kernels=kernels: kernels)
         head.zero_grad()
         sets = head(features)
         (sets.vectors.square() * torch.arange(32.0)).sum().backward()
@@ -136,7 +135,7 @@ def test_a_head_gives_the_same_sets_and_learns_the_same_with_the_kernels(monkeyp
 
 
 def test_a_head_whose_heads_do_not_suit_the_kernels_goes_without(monkeypatch):
-    monkeypatch.setattr(layers, "_attention_kernels", lambda keys: triton_attention)
+    monkeypatch.setattr(slot_heads, "_attention_kernels", lambda keys: triton_attention)
     monkeypatch.setattr(triton_attention, "slot_attention", None)
     attention = SlotAttention(width=8, context_width=8, heads=2, head_width=12, dropout=0.0)
     context = attention.context(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
@@ -146,4 +145,4 @@ def test_a_head_whose_heads_do_not_suit_the_kernels_goes_without(monkeypatch):
 
 
 def test_on_a_processor_there_are_no_kernels():
-    assert layers._attention_kernels(torch.zeros(1)) is None
+    assert slot_heads._attention_kernels(torch.zeros(1)) is None

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from maxmatch.model import triton_gru
 from maxmatch.model.encoders import language
 from maxmatch.model.encoders.language import GRUEncoder
-from maxmatch.model.triton_gru import gru_states
+from maxmatch.model.layers import triton_gru
+from maxmatch.model.layers.triton_gru import gru_states
 
 LENGTHS = torch.tensor([6, 1, 3, 5, 2])
 

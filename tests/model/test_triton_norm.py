@@ -7,9 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import gelu, layer_norm
 
 from maxmatch.core.types import Features
-from maxmatch.model import layers, triton_norm
-from maxmatch.model.layers import SetHead
-from maxmatch.model.triton_norm import add_norm, can_norm, gelu_dropout, seeds
+from maxmatch.model.layers import SetHead, slot_heads, triton_norm
+from maxmatch.model.layers.triton_norm import add_norm, can_norm, gelu_dropout, seeds
 
 # Rows that are and are not a multiple of four, widths that are and are not powers of two.
 SHAPES = [(1, 1, 8), (7, 3, 24), (2, 4, 300), (5, 1, 384), (2, 3, 1024)]
@@ -208,7 +207,7 @@ def learned(head, features):
 
 @pytest.fixture
 def with_kernels(monkeypatch):
-    monkeypatch.setattr(layers, "_norm_kernels", lambda x: triton_norm if can_norm(x) else None)
+    monkeypatch.setattr(slot_heads, "_norm_kernels", lambda x: triton_norm if can_norm(x) else None)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -265,6 +264,8 @@ def test_slots_in_another_precision_stay_in_it(monkeypatch, dtype):
     ids=str,
 )
 def test_what_takes_the_kernels_on_a_gpu(shape, dtype, fits):
-    assert layers._norm_kernels(torch.empty(shape, dtype=dtype)) is None
+    assert slot_heads._norm_kernels(torch.empty(shape, dtype=dtype)) is None
     with FakeTensorMode():
-        assert layers._norm_kernels(torch.empty(shape, dtype=dtype, device="cuda")) is (triton_norm if fits else None)
+        assert slot_heads._norm_kernels(torch.empty(shape, dtype=dtype, device="cuda")) is (
+            triton_norm if fits else None
+        )

@@ -10,7 +10,7 @@ from made_sets import unit_sets
 
 from maxmatch import SetIndex
 from maxmatch.matching import scoring
-from maxmatch.search import on_device
+from maxmatch.search.engines import on_device
 
 QUERIES = unit_sets(5, 4, 32, seed=1)
 

@@ -7,14 +7,13 @@ from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from maxmatch.core.checks import as_tensor
 from maxmatch.core.devices import batches_at_once
 from maxmatch.core.types import Features, Inputs, Sets
 from maxmatch.matching import SIMILARITIES, similarity_named
-from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
@@ -22,9 +21,9 @@ from maxmatch.model.explanation import Explanation as Explanation
 from maxmatch.model.explanation import Look as Look
 from maxmatch.model.explanation import NoAttentionError as NoAttentionError
 from maxmatch.model.explanation import Pair as Pair
-from maxmatch.model.explanation import occluded_shares, occlusions, patch_grid
+from maxmatch.model.explanation import look_at, partners
 from maxmatch.model.inputs import Encoded as Encoded
-from maxmatch.model.inputs import PixelReader, Reader, TextReader, encode_items
+from maxmatch.model.inputs import PixelReader, Reader, TextReader, encode_items, moved
 from maxmatch.model.layers import MatchProbability
 from maxmatch.model.text import Words, known_words
 
@@ -408,7 +407,11 @@ class SetEncoder(nn.Module):
         seen = self.look("image", image, lambda: self.encode_texts([text])[0])
         read = self.look("text", text, lambda: seen.vectors)
         cosines = seen.vectors @ read.vectors.T
-        pairs = [Pair(i, int(j), float(cosines[i, j])) for i, j in enumerate(self._partners(cosines)) if j >= 0]
+        pairs = [
+            Pair(i, int(j), float(cosines[i, j]))
+            for i, j in enumerate(partners(self.similarity_name, cosines))
+            if j >= 0
+        ]
         score = self.similarity(seen.vectors[None], read.vectors[None])
         return Explanation(float(score), pairs, cosines, seen.attention, read.attention, read.words or [])
 
@@ -431,53 +434,7 @@ class SetEncoder(nn.Module):
             >>> seen.vectors.shape, seen.attention.shape == (4, len(seen.words))
             (torch.Size([4, 384]), True)
         """
-        tower = self.tower(modality)
-        with self.evaluating():
-            read = tower.reader.read(item)
-            inputs = self._moved(tower.reader.collate([read]))
-            features = tower.encoder(*inputs)
-            sets = tower.head(features)
-        vectors = sets.vectors[0].float().cpu()
-        if sets.attention is None:
-            attention = self._occluded(modality, read, inputs, vectors, against)
-        else:
-            attention, grid = sets.attention[0].float().cpu(), features.grid
-            if grid is None:
-                attention, grid = attention[:, features.mask[0].cpu()], patch_grid(tower.reader, inputs)
-            attention = attention if grid is None else attention.view(-1, *grid)
-        words = None
-        if isinstance(tower.reader, TextReader):
-            words = tower.reader.words(inputs.values[0])[: attention.shape[1]]
-        return Look(vectors, attention, words)
-
-    def _occluded(
-        self,
-        modality: str,
-        read: Any,
-        inputs: Inputs,
-        vectors: Float[Tensor, "K D"],
-        against: Callable[[], Float[Tensor, "L D"]] | None,
-    ) -> Tensor:
-        """How much the cosine of each slot with its partner falls without each part of an item."""
-        gaussian = SIMILARITIES[self.similarity_name].set_size is not None
-        parts = None if gaussian else occlusions(self.tower(modality).reader, read, inputs)
-        if parts is None:
-            raise NoAttentionError(
-                f"explain: the head of the tower {modality!r} gives no attention, and what it reads cannot be taken "
-                "apart. Pictures, features and texts can be, unless a model compares Gaussians."
-            )
-        targets = vectors
-        if against is not None:
-            others = against()
-            partners = self._partners(vectors @ others.T)
-            targets = torch.where(partners[:, None] >= 0, others[partners], vectors)
-        with self.evaluating():
-            return occluded_shares(parts, vectors, targets, lambda some: self.sets_of(modality, some).cpu())
-
-    def _partners(self, cosines: Float[Tensor, "K L"]) -> Int[Tensor, " K"]:
-        """The slot that each slot is compared with; −1: none."""
-        in_order = SIMILARITIES[self.similarity_name].in_order
-        return torch.arange(len(cosines)) if in_order else maximal_assignment(cosines)
+        return look_at(self, modality, item, against)
 
     def record_pairing(self, pairing: Sequence[int], stability: float) -> None:
         """Record in the config which slots meet, as measured after training, so that a checkpoint has it.
@@ -567,13 +524,6 @@ class SetEncoder(nn.Module):
 
         return push(self, name, private)
 
-    def _moved(self, inputs: Inputs) -> Inputs:
-        """On the model's device, and pixels or features in its precision."""
-        parameter = next(self.parameters())
-        dtype = parameter.dtype if inputs.values.is_floating_point() else inputs.values.dtype
-        mask = None if inputs.mask is None else inputs.mask.to(parameter.device)
-        return Inputs(inputs.values.to(parameter.device, dtype), mask)
-
     def sets_of(self, modality: str, inputs: Inputs) -> Float[Tensor, "B K D"]:
         """The sets of one batch that was read already, without gradient. Call it within `evaluating`.
 
@@ -592,7 +542,7 @@ class SetEncoder(nn.Module):
             >>> sets.shape
             torch.Size([1, 4, 384])
         """
-        made: Sets = self(modality, *self._moved(inputs))
+        made: Sets = self(modality, *moved(inputs, next(self.parameters())))
         return made.vectors.float()
 
     @contextmanager

@@ -7,15 +7,20 @@ the model per part, and needs neither gradients nor anything from inside the mod
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from maxmatch.core.types import Inputs
+from maxmatch.matching import SIMILARITIES
+from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.model.hub_inputs import PatchReader
-from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader, moved
+
+if TYPE_CHECKING:
+    from maxmatch.model.encoder import SetEncoder
 
 _NOISE = 1e-6  # a cosine that falls by less has not changed
 _WINDOWS = {"cpu": 4}  # of a picture, along each side: on a CPU, each pass takes a tenth of a second
@@ -123,6 +128,60 @@ def shares(
     alike = (known if bool(known.any()) else ~known).float()
     found = torch.where(found.sum(1, keepdim=True) > 0, found, alike)
     return (found / found.sum(1, keepdim=True)).view(-1, *part.shape)
+
+
+def look_at(
+    model: "SetEncoder", modality: str, item: object, against: Callable[[], Float[Tensor, "L D"]] | None
+) -> Look:
+    """`SetEncoder.look`."""
+    tower = model.tower(modality)
+    with model.evaluating():
+        read = tower.reader.read(item)
+        inputs = moved(tower.reader.collate([read]), next(model.parameters()))
+        features = tower.encoder(*inputs)
+        sets = tower.head(features)
+    vectors = sets.vectors[0].float().cpu()
+    if sets.attention is None:
+        attention = _occluded(model, modality, read, inputs, vectors, against)
+    else:
+        attention, grid = sets.attention[0].float().cpu(), features.grid
+        if grid is None:
+            attention, grid = attention[:, features.mask[0].cpu()], patch_grid(tower.reader, inputs)
+        attention = attention if grid is None else attention.view(-1, *grid)
+    words = None
+    if isinstance(tower.reader, TextReader):
+        words = tower.reader.words(inputs.values[0])[: attention.shape[1]]
+    return Look(vectors, attention, words)
+
+
+def _occluded(
+    model: "SetEncoder",
+    modality: str,
+    read: object,
+    inputs: Inputs,
+    vectors: Float[Tensor, "K D"],
+    against: Callable[[], Float[Tensor, "L D"]] | None,
+) -> Tensor:
+    """How much the cosine of each slot with its partner falls without each part of an item."""
+    gaussian = SIMILARITIES[model.similarity_name].set_size is not None
+    parts = None if gaussian else occlusions(model.tower(modality).reader, read, inputs)
+    if parts is None:
+        raise NoAttentionError(
+            f"explain: the head of the tower {modality!r} gives no attention, and what it reads cannot be taken "
+            "apart. Pictures, features and texts can be, unless a model compares Gaussians."
+        )
+    targets = vectors
+    if against is not None:
+        others = against()
+        chosen = partners(model.similarity_name, vectors @ others.T)
+        targets = torch.where(chosen[:, None] >= 0, others[chosen], vectors)
+    with model.evaluating():
+        return occluded_shares(parts, vectors, targets, lambda some: model.sets_of(modality, some).cpu())
+
+
+def partners(similarity: str, cosines: Float[Tensor, "K L"]) -> Int[Tensor, " K"]:
+    """The slot that each slot is compared with; −1: none."""
+    return torch.arange(len(cosines)) if SIMILARITIES[similarity].in_order else maximal_assignment(cosines)
 
 
 def patch_grid(reader: Reader, inputs: Inputs) -> tuple[int, int] | None:

@@ -282,6 +282,13 @@ class Encoded:
     skipped: list[Skipped]
 
 
+def moved(inputs: "Inputs", parameter: "torch.Tensor") -> "Inputs":
+    """On a model's device, and pixels or features in its precision. parameter: any of the model's."""
+    dtype = parameter.dtype if inputs.values.is_floating_point() else inputs.values.dtype
+    mask = None if inputs.mask is None else inputs.mask.to(parameter.device)
+    return type(inputs)(inputs.values.to(parameter.device, dtype), mask)
+
+
 def checked_items(items: Iterable[Any], batch_size: int, errors: str) -> list[Any]:
     """The items given to `encode`, as a list. ValueError where they are not a list of items."""
     # uint8 of height × width × channels is one picture, not a list of its rows.

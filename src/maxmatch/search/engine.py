@@ -8,6 +8,7 @@ any size every item has its own number of vectors, and nothing is proposed.
 
 import hashlib
 import heapq
+import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from pydantic import JsonValue
 
-from maxmatch.search.filters import Condition
+from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
 
 _SCAN_BLOCK = 4096
 
@@ -74,6 +75,9 @@ class ItemRows(NamedTuple):
     """In the precision of the location, finite; each of the K vectors has unit length."""
     metadata: list[str]
     """A JSON object each, as text, to be returned unchanged; `where` sees its text, number and boolean values."""
+
+
+_SHOWN = 64  # items whose keys an error names
 
 
 class Found(NamedTuple):
@@ -257,3 +261,30 @@ def engine_function(name: str, what: str) -> Callable[..., Any]:
             raise
         raise ImportError(f"engine {name!r} needs {error.name}: pip install 'maxmatch[{entry.extra}]'") from error
     return partial(getattr(module, what), **entry.options)
+
+
+def checked_condition(
+    where: str | Mapping[str, Value] | Condition | None, engine: Engine, seen: set[Condition]
+) -> Condition | None:
+    """A filter as given; one that a person wrote is checked against what the items have. seen: what any item has passed
+    so far, which is not looked up again.
+    """
+    condition = condition_of(where)
+    if condition is None or isinstance(where, Condition) or not engine.count():
+        return condition
+
+    def has_any(of_kind: Condition) -> bool:
+        if of_kind not in seen and engine.count(of_kind):
+            seen.add(of_kind)
+        return of_kind in seen
+
+    def known() -> dict[str, bool]:
+        first = next(engine.scan(_SHOWN, vectors=False, metadata=True))
+        keys: dict[str, bool] = {}
+        for text in first.metadata or []:
+            for key, value in json.loads(text).items():
+                keys[key] = keys.get(key, False) or value is not None
+        return keys
+
+    check_kinds(condition, has_any, known)
+    return condition

@@ -1,6 +1,5 @@
 """SetIndex: sets with ids and metadata, kept in a folder, found by their similarity."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,13 +17,14 @@ from maxmatch.search.engine import (
     Hit,
     Location,
     check_files,
+    checked_condition,
     create_engine,
     open_engine,
     present,
     proposes,
     sample,
 )
-from maxmatch.search.filters import Condition, Value, check_kinds, condition_of
+from maxmatch.search.filters import Condition, Value
 from maxmatch.search.index_folder import (
     ANY_SIZE,
     Manifest,
@@ -47,10 +47,9 @@ from maxmatch.search.verify import Verification, measure
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from maxmatch.search.on_device import ItemsOnDevice
+    from maxmatch.search.engines.on_device import ItemsOnDevice
 
 _SCAN_BELOW = 10_000
-_SHOWN = 64  # items whose keys an error names
 _TUNED_WITH = 100  # items
 _TARGET = 0.995  # surely, of items of the index, which are easier to find than real queries
 _log = logging.getLogger("maxmatch")
@@ -91,7 +90,7 @@ class SetIndex:
         self._last_added = 0
         self._warned: set[str] = set()
         self._seen: set[Condition] = set()
-        """What any item passed, of `check_kinds`."""
+        """What any item passed, of `checked_condition`."""
         self._checked: object = None
         """The state of index.json when its model was last compared."""
 
@@ -356,7 +355,7 @@ class SetIndex:
         queries = self._queries(sets)
         if self.manifest.scoring.in_order and isinstance(queries, np.ndarray):
             check_equal_sizes(queries.shape[1], self.manifest.set_size or 0)
-        condition = self._condition(where)
+        condition = checked_condition(where, self.engine, self._seen)
         tuning = self.manifest.tuning
         in_memory = condition is None and self.engine.in_memory
         if in_memory and tuning is not None and not tuning.real_queries:
@@ -394,7 +393,7 @@ class SetIndex:
             'b'
         """
         self._refuse_replaced()
-        queries, condition = self._queries(query[None]), self._condition(where)
+        queries, condition = self._queries(query[None]), checked_condition(where, self.engine, self._seen)
         if not isinstance(queries, np.ndarray):
             return scan(self.engine, queries, max(1, len(self)), condition, self.manifest)[0]
         if self.manifest.scoring.in_order:
@@ -600,28 +599,6 @@ class SetIndex:
         rows = checked_ragged(self.manifest, sets)
         return RaggedArray(np.array(rows.values, np.float32), rows.starts)
 
-    def _condition(self, where: str | Mapping[str, Value] | Condition | None) -> Condition | None:
-        """A filter as given; one that a person wrote is checked against what the items have."""
-        condition = condition_of(where)
-        if condition is None or isinstance(where, Condition) or not len(self):
-            return condition
-
-        def has_any(of_kind: Condition) -> bool:
-            if of_kind not in self._seen and self.engine.count(of_kind):
-                self._seen.add(of_kind)
-            return of_kind in self._seen
-
-        def known() -> dict[str, bool]:
-            first = next(self.engine.scan(_SHOWN, vectors=False, metadata=True))
-            keys: dict[str, bool] = {}
-            for text in first.metadata or []:
-                for key, value in json.loads(text).items():
-                    keys[key] = keys.get(key, False) or value is not None
-            return keys
-
-        check_kinds(condition, has_any, known)
-        return condition
-
     def _must_scan(self, set_size: int, condition: Condition | None) -> bool:
         """Whether all items are scored; the reason is logged once, unless it is only that there are few."""
         if not proposes(self.engine):
@@ -637,7 +614,7 @@ class SetIndex:
 
 
 def _items_on(device: str, folder: Path, engine: Engine, manifest: Manifest) -> "ItemsOnDevice":
-    from maxmatch.search.on_device import ItemsOnDevice
+    from maxmatch.search.engines.on_device import ItemsOnDevice
 
     return ItemsOnDevice(folder, engine, manifest, device)
 

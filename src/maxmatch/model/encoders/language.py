@@ -301,7 +301,7 @@ def _mixed(x: Tensor) -> torch.dtype:
 def _gru_kernels(words: Tensor) -> Any | None:
     """The kernels of a GRU, on a GPU with Triton. What is compiled or exported takes torch's."""
     here = words.is_cuda and words.element_size() <= 4 and not torch.compiler.is_compiling()
-    return optional_module("maxmatch.model.triton_gru") if here else None
+    return optional_module("maxmatch.model.layers.triton_gru") if here else None
 
 
 def _last(states: Float[Tensor, "B N H"], length: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:

@@ -1,0 +1,286 @@
+"""Slot attention, and the heads that are made of it: SetHead is the paper's, ResidualSetHead turns the one vector of a
+trained model into a set.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from maxmatch.core.machine import optional_module
+from maxmatch.core.types import Features, Sets
+from maxmatch.model.layers.pooling import aligned_linear, unit_vectors
+from maxmatch.model.layers.rival_heads import GlobalHead
+
+_EPSILON = 1e-7
+
+
+def _kernels(name: str, x: Tensor) -> Any | None:
+    """A module of kernels, on a GPU with Triton. What is compiled or exported takes the lines in torch."""
+    return optional_module(name) if x.is_cuda and not torch.compiler.is_compiling() else None
+
+
+def _attention_kernels(keys: Tensor) -> Any | None:
+    return _kernels("maxmatch.model.layers.triton_attention", keys)
+
+
+def _norm_kernels(x: Tensor) -> Any | None:
+    kernels = _kernels("maxmatch.model.layers.triton_norm", x)
+    return kernels if kernels is not None and kernels.can_norm(x) else None
+
+
+def _of_products(x: Tensor) -> torch.dtype:
+    """The precision in which a linear layer takes x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class Context(NamedTuple):
+    """The inputs as attention sees them. The same for every block that shares weights: computed once."""
+
+    keys: Float[Tensor, "B h N d"]
+    values: Float[Tensor, "B h N d"]
+    mask: Bool[Tensor, "B N"]
+    sums: Any = None
+    """With the GPU's kernels: where the blocks add up the gradients of keys and values."""
+
+
+class SlotAttention(nn.Module):
+    """Slots compete for each input, then each slot averages what it won. For each of h heads of width d
+
+        a = softmax over the slots of (q kᵀ / √d) · mask,    output = Σ_n a_n v_n / (Σ_n a_n + ε),   ε = 1e-7
+
+    The mask is applied after the softmax: over the slots, a masked logit would still give each slot 1/K of the padding.
+    """
+
+    def __init__(self, width: int, context_width: int, heads: int, head_width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = head_width**-0.5
+        inner = heads * head_width
+        self.to_queries = nn.Linear(width, inner, bias=False)
+        self.to_keys = nn.Linear(context_width, inner, bias=False)
+        self.to_values = nn.Linear(context_width, inner, bias=False)
+        self.output = nn.Sequential(nn.Linear(inner, width), nn.Dropout(dropout))
+
+    def context(
+        self,
+        inputs: Float[Tensor, "B N W"],
+        mask: Bool[Tensor, "B N"],
+        positions: Float[Tensor, "B N W"] | None = None,
+    ) -> Context:
+        """Keys and values of the inputs; positions are added to what the keys are made of, not to the values."""
+        placed = inputs if positions is None else inputs + positions.to(inputs.dtype)
+        made = aligned_linear(placed, self.to_keys.weight), aligned_linear(inputs, self.to_values.weight)
+        keys, values = map(self._split, made)
+        kernels = _attention_kernels(keys)
+        if kernels is None:  # laid out for the products once, or every block would copy them anew
+            return Context(keys.contiguous(), values.contiguous(), mask)
+        keys, values, sums = kernels.shared(keys, values)
+        return Context(keys, values, mask, sums)
+
+    def forward(
+        self, slots: Float[Tensor, "B K D"], context: Context
+    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
+        """What each slot takes from the inputs, and the weights with which it does."""
+        taken, weights = self.take(slots, context)
+        return self.output(taken), weights
+
+    def take(
+        self, slots: Float[Tensor, "B K D"], context: Context
+    ) -> tuple[Float[Tensor, "B K hd"], Float[Tensor, "B h K N"]]:
+        """What each slot takes, its heads beside each other, before the output layer; and the weights."""
+        queries = self._split(self.to_queries(slots))
+        kernels = _attention_kernels(context.keys)
+        if kernels is not None and kernels.can_attend(queries, context.keys):
+            taken, weights = kernels.slot_attention(queries, *context, self.scale, _EPSILON)
+            return taken, weights
+        logits = queries @ context.keys.transpose(-1, -2) * self.scale
+        share = logits.softmax(-2, dtype=torch.promote_types(logits.dtype, torch.float32))
+        share = share * context.mask[:, None, None]
+        weights = share / (share.sum(-1, keepdim=True) + _EPSILON)
+        taken = weights.to(context.values.dtype) @ context.values
+        return taken.transpose(1, 2).flatten(2), weights
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class AggregationBlock(nn.Module):
+    """x ← x + Attn(LN_q(x), LN_c(ψ));  x ← x + FFN(LN(x)).   FFN: D → 4D, GELU, dropout, → D."""
+
+    def __init__(self, width: int, context_width: int, heads: int, head_width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.query_norm = nn.LayerNorm(width)
+        self.context_norm = nn.LayerNorm(context_width)
+        self.attention = SlotAttention(width, context_width, heads, head_width, dropout)
+        self.feedforward = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(4 * width, width),
+        )
+
+    def context(self, features: Features) -> Context:
+        """What the slots look at. It does not depend on them."""
+        kernels, norm, local = _norm_kernels(features.local), self.context_norm, features.local
+        normed = norm(local) if kernels is None else kernels.add_norm(local, norm, _of_products(local))[1]
+        return self.attention.context(normed, features.mask, features.positions)
+
+    def forward(
+        self, slots: Float[Tensor, "B K D"], context: Context
+    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B h K N"]]:
+        """The slots one step on, and the attention weights of the step."""
+        taken, weights = self.attention(self.query_norm(slots), context)
+        slots = slots + taken
+        return slots + self.feedforward(slots), weights
+
+
+class SlotHead(nn.Module):
+    """K slots that take what they need from the local features: LN(E^L).
+
+    E^0 are K learned slots ~ N(0, σ²), σ = slot_scale; E^L is what L aggregation blocks make of them. The blocks share
+    one set of weights, so keys and values are computed once for all of them.
+
+    slot_noise: in training every item's slots start at E^0 + ν ε instead, ε ~ N(0, 1), ν = slot_noise: a slot's number
+    then says less of what it will look for, and so less of which slot of the other side it meets.
+    """
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int,
+        set_size: int,
+        heads: int,
+        head_width: int,
+        depth: int,
+        dropout: float,
+        slot_scale: float,
+        slot_noise: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not slot_scale > 0:
+            raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
+        if not slot_noise >= 0:
+            raise ValueError(f"slot_noise: expected 0 or more, got {slot_noise}.")
+        self.slot_noise = slot_noise
+        self.width = width
+        self.set_size = set_size
+        self.depth = depth
+        self.slots = nn.Parameter(slot_scale * torch.randn(set_size, width))
+        self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
+        self.residual_norm = nn.LayerNorm(width)
+
+    def residual(self, features: Features) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K N"]]:
+        """LN(E^L) of B items, and the last block's attention, averaged over its heads."""
+        slots = self.slots.expand(features.local.shape[0], -1, -1)
+        if self.training and self.slot_noise:
+            slots = slots + self.slot_noise * torch.randn_like(slots)
+        context = self.block.context(features)
+        kernels = _norm_kernels(slots)
+        if kernels is not None and slots.dtype == torch.float32:
+            return self._residual_by_kernels(slots, context, kernels)
+        for _ in range(self.depth):
+            slots, weights = self.block(slots, context)
+        return self.residual_norm(slots), weights.mean(1)
+
+    def _residual_by_kernels(self, slots: Tensor, context: Context, kernels: Any) -> tuple[Tensor, Tensor]:
+        """The same, with one kernel for each x + layer(h) and the norm of it, and one for GELU and its dropout."""
+        block, precision = self.block, _of_products(slots)
+        layers: Any = (*block.attention.output, *block.feedforward)
+        project, drop_taken, norm, widen, _, drop_hidden, narrow = layers
+        p, q = (drop.p if drop.training else 0.0 for drop in (drop_taken, drop_hidden))
+        seeds = kernels.seeds(self.depth, slots.device) if p or q else [(None, None)] * self.depth
+        slots, normed = kernels.add_norm(slots, block.query_norm, precision)
+        for step, (seed, other) in enumerate(seeds):
+            taken, weights = block.attention.take(normed, context)
+            taken = linear(taken, project.weight)
+            slots, normed = kernels.add_norm(slots, norm, precision, taken, project.bias, p, seed)
+            hidden = kernels.gelu_dropout(linear(normed, widen.weight), widen.bias, q, other)
+            last = step == self.depth - 1
+            following, kind = (self.residual_norm, slots.dtype) if last else (block.query_norm, precision)
+            slots, normed = kernels.add_norm(slots, following, kind, linear(hidden, narrow.weight), narrow.bias)
+        return normed, weights.mean(1)
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        self.slots.copy_(self.slots[list(order)].clone())
+
+
+class SetHead(SlotHead):
+    """The set prediction module: S = LN_a(E^L) + LN_b(φ), then each vector to unit length. E^L: see `SlotHead`.
+
+    global_feature: what the losses (GD) see as the global feature, the "raw" φ or the "normalised" LN_b(φ). The sets
+    are the same.
+    """
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int = 1024,
+        set_size: int = 4,
+        heads: int = 4,
+        head_width: int = 512,
+        depth: int = 4,
+        dropout: float = 0.1,
+        global_feature: Literal["raw", "normalised"] = "raw",
+        slot_scale: float = 1.0,
+        slot_noise: float = 0.0,
+    ) -> None:
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale, slot_noise)
+        if global_feature not in ("raw", "normalised"):
+            raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
+        self.global_feature = global_feature
+        self.pooled_norm = nn.LayerNorm(width)
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items. Their attention is the last block's, averaged over its heads."""
+        residual, attention = self.residual(features)
+        added = self.pooled_norm(features.pooled)
+        pooled = features.pooled if self.global_feature == "raw" else added
+        return Sets(unit_vectors(residual + added[:, None]), residual, pooled, attention)
+
+
+class ResidualSetHead(SlotHead):
+    """Sets that start as a trained model's one vector: S_k = g + γ_k ⊙ r_k, then each vector to unit length.
+
+        r_k = LN(E^L)_k;   g: the one vector that `base` makes, of unit length
+
+    γ (K, D) is learned and starts at 0: before the first step all K vectors are g, and every similarity ranks as the
+    cosine of g. The first step moves γ, of each slot in another way, since the slots start apart; what makes r_k learns
+    from the second step on. E^L: see `SlotHead`.
+    """
+
+    def __init__(
+        self,
+        context_width: int,
+        width: int = 512,
+        set_size: int = 4,
+        base: nn.Module | None = None,
+        heads: int = 4,
+        head_width: int = 128,
+        depth: int = 2,
+        dropout: float = 0.1,
+        slot_scale: float = 1.0,
+    ) -> None:
+        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale)
+        self.gamma = nn.Parameter(torch.zeros(set_size, width))
+        self.base = GlobalHead(context_width, width) if base is None else base
+
+    def forward(self, features: Features) -> Sets:
+        """The sets of B items. Their attention is the last block's, averaged over its heads."""
+        one: Sets = self.base(features)
+        residual, attention = self.residual(features)
+        added = self.gamma * residual
+        return Sets(unit_vectors(one.vectors + added), added, one.vectors[:, 0], attention)
+
+    @torch.no_grad()
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
+        super().reorder(order)
+        self.gamma.copy_(self.gamma[list(order)].clone())
