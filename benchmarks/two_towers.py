@@ -123,7 +123,8 @@ class Transformers:
         import transformers
 
         pictures: Any = transformers.AutoImageProcessor
-        self.model: Any = transformers.AutoModel.from_pretrained(folder).eval()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"  # as ours chooses it
+        self.model: Any = transformers.AutoModel.from_pretrained(folder).eval().to(self.device)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor: Any = pictures.from_pretrained(folder)
         fixed = self.model.config.model_type.startswith("siglip")
@@ -134,8 +135,8 @@ class Transformers:
         made = []
         for start in range(0, len(paths), batch_size):
             pictures = [Image.open(path).convert("RGB") for path in paths[start : start + batch_size]]
-            inputs = self.processor(images=pictures, return_tensors="pt")
-            made.append(self.model.get_image_features(**inputs).pooler_output)
+            inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
+            made.append(self.model.get_image_features(**inputs).pooler_output.cpu())
         return torch.nn.functional.normalize(torch.cat(made), dim=-1)
 
     @torch.no_grad()
@@ -144,8 +145,8 @@ class Transformers:
         for start in range(0, len(texts), batch_size):
             inputs = self.tokenizer(
                 texts[start : start + batch_size], **self.padding, truncation=True, return_tensors="pt"
-            )
-            made.append(self.model.get_text_features(**inputs).pooler_output)
+            ).to(self.device)
+            made.append(self.model.get_text_features(**inputs).pooler_output.cpu())
         return torch.nn.functional.normalize(torch.cat(made), dim=-1)
 
 
