@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from made_splits import galleries
 from reference_ranking import sorted_ranks
 
+from maxmatch.evaluation import ranking
 from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
 
 
@@ -165,6 +166,17 @@ def test_scores_that_are_nan_never_rank_well(where, height):
     scores[where] = math.nan
     with pytest.raises(ValueError, match="NaN"):
         ranks_of_parts(lambda rows: scores[rows], height, groups, torch.arange(4), [Fold(slice(0, 4), slice(0, 4))])
+
+
+@pytest.mark.parametrize(("rows", "pairs"), [(7, 35), (7, 3), (1, 9), (40, 60), (5, 0)])
+def test_pairs_are_counted_on_a_gpu_as_on_the_cpu_in_any_order(rows, pairs):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (rows, 50), generator=generator).float()
+    row = torch.randint(0, rows, (pairs,), generator=generator)
+    level = scores[row, torch.randint(0, 50, (pairs,), generator=generator)]
+    slow = [int((scores[one] >= least).sum()) for one, least in zip(row.tolist(), level, strict=True)]
+    assert ranking._as_high_on_device(scores, row, level).tolist() == slow
+    assert ranking._as_high(scores, row, level).tolist() == slow
 
 
 def test_no_loop_over_queries_and_nothing_larger_than_the_scores():

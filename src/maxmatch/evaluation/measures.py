@@ -4,7 +4,7 @@ RSUM asks for the best of an image's captions. Sets are made to hold what differ
 does not show. All measures of retrieval are computed from the ranks of the true pairs: no score is looked at again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -57,7 +57,10 @@ def mean_measures(galleries: Sequence[SearchRanks]) -> list[str]:
     """
     if any(gallery.pairs is None for gallery in galleries):
         return list(RECALLS)
-    names = list(query_values(galleries[0]))
+    return _that_differ(query_values(galleries[0]), galleries)
+
+
+def _that_differ(names: Iterable[str], galleries: Sequence[SearchRanks]) -> list[str]:
     several = any(
         gallery.pairs is not None and len(gallery.pairs.row) > len(gallery.text_groups) for gallery in galleries
     )
@@ -88,48 +91,55 @@ class _Answers(NamedTuple):
     or more stand before it, and so do n − 1 true ones; of those that score the same, the less relevant come first.
     """
 
-    query: Int[np.ndarray, " P"]
     nth: Int[np.ndarray, " P"]
     place: Int[np.ndarray, " P"]
-    gain: Float[np.ndarray, " P"]
+    starts: Int[np.ndarray, " n"]
+    """Where the answers of each query begin."""
+    true: Int[np.ndarray, " n"]
+    """How many each query has."""
+    gain: Float[np.ndarray, " P"] | float
     """How relevant each is; 1 where all are alike."""
-    best_gain: Float[np.ndarray, " P"]
+    best_gain: Float[np.ndarray, " P"] | float
     """The gains in the best order: the n-th largest of the query."""
 
     @classmethod
     def of(cls, query: Int[np.ndarray, " P"], rank: Int[np.ndarray, " P"], grades: Grades | None) -> "_Answers":
-        """Of pairs in any order, from their ranks among wrong answers."""
+        """Of pairs in any order, from their ranks among wrong answers. Every query has one."""
+        gain: np.ndarray | float = 1.0
+        best_gain: np.ndarray | float = 1.0
         if grades is None:
-            order, gain = np.lexsort((rank, query)), np.ones(len(query))
+            order = (query * (rank.max() + 1) + rank).argsort(kind="stable")  # fast where much is in order already
         else:
-            gain, score = (part.cpu().double().numpy() for part in grades)
-            order = np.lexsort((gain, -score, query))
-        best_gain = gain[np.lexsort((-gain, query))]
-        query, rank, gain = query[order], rank[order], gain[order]
+            gains, score = (part.cpu().double().numpy() for part in grades)
+            order = np.lexsort((gains, -score, query))
+            gain, best_gain = gains[order], gains[np.lexsort((-gains, query))]
         true = np.bincount(query)
-        nth = np.arange(1, len(query) + 1) - (np.cumsum(true) - true)[query]
-        return cls(query, nth, rank - 1 + nth, gain, best_gain)
+        starts = np.cumsum(true) - true
+        nth = np.arange(1, len(query) + 1) - starts.repeat(true)
+        return cls(nth, rank[order] - 1 + nth, starts, true, gain, best_gain)
 
     def total(self, values: np.ndarray) -> Float[np.ndarray, " n"]:
         """The sum over the true answers of each query."""
-        total: np.ndarray = np.bincount(self.query, values)
+        if len(self.starts) == len(self.nth):  # one each
+            return values.astype(np.float64)
+        total: np.ndarray = np.add.reduceat(values, self.starts, dtype=np.float64)
         return total
 
-    def share(self, values: np.ndarray) -> Float[np.ndarray, " n"]:
-        """The mean over the true answers of each query."""
-        return self.total(values) / np.bincount(self.query)
-
-    def at(self, depth: int) -> dict[str, Float[np.ndarray, " n"]]:
-        """Of the first answers, so many of them: the share of the true ones among them (coverage), how many of them are
-        true (precision), and nDCG, Σ gain / log₂(1 + place) as a share of that of the best order.
+    def at(self, *depths: int) -> dict[str, Float[np.ndarray, " n"]]:
+        """Of the first answers, as many as each depth says: the share of the true ones among them (coverage), how many
+        of them are true (precision), and nDCG, Σ gain / log₂(1 + place) as a share of that of the best order.
         """
-        within = self.place <= depth
-        best = self.total((self.nth <= depth) * self.best_gain / np.log2(1 + self.nth))
-        return {
-            "coverage": self.share(within),
-            "precision": self.total(within) / depth,
-            "ndcg": self.total(within * self.gain / np.log2(1 + self.place)) / best,
-        }
+        gain, best_gain = self.gain / np.log2(1 + self.place), self.best_gain / np.log2(1 + self.nth)
+        found = {}
+        for depth in depths:
+            within = self.place <= depth
+            count = self.total(within)
+            found |= {
+                f"coverage_{depth}": count / self.true,
+                f"precision_{depth}": count / depth,
+                f"ndcg_{depth}": self.total(within * gain) / self.total((self.nth <= depth) * best_gain),
+            }
+        return found
 
 
 def _answers_both_ways(gallery: SearchRanks) -> dict[str, _Answers]:
@@ -140,17 +150,17 @@ def _answers_both_ways(gallery: SearchRanks) -> dict[str, _Answers]:
 
 def _all_answers(answers: _Answers) -> dict[str, Float[np.ndarray, " n"]]:
     """mAP@R, R-precision, coverage, mAP, precision, MRR and nDCG of each query."""
-    _, nth, place, *_ = answers
-    within = place <= np.bincount(answers.query)[answers.query]
-    at = {depth: answers.at(depth) for depth in {*DEPTHS, *_SHORT}}
+    nth, place, starts, true, *_ = answers
+    within, precision = place <= true.repeat(true), nth / place
+    at = answers.at(*sorted({*DEPTHS, *_SHORT}))
     return {
-        "map_at_r": answers.share(within * nth / place),
-        "r_precision": answers.share(within),
-        **{f"coverage_{depth}": at[depth]["coverage"] for depth in DEPTHS},
-        "map": answers.share(nth / place),
-        **{f"precision_{depth}": at[depth]["precision"] for depth in _SHORT},
-        "mrr": answers.total((nth == 1) / place),
-        **{f"ndcg_{depth}": at[depth]["ndcg"] for depth in _SHORT},
+        "map_at_r": answers.total(within * precision) / true,
+        "r_precision": answers.total(within) / true,
+        **{name: at[name] for name in (f"coverage_{depth}" for depth in DEPTHS)},
+        "map": answers.total(precision) / true,
+        **{name: at[name] for name in (f"precision_{depth}" for depth in _SHORT)},
+        "mrr": precision[starts],
+        **{name: at[name] for name in (f"ndcg_{depth}" for depth in _SHORT)},
     }
 
 
@@ -161,8 +171,8 @@ def figures_at(galleries: Sequence[SearchRanks], depth: int) -> dict[str, float]
         one = dict[str, float]()
         for way, answers in _answers_both_ways(gallery).items():
             ranks = (gallery.i2t if way == "i2t" else gallery.t2i).ranks.cpu().numpy()
-            values = {"r": ranks <= depth, **{f"{name}_": value for name, value in answers.at(depth).items()}}
-            one |= {f"{way}_{name}{depth}": 100 * float(value.mean()) for name, value in values.items()}
+            values = {f"r{depth}": ranks <= depth, **answers.at(depth)}
+            one |= {f"{way}_{name}": 100 * float(value.mean()) for name, value in values.items()}
         found.append(one)
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
@@ -184,10 +194,10 @@ def hardest_ranks(gallery: SearchRanks) -> dict[str, Int[np.ndarray, " B"]]:
 
 def beyond_rsum(galleries: Sequence[SearchRanks]) -> dict[str, float]:
     """The mean over galleries of the measures of retrieval that RSUM does not show, in per cent; and median ranks."""
-    names = [name for name in mean_measures(galleries) if name not in RECALLS]
     found = []
     for gallery in galleries:
         values = query_values(gallery)
+        names = [name for name in _that_differ(values, galleries) if name not in RECALLS]
         medians = {f"{way}_hardest_median_rank": np.median(ranks) for way, ranks in hardest_ranks(gallery).items()}
         found.append({**{name: 100 * values[name].values.mean() for name in names}, **medians})
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}

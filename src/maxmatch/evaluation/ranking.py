@@ -177,14 +177,31 @@ class _PairCounter:
 def _as_high(scores: Float[Tensor, "n m"], row: Int[Tensor, " P"], level: Float[Tensor, " P"]) -> Int[Tensor, " P"]:
     """For each of P rows and levels: how many scores of that row are as high or higher."""
     if scores.device.type != "cpu":
-        height = max(1, _ON_DEVICE // max(scores.shape[1], 1))  # rows copied at once
-        parts = [slice(start, start + height) for start in range(0, len(row), height)]
-        return torch.cat([(scores[row[part]] >= level[part, None]).sum(1) for part in parts] or [row])
+        return _as_high_on_device(scores, row, level)
     if scores.dtype.itemsize == 2:  # as in `_count_on_cpu`
         scores, level = scores.float(), level.float()
     values = scores.detach().numpy()
     counts = [np.count_nonzero(values[one] >= least) for one, least in zip(row.tolist(), level.tolist(), strict=True)]
     return torch.tensor(counts, dtype=torch.long)
+
+
+def _as_high_on_device(
+    scores: Float[Tensor, "n m"], row: Int[Tensor, " P"], level: Float[Tensor, " P"]
+) -> Int[Tensor, " P"]:
+    """The n-th levels of all rows at once where rows have about as many; else each pair's row is copied."""
+    if not len(row):
+        return row
+    order = row.argsort(stable=True)
+    place = torch.empty_like(row)
+    place[order] = torch.arange(len(row), device=row.device) - torch.searchsorted(row[order], row[order])
+    most = int(place.max()) + 1
+    if most * len(scores) > 2 * len(row):
+        height = max(1, _ON_DEVICE // max(scores.shape[1], 1))  # rows copied at once
+        parts = [slice(start, start + height) for start in range(0, len(row), height)]
+        return torch.cat([(scores[row[part]] >= level[part, None]).sum(1) for part in parts])
+    levels = level.new_full((most, len(scores)), torch.inf)
+    levels[place, row] = level
+    return torch.stack([(scores >= one[:, None]).sum(1) for one in levels])[place, row]
 
 
 def _own_as_high(query: Int[Tensor, " P"], level: Float[Tensor, " P"]) -> Int[Tensor, " P"]:
