@@ -130,7 +130,7 @@ class _Answers(NamedTuple):
         of them are true (precision), and nDCG, Σ gain / log₂(1 + place) as a share of that of the best order.
         """
         gain, best_gain = self.gain / np.log2(1 + self.place), self.best_gain / np.log2(1 + self.nth)
-        found = {}
+        found = dict[str, np.ndarray]()
         for depth in depths:
             within = self.place <= depth
             count = self.total(within)
