@@ -214,10 +214,11 @@ def main() -> None:
         scores = [
             loop.images(some[0], asked.batch_size) @ loop.texts(some[1], asked.batch_size).T for loop in (theirs, ours)
         ]
-        torch.testing.assert_close(*scores, rtol=0, atol=1e-5)
+        tolerance = 1e-4 if theirs.device == "cuda" else 1e-5  # TF32 in convolutions
+        torch.testing.assert_close(*scores, rtol=0, atol=tolerance)
         size = sum(path.stat().st_size for path in photos) / asked.photos / 2**10
         print(
-            f"{describe_machine()}; {asked.model}, random weights, batches of {asked.batch_size}; scores equal to 1e-5"
+            f"{describe_machine()}; {asked.model}, random weights, batches of {asked.batch_size}; scores equal to {tolerance:g}"
         )
         print(f"{asked.photos} JPEGs of {asked.side} pixels, {size:.0f} KiB each; {asked.captions} captions")
         both = (theirs, ours)
