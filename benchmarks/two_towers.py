@@ -217,9 +217,8 @@ def main() -> None:
         tolerance = 1e-4 if theirs.device == "cuda" else 1e-5  # TF32 in convolutions
         torch.testing.assert_close(*scores, rtol=0, atol=tolerance)
         size = sum(path.stat().st_size for path in photos) / asked.photos / 2**10
-        print(
-            f"{describe_machine()}; {asked.model}, random weights, batches of {asked.batch_size}; scores equal to {tolerance:g}"
-        )
+        print(f"{describe_machine()}; scores equal to {tolerance:g}")
+        print(f"{asked.model}, random weights, batches of {asked.batch_size}")
         print(f"{asked.photos} JPEGs of {asked.side} pixels, {size:.0f} KiB each; {asked.captions} captions")
         both = (theirs, ours)
         report("photos", [partial(loop.images, photos, asked.batch_size) for loop in both], asked)
