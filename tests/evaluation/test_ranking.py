@@ -179,6 +179,18 @@ def test_pairs_are_counted_on_a_gpu_as_on_the_cpu_in_any_order(rows, pairs):
     assert ranking._as_high(scores, row, level).tolist() == slow
 
 
+def test_the_kernel_counts_the_pairs_of_a_row_in_one_pass(kernel_calls):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (70, 300), generator=generator).float()
+    scores[3, 5:9] = -math.inf
+    row = torch.arange(70).repeat(3)
+    level = scores[row, torch.randint(0, 300, (210,), generator=generator)]
+    for matrix, least in ((scores, level), (scores.half(), level.half()), (scores[:, 20:290], level)):
+        slow = [int((matrix[one] >= lowest).sum()) for one, lowest in zip(row.tolist(), least, strict=True)]
+        assert ranking._as_high_on_device(matrix, row, least).tolist() == slow
+    assert len(kernel_calls) == 3
+
+
 def test_no_loop_over_queries_and_nothing_larger_than_the_scores():
     costs = []
     for images in (8, 64):
@@ -233,9 +245,12 @@ def kernel_calls(monkeypatch):
         calls.append(tuple(scores.shape))
         return kernels.count_levels(scores, *levels)
 
-    monkeypatch.setattr(
-        "maxmatch.evaluation.ranking.kernels_for", lambda scores: SimpleNamespace(count_levels=count_levels)
-    )
+    def count_reaching(scores, levels):
+        calls.append(tuple(scores.shape))
+        return kernels.count_reaching(scores, levels)
+
+    interpreted = SimpleNamespace(count_levels=count_levels, count_reaching=count_reaching)
+    monkeypatch.setattr("maxmatch.evaluation.ranking.kernels_for", lambda scores: interpreted)
     return calls
 
 

@@ -60,8 +60,9 @@ def check_equal_sizes(first: int, second: int) -> None:
 
 def refuse_not_finite(name: str, sets: Array, mask: Array | None = None) -> None:
     """Raise if any value of a real vector is NaN or infinite, naming the first item that has one."""
-    for start in range(0, len(sets), _BLOCK):
-        part = slice(start, start + _BLOCK)
+    step = max(1, len(sets)) if getattr(sets, "is_cuda", False) else _BLOCK  # each look at a GPU's result waits for it
+    for start in range(0, len(sets), step):
+        part = slice(start, start + step)
         block = sets[part]
         with np.errstate(over="ignore", invalid="ignore"):
             if math.isfinite(block.sum().tolist()):  # the quick way to see that all are

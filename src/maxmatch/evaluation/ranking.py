@@ -201,6 +201,9 @@ def _as_high_on_device(
         return torch.cat([(scores[row[part]] >= level[part, None]).sum(1) for part in parts])
     levels = level.new_full((most, len(scores)), torch.inf)
     levels[place, row] = level
+    kernels = kernels_for(scores)
+    if kernels is not None and scores.stride(1) == 1:
+        return kernels.count_reaching(scores, levels)[place, row].long()  # type: ignore[no-any-return]
     return torch.stack([(scores >= one[:, None]).sum(1) for one in levels])[place, row]
 
 

@@ -443,3 +443,30 @@ def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]
         ROWS=128, COLUMNS=128, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     return above, equal, no_numbers[0]
+
+
+@triton.jit
+def _count_reaching(scores, levels, counts, n_rows, n_columns, stride,
+                    MOST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real_row, real_column = i < n_rows, j < n_columns
+    inside = real_row[:, None] & real_column[None, :]
+    values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=float("-inf"))
+    for n in range(MOST):
+        limit = tl.load(levels + n * n_rows + i, mask=real_row, other=float("inf"))[:, None]
+        reached = tl.sum(((values >= limit) & inside).to(tl.int32), 1)
+        tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row)
+
+
+def count_reaching(scores: Tensor, levels: Tensor) -> Tensor:
+    """How many scores of each row (B, C) are as high as its levels (P, B), or higher: (P, B). Scores are read once."""
+    rows, columns = scores.shape
+    assert scores.stride(1) == 1
+    assert levels.is_contiguous()
+    counts = torch.zeros_like(levels, dtype=torch.int32)
+    _count_reaching[(triton.cdiv(rows, 64), triton.cdiv(columns, 256))](
+        scores, levels, counts, rows, columns, scores.stride(0),
+        MOST=len(levels), ROWS=64, COLUMNS=256, num_warps=8, enable_fp_fusion=True,
+    )  # fmt: skip
+    return counts
