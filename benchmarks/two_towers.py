@@ -123,7 +123,7 @@ class Transformers:
         import transformers
 
         pictures: Any = transformers.AutoImageProcessor
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"  # as ours chooses it
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model: Any = transformers.AutoModel.from_pretrained(folder).eval().to(self.device)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor: Any = pictures.from_pretrained(folder)
@@ -154,13 +154,13 @@ class Ours:
     """The same by a SetEncoder."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = SetEncoder.from_pretrained(folder)
+        self.model = SetEncoder.from_pretrained(folder, "cuda" if torch.cuda.is_available() else "cpu")
 
     def images(self, paths: list[Path], batch_size: int) -> torch.Tensor:
-        return self.model.encode_images(paths, batch_size=batch_size)[:, 0]
+        return self.model.encode_images(paths, batch_size=batch_size)[:, 0].cpu()
 
     def texts(self, texts: list[str], batch_size: int) -> torch.Tensor:
-        return self.model.encode_texts(texts, batch_size=batch_size)[:, 0]
+        return self.model.encode_texts(texts, batch_size=batch_size)[:, 0].cpu()
 
 
 _LOOPS: dict[str, Any] = {"transformers": Transformers, "maxmatch": Ours}

@@ -50,6 +50,18 @@ def test_an_item_that_cannot_be_read_is_named_and_no_thread_stays(ahead):
     assert threading.active_count() == before
 
 
+def test_ahead_of_the_model_the_items_of_one_batch_are_read_at_the_same_time():
+    together = threading.Barrier(3, timeout=20)
+
+    class Meeting(Reader):
+        def read(self, item):
+            together.wait()
+            return item
+
+    found = list(read_ahead(Meeting(), list(range(6)), [[0, 1, 2], [3, 4, 5]], skip=False, workers=3, ahead=True))
+    assert [batch.places for batch in found] == [[0, 1, 2], [3, 4, 5]]
+
+
 def doubled(inputs):
     return [2 * value for value in inputs.values]
 

@@ -740,17 +740,36 @@ def test_a_study_may_extend_another_and_files_lie_beside_the_study_that_names_th
         load_study(str(tmp_path / "mine.yaml"))
 
 
-def test_a_study_may_have_some_methods_of_another_only_and_their_models_are_the_same(tmp_path):
-    finalists, referee = load_study("finalists"), load_study("referee")
-    assert set(finalists.methods) < set(referee.methods)
-    assert {*finalists.goal.ours, *finalists.goal.rivals} <= set(finalists.methods)
-    title = finalists.reference
-    plans = [StudyPlan(study, ReproduceOptions([str(tmp_path)], tmp_path)) for study in (finalists, referee)]
-    many, few = (plan.finals(title, ()) for plan in plans)
-    assert [job.folder for job in many[:3]] == [job.folder for job in few]
-    assert len(many) == 8
-    tried, same = (plan.trials(title) for plan in plans)
-    assert [trial.job.folder for trial in tried] == [trial.job.folder for trial in same]
+_CHOSEN = {
+    "MaxMatch": ("referee", "MaxMatch", 1),
+    "MaxMatch (Div + MMD)": ("referee", "MaxMatch (Div + MMD)", 1),
+    "MaxMatch (centred GD, ISD; captions)": ("hypotheses", "centred GD, ISD + captions", 1),
+    "fixed pairing": ("referee", "fixed pairing", 1),
+    "SetDiv": ("referee", "SetDiv", 6),
+    "MIL": ("referee", "MIL", 1),
+    "one vector, D = 1024": ("referee", "one vector, D = 1024", 4),
+}
+"""The study, the method and the number of the trial that each finalist was chosen from, as docs/log.md has them."""
+
+
+def test_the_finalists_are_the_models_of_the_trials_that_were_chosen(tmp_path):
+    def plan(name):
+        return StudyPlan(load_study(name), ReproduceOptions([str(tmp_path)], tmp_path))
+
+    finalists = plan("finalists")
+    assert finalists.study.methods.keys() == _CHOSEN.keys()
+    for title, (study, method, number) in _CHOSEN.items():
+        assert finalists.trials(title) == []
+        few, many = plan(study), finalists.finals(title, ())
+        assert len(many) == 8
+        chosen = few.trials(method)[number - 1]
+        assert [job.folder for job in many[:3]] == [job.folder for job in few.finals(method, chosen.changes)]
+
+
+def test_a_study_may_have_some_methods_of_another_only(tmp_path):
+    written(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: small.yaml\nonly: [MaxMatch, MIL]\n")
+    assert list(load_study(str(tmp_path / "mine.yaml")).methods) == ["MaxMatch", "MIL"]
 
 
 @pytest.mark.parametrize(

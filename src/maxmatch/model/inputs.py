@@ -5,8 +5,9 @@ Importing this loads no torch: models that run without it read and encode their 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 _LONG_WORK = 1_000  # items, from which on a progress bar is shown
 _PLAIN = (ImageError, FileNotFoundError, PermissionError)  # errors made of a message alone
-_WORKERS = 4  # batches read at once while the model works
+_WORKERS = 4  # batches of texts that are tokenised at once while the model works
+_READERS = 16  # other items read at once
 _EACH, _LAST = 8, 4  # items at once of a thread that reads and encodes: at most, and towards the end
 
 
@@ -181,12 +183,13 @@ class _Batches:
 
     def read(self, places: Sequence[int], each: Callable[..., Iterable[Any]] = map) -> ReadBatch:
         """The items at some places. each: reads them one after the other, or at the same time."""
-        found = dict(zip(places, each(self._one, places), strict=True))
+        found = dict(zip(places, each(self.read_one, places), strict=True))
         good = {place: value for place, value in found.items() if not isinstance(value, Skipped)}
         skipped = [value for value in found.values() if isinstance(value, Skipped)]
         return ReadBatch(list(good), self.reader.collate(list(good.values())) if good else None, skipped)
 
-    def _one(self, place: int) -> Any:
+    def read_one(self, place: int) -> Any:
+        """The item at a place, or why it could not be read."""
         try:
             return self.reader.read(self.items[place])
         except (ValueError, OSError) as error:
@@ -205,20 +208,27 @@ def read_ahead(
     ahead: bool = True,
     processes: bool = False,
 ) -> Iterator[ReadBatch]:
-    """The batches in order, the next few being read in `workers` threads while the model works on one.
+    """The batches in order, the next few being read in `workers` threads while the model works on one: each item by
+    itself, so that all threads have something to do, but for texts.
 
     skip: leave out an item that cannot be read; otherwise an error names it. ahead: whether there are processors for
     both; False where the model works on this one: then all threads read one batch and wait while the model works.
     processes: take processes in the place of threads, ahead: many threads wait for Python's lock more than they decode.
     """
-    threads = workers or usable_cores(_WORKERS)
+    threads = workers or usable_cores(_WORKERS if isinstance(reader, TextReader) else _READERS)
     all_of_them = _Batches(reader, items, batches, skip)
     if processes and len(batches) > 1:
         yield from in_processes(all_of_them, threads)
     elif max(map(len, batches), default=0) < 2 or (isinstance(reader, TextReader) and not ahead):
         yield from map(all_of_them.read, batches)
-    elif ahead and len(batches) > 1:
+    elif ahead and isinstance(reader, TextReader):
         yield from map_ahead(all_of_them.read, batches, threads, ahead=1)
+    elif ahead:
+        two_batches = -(-2 * max(map(len, batches)) // threads)
+        in_order = chain.from_iterable(batches)
+        with closing(map_ahead(all_of_them.read_one, in_order, threads, ahead=two_batches)) as one_by_one:
+            for places in batches:
+                yield all_of_them.read(places, lambda _, places: islice(one_by_one, len(places)))
     else:
         with ThreadPoolExecutor(threads) as pool:
             for places in batches:

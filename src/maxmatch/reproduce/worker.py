@@ -104,10 +104,9 @@ def sweep(jobs: Sequence[Job], at_once: int, device: str | None, report: ReportJ
 def start(job: Job, device: str | None) -> subprocess.Popen[bytes]:
     """The process of a job. It ends when its standard input does, so also when this process is killed."""
     job.write()
-    environment = dict(os.environ)
-    if device == "cpu":
-        # One thread each, whatever the number of jobs: more would sum in another order.
-        environment.setdefault("OMP_NUM_THREADS", "1")
+    # One thread each, whatever the number of jobs: on a CPU more would sum in another order, and beside a GPU those of
+    # many jobs would wait for each other.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     command = [sys.executable, "-m", "maxmatch.reproduce.worker", str(job.folder), *([device] if device else [])]
     with (job.folder / LOG).open("wb") as log:
         # Ctrl-C in a terminal goes to a whole session; in sessions of their own they are told by us, once.
