@@ -258,7 +258,7 @@ def test_texts_are_padded_to_a_multiple_of_eight_and_nothing_else_is_touched():
         ({}, "hardest", "cuda", True),
         ({"precision": "bf16"}, "hardest", "cuda", True),
         ({}, "hardest", "cpu", False),
-        ({}, "mean", "cuda", False),
+        ({}, "mean", "cuda", True),
         ({}, "semi_hard", "cuda", False),
         ({"precision": "fp16"}, "hardest", "cuda", False),
         ({"accumulate": 2}, "hardest", "cuda", False),
@@ -288,7 +288,8 @@ class Operations(TorchDispatchMode):
         ({"caption_matching_weight": 0.3}, False),
         ({"slot_con_weight": 0.3}, False),
         ({"anneal": {"epochs": 1}}, False),
-        ({"negatives": "mean"}, True),
+        ({"negatives": "mean"}, False),
+        ({"negatives": "semi_hard"}, True),
     ],
     ids=str,
 )

@@ -357,10 +357,10 @@ def padded(batch: Batch) -> Batch:
 
 
 def can_record(train: Train, negatives: str, device: torch.device) -> bool:
-    """Whether steps can be recorded: on one GPU, where the host reads no values. It does for mean negatives, since
-    their number varies, for fp16's loss scaling and for chunks.
+    """Whether steps can be recorded: on one GPU, where the host reads no values. It does for semi-hard negatives, whose
+    pairs are written down, for fp16's loss scaling and for chunks.
     """
-    plain = train.precision != "fp16" and train.accumulate == 1 and negatives == "hardest"
+    plain = train.precision != "fp16" and train.accumulate == 1 and negatives != "semi_hard"
     return plain and device.type == "cuda" and not several()
 
 
