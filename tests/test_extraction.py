@@ -247,7 +247,7 @@ def test_any_vision_model_of_hugging_face_can_be_run(data, tmp_path):
 
 
 def test_a_model_without_a_backbone_and_data_without_pictures_are_refused(data, checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="region_bigru reads features, and has no backbone"):
+    with pytest.raises(ValueError, match="region_bigru has no backbone whose features"):
         load_backbone("region_bigru")
     with pytest.raises(ValueError, match=r"nothing: no such folder.*one of resnet152_bigru, .*or hf:NAME"):
         load_backbone(str(tmp_path / "nothing"))

@@ -1,9 +1,12 @@
 """Two-tower models of transformers, tiny and with random weights, in folders as the hub has them."""
 
 import json
+import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 WORDS = [
@@ -22,6 +25,15 @@ WORDS = [
     "isn't",
     "it's",
     "bird",
+]
+TEXTS = [
+    "a dog",
+    "",
+    "a",
+    "Two people ride a red BUS.",
+    "a dog isn't a cat, it's a bird " * 9,
+    "  ",
+    "犬 \u00e9 \U0001f415",
 ]
 SIZE, PATCH = 32, 8
 LONGEST = 16  # tokens
@@ -227,6 +239,34 @@ def hub_folder(folder, family, seed=0, **changes):
     tokenizer.save_pretrained(folder)
     make_processor().save_pretrained(folder)
     return Path(folder)
+
+
+def pictures():
+    """Of all shapes and modes."""
+    generator = np.random.default_rng(0)
+
+    def noise(width, height, mode="RGB"):
+        channels = len(Image.new(mode, (1, 1)).getbands())
+        shape = (height, width) if channels == 1 else (height, width, channels)
+        return Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8), mode)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Image.fromarray's mode
+        return {
+            "square": noise(32, 32),
+            "portrait": noise(40, 90),
+            "landscape": noise(301, 200),
+            "panorama": noise(640, 20),
+            "tower": noise(7, 500),
+            "one pixel": noise(1, 1),
+            "three rows": noise(50, 3),
+            "grey": noise(45, 60, "L"),
+            "palette": noise(70, 50).quantize(16),
+            "transparent": noise(33, 44, "RGBA"),
+            "grey and transparent": noise(33, 44, "LA"),
+            "ink": noise(33, 44, "CMYK"),
+            "one bit": noise(33, 44, "L").convert("1"),
+        }
 
 
 def changed(folder, name, **values):

@@ -218,14 +218,48 @@ def test_graphs_of_onnx_give_the_same_sets_or_the_model_is_refused(hub, scenes, 
     assert found[0] == found[1] != ""
 
 
-def test_a_folder_that_cannot_be_used_is_one_line(tmp_path, scenes, capsys):
+@pytest.mark.parametrize(
+    ("damage", "file", "cure"),
+    [
+        (lambda f: (f / "preprocessor_config.json").unlink(), "preprocessor_config.json", "fetch the model again"),
+        (lambda f: changed(f, "config.json", model_type="bert"), "config.json", "Known are clip"),
+        (lambda f: changed(f, "config.json", auto_map={"AutoModel": "a.B"}), "config.json", "Choose a model"),
+        (lambda f: changed(f, "config.json", projection_dim=20), "model.safetensors", "Fetch both again"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors", "Fetch the model again"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json", "Fetch it again"),
+    ],
+    ids=["no preprocessor", "text only", "code", "mismatch", "half of it", "tokenizer"],
+)
+def test_a_folder_that_cannot_be_used_is_named_with_the_cure(damage, file, cure, tmp_path, scenes, capsys):
     folder = hub_folder(tmp_path / "clip", "clip")
-    (folder / "preprocessor_config.json").unlink()
-    for command in (("search", "a dog", scenes / "images", "--model", folder), ("evaluate", folder, scenes)):
+    damage(folder)
+    for command in (
+        ("search", "a dog", scenes / "images", "--model", folder),
+        ("encode", folder, scenes / "images", "--out", tmp_path / "sets"),
+        ("serve", scenes / "images", "--model", folder),
+        ("evaluate", folder, scenes),
+    ):
         done = run(capsys, *command)
         assert done.code == 1
-        assert "preprocessor_config.json is missing" in done.err
+        assert file in done.err
+        assert cure in done.err
         assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"), [("GatedRepoError", "Accept its terms"), ("RepositoryNotFoundError", "hf auth")]
+)
+def test_a_name_that_is_gated_or_missing_is_named_with_the_cure(kind, cure, scenes, capsys, monkeypatch):
+    import huggingface_hub
+
+    def refused(*_, **__):
+        raise type(kind, (OSError,), {})("no")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
+    done = run(capsys, "search", "a dog", scenes / "images", "--model", "someone/clip")
+    assert done.code == 1
+    assert "someone/clip" in done.err
+    assert cure in done.err
 
 
 def test_models_lists_what_ships_what_is_cached_and_what_can_be_fetched(tmp_path, capsys, monkeypatch):
@@ -248,6 +282,7 @@ def test_models_lists_what_ships_what_is_cached_and_what_can_be_fetched(tmp_path
     listed = json.loads(run(capsys, "models", "--json").out)
     found = {place: [(model["name"], model["kind"]) for model in models] for place, models in listed.items()}
     assert ("maxmatch-small", "maxmatch") in found["ships"]
+    assert listed["ships"][0]["licence"]
     assert found["cached"] == [("openai/clip-vit-base-patch32", "clip"), ("someone/ours", "maxmatch")]
     assert listed["cached"][0]["licence"] == "mit"
     assert listed["cached"][0]["size"] > 10_000

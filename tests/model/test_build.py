@@ -3,6 +3,7 @@ import json
 import shutil
 import sys
 from contextlib import nullcontext
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from tiny_models import D, images_for, texts, tiny_config, tiny_model, tokenizer_for
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ResNetConfig, ResNetModel
 
+from maxmatch import SetEncoder
 from maxmatch.model.build import build_model, preprocessing
 from maxmatch.model.config import (
     GRU,
@@ -26,6 +28,7 @@ from maxmatch.model.config import (
     Transformer,
 )
 from maxmatch.model.encoders import ResNeXt
+from maxmatch.model.images import ImageTransform
 from maxmatch.model.text import train_wordpiece_tokenizer, word_tokenizer
 from maxmatch.recipe.schema import Recipe
 from maxmatch.recipe.yaml_files import dump_recipe, load_recipe
@@ -229,6 +232,27 @@ def test_a_missing_tokenizer_and_one_that_does_not_fit_the_backbone_are_refused(
         build_model(config, {"text": large})
     with pytest.raises(ValueError, match=r"cuts at 99 tokens, but the backbone takes at most 40"):
         build_model(config, {"text": train_wordpiece_tokenizer(["a dog"], 100, max_length=99)})
+
+
+def test_pictures_for_a_backbone_of_timm_are_prepared_as_timm_says_and_a_checkpoint_keeps_it(monkeypatch, tmp_path):
+    said = {"input_size": (3, 32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25), "crop_mode": "center"}
+    stand_in = ModuleType("timm")
+
+    def create_model(name, pretrained, num_classes):
+        backbone = torch.nn.Conv2d(3, 6, 8, 8)
+        backbone.pretrained_cfg = said
+        return backbone
+
+    stand_in.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+    model = build_model(one_tower(Conv(backbone=TimmBackbone(model="some_vit"))), seed=0)
+    expected = ImageTransform(32, "crop", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    assert model.tower("image").reader.transform == expected
+    said["mean"] = (0.0, 0.0, 0.0)  # another version of timm
+    assert SetEncoder.from_pretrained(model.save_pretrained(tmp_path / "a")).tower("image").reader.transform == expected
+    given = Conv(backbone=TimmBackbone(model="some_vit"), pixels=Pixels(size=64, resize="squash"))
+    chosen = build_model(one_tower(given), seed=0).tower("image").reader.transform
+    assert (chosen.size, chosen.resize, chosen.mean) == (64, "squash", (0.0, 0.0, 0.0))
 
 
 def test_without_timm_its_backbones_are_refused_with_the_cure(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
-from tiny_hub import FAMILIES, LONGEST, changed, hub_folder
+from tiny_hub import FAMILIES, LONGEST, TEXTS, changed, hub_folder, pictures
 
 from maxmatch import SetEncoder
 from maxmatch.model.checkpoint import CheckpointError
@@ -23,43 +23,6 @@ from maxmatch.model.onnx_runtime import OnnxEncoder
 from maxmatch.model.text import TextTruncated
 
 SLOW = pytest.mark.slow  # CLIP and SigLIP are exported in tests/cli/test_clip.py
-TEXTS = [
-    "a dog",
-    "",
-    "a",
-    "Two people ride a red BUS.",
-    "a dog isn't a cat, it's a bird " * 9,
-    "  ",
-    "犬 \u00e9 \U0001f415",
-]
-
-
-def pictures():
-    """Of all shapes and modes."""
-    generator = np.random.default_rng(0)
-
-    def noise(width, height, mode="RGB"):
-        channels = len(Image.new(mode, (1, 1)).getbands())
-        shape = (height, width) if channels == 1 else (height, width, channels)
-        return Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8), mode)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Image.fromarray's mode
-        return {
-            "square": noise(32, 32),
-            "portrait": noise(40, 90),
-            "landscape": noise(301, 200),
-            "panorama": noise(640, 20),
-            "tower": noise(7, 500),
-            "one pixel": noise(1, 1),
-            "three rows": noise(50, 3),
-            "grey": noise(45, 60, "L"),
-            "palette": noise(70, 50).quantize(16),
-            "transparent": noise(33, 44, "RGBA"),
-            "grey and transparent": noise(33, 44, "LA"),
-            "ink": noise(33, 44, "CMYK"),
-            "one bit": noise(33, 44, "L").convert("1"),
-        }
 
 
 def own_logits(folder, images, texts):
@@ -292,9 +255,12 @@ def half_an_index(folder):
         (lambda f: (f / "preprocessor_config.json").write_text("{"), r"preprocessor_config\.json: not readable.*etch"),
         (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is missing.*Copy the whole folder"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json: not readable"),
+        (
+            lambda f: shutil.copy(hub_folder(f.parent / "other", "siglip") / "tokenizer.json", f),
+            r"tokenizer\.json: not readable.*vocabulary.*etch",
+        ),
         (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors: missing.*Fetch the model again"),
         (as_pickle, r"model\.safetensors: missing.*pytorch_model\.bin is a pickle"),
-        (lambda f: (f / "config.json").rename(f / "open_clip_config.json"), r"a model of open_clip.*maxmatch models"),
         (half_an_index, r"model-00001-of-00002\.safetensors: missing"),
         *(
             (lambda f, share=share: cut(f / "model.safetensors", share), r"model\.safetensors: not a complete.*fetch")

@@ -72,7 +72,10 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
     tower = loaded.tower(IMAGE)
     encoder, reader = tower.encoder, tower.reader
     if not isinstance(encoder, ConvEncoder | HubHalf) or not isinstance(reader, PixelReader):
-        raise ValueError(f"model: {model} reads features, and has no backbone. Give a model that reads pictures.")
+        raise ValueError(
+            f"model: {model} has no backbone whose features could be stored. Give a model of MaxMatch that reads "
+            "pictures, or a two-tower model of transformers."
+        )
     assert loaded.config is not None
     return FrozenBackbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
 

@@ -28,7 +28,15 @@ from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
-from maxmatch.model.names import CONFIG, hub_model_type, is_checkpoint, is_hub_name, local_model, model_identity
+from maxmatch.model.names import (
+    CONFIG,
+    OPEN_CLIP,
+    hub_model_type,
+    is_checkpoint,
+    is_hub_name,
+    local_model,
+    model_identity,
+)
 from maxmatch.model.two_towers import FAMILIES
 from maxmatch.recipe.schema import Data, Recipe
 from maxmatch.recipe.yaml_files import RecipeError, load_recipe
@@ -325,7 +333,8 @@ def find_models(names: Sequence[str | Path], say: Say = log_line) -> list[ModelS
     found = []
     for name in map(str, names):
         source = find_source(name)
-        if source is None and is_hub_name(name) and not Path(name).exists():
+        fetched = (is_hub_name(name) or name.startswith(OPEN_CLIP)) and not Path(name).exists()
+        if source is None and (fetched or hub_model_type(Path(name)) is not None):  # whose refusal says why
             source = ModelSource(name, name, "checkpoint")
         if source is None:
             raise ValueError(

@@ -121,6 +121,8 @@ def _conv(config: parts.Conv, given: _Materials) -> tuple[Encoder, Reader]:
     named = config.backbone.pretrained if isinstance(config.backbone, parts.HuggingFaceBackbone) else None
     asked = given.pretrained and named is not None and None in config.pixels.model_dump().values()
     file = preprocessing(str(named)) if asked else None
+    if given.pretrained and isinstance(config.backbone, parts.TimmBackbone):  # a checkpoint has them in its config
+        file = _timm_preprocessing(getattr(backbone, "pretrained_cfg", None) or {})
     reader = PixelReader(ImageTransform(**config.pixels.values(file)))
     return ConvEncoder(backbone, given.width, **_options(config)), reader
 
@@ -151,6 +153,13 @@ def preprocessing(name: str) -> parts.Pixels:
         mean=said.get("image_mean"),
         std=said.get("image_std"),
     )
+
+
+def _timm_preprocessing(said: Mapping[str, Any]) -> parts.Pixels:
+    """What timm says is to be done to pictures."""
+    size = (said.get("input_size") or (None,))[-1]
+    resize: Any = "squash" if said.get("crop_mode") == "squash" else None
+    return parts.Pixels(size=size, resize=resize, mean=said.get("mean"), std=said.get("std"))
 
 
 def _region(config: parts.Region, given: _Materials) -> tuple[Encoder, Reader]:
@@ -269,15 +278,17 @@ def _with_backbones(config: parts.ModelConfig, towers: Mapping[str, Tower], pret
     for name, tower in config.towers.items():
         backbone: Any = getattr(tower.encoder, "backbone", None)
         named = isinstance(backbone, parts.HuggingFaceBackbone) and backbone.pretrained is not None
-        if named and (pretrained or backbone.config is None):
+        asked = named and (pretrained or backbone.config is None)
+        if asked:
             built: Any = towers[name].encoder
             found = built.backbone.config
             options = {**found.to_diff_dict(), "model_type": found.model_type}
             known["towers"][name]["encoder"]["backbone"]["config"] = options
-            reader = towers[name].reader
-            if isinstance(reader, PixelReader):
-                values = {key: getattr(reader.transform, key) for key in parts.Pixels.model_fields}
-                known["towers"][name]["encoder"]["pixels"] = values
+        reader = towers[name].reader
+        timms = pretrained and isinstance(backbone, parts.TimmBackbone)
+        if (asked or timms) and isinstance(reader, PixelReader):
+            values = {key: getattr(reader.transform, key) for key in parts.Pixels.model_fields}
+            known["towers"][name]["encoder"]["pixels"] = values
     return parts.ModelConfig.model_validate(known)
 
 

@@ -68,8 +68,8 @@ def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
 
 class Pixels(ConfigPart):
     """How a picture becomes an array: see `maxmatch.model.images.ImageTransform`. What is not given is taken from the
-    preprocessor file of a pretrained Hugging Face backbone; without one, pictures are cropped to 224 pixels and
-    normalised as for ImageNet.
+    preprocessor file of a pretrained Hugging Face backbone, or from timm for one of its own; where neither says so,
+    pictures are cropped to 224 pixels and normalised as for ImageNet.
     """
 
     size: Count | None = None

@@ -62,7 +62,7 @@ class ProcessorTransform(ImageTransform):
 
         picture, processor = self._picture(source), self.processor
         plain = type(processor).resize is PilBackend.resize and isinstance(processor.resample, int)
-        size = _resized(picture.size, processor.size) if plain and processor.do_resize else None
+        size = resized_size(picture.size, processor.size) if plain and processor.do_resize else None
         if size is not None:
             picture, options = picture.resize(size, processor.resample), {**options, "do_resize": False}
         pixels: np.ndarray = processor(picture, return_tensors="np", **options)["pixel_values"][0]
@@ -112,9 +112,13 @@ class PatchReader(PixelReader):
 
 
 def processor_transform(options: Mapping[str, Any]) -> ProcessorTransform:
-    """The preprocessing that a preprocessor_config.json describes."""
+    """The preprocessing that a preprocessor_config.json, or a preprocess_cfg of open_clip, describes."""
     import transformers
 
+    if "resize_mode" in options:
+        from maxmatch.model.open_clip_models import open_clip_transform  # which needs this module
+
+        return open_clip_transform(options)
     options = dict(options)
     kind = f"{str(options.pop('image_processor_type', '')).removesuffix('Fast').removesuffix('Pil')}Pil"
     found = getattr(transformers, kind, None) if kind.isidentifier() and "ImageProcessor" in kind else None
@@ -134,7 +138,7 @@ def processor_transform(options: Mapping[str, Any]) -> ProcessorTransform:
     return ProcessorTransform(height, "squash" if short is None else "crop", mean, std, processor)
 
 
-def _resized(picture: tuple[int, int], size: Any) -> tuple[int, int] | None:
+def resized_size(picture: tuple[int, int], size: Any) -> tuple[int, int] | None:
     """The width and height to which a processor resizes a picture; None where its rule is an unusual one."""
     given = {name for name in ("shortest_edge", "longest_edge", "height", "width", "max_height") if _side(size, name)}
     if given == {"height", "width"}:

@@ -20,16 +20,17 @@ SHIPPED = "maxmatch-small"
 """The model that is used where none is named."""
 MODELS = Path(__file__).resolve().parent / "shipped"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-_OPEN_CLIP = "open_clip_config.json"
+OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 SCALE = ".int8_scale"  # follows the name of word vectors in int8: what to multiply each by
 FORMAT = "maxmatch.SetEncoder"  # of a checkpoint: what its config.json begins with
+OPEN_CLIP = "open_clip:"  # before "MODEL/TAG": a model as open_clip lists them
 HUB = "hf:"  # before a name: that of a model on the hub, whatever folders there are
 _HUB_NAME = re.compile(r"(?:\w[\w.-]*/\w[\w.-]*|(?<=^hf:)\w[\w.-]*)(?:@[\w./-]+)?")
 # What is fetched of a model: nothing that is code or a pickle.
 _FILES = [
     CONFIG, CARD, WEIGHTS, "model-*-of-*.safetensors", f"{WEIGHTS}.index.json", "preprocessor_config.json",
     "processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", _OPEN_CLIP,
+    "*.model", OPEN_CLIP_CONFIG,
 ]  # fmt: skip
 _CONVERTED = "Adding `safetensors` variant of this model"  # the title of the hub's own pull requests
 _CURES = {
@@ -56,8 +57,8 @@ SHIPPED_MODELS = {
 
 
 class ListedModel(NamedTuple):
-    """A model as `maxmatch models` lists it. kind: "maxmatch", or the `model_type` of a two-tower model of
-    transformers. size: in bytes. licence: as its model card says. None: not known here.
+    """A model as `maxmatch models` lists it. kind: "maxmatch", or the `model_type` of a two-tower model. size: in
+    bytes. licence: as its model card says. None: not known here.
     """
 
     name: str
@@ -72,11 +73,12 @@ KNOWN_MODELS = (
     ListedModel("google/siglip-base-patch16-224", "siglip", 813_000_000, "apache-2.0"),
     ListedModel("google/siglip2-base-patch16-224", "siglip", 1_501_000_000, "apache-2.0"),
     ListedModel("google/siglip2-base-patch16-naflex", "siglip2", 1_501_000_000, "apache-2.0"),
-    ListedModel("BAAI/AltCLIP", "altclip"),
-    ListedModel("OFA-Sys/chinese-clip-vit-base-patch16", "chinese_clip"),
-    ListedModel("facebook/metaclip-2-worldwide-huge-quickgelu", "metaclip_2"),
+    ListedModel("BAAI/AltCLIP", "altclip", 3_457_000_000, "creativeml-openrail-m"),
+    ListedModel("OFA-Sys/chinese-clip-vit-base-patch16", "chinese_clip", 753_000_000),
+    ListedModel("facebook/metaclip-2-worldwide-huge-quickgelu", "metaclip_2", 7_435_000_000),
     ListedModel("kakaobrain/align-base", "align", 688_000_000),
     ListedModel("laion/clap-htsat-unfused", "clap", 614_000_000, "apache-2.0"),
+    ListedModel("timm/MobileCLIP2-S0-OpenCLIP", "open_clip", 300_000_000, "apple-amlr"),
 )
 """Models on the hub of every kind that can be loaded. Sizes by their number of weights, licences by their pages."""
 
@@ -93,11 +95,13 @@ def model_folder(name: str | Path) -> Path:
     folder = local_model(name)
     if folder is not None:
         return folder
+    if str(name).startswith(OPEN_CLIP):
+        return _fetched(_open_clip_on_the_hub(str(name)))
     if isinstance(name, Path) or not is_hub_name(name):
         known = ", ".join(shipped_names()) or f"none: this installation lacks {SHIPPED}"
         raise FileNotFoundError(
             f"{name}: no such folder. Give the folder of a checkpoint or a run, a model that ships ({known}), "
-            "or 'organisation/name' on the hub, with '@revision' where one is meant."
+            "'organisation/name' on the hub, with '@revision' where one is meant, or 'open_clip:MODEL/TAG'."
         )
     return _fetched(name)
 
@@ -184,15 +188,22 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def hub_model_type(folder: Path) -> str | None:
-    """The `model_type` in a config.json of transformers, which may be empty; None where a folder has no such file."""
+    """The `model_type` in a config.json of transformers, which may be empty; "open_clip" for a model that open_clip
+    alone has; None where a folder is neither.
+    """
     import json
 
+    other = "open_clip" if (folder / OPEN_CLIP_CONFIG).is_file() else None
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return other
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict) or "format" in found or not {"model_type", "auto_map"} & found.keys():
+    if not isinstance(found, dict) or "format" in found:
         return None
+    if not {"model_type", "auto_map"} & found.keys():
+        return other  # timm, too, has a config.json
     return str(found.get("model_type", ""))
 
 
@@ -262,14 +273,17 @@ def _fetched(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     offline = bool(constants.HF_HUB_OFFLINE)
-    _log.warning("%s: no such folder here; %s", name, "looking in the hub's cache" if offline else "asking the hub")
+    _log.warning("%s: %s", name.removeprefix(HUB), "looking in the hub's cache" if offline else "asking the hub")
     repository, revision = hub_parts(name)
 
-    def snapshot(revision: str | None) -> Path:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=offline))
+    def snapshot(revision: str | None, *more: str) -> Path:
+        files = [*_FILES, *more]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=files, local_files_only=offline))
 
     try:
         folder = snapshot(revision)
+        if hub_model_type(folder) == "open_clip":  # others have the same weights twice
+            return snapshot(revision, OPEN_CLIP_WEIGHTS)
         for other in _conversions(repository, offline) if revision is None and not _has_weights(folder) else ():
             converted = snapshot(other)
             if _has_weights(converted):
@@ -284,6 +298,30 @@ def _fetched(name: str) -> Path:
             f"{'HF_HUB_OFFLINE is set: unset it to fetch' if offline else advice}."
         ) from error
     return folder
+
+
+def open_clip(asked: str) -> Any:
+    """The package open_clip. asked: the model that needs it, for the error where it cannot be imported."""
+    try:
+        import open_clip
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
+        raise ImportError(
+            f"{asked}: a model of open_clip, whose package is needed and cannot be imported ({error}). Run "
+            "pip install open_clip_torch, with a torchvision that fits your torch; or choose a model that transformers "
+            "has: see `maxmatch models`."
+        ) from error
+    return open_clip
+
+
+def _open_clip_on_the_hub(name: str) -> str:
+    """The name on the hub of a model that open_clip lists, "open_clip:MODEL/TAG"."""
+    package = open_clip(name)
+    model, _, tag = name.removeprefix(OPEN_CLIP).partition("/")
+    repository = str((package.get_pretrained_cfg(model, tag) or {}).get("hf_hub", "")).strip("/")
+    if not is_hub_name(repository):
+        tags = ", ".join(package.list_pretrained_tags_by_model(model)) or "none: check open_clip.list_pretrained()"
+        raise FileNotFoundError(f"{name}: open_clip lists no such model on the hub. Tags of {model!r}: {tags}.")
+    return HUB + repository
 
 
 def _has_weights(folder: Path) -> bool:
@@ -319,11 +357,6 @@ def read_config(folder: Path) -> "ModelConfig":
 def checkpoint_file(folder: Path, name: str) -> Path:
     """A file of a checkpoint. CheckpointError where it is missing."""
     if not (folder / name).is_file():
-        if (folder / _OPEN_CLIP).is_file():
-            raise CheckpointError(
-                f"{folder}: a model of open_clip ({_OPEN_CLIP}), which MaxMatch does not read. Choose one that "
-                "transformers has: see `maxmatch models`."
-            )
         raise CheckpointError(
             f"{folder}: {name} is missing. A checkpoint has {CONFIG}, {WEIGHTS} and, for texts, tokenizer.json. "
             "Copy the whole folder."

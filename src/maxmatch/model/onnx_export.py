@@ -21,6 +21,7 @@ from maxmatch.model.inputs import FeatureReader, PixelReader
 from maxmatch.model.layers import GPOHead
 from maxmatch.model.names import model_identity
 from maxmatch.model.onnx_runtime import FILE, FORMAT, Exported, Graph, digest
+from maxmatch.model.open_clip_models import OpenClipHalf
 
 OPSET = 18
 _BATCH, _LENGTH = 2, 5  # of the example that a graph is traced with; both are dynamic in the graph
@@ -42,6 +43,8 @@ def export_onnx(folder: str | Path) -> Path:
                 "exported to ONNX. Use it without --onnx. SigLIP 2 has models of one size, which can be exported: "
                 "google/siglip2-base-patch16-224."
             )
+        if isinstance(model.tower(name).encoder, OpenClipHalf):
+            raise ValueError(f"{folder}: a model of open_clip cannot be exported to ONNX. Use it without --onnx.")
     towers, tokenizers = {}, tokenizer_names(model.config)
     for name in model.towers:
         path, tokenizer = folder / f"{name}.onnx", tokenizers.get(name)

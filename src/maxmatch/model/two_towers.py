@@ -35,11 +35,13 @@ from maxmatch.model.encoders.backbone import Freezable, mask_for
 from maxmatch.model.hub_inputs import AudioReader, PatchReader, PatchTransform, processor_transform
 from maxmatch.model.inputs import PixelReader, Reader, TextReader
 from maxmatch.model.layers import GlobalHead
-from maxmatch.model.names import CONFIG, WEIGHTS, CheckpointError
+from maxmatch.model.names import CONFIG, WEIGHTS, CheckpointError, hub_model_type
+from maxmatch.model.open_clip_models import OpenClipImageEncoder, OpenClipTextEncoder, network, read_open_clip
 
 IMAGE, AUDIO, TEXT = "image", "audio", "text"
 _INDEX = f"{WEIGHTS}.index.json"
 _PREPROCESSOR = "preprocessor_config.json"
+_UNUSUAL = "a\U0010fffd"  # a letter, and a sign that no vocabulary has
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 _SETTINGS = (CONFIG, "tokenizer_config.json", _PREPROCESSOR, "processor_config.json")
 _HALVES = {
@@ -74,8 +76,10 @@ FAMILIES = {
     "metaclip_2": Family(),
     "align": Family(longest=64, projected=False),
     "clap": Family(other="audio", offset=True),
+    "open_clip": Family(),
 }
-"""The models of transformers that can be loaded, by the `model_type` in their config.json."""
+"""The models that can be loaded, by the `model_type` in their config.json; "open_clip": those that only open_clip
+has."""
 
 
 # From a folder to a model.
@@ -83,6 +87,8 @@ FAMILIES = {
 
 def load_two_towers(folder: Path) -> SetEncoder:
     """The model in a folder as the hub has it. CheckpointError names the file that is missing, damaged or refused."""
+    if hub_model_type(folder) == "open_clip":
+        return _load_open_clip(folder)
     other = _family(folder).other
     with machine.torchvision_errors_explained(), _quietly():
         processor, tokenizer = _processor(folder, other), _tokenizer(folder)
@@ -101,10 +107,36 @@ def load_two_towers(folder: Path) -> SetEncoder:
     return SetEncoder(towers, described.similarity, described)
 
 
+def _load_open_clip(folder: Path) -> SetEncoder:
+    """A model that open_clip alone has."""
+    whole, config, preprocessing, tokenizer = read_open_clip(folder)
+    options = {"model_type": "open_clip", **config}
+    encoders: dict[str, Half] = {
+        IMAGE: HubImage(config=options, preprocessor=preprocessing),
+        TEXT: HubText(config=options),
+    }
+    parts = {name: TowerConfig(encoder=one, head=GlobalFeature(), set_size=1) for name, one in encoders.items()}
+    scale, bias = _logits(whole)
+    described = ModelConfig(
+        width=config["embed_dim"], towers=parts, similarity="mil", pairing=[0], pairing_stability=1.0,
+        logit_scale=scale, logit_bias=bias,
+    )  # fmt: skip
+    try:
+        towers = {name: _tower(encoder, whole, tokenizer) for name, encoder in encoders.items()}
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}.") from error
+    return SetEncoder(towers, described.similarity, described)
+
+
 def two_tower_config(folder: Path) -> ModelConfig:
     """What the model in a folder as the hub has it is made of, without reading its weights."""
     from transformers import AutoConfig
 
+    if hub_model_type(folder) == "open_clip":
+        raise CheckpointError(
+            f"{folder}: a model of open_clip, which is used as it is: it shows nothing of its patches and "
+            "words that sets could be made of. Choose one that transformers has: see `maxmatch models`."
+        )
     other = _family(folder).other
     with machine.torchvision_errors_explained(), _quietly():
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -171,7 +203,10 @@ def hub_tower(config: Half, tokenizer: Tokenizer | None, wholes: dict[str, nn.Mo
                 "config: asks to run code that comes with the model (auto_map), which MaxMatch never does."
             )
         with _quietly():
-            wholes[key] = AutoModel.from_config(AutoConfig.for_model(model_type, **options))  # type: ignore[no-untyped-call]
+            if model_type == "open_clip":
+                wholes[key] = network(options)
+            else:
+                wholes[key] = AutoModel.from_config(AutoConfig.for_model(model_type, **options))  # type: ignore[no-untyped-call]
     return _encoder_and_reader(config, wholes[key], tokenizer)
 
 
@@ -181,6 +216,12 @@ def _tower(config: Half, whole: nn.Module, tokenizer: Tokenizer) -> Tower:
 
 
 def _encoder_and_reader(config: Half, whole: nn.Module, tokenizer: Tokenizer | None) -> tuple[Encoder, Reader]:
+    if config.config.get("model_type") == "open_clip":
+        width = int(config.config["embed_dim"])  # type: ignore[arg-type]
+        if isinstance(config, HubText):
+            assert tokenizer is not None
+            return OpenClipTextEncoder(whole, width), TextReader(tokenizer)
+        return OpenClipImageEncoder(whole, width), PixelReader(processor_transform(config.preprocessor))
     described: Any = whole.config
     if isinstance(config, HubText):
         assert tokenizer is not None
@@ -223,7 +264,8 @@ def _logits(whole: Any) -> tuple[float, float]:
     if hasattr(whole, "temperature"):
         return 1 / whole.temperature.item(), 0.0
     scale = whole.logit_scale_a if hasattr(whole, "logit_scale_a") else whole.logit_scale
-    return math.exp(scale.item()), whole.logit_bias.item() if hasattr(whole, "logit_bias") else 0.0
+    bias = getattr(whole, "logit_bias", None)
+    return math.exp(scale.item()), 0.0 if bias is None else bias.item()
 
 
 # The files of a folder.
@@ -292,6 +334,7 @@ def _tokenizer(folder: Path) -> Any:
         tokenizer = kind.from_pretrained(folder, local_files_only=True)
         if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
             raise ValueError(f"{type(tokenizer).__name__} has no such file")
+        tokenizer.backend_tokenizer.encode(_UNUSUAL)  # fails where its special tokens are those of another model
     except Exception as error:  # `tokenizers` raises nothing more special
         raise CheckpointError(f"{file}: not readable ({error}). Fetch it again.") from error
     if siglip:
