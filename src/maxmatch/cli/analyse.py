@@ -1,4 +1,4 @@
-"""`maxmatch analyse`: what the slots of a model have learned, as numbers, figures and a page."""
+"""`maxmatch analyse`: show what the slots of a model have learned, as numbers, figures and an HTML report."""
 
 import json
 from pathlib import Path
@@ -11,39 +11,37 @@ if TYPE_CHECKING:
 
 
 def analyse(
-    model: Annotated[str, typer.Argument(help="The folder of a checkpoint, or of a run: then its best epoch.")],
-    data: Annotated[
-        str | None, typer.Argument(help="A data set, in any format. Default: what the run was trained on.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Which split. Default: test, or the recipe's choice.")] = None,
+    model: Annotated[str, typer.Argument(help="The folder of a checkpoint or of a run (its best epoch is used).")],
+    data: Annotated[str | None, typer.Argument(help="A data set in any format. Default: the data of the run.")] = None,
+    split: Annotated[str | None, typer.Option(help="The split to use. Default: test, or the recipe's choice.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for the report. Default: analysis/ in the run, or analysis-NAME here.")
+        Path | None, typer.Option(help="A folder for the report. Default: analysis/ in the run, or ./analysis-NAME.")
     ] = None,
     examples: Annotated[
-        int, typer.Option(min=1, max=50, help="Queries and failures listed per direction, with pictures.")
+        int, typer.Option(min=1, max=50, help="Queries and failures to show per direction, with images.")
     ] = 5,
-    umap: Annotated[bool, typer.Option("--umap", help="Deprecated: draw the vectors by UMAP.")] = False,
+    umap: Annotated[bool, typer.Option("--umap", help="Deprecated: plot the vectors with UMAP.")] = False,
     similarity: Annotated[
         str | None,
-        typer.Option(help="maxmatch, smooth_chamfer, mil, sinkhorn … Default: what the model was trained with."),
+        typer.Option(help="maxmatch, smooth_chamfer, mil, sinkhorn … Default: the one used in training."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
-    images: Annotated[str | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
-    features: Annotated[str | None, typer.Option(help="Features made by `maxmatch data features`.")] = None,
+    format: Annotated[str | None, typer.Option(help="The format of the data, if not detected correctly.")] = None,
+    images: Annotated[str | None, typer.Option(help="The image folder, if the data does not name it.")] = None,
+    features: Annotated[str | None, typer.Option(help="Features written by `maxmatch data features`.")] = None,
     trust_features: Annotated[
-        bool, typer.Option("--trust-features", help="Use that store also if another backbone made it.")
+        bool, typer.Option("--trust-features", help="Use the store even if another backbone made it.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images, with their captions, encoded at once.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch, with their captions.")] = 64,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="For the examples drawn, and for t-SNE.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the choice of examples and for t-SNE.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """Show what each vector of a model's sets has learned.
 
-    Do the vectors of a set differ, which slots are matched, what does each of them find and look at?
+    Do the vectors of a set differ? Which slots are matched? What does each slot find, and where does it look?
 
-    The folder gets report.html, which opens in any browser and needs nothing else, the figures as PDF and PNG, and
-    analysis.json with all numbers. An earlier report is replaced.
+    Writes report.html (a single file for any browser), the figures as PDF and PNG, and analysis.json with all numbers.
+    An earlier report is replaced.
 
     Examples:
 

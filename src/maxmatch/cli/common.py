@@ -1,4 +1,4 @@
-"""What verbs share: messages on stderr, Ctrl-C, loading the model and the index that a command names."""
+"""Shared by all commands: messages on stderr, Ctrl-C, and loading the model and the index that a command names."""
 
 import signal
 import socket
@@ -102,8 +102,8 @@ Runtime = Literal["auto", "torch", "onnx"]
 RuntimeOption = Annotated[
     Runtime,
     typer.Option(
-        help="What runs the model. auto: ONNX if the model's folder has graphs (maxmatch export --onnx), except that a "
-        "first indexing uses torch on a GPU; otherwise torch, with NumPy for text where possible."
+        help="What runs the model. auto: ONNX Runtime if the model's folder has ONNX graphs (maxmatch export --onnx), "
+        "otherwise torch, with NumPy for text if possible. The first indexing of a folder uses torch if there is a GPU."
     ),
 ]
 
@@ -318,7 +318,6 @@ ExcludeOption = Annotated[
     typer.Option(
         "--exclude",
         metavar="PATTERN",
-        help="Leave out photos, or whole folders, whose path in the folder matches, e.g. '*.gif' or Screenshots. "
-        "Repeatable.",
+        help="Skip photos or whole folders whose path in the folder matches, e.g. '*.gif' or Screenshots. Repeatable.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`maxmatch data`: make, check and convert data sets, and extract features."""
+"""`maxmatch data`: generate, check and convert data sets, and extract features."""
 
 import json
 import shutil
@@ -22,18 +22,18 @@ _HEADS = ("image", "text")  # the modalities that have columns of their own
 
 
 def check(
-    path: Annotated[Path, typer.Argument(help="A data set in any format, a store of features, or BUTD files.")],
-    format: Annotated[str | None, typer.Option(help="Its format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Look at the pictures.")] = True,
+    path: Annotated[Path, typer.Argument(help="A data set in any format, a feature store, or BUTD files.")],
+    format: Annotated[str | None, typer.Option(help="Its format, if not detected correctly.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The image folder, if the data does not name it.")] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Check the images.")] = True,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Open pictures without decoding them to the end; do not read all features.")
+        bool, typer.Option("--quick", help="Do not decode images completely, and do not read all features.")
     ] = False,
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another data set: which pictures held out of training in one look like training pictures of the "
-            "other? Or of itself. May be given again."
+            help="Also list validation and test images that look like training images, within this data set and "
+            "between it and another one (or itself). Repeatable."
         ),
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help=f"Print every problem, not {_SHOWN} of each kind.")] = False,
@@ -41,8 +41,8 @@ def check(
 ) -> None:
     """Report what a data set holds and what is wrong with it.
 
-    Splits, captions and words are counted, every picture is decoded, every feature read; what is missing, damaged,
-    duplicated or in two splits is listed. Exit code 1 if the data cannot be used as they are, else 0.
+    Counts splits, captions and words, decodes every image and reads every feature. Lists what is missing, damaged,
+    duplicated or in two splits. The exit code is 1 if the data cannot be used as it is, else 0.
 
     Examples:
 
@@ -183,7 +183,7 @@ def _wrapped(first: str, text: str, then: str) -> list[str]:
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A data set in any format, a store of features, or BUTD files.")],
+    source: Annotated[Path, typer.Argument(help="A data set in any format, a feature store, or BUTD files.")],
     target: Annotated[Path, typer.Argument(help="A new folder.")],
     to: Annotated[
         str,
@@ -191,25 +191,23 @@ def convert(
             help="karpathy, imagefolder, csv, tsv, jsonl, parquet, webdataset, huggingface, folder, precomp, features."
         ),
     ],
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; repeat for several.")] = None,
-    format: Annotated[str | None, typer.Option(help="The source's format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
-    features: Annotated[Path | None, typer.Option(help="A store whose features replace the pictures.")] = None,
-    captions: Annotated[int | None, typer.Option(min=1, help="Only the first captions of each image.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first images of each split.")] = None,
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out images whose files are missing.")
-    ] = False,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; repeatable.")] = None,
+    format: Annotated[str | None, typer.Option(help="The format of the source, if not detected correctly.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The image folder, if the data does not name it.")] = None,
+    features: Annotated[Path | None, typer.Option(help="A feature store to use instead of the images.")] = None,
+    captions: Annotated[int | None, typer.Option(min=1, help="Keep only the first N captions of each image.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Keep only the first N images of each split.")] = None,
+    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Skip images whose files are missing.")] = False,
     dtype: Annotated[
-        Literal["float16", "float32"] | None, typer.Option(help="Of the features in a store; else as they are.")
+        Literal["float16", "float32"] | None, typer.Option(help="Type of stored features. Default: unchanged.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Reading threads. Default: one per core, up to 8.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a data set in another format. Ids, captions and splits stay what they are.
+    """Write a data set in another format. Ids, captions and splits are kept.
 
-    An interrupted command resumes when run again; the folder gets its name only when it is complete.
-    What a format cannot hold is refused before anything is written.
+    If it is interrupted, run the same command again to resume. The folder gets its final name only when it is complete.
+    Data that the format cannot hold is refused before anything is written.
 
     Examples:
 
@@ -242,36 +240,36 @@ def convert(
 
 
 def features(
-    data: Annotated[Path, typer.Argument(help="A data set of pictures, in any format.")],
+    data: Annotated[Path, typer.Argument(help="A data set with images, in any format.")],
     store: Annotated[Path, typer.Argument(help="A new folder for the features.")],
     model: Annotated[
         str,
         typer.Option(
             help="A checkpoint's folder, a preset, a CLIP or SigLIP (its folder or hub name), or hf:NAME for the "
-            "bare backbone of a vision model of Hugging Face."
+            "bare backbone of a Hugging Face vision model."
         ),
     ],
     dtype: Annotated[Literal["float16", "float32"], typer.Option(help="float16 takes half the space.")] = "float16",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Pictures at once. Default: 64 on a GPU, 4 on a CPU.")
+        int | None, typer.Option(min=1, help="Images per batch. Default: 64 on a GPU, 4 on a CPU.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; repeat for several.")] = None,
-    format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data do not name it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; repeatable.")] = None,
+    format: Annotated[str | None, typer.Option(help="The format of the data, if not detected correctly.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The image folder, if the data does not name it.")] = None,
     workers: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Processes that decode pictures; 0: threads of this one. Default beside a GPU: one per core up to 16.",
+            help="Processes that decode images; 0: threads instead. Default with a GPU: one per core, up to 16.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Run a frozen backbone once and keep its features.
+    """Run a frozen backbone once and store its features.
 
-    Features are found by the ids of the images; one store serves all splits. An interrupted command resumes when run
-    again. A picture that cannot be read is reported and left out.
+    Features are stored by image id, and one store serves all splits. If it is interrupted, run the same command again
+    to resume. An image that cannot be read is reported and skipped.
 
     Examples:
 
@@ -313,32 +311,32 @@ def features(
     print(f"{store}: {len(done):,} images{left_out}, {len(done.values[0])} × {info.width} {dtype} each")
 
 
-_HELP = """Make, check and convert data sets.
+_HELP = """Generate, check and convert data sets.
 
 Formats: Karpathy's JSON, precomp folders, BUTD files, tables (CSV, TSV,
-JSON lines, Parquet), image folders, webdataset tars, Hugging Face data sets,
-plain folders of pictures, and stores of features.
+JSON lines, Parquet), image folders, WebDataset tar files, Hugging Face data
+sets, plain folders of images, and feature stores.
 
-Check before training: what is there, what is missing, what to do about it.
+Check the data before training; problems are listed with a fix:
 
   maxmatch data check f30k/dataset_flickr30k.json --images f30k/images
 
-Change the format. An interrupted command resumes when run again.
+Convert to another format (an interrupted command resumes when run again):
 
   maxmatch data convert flickr8k f8k_shards --to webdataset
 
-Run a frozen backbone once, and train on what it made.
+Store the features of a frozen backbone once, and train on them:
 
   maxmatch data features flickr8k f8k_grid --model efficientnet_lite0_bigru
 
   maxmatch train flickr8k_maxmatch data.path=flickr8k data.features=f8k_grid
 
-Data to try things on.
+Generate data for experiments:
 
   maxmatch data scenes scenes --images 2000
 """
 
-app = typer.Typer(help=_HELP, short_help="Make, check and convert data sets.", no_args_is_help=True)
+app = typer.Typer(help=_HELP, short_help="Generate, check and convert data sets.", no_args_is_help=True)
 app.command()(check)
 app.command()(convert)
 app.command()(features)
@@ -346,15 +344,15 @@ app.command()(features)
 
 @app.command()
 def scenes(
-    folder: Annotated[Path, typer.Argument(help="The folder to write; an interrupted run resumes.")],
-    images: Annotated[int, typer.Option(min=1, help="How many pictures.")] = 2_000,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other scenes.")] = 0,
-    size: Annotated[int, typer.Option(min=32, max=1024, help="Pixels on a side.")] = 96,
+    folder: Annotated[Path, typer.Argument(help="The folder to write to; an interrupted run resumes.")],
+    images: Annotated[int, typer.Option(min=1, help="Number of images.")] = 2_000,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same scenes.")] = 0,
+    size: Annotated[int, typer.Option(min=32, max=1024, help="Width and height in pixels.")] = 96,
 ) -> None:
-    """Generate pictures with five captions each, and what each means.
+    """Generate images with five captions each.
 
-    Shapes in colours, sizes and textures, beside, above and inside one another: data to try everything on, the same for
-    the same seed.
+    The scenes show shapes in various colours, sizes and textures, next to, above and inside one another. Use them to
+    try things out. The meaning of each scene is stored as metadata.
 
     Examples:
 

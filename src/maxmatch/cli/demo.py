@@ -1,4 +1,4 @@
-"""`maxmatch demo`: the method on generated scenes, in a few minutes on a laptop's CPU."""
+"""`maxmatch demo`: train and compare three methods on generated scenes, in minutes on a CPU."""
 
 import json
 import os
@@ -87,28 +87,28 @@ _SHORTER = [
 
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Where scenes and runs go; what is finished there is not done again.")
+        Path, typer.Option(help="Folder for scenes and runs. Work that is finished there is not repeated.")
     ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="For weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for weights and batches.")] = 0,
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to all three recipes: train.epochs=5 …", metavar="KEY=VALUE")
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Train MaxMatch alone, and open the page of search on new scenes.")
+        bool, typer.Option("--serve", help="Train only MaxMatch, and open the search page on new scenes.")
     ] = False,
     photos: Annotated[
         Path | None,
-        typer.Option(help="With --serve: open it on this folder, with the model that ships.", show_default=False),
+        typer.Option(help="With --serve: open this folder instead, with maxmatch-small.", show_default=False),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: 0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0: any free port.")] = 8765,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Train three small models on generated scenes, and compare.
+    """Train three small models on generated scenes, and compare them.
 
-    MaxMatch against the same model trained as SetDiv (smooth-Chamfer similarity) and as MIL (one best pair): how well
-    captions find pictures and pictures captions, and whether the vectors of a set stay apart. Then a report, an index
-    of new scenes, a search in it, and what to open. Minutes on two CPU cores; an interrupted demo resumes when the
-    same command runs again.
+    Compares MaxMatch with the same model trained as SetDiv (smooth-Chamfer similarity) and as MIL (the best single
+    pair): retrieval in both directions, and whether the vectors of a set stay apart. Then it writes a report, indexes
+    new scenes, searches them, and prints what to open. This takes minutes on two CPU cores. If it is interrupted, run
+    the same command again to resume.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`maxmatch desktop`: photo search as an entry among the desktop's programs."""
+"""`maxmatch desktop`: photo search as an entry in the desktop's application menu."""
 
 import hashlib
 import json
@@ -19,17 +19,15 @@ _ENTRY, _ICON = "applications/maxmatch.desktop", "icons/hicolor/scalable/apps/ma
 
 
 def desktop(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of photos. Default: Pictures in your home.")
-    ] = None,
-    install: Annotated[bool, typer.Option("--install", help="Add an entry to the desktop's programs.")] = False,
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove that entry.")] = False,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of photos. Default: ~/Pictures.")] = None,
+    install: Annotated[bool, typer.Option("--install", help="Add an entry to the application menu.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove the entry.")] = False,
 ) -> None:
     """Open photo search from the desktop.
 
-    Starts the server unless it runs, and opens the page. --install adds an entry among the desktop's programs.
+    Starts the server if it is not running, and opens the page. --install adds an entry to the application menu.
 
-    The entry opens a terminal, which shows how far reading new photos is, and stops the server when it is closed.
+    The entry opens a terminal that shows the progress of indexing new photos. Close the terminal to stop the server.
 
     Examples:
 

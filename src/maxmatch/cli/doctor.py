@@ -1,4 +1,4 @@
-"""`maxmatch doctor`: what is installed, what the machine has, and what to do about what is wrong."""
+"""`maxmatch doctor`: check the installation and the machine, and show how to fix problems."""
 
 import json
 import os
@@ -360,15 +360,15 @@ def _shipped(models: Path) -> Finding:
 def doctor(
     uri: Annotated[
         str | None,
-        typer.Option(help="A Milvus server to check too, such as http://localhost:19530.", show_default=False),
+        typer.Option(help="Also check this Milvus server, e.g. http://localhost:19530.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check the installation: find problems and show how to fix them.
 
-    Packages and their versions, a torchvision that does not fit, devices, memory and disk, caches and the models in
-    them, engines of an index, the model that ships. Nothing is changed and, except for --uri, no network is used. Exit
-    1 if something is broken; what is only worth knowing, such as an extra that is not installed, is a note.
+    Checks packages and their versions, a torchvision that does not fit, devices, memory and disk, caches and the models
+    in them, index engines, and the model that ships. It changes nothing and, except for --uri, uses no network. The
+    exit code is 1 if something is broken. Other remarks, such as an extra that is not installed, are notes.
 
     Examples:
 

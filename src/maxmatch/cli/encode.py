@@ -1,4 +1,4 @@
-"""`maxmatch encode`: pictures or texts to sets on the disk, for an index or another program."""
+"""`maxmatch encode`: encode images or texts to sets on disk, for an index or another program."""
 
 import json
 import time
@@ -21,7 +21,7 @@ def _something(first: str | None) -> str:
 
 
 def encode(
-    out: Annotated[Path, typer.Option(help="The folder for the sets. An interrupted run there resumes.")],
+    out: Annotated[Path, typer.Option(help="The folder for the sets. An interrupted run resumes there.")],
     model: Annotated[
         str | None,
         typer.Argument(
@@ -32,35 +32,34 @@ def encode(
     source: Annotated[
         Path | None,
         typer.Argument(
-            help="A folder of pictures (or, with --modality audio, of .wav files), a table, webdataset's tars, or a "
-            ".txt with one caption per line."
+            help="A folder of images (or, with --modality audio, of .wav files), a table, WebDataset tar files, or a "
+            ".txt file with one caption per line."
         ),
     ] = None,
     modality: Annotated[
-        str | None, typer.Option(help="image, text, audio … Default: image where the source has pictures.")
+        str | None, typer.Option(help="image, text, audio … Default: image if the source has images.")
     ] = None,
     dtype: Annotated[Literal["fp16", "fp32"], typer.Option(help="fp16 takes half the space.")] = "fp16",
     shard_size: Annotated[int, typer.Option(min=1, help="Items per file.")] = 10_000,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Items at once. Default: 64 on a GPU, 16 on a CPU.")
+        int | None, typer.Option(min=1, help="Items per batch. Default: 64 on a GPU, 16 on a CPU.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads that read. Default: one per core, up to 8.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU where there is one.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Reading threads. Default: one per core, up to 8.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     format: Annotated[
-        str | None, typer.Option(help="What the source is, if not what is recognised: folder, table, lines …")
+        str | None, typer.Option(help="The format of the source, if not detected correctly: folder, table, lines …")
     ] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Only this split of a data set; repeat for several.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split of a data set; repeatable.")] = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), a shard at a time; needs 'maxmatch[ray]'.")
+        bool, typer.Option("--ray", help="Use a Ray cluster (RAY_ADDRESS), one shard per task; needs 'maxmatch[ray]'.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Encode pictures or texts to sets of vectors. Files hold them with their ids and metadata.
+    """Encode images or texts to sets of vectors.
 
-    What cannot be read is left out and listed, with the reason, in skipped.jsonl. A run that was stopped or killed
-    resumes when the same command runs again, and encodes nothing twice.
+    The sets are written to files, with their ids and metadata. Items that cannot be read are skipped, and listed in
+    skipped.jsonl with the reason. If it is stopped or killed, run the same command again to resume; nothing is encoded
+    twice.
 
     Examples:
 

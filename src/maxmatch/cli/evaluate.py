@@ -1,4 +1,4 @@
-"""`maxmatch evaluate`: how well models retrieve."""
+"""`maxmatch evaluate`: measure how well models retrieve."""
 
 import json
 from enum import StrEnum
@@ -21,92 +21,97 @@ def evaluate(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Checkpoints, runs (their best epoch is taken), files of --save-sets, models of transformers or "
-            "sentence-transformers, folders with images.npy and texts.npy, .npy files of scores; then the data, in any "
-            "format. A run knows its data.",
+            help="Models: checkpoints, runs (their best epoch is used), files written by --save-sets, models of "
+            "transformers or sentence-transformers, folders with images.npy and texts.npy, or .npy files of scores. "
+            "Then the data, in any format; for a run, the default is its own data.",
             metavar="MODEL… [DATA]",
         ),
     ] = None,
     scores: Annotated[
         list[Path] | None,
-        typer.Option(help="A .npy file: the score of every image (row) with every text (column); may be given again."),
+        typer.Option(help="A .npy file with the score of every image (row) and every text (column). Repeatable."),
     ] = None,
     embeddings: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
-            help="Two .npy files: vectors (n, D) or sets (n, K, D) of the images and of the texts, in the order of the "
-            "data.",
+            help="Two .npy files: vectors (n, D) or sets (n, K, D) of images and texts, in the order of the data.",
             metavar="IMAGES TEXTS",
         ),
     ] = None,
     groups: Annotated[
         Path | None,
         typer.Option(
-            help='In place of DATA, for scores and embeddings: a JSON file {"images": [group of each], "texts": […]}.'
+            help='For scores and embeddings, instead of DATA: a JSON file {"images": [group of each], "texts": […]}.'
         ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Default: test, or val where there is none.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The split to measure on. Default: test, or val if there is no test.")
+    ] = None,
     similarity: Annotated[
         list[str] | None,
         typer.Option(
-            help="maxmatch, top_k, max, sinkhorn, … or all; may be given again. Default: the one of training, then "
-            "the others of a run's recipe."
+            help="maxmatch, top_k, max, sinkhorn, … or all. Repeatable. Default: the similarity used in training, then "
+            "those listed in the run's recipe."
         ),
     ] = None,
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Also all models together, by their mean score.")
+        bool, typer.Option("--ensemble", help="Also measure all models together, by their mean score.")
     ] = False,
     protocol: Annotated[
         Literal["auto", "plain", "coco"],
-        typer.Option(help="coco: 1K (five folds) and 5K; auto: that, where there are 5,000 images."),
+        typer.Option(help="coco: 1K (five folds) and 5K. auto: coco if there are 5,000 images, else plain."),
     ] = "auto",
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Bootstrap samples of the images, for intervals and tests; 0 for none.")
     ] = 1000,
     paper: Annotated[
-        str | None, typer.Option(help="A table of the paper to compare with: table:mscoco, tab:PVSE, …; or none.")
+        str | None, typer.Option(help="The table of the paper to compare with: table:mscoco, tab:PVSE, …, or none.")
     ] = None,
     measures: Annotated[
         Literal["rsum", "all"],
         typer.Option(
-            help="all: also print all captions of an image (mAP@R, coverage), the hardest one, and what slots and sets "
-            "do. --json always has them."
+            help="all: also print measures over all captions of an image (mAP@R, coverage), the hardest caption, slots "
+            "and sets. --json always has them."
         ),
     ] = "rsum",
-    features: Annotated[Path | None, typer.Option(help="A store of features to use in place of pictures.")] = None,
+    features: Annotated[Path | None, typer.Option(help="A feature store to use instead of the images.")] = None,
     trust_features: Annotated[
-        bool, typer.Option("--trust-features", help="Use that store also if another backbone made it.")
+        bool, typer.Option("--trust-features", help="Use the store even if another backbone made it.")
     ] = False,
-    format: Annotated[str | None, typer.Option(help="The data's format, if not the one recognised.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, if the data has none.")] = None,
-    captions_per_image: Annotated[int | None, typer.Option(min=1, help="Use only this many per image.")] = None,
+    format: Annotated[str | None, typer.Option(help="The format of the data, if not detected correctly.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The image folder, if the data does not name it.")] = None,
+    captions_per_image: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N captions of each image.")
+    ] = None,
     words: Annotated[
         str | None, typer.Option(help="Also measure captions with any of these words separately: snow,beach,…")
     ] = None,
     words_from: Annotated[
-        str | None, typer.Option(help="The same with the words that a recipe holds out of training.", metavar="RECIPE")
+        str | None, typer.Option(help="The same, with the words that a recipe holds out of training.", metavar="RECIPE")
     ] = None,
     by: Annotated[
         list[By] | None,
         typer.Option(
-            help="Also where a model is weak: by the length of captions, their words, what images show; may be given "
-            "again."
+            help="Also show where a model is weak: by the length of captions, by their words, or by what images show. "
+            "Repeatable."
         ),
     ] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Also list so many of the worst queries, both ways.")] = 0,
+    worst: Annotated[
+        int, typer.Option(min=0, help="Also list this many of the worst queries, in both directions.")
+    ] = 0,
     suite: Annotated[
         SuiteName | None,
         typer.Option(
-            help="Instead, a test suite; DATA is its file or folder (sugarcrepe, aro, contrast, winoground: with "
-            "--images), or a data set (labels, pmrp, cxc, eccv). See docs/suites.md."
+            help="Run a test suite instead. DATA is its file or folder (sugarcrepe, aro, contrast, winoground: with "
+            "--images) or a data set (labels, pmrp, cxc, eccv). See docs/suites.md."
         ),
     ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="What images show: a JSON file, by default labels.json of DATA. For --suite labels (which it means "
-            "alone: of the first five photos for “a cat”, how many show one), --suite pmrp and --by label. "
-            '{"names": […], "labels": {"ID": [numbers of names], …}}.'
+            help="A JSON file with what images show, for --suite labels, --suite pmrp and --by label. Alone, it "
+            "implies --suite labels: how many of the first five photos for “a cat” show one. Default: labels.json of "
+            'DATA. Format: {"names": […], "labels": {"ID": [numbers of names], …}}.'
         ),
     ] = None,
     results: Annotated[
@@ -114,22 +119,23 @@ def evaluate(
         typer.Option(help="Append the results to this file, such as results.jsonl; `maxmatch results` shows it."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="Also write a page with curves and the worst queries to this .html file.")
+        Path | None, typer.Option(help="Also write curves and the worst queries to this .html file.")
     ] = None,
     save_sets: Annotated[
         Path | None, typer.Option(help="Write the encoded sets of the split to this .safetensors file.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 64,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read pictures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, unrounded.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, unrounded.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the tables as LaTeX (booktabs).")] = False,
 ) -> None:
-    """Measure how well models retrieve. R@1, R@5, R@10 both ways and RSUM, ranks and ties, collapse of the sets.
+    """Measure how well models retrieve.
 
-    Ties count against the model. Intervals are by bootstrap over the images; every line is compared with the first
-    by a paired test. On COCO's test split, read from Karpathy's JSON, CxC and ECCV Caption are measured too.
+    Reports R@1, R@5 and R@10 in both directions, RSUM, ranks, ties and collapse of the sets. Ties count against the
+    model. Intervals come from a bootstrap over the images, and each row is compared with the first by a paired test. On
+    COCO's test split, read from Karpathy's JSON, CxC and ECCV Caption are measured too.
 
     Examples:
 

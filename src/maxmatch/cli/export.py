@@ -1,4 +1,4 @@
-"""`maxmatch export`: a model in half precision, or as ONNX for programs without torch."""
+"""`maxmatch export`: write a model in half precision, or as ONNX for programs without torch."""
 
 import json
 from pathlib import Path
@@ -8,21 +8,23 @@ import typer
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A model's folder, a run's, or a name on the Hugging Face Hub.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder, or a checkpoint's.")],
+    model: Annotated[str, typer.Argument(help="The folder of a model or a run, or a name on the Hugging Face Hub.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder, or that of a checkpoint.")],
     half: Annotated[
         bool,
-        typer.Option("--half", help="Store weights as float16, half the size. To an index it is another model."),
+        typer.Option(
+            "--half", help="Store weights as float16: half the size. An index treats this as a different model."
+        ),
     ] = False,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also write graphs for ONNX Runtime: a search then starts without torch.")
+        bool, typer.Option("--onnx", help="Also write ONNX graphs, so that a search does not need to load torch.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a model in half precision or as ONNX.
 
-    `maxmatch search` uses the graphs where a folder has them. To an index they are the same model: what one has indexed
-    the other can search.
+    `maxmatch search` uses the ONNX graphs if the model's folder has them. To an index, the graphs and the original are
+    the same model: what one has indexed, the other can search.
 
     Examples:
 

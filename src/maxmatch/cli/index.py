@@ -1,4 +1,4 @@
-"""`maxmatch index`: create, fill, check and repair an index."""
+"""`maxmatch index`: build, check and maintain an index."""
 
 import json
 import shutil
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from maxmatch.search.verify import Verification
 
 
-_From = Annotated[list[Path] | None, typer.Option("--from", help="A folder of `maxmatch encode`; may be given again.")]
+_From = Annotated[list[Path] | None, typer.Option("--from", help="A folder written by `maxmatch encode`; repeatable.")]
 _Sets = Annotated[
     Path | None,
     typer.Option(
-        help="Another program's sets: a .npy (items, K, D) of unit vectors; if of any size, "
-        "a .npz of vectors (N, D) and sizes (items)."
+        help="Sets made by another program: a .npy file (items, K, D) of unit vectors. For sets of different sizes, "
+        "a .npz file with vectors (N, D) and sizes (items)."
     ),
 ]
-_Ids = Annotated[Path | None, typer.Option(help="Their ids: a text file with one per line.")]
-_Metadata = Annotated[Path | None, typer.Option(help="Their metadata: a table with one row per item.")]
-_Source = Annotated[Path | None, typer.Option(help="What to encode first: pictures, a table, tars, a .txt.")]
-_Modality = Annotated[str | None, typer.Option(help="Of --source: image, text … Default: image.")]
-_Device = Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")]
+_Ids = Annotated[Path | None, typer.Option(help="The ids of --sets: a text file with one id per line.")]
+_Metadata = Annotated[Path | None, typer.Option(help="The metadata of --sets: a table with one row per item.")]
+_Source = Annotated[
+    Path | None, typer.Option(help="What to encode and add: images, a table, tar files or a .txt file.")
+]
+_Modality = Annotated[str | None, typer.Option(help="The modality of --source: image, text … Default: image.")]
+_Device = Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU if there is one.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -45,17 +47,24 @@ def build(
     modality: _Modality = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Of --source (default: the one that ships), or what made --sets. Shards know theirs."),
+        typer.Option(help="What encodes --source (default: maxmatch-small) or made --sets. Not needed with --from."),
     ] = None,
     engine: Annotated[
-        Literal["lance", "exhaustive", "milvus"], typer.Option(help="lance: files. milvus: a server, see --uri.")
+        Literal["lance", "exhaustive", "milvus"],
+        typer.Option(help="lance: local files. milvus: a server (see --uri). exhaustive: scans all items."),
     ] = "lance",
-    uri: Annotated[str | None, typer.Option(help="Where the Milvus server is: http://localhost:19530")] = None,
-    dtype: Annotated[Literal["fp16", "fp32"] | None, typer.Option(help="Default: that of the sets.")] = None,
-    similarity: Annotated[str | None, typer.Option(help="Default: the model's, or maxmatch.")] = None,
+    uri: Annotated[str | None, typer.Option(help="The address of the Milvus server: http://localhost:19530")] = None,
+    dtype: Annotated[
+        Literal["fp16", "fp32"] | None, typer.Option(help="Type of the stored sets. Default: unchanged.")
+    ] = None,
+    similarity: Annotated[
+        str | None, typer.Option(help="How sets are compared. Default: as the model does, or maxmatch.")
+    ] = None,
     stability: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="How often slot i of a query meets slot i of its item. Default: the model's."),
+        typer.Option(
+            min=0, max=1, help="How often slot i of a query is matched with slot i of its item. Default: the model's."
+        ),
     ] = None,
     device: _Device = None,
     as_json: _Json = False,
@@ -128,7 +137,7 @@ def add(
     modality: _Modality = None,
     model: Annotated[str | None, typer.Option(help="What encodes --source. Default: the index's model.")] = None,
     existing: Annotated[
-        Literal["refuse", "skip", "replace"], typer.Option(help="What to do with ids that are in the index.")
+        Literal["refuse", "skip", "replace"], typer.Option(help="What to do with ids that are already in the index.")
     ] = "refuse",
     device: _Device = None,
     as_json: _Json = False,
@@ -271,11 +280,11 @@ From sets already encoded, or directly from a folder:
 
   maxmatch index add photos.index --source ~/Downloads
 
-By a newer model:
+Encode again with a newer model:
 
   maxmatch index rebuild photos.index
 
-From another program's arrays:
+From arrays of another program:
 
   maxmatch index build mine --sets s.npy --ids ids.txt --metadata meta.csv
 
@@ -299,14 +308,14 @@ _Folder = Annotated[Path, typer.Argument(help="The index's folder.")]
 def remove(
     index: _Folder,
     items: Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Items to remove.")] = None,
-    ids: Annotated[list[str] | None, typer.Option(help="The same as an option; may be given again.")] = None,
+    ids: Annotated[list[str] | None, typer.Option(help="The same as an option; repeatable.")] = None,
     ids_file: Annotated[Path | None, typer.Option(help="A text file with one id per line.")] = None,
     missing: Annotated[
-        Literal["refuse", "ignore"], typer.Option(help="What to do where an id is not in the index.")
+        Literal["refuse", "ignore"], typer.Option(help="What to do if an id is not in the index.")
     ] = "refuse",
     as_json: _Json = False,
 ) -> None:
-    """Remove items: all that are named, or none.
+    """Remove items: all of the given ids, or none.
 
     Examples:
 
@@ -336,27 +345,28 @@ def remove(
 def rebuild(
     index: _Folder,
     model: Annotated[
-        str | None, typer.Option(help="What encodes them. Default: the index's model as it is today.")
+        str | None, typer.Option(help="The model to encode with. Default: the current version of the index's model.")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(help="Where the items are now. Default: the files that the index names.")
+        Path | None, typer.Option(help="Where the items are now. Default: the paths in the index.")
     ] = None,
     missing: Annotated[
         Literal["refuse", "ignore"],
-        typer.Option(help="What to do where items are gone or cannot be read; ignore: leave them out."),
+        typer.Option(help="What to do if items are missing or cannot be read; ignore: leave them out."),
     ] = "refuse",
     modality: Annotated[
-        str | None, typer.Option(help="What the items are: image, text … Default: as the index notes, or a guess.")
+        str | None,
+        typer.Option(help="What the items are: image, text … Default: as recorded in the index, or a guess."),
     ] = None,
     device: _Device = None,
     as_json: _Json = False,
 ) -> None:
-    """Encode the items of an index again, as for a newer model.
+    """Encode the items of an index again, e.g. with a newer model.
 
-    Pictures are read from the files that the index names (relative ones in the current folder), captions from the texts
-    in it. Ids and metadata stay; those that --source has, too, are taken from there. A --stability that was given and
-    what `verify` has measured were the old model's and are not carried over. The old index is there until the new one
-    is complete. If it is interrupted, run the same command again to resume.
+    Images are read from the paths in the index (relative to the current folder), captions from the texts in it. Ids and
+    metadata are kept. With --source, items are found there by their ids, and its metadata replaces that of the index.
+    The --stability given to `build` and the results of `verify` belong to the old model and are dropped. The old index
+    stays in place until the new one is complete. If it is interrupted, run the same command again to resume.
 
     Examples:
 
@@ -396,19 +406,22 @@ def rebuild(
 @app.command()
 def verify(
     index: _Folder,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many items a search returns.")] = 10,
-    sample: Annotated[int, typer.Option(min=1, help="How many searches to measure with.")] = 200,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of items that a search returns.")] = 10,
+    sample: Annotated[int, typer.Option(min=1, help="Number of searches to measure with.")] = 200,
     target: Annotated[float, typer.Option(min=0, max=1, help="The recall to reach.")] = 0.99,
     queries: Annotated[
-        Path | None, typer.Option(help="Real queries: a text file with one per line. Default: items of the index.")
+        Path | None,
+        typer.Option(help="Real queries: a text file with one per line. Default: use items of the index as queries."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="What encodes them. Default: the index's model.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model that encodes the queries. Default: the index's model.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU if there is one.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure how many of the best items a search finds.
+    """Measure the recall of a search against a scan of all items.
 
-    Measured against a scan of all items; the settings that reach the target are kept.
+    The search settings that reach the target recall are saved in the index.
 
     Examples:
 
@@ -440,7 +453,7 @@ def verify(
 
 @app.command()
 def info(index: _Folder, as_json: _Json = False) -> None:
-    """Show what an index holds, and how it is stored.
+    """Show the contents and settings of an index.
 
     Examples:
 

@@ -1,6 +1,6 @@
-"""`maxmatch`: results on stdout, logs on stderr; exit 0 done, 1 failed, 2 wrong use, 130 interrupted.
+"""`maxmatch`: results on stdout, logs on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
-Heavy modules are imported inside the verbs, so that --help answers at once.
+Heavy modules are imported inside the commands, so that --help is fast.
 """
 
 import errno
@@ -49,7 +49,7 @@ _HELP = """Search photos by text, and train and evaluate models that encode imag
 
   maxmatch demo
 
-Each command's own help has examples: maxmatch search --help
+Every command has help with examples: maxmatch search --help
 """
 
 app = typer.Typer(

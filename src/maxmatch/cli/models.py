@@ -1,4 +1,4 @@
-"""`maxmatch models`: the models that ship, that are in the hub's cache, and that can be fetched."""
+"""`maxmatch models`: list the models that ship, are in the hub's cache, or can be downloaded."""
 
 import json
 from typing import Annotated
@@ -7,9 +7,9 @@ import typer
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
-    """List models that ship, are in the hub's cache, or can be fetched.
+    """List models that ship, are cached, or can be downloaded.
 
-    Each of them is a name for --model of other commands. Nothing is fetched here.
+    Use their names with the --model option of other commands. This command downloads nothing.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`maxmatch reproduce`: the paper's tables and figures, made again."""
+"""`maxmatch reproduce`: reproduce the paper's tables and figures."""
 
 import json
 from pathlib import Path
@@ -16,59 +16,63 @@ def reproduce(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Tables and figures: ablation, coco, tsne …, or the paper's labels; see --list. Or a study: referee, "
-            "hypotheses, or a .yaml file. With a '=', a change to all recipes: train.epochs=5 …",
+            help="Tables and figures: ablation, coco, tsne …, or the paper's labels (see --list). Or a study: referee, "
+            "hypotheses, or a .yaml file. KEY=VALUE changes all recipes: train.epochs=5 …",
             metavar="TARGET|KEY=VALUE",
         ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="The data, or 'scenes' to generate it. Several: region=PATH, by a word of the recipes' names."
+            help="Path of the data, or 'scenes' to generate it. region=PATH: for recipes with 'region' in their name. "
+            "Repeatable."
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Make the rows from this recipe of MaxMatch, for data that is not the paper's."),
+        typer.Option(help="For other data than the paper's: make the rows from this MaxMatch recipe."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Where models and tables go; what is finished there is not done again.")
+        Path, typer.Option(help="Folder for models and tables. Models that are finished there are not trained again.")
     ] = Path("runs/reproduce"),
     seeds: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Models per row: mean ± deviation over this many seeds. Default: 1; of a study, its own."
-        ),
+        typer.Option(min=1, help="Seeds per row; prints mean ± standard deviation. Default: 1, or as the study says."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version: shows that everything works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, to see that everything works.")] = False,
     jobs: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Models trained at the same time. Default: one per core; on a GPU 1. 0: none, show what is done.",
+            help="Models trained at the same time. Default: one per core, or 1 on a GPU. 0: only show finished models.",
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
-    split: Annotated[str | None, typer.Option(help="To measure on. Default: the recipe's (test), else val.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The split to measure on. Default: the recipe's (test), else val.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Of a study: only count its models, epochs and images.")
+        bool, typer.Option("--dry-run", help="For a study: only count its models, epochs and images.")
     ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON; of several, by target.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all numbers as JSON; several targets: one object by target.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print tables as LaTeX.")] = False,
 ) -> None:
     """Reproduce tables and figures of the paper.
 
-    Train what they need, measure it, and print the paper's figures with ours.
+    Trains the models that are needed, measures them, and prints the paper's numbers next to ours.
 
-    On the paper's data by the recipes that ship; on other data the same rows are made from one recipe of MaxMatch
-    (--base) by changing similarity, losses, head and set size. An interrupted command resumes when it is run again.
-    Several targets are one sweep; a model that two need is trained once. Tables are also written to OUT, as Markdown
-    and JSON, with a picture of the models' validation by epoch.
+    On the paper's data, it uses the recipes that ship. On other data, the same rows are made from one MaxMatch recipe
+    (--base) by changing similarity, losses, head and set size. If it is interrupted, run the same command again to
+    resume. A model that two targets need is trained once. Tables are also written to OUT as Markdown and JSON, with a
+    plot of validation by epoch.
 
-    A study (referee, hypotheses, or a .yaml file of your own) compares methods fairly: each is tuned with the same
-    number of trials on training images that are set aside, then trained by several seeds and measured once.
+    A study (referee, hypotheses, or your own .yaml file) compares methods fairly. Each method gets the same number of
+    tuning trials, and the best is chosen on training images that are set aside. It is then trained with several seeds
+    and measured once.
 
     Examples:
 

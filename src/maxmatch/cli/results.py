@@ -1,4 +1,4 @@
-"""`maxmatch results`: the results of many evaluations as a table."""
+"""`maxmatch results`: show the results of many evaluations as tables."""
 
 import json
 from pathlib import Path
@@ -10,20 +10,20 @@ from maxmatch.cli.common import say, usage_errors
 
 
 def results(
-    file: Annotated[Path, typer.Argument(help="The file that `maxmatch evaluate --results FILE` appended to.")] = Path(
+    file: Annotated[Path, typer.Argument(help="A file written by `maxmatch evaluate --results FILE`.")] = Path(
         "results.jsonl"
     ),
     compare: Annotated[
         list[int] | None,
-        typer.Option(help="Compare results by their numbers in the table: --compare 1 --compare 3."),
+        typer.Option(help="Compare rows by their numbers in the table: --compare 1 --compare 3."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the tables as LaTeX (booktabs).")] = False,
 ) -> None:
-    """Show the results that evaluations have recorded. One table for each data set and protocol, best first.
+    """Show the results of earlier evaluations. One table per data set and protocol, best first.
 
-    Results that were not measured on the same items are never put into one table, and --compare refuses them.
+    Results measured on different items are never in the same table, and --compare refuses them.
 
     Examples:
 

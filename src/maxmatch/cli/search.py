@@ -1,4 +1,4 @@
-"""`maxmatch search`: the items of an index, or the photos of a folder, that are nearest to a text or a picture."""
+"""`maxmatch search`: find the photos of a folder, or the items of an index, that best match a text or an image."""
 
 import io
 import json
@@ -113,60 +113,62 @@ def _required(query: str | None) -> str:
 
 
 _WHERE = (
-    "Only items whose metadata match, e.g. \"taken >= '2024'\". Photos have path, relative_path, name, folder, taken "
-    "(by EXIF), date (or else the file's), width, height, orientation, size, mtime."
+    "Only items whose metadata match, e.g. \"taken >= '2024'\". Fields of photos: path, relative_path, name, folder, "
+    "taken (from EXIF), date (taken, or else the file's date), width, height, orientation, size, mtime."
 )
 
 
 def search(
     query: Annotated[
         str | None,
-        typer.Argument(help="What to look for, in words. May be left out with --image.", callback=_required),
+        typer.Argument(help="What to look for, in words. Optional with --image.", callback=_required),
     ] = None,
-    index: Annotated[list[Path] | None, typer.Argument(help="Folders of photos, or an index's folder.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
-    image: Annotated[Path | None, typer.Option(help="A picture to look for, in place of words or with them.")] = None,
-    without: Annotated[list[str] | None, typer.Option(help="Words to leave out, as 'people'; may be repeated.")] = None,
+    index: Annotated[list[Path] | None, typer.Argument(help="Folders of photos, or the folder of an index.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of hits.")] = 10,
+    image: Annotated[Path | None, typer.Option(help="An image to look for, alone or together with words.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="What should not be in the photo, e.g. people. Repeatable.")
+    ] = None,
     where: Annotated[str | None, typer.Option(help=_WHERE)] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list what does not seem to fit the query, up to -k.")
+        bool, typer.Option("--all", help="Also list photos that do not seem to fit the query, up to -k.")
     ] = False,
     min_score: Annotated[
-        float | None, typer.Option(help="List what has at least this score, whether it seems to fit or not.")
+        float | None, typer.Option(help="List everything with at least this score, whether it seems to fit or not.")
     ] = None,
     sort: Annotated[
-        Literal["relevance", "date"], typer.Option(help="date: newest first, among the 500 most relevant.")
+        Literal["relevance", "date"], typer.Option(help="date: the 500 most relevant, newest first.")
     ] = "relevance",
     fold: Annotated[
         bool | None,
         typer.Option(
             "--fold/--no-fold",
-            help="Show near-duplicates as one. Default: in a terminal, without --paths and --json.",
+            help="Show near-duplicates as one hit. Default: on in a terminal, off with --paths and --json.",
             show_default=False,
         ),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Score every item: slower, but misses nothing.")] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show which slots were matched, their cosines, and metadata.")
+        bool, typer.Option("--explain", help="Show which slots were matched, with their cosines, and metadata.")
     ] = False,
-    paths: Annotated[bool, typer.Option("--paths", help="Print only paths, for another program.")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print only paths, for use by other programs.")] = False,
     null: Annotated[
-        bool, typer.Option("-0", "--null", help="End each path with NUL, not a line break, as for xargs -0.")
+        bool, typer.Option("-0", "--null", help="End each path with NUL instead of a line break, for xargs -0.")
     ] = False,
     exclude: ExcludeOption = None,
     names: Annotated[
         bool,
         typer.Option(
-            "--names/--no-names", help="Photos whose file or folder name has all words of the query come first."
+            "--names/--no-names", help="List photos first whose file or folder name has all words of the query."
         ),
     ] = True,
-    model: Annotated[str | None, typer.Option(help="Default: the index's own; for photos the one that ships.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU where there is one.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the index's model; for photos, maxmatch-small.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda … Default: a GPU if there is one.")] = None,
     preview: Annotated[
         bool | None,
         typer.Option(
             "--preview/--no-preview",
-            help="Show the pictures, as coloured blocks if the terminal cannot show images. Default: in kitty, "
+            help="Show the photos in the terminal, as coloured blocks if it cannot show images. Default: on in kitty, "
             "Ghostty, iTerm2 and WezTerm.",
             show_default=False,
         ),
@@ -174,13 +176,15 @@ def search(
     runtime: RuntimeOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
 ) -> None:
-    """Find photos or indexed items by words or a picture.
+    """Find photos or indexed items by words or an image.
 
-    A folder's index is kept in the user's cache; new and changed photos are indexed first, deleted ones removed, and
-    renamed ones are not read again. Photos whose name has all words of the query come first, and are marked. A minus
-    leaves out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'. The list ends where photos
-    stop fitting the query, and is empty if none does; --all lists the rest. If the output is not a terminal, only paths
-    are printed; a terminal that can show pictures shows them.
+    The index of a photo folder is kept in your cache directory. Each search first indexes new and changed photos and
+    removes deleted ones; renamed photos are not read again.
+
+    Use a minus to leave something out: 'beach -people'. Parts can be weighted: '"beach" + 2 "dog" - "two people"'.
+
+    Photos whose name has all words of the query come first and are marked. The list ends where photos stop fitting the
+    query, and is empty if none fits; --all lists the rest. If the output is not a terminal, only paths are printed.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`maxmatch serve`: the page and the API over an index."""
+"""`maxmatch serve`: the web page and the API for an index or for folders of photos."""
 
 import io
 import ipaddress
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def serve(
-    index: Annotated[list[Path], typer.Argument(help="Folders of photos, or the folder of an index of pictures.")],
+    index: Annotated[list[Path], typer.Argument(help="Folders of photos, or the folder of an image index.")],
     model: Annotated[
-        str | None, typer.Option(help="Default: the index's own; for a folder of photos, the one that ships.")
+        str | None, typer.Option(help="Default: the index's model; for photo folders, maxmatch-small.")
     ] = None,
     pictures: Annotated[
         Path | None,
@@ -38,30 +38,30 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any address other than localhost requires --token.")
     ] = _THIS_MACHINE,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
     token: Annotated[
         str | None, typer.Option(envvar="MAXMATCH_TOKEN", help="Secret that clients must send; at least 16 characters.")
     ] = None,
     lan: Annotated[
         bool,
         typer.Option(
-            "--lan", help="Serve the phones and computers of this network: an address and a QR code with a token."
+            "--lan", help="Serve phones and computers on your network; prints an address and a QR code with a token."
         ),
     ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     exclude: ExcludeOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
 ) -> None:
-    """Search pictures in the browser, and see why each was found.
+    """Search photos in the browser, and see why each was found.
 
-    Folders of photos are indexed in the user's cache; photos indexed before are not read again. Of many new photos the
-    page shows the first ones at once, and the others as they are read. While the server runs, it looks for new, changed
-    and deleted photos every 45 seconds.
+    The index of a photo folder is kept in your cache directory; photos that are already indexed are not read again. If
+    there are many new photos, the page opens with the first ones and adds the others as they are read. While the server
+    runs, it checks for new, changed and deleted photos every 45 seconds.
 
-    The address is printed once the server is ready. Only indexed pictures are served, and only to this machine. To
-    serve your phone, give --lan: its camera reads the address from the terminal. Or choose --host and --token
-    yourself; the token becomes part of the address. The API is under /api/v1 (described at /api/v1/openapi.json),
-    metrics for Prometheus are at /metrics. Ctrl-C stops it.
+    The address is printed when the server is ready. Only indexed images are served, and only to this machine. To use it
+    from your phone, add --lan and scan the QR code in the terminal. Or set --host and --token yourself; the token
+    becomes part of the address. The API is at /api/v1 (see /api/v1/openapi.json), Prometheus metrics are at /metrics.
+    Stop the server with Ctrl-C.
 
     Examples:
 

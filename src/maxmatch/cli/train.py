@@ -1,4 +1,4 @@
-"""`maxmatch train`: from a recipe to a model."""
+"""`maxmatch train`: train a model from a recipe."""
 
 import json
 import sys
@@ -11,7 +11,8 @@ import typer
 def train(
     recipe: Annotated[str | None, typer.Argument(help="The name of a recipe that ships, or a YAML file.")] = None,
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it: train.lr=2e-4 data.path=FOLDER …", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe: train.lr=2e-4 data.path=FOLDER …", metavar="KEY=VALUE"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<name of the recipe>.")] = None,
     resume: Annotated[
@@ -26,15 +27,16 @@ def train(
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained and its learning rates, and stop.")
+        bool, typer.Option("--dry-run", help="Print what would be trained, with learning rates, and exit.")
     ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model from a recipe.
 
-    The run's folder gets the resolved recipe, metrics.jsonl, and the checkpoints best/ and last/. --resume continues an
-    interrupted run exactly where it stopped. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch train …
+    Writes the resolved recipe, metrics.jsonl and the checkpoints best/ and last/ to the run's folder. --resume
+    continues an interrupted run exactly where it stopped. On several GPUs: torchrun --nproc-per-node 4 -m maxmatch
+    train …
 
     Examples:
 
