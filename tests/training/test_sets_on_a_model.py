@@ -11,7 +11,7 @@ from tiny_models import SIZES
 from maxmatch.core.files import read_metrics
 from maxmatch.core.manifest import problems
 from maxmatch.data.dataset import IMAGE, TEXT
-from maxmatch.data.extraction import describe_store, extract, load_backbone
+from maxmatch.data.extraction import TEXTS, describe_store, extract, extract_texts, load_backbone
 from maxmatch.data.features import FeatureWriter
 from maxmatch.data.load import read_dataset
 from maxmatch.data.sampler import BatchPlan
@@ -232,6 +232,78 @@ def test_sets_on_stored_features_are_those_on_pictures(pictures, family, tmp_pat
     assert np.isfinite(result["rsum"])
     (line,) = evaluate_runs([tmp_path / "run"], pictures, split="val").lines  # the pictures themselves
     assert line.result.figures["rsum"] == pytest.approx(result["rsum"])
+
+
+def stored_halves(folder, pictures, store):
+    """Both halves of a model over a data set, in a store."""
+    backbone, dataset = load_backbone(str(folder)), read_dataset(pictures)
+    with FeatureWriter(store, describe_store(backbone, "float32")) as writer:
+        extract(backbone, dataset, writer, batch_size=5)
+        writer.finish()
+    with FeatureWriter(store / TEXTS, backbone.texts.describe("float32")) as writer:
+        extract_texts(backbone.texts, dataset, writer, batch_size=7)
+        writer.finish()
+    return store
+
+
+def on_store(whole, store):
+    given = whole.model_dump(mode="json")
+    given["data"]["features"] = str(store)
+    return Recipe.model_validate(given)
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip", "siglip2"])
+def test_sets_on_stored_tokens_are_those_on_texts_and_the_model_is_not_run(pictures, family, tmp_path, monkeypatch):
+    folder = hub_folder(tmp_path / family, family)
+    store = stored_halves(folder, pictures, tmp_path / "store")
+    whole = recipe(pictures, folder, epochs=1, batch_captions=1)
+    stored, found = on_store(whole, store), []
+    for one in (whole, stored):
+        parts = prepare(one, ALONE, print)
+        with torch.no_grad():
+            parts.model.tower(TEXT).head.gamma.normal_(generator=torch.Generator().manual_seed(0))
+        encoded = encode_items(parts.model, parts.train)
+        found.append((encoded.ids[TEXT], encoded.sets[TEXT]))
+        (batch,) = parts.feed.batches([BatchPlan(np.arange(3), 1)])
+        assert len(batch.groups[TEXT]) == 3  # one caption of each
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
+
+    def never(*given, **options):
+        raise AssertionError("the text encoder was run")
+
+    encoder = type(parts.model.tower(TEXT).encoder.backbone)
+    with monkeypatch.context() as patched:
+        patched.setattr(encoder, "get_text_features", never)
+        result = train(stored, tmp_path / "run")
+    (line,) = evaluate_runs([tmp_path / "run"], pictures, split="val").lines  # the pictures and texts themselves
+    assert line.result.figures["rsum"] == pytest.approx(result["rsum"])
+
+
+def test_texts_are_encoded_where_they_are_not_stored_by_this_text_encoder_or_it_learns(pictures, clip, tmp_path):
+    store = stored_halves(clip, pictures, tmp_path / "store")
+
+    def texts_of(whole):
+        lines = []
+        first = prepare(on_store(whole, store), ALONE, lines.append).train[TEXT].values[0]
+        return type(first), "\n".join(lines)
+
+    kind, said = texts_of(recipe(pictures, clip))
+    assert kind is np.ndarray
+    assert "the text encoder is not run" in said
+    assert texts_of(recipe(pictures, clip, unfreeze={"text": 1}))[0] is str
+    info = store / TEXTS / "store.json"
+    own = info.read_text()
+    info.write_text(own.replace("weights ", "weights 0"))
+    kind, said = texts_of(recipe(pictures, clip))
+    assert kind is str
+    assert "of another text encoder" in said
+    info.write_text(own)
+    ids = store / TEXTS / "ids.txt"
+    ids.write_text("\n".join(["other", *ids.read_text().splitlines()[1:]]) + "\n")
+    kind, said = texts_of(recipe(pictures, clip))
+    assert kind is str
+    assert "texts are not stored" in said
 
 
 # --- a checkpoint of ours, and the whole life of a run --------------------------------------------------------------

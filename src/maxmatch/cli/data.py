@@ -264,12 +264,16 @@ def features(
             help="Processes that decode images; 0: threads instead. Default with a GPU: one per core, up to 16.",
         ),
     ] = None,
+    texts: Annotated[
+        bool, typer.Option(help="With a CLIP or SigLIP: also store the states of all tokens of all captions.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Run a frozen backbone once and store its features.
 
     Features are stored by image id, and one store serves all splits. If it is interrupted, run the same command again
-    to resume. An image that cannot be read is reported and skipped.
+    to resume. An image that cannot be read is reported and skipped. Of a CLIP or SigLIP the captions are encoded, too,
+    so that sets train on top of it without running it again.
 
     Examples:
 
@@ -285,7 +289,15 @@ def features(
     from maxmatch.core.devices import chosen_device
     from maxmatch.core.progress import bar
     from maxmatch.data.dataset import report_first
-    from maxmatch.data.extraction import decoding_workers, describe_store, extract, load_backbone
+    from maxmatch.data.extraction import (
+        TEXTS,
+        decoding_workers,
+        describe_store,
+        distinct_texts,
+        extract,
+        extract_texts,
+        load_backbone,
+    )
     from maxmatch.data.features import FeatureWriter
     from maxmatch.data.load import read_dataset
 
@@ -304,11 +316,24 @@ def features(
         with resumable(store), bar("pictures", total) as advance, FeatureWriter(store.expanduser(), info) as writer:
             extract(backbone, dataset, writer, batch_size, report, advance, workers)
             done = writer.finish()
+        captions = len(distinct_texts(dataset)) if texts and backbone.texts is not None else 0
+        if captions and backbone.texts is not None:
+            described = backbone.texts.describe(dtype)
+            with (
+                resumable(store),
+                bar("captions", captions) as advance,
+                FeatureWriter(store.expanduser() / TEXTS, described) as writer,
+            ):
+                extract_texts(backbone.texts, dataset, writer, batch_size, advance)
+                writer.finish()
     if as_json:
-        print(json.dumps({"path": str(store), "images": len(done), "left_out": total - len(done), **asdict(info)}))
+        counts = {"images": len(done), "left_out": total - len(done), "texts": captions}
+        print(json.dumps({"path": str(store), **counts, **asdict(info)}))
         return
     left_out = f", {total - len(done):,} left out" if total > len(done) else ""
     print(f"{store}: {len(done):,} images{left_out}, {len(done.values[0])} × {info.width} {dtype} each")
+    if captions:
+        print(f"{store / TEXTS}: {captions:,} captions, each with its vector and the states of its tokens")
 
 
 _HELP = """Generate, check and convert data sets.

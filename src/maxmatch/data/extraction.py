@@ -1,12 +1,14 @@
-"""A frozen vision backbone, run once over the pictures of a data set: the rest of a model then trains without it."""
+"""A frozen backbone, run once over the pictures of a data set, and the text half of a two-tower model over its texts:
+the rest of a model then trains without them.
+"""
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +19,16 @@ import torch
 from maxmatch.core.machine import usable_cores
 from maxmatch.core.progress import Advance, quiet
 from maxmatch.core.types import Inputs
-from maxmatch.data.dataset import IMAGE, Dataset, LazyItems, Problem, Report, refuse
-from maxmatch.data.features import FeatureWriter, StoreInfo, distinct_images, read_info
+from maxmatch.data.dataset import IMAGE, TEXT, Dataset, LazyItems, Problem, Report, Split, pick, refuse
+from maxmatch.data.features import INFO, FeatureStore, FeatureWriter, StoreInfo, distinct_images, read_info
 from maxmatch.model import checkpoint
 from maxmatch.model.build import build_model
 from maxmatch.model.config import Conv, HubImage, HuggingFaceBackbone, ModelConfig, TowerConfig
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.encoders import ConvEncoder
-from maxmatch.model.inputs import PixelReader, ReadBatch, read_ahead
+from maxmatch.model.inputs import PixelReader, ReadBatch, TextReader, read_ahead
 from maxmatch.model.presets import PRESETS
-from maxmatch.model.two_towers import HubHalf
+from maxmatch.model.two_towers import HubHalf, HubTextEncoder
 from maxmatch.recipe.schema import Data
 
 _HUGGING_FACE = "hf:"
@@ -41,6 +43,8 @@ class FrozenBackbone:
     encoder: ConvEncoder | HubHalf
     reader: PixelReader
     name: str
+    texts: "FrozenTexts | None" = None
+    """The text half of the same two-tower model."""
 
     def features(self, inputs: Inputs) -> list[np.ndarray]:
         """What is stored of each of some pictures that were read: cells, after the vector of a two-tower model."""
@@ -77,7 +81,8 @@ def load_backbone(model: str, device: torch.device | str = "cpu") -> FrozenBackb
             "pictures, or a two-tower model of transformers."
         )
     assert loaded.config is not None
-    return FrozenBackbone(encoder.eval().to(device), reader, _described(loaded.config.towers[IMAGE].encoder))
+    name = _described(loaded.config.towers[IMAGE].encoder)
+    return FrozenBackbone(encoder.eval().to(device), reader, name, text_half(loaded.to(device)))
 
 
 def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"]) -> StoreInfo:
@@ -93,14 +98,20 @@ def describe_store(backbone: FrozenBackbone, dtype: Literal["float16", "float32"
 
 def _source(backbone: FrozenBackbone) -> str:
     """The network, its weights (as numbers, whatever their precision), and the preprocessing of pictures."""
-    weights, transform = hashlib.sha256(), backbone.reader.transform
-    for name, value in sorted(backbone.encoder.backbone.state_dict().items()):
+    transform, weights = backbone.reader.transform, _weights(backbone.encoder)
+    mean, std = (", ".join(f"{value:.4g}" for value in part) for part in (transform.mean, transform.std))
+    pictures = f"{transform.resize} {transform.size} px, mean {mean}, std {std}"
+    return f"{backbone.name}, weights {weights}; {pictures}"
+
+
+def _weights(encoder: ConvEncoder | HubHalf) -> str:
+    """A hash of a backbone's weights, as numbers, whatever their precision."""
+    weights = hashlib.sha256()
+    for name, value in sorted(encoder.backbone.state_dict().items()):
         numbers = value.detach().cpu().contiguous()
         weights.update(name.encode())
         weights.update((numbers.float() if value.is_floating_point() else numbers).add(0).numpy().tobytes())  # −0 is 0
-    mean, std = (", ".join(f"{value:.4g}" for value in part) for part in (transform.mean, transform.std))
-    pictures = f"{transform.resize} {transform.size} px, mean {mean}, std {std}"
-    return f"{backbone.name}, weights {weights.hexdigest()[:16]}; {pictures}"
+    return weights.hexdigest()[:16]
 
 
 def check_features(model: SetEncoder, data: Data, dataset: Dataset) -> None:
@@ -222,6 +233,97 @@ def decoding_workers(device: torch.device) -> int:
     """
     cores = usable_cores(_MOST_WORKERS)
     return cores if device.type != "cpu" and cores > _FEW_CORES else 0
+
+
+# The texts, likewise: in a store of their own within that of the pictures, by a hash of the text.
+
+TEXTS = "texts"
+
+
+@dataclass(frozen=True)
+class FrozenTexts:
+    """The text half of a two-tower model, and how it reads texts."""
+
+    encoder: HubTextEncoder
+    reader: TextReader
+
+    def describe(self, dtype: Literal["float16", "float32"]) -> StoreInfo:
+        """The info of a store of the tokens' states."""
+        kind = self.encoder.backbone.config.model_type
+        words = hashlib.sha256(self.reader.tokenizer.to_str().encode()).hexdigest()[:16]
+        source = f"Hugging Face {kind}, texts with their vectors, weights {_weights(self.encoder)}; tokenizer {words}"
+        return StoreInfo(source, self.encoder.local_width, dtype)
+
+
+def text_half(model: SetEncoder) -> FrozenTexts | None:
+    """The text half of a two-tower model; None for other models."""
+    if TEXT not in model.towers:
+        return None
+    tower = model.tower(TEXT)
+    if not isinstance(tower.encoder, HubTextEncoder) or not isinstance(tower.reader, TextReader):
+        return None
+    return FrozenTexts(tower.encoder, tower.reader)
+
+
+def _text_id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def distinct_texts(dataset: Dataset) -> dict[str, str]:
+    """The texts of all splits by what a store knows them by."""
+    splits = (split for split in dataset.splits.values() if TEXT in split.items)
+    return {_text_id(text): text for split in splits for text in split[TEXT].values}
+
+
+def extract_texts(
+    texts: FrozenTexts, dataset: Dataset, writer: FeatureWriter, batch_size: int = 64, advance: Advance = quiet
+) -> None:
+    """Append the vector and the tokens' states of every text of a data set that the writer does not hold yet."""
+    found = list(distinct_texts(dataset).items())
+    device = next(texts.encoder.parameters()).device
+    with torch.inference_mode():
+        for start in range(0, len(found), batch_size):
+            batch = found[start : start + batch_size]
+            if any(name not in writer.done for name, _ in batch):
+                ids, mask = texts.reader.collate([text for _, text in batch])
+                made = texts.encoder(ids.to(device), None if mask is None else mask.to(device))
+                rows = [one.float().cpu().numpy() for one in texts.encoder.stored(made)]
+                new = {name: row for (name, _), row in zip(batch, rows, strict=True) if name not in writer.done}
+                writer.append(list(new), list(new.values()))
+            advance(len(batch))
+
+
+def with_token_states(
+    model: SetEncoder, data: Data, splits: Sequence[Split], say: Callable[[str], object]
+) -> Sequence[Split]:
+    """The splits with what is stored of their texts in the place of these, if all of it is stored, and by a text half
+    that is this model's and does not learn; as they are otherwise.
+    """
+    texts, folders = text_half(model), {part.features for part in data.sources()}
+    learns = texts is None or not any(part is texts.encoder for part in model.tower(TEXT).fixed)
+    if texts is None or learns or len(folders) != 1 or None in folders:
+        return splits
+    folder = Path(str(folders.pop())).expanduser() / TEXTS
+    if not (folder / INFO).is_file():
+        return splits
+    store = FeatureStore.open(folder)
+    if not data.trust_features and store.info.source != texts.describe(store.info.dtype).source:
+        say(f"{folder}: of another text encoder ({store.info.source}), so texts are encoded in every step")
+        return splits
+    ids = [[_text_id(text) for text in split[TEXT].values] for split in splits]
+    missing = sum(one not in store.positions for some in ids for one in some)
+    if missing:
+        say(f"{folder}: {missing:,} texts are not stored, so texts are encoded in every step. Extract to a new folder")
+        return splits
+    say("texts: the states of their tokens are stored; the text encoder is not run")
+    return [
+        replace(split, items={**split.items, TEXT: replace(split[TEXT], values=_rows(store, mine))})
+        for split, mine in zip(splits, ids, strict=True)
+    ]
+
+
+def _rows(store: FeatureStore, ids: Sequence[str]) -> Any:
+    return pick(store.values, np.array([store.positions[one] for one in ids], np.int64))
 
 
 def _picture(dataset: Dataset, found: Mapping[str, tuple[str, int]], image: str) -> Any:

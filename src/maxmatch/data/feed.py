@@ -19,7 +19,7 @@ from maxmatch.data.augment import Augmentation, PhraseMaker, ResidentPictures, S
 from maxmatch.data.dataset import Items, Split
 from maxmatch.data.loaders import FeatureLoader, PackedItems, PictureLoader, loader_for, packed
 from maxmatch.data.sampler import BatchPlan, random_words
-from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader, TokenStateReader
 
 FeedName = Literal["auto", "resident", "mapped"]
 _log = logging.getLogger(__name__)
@@ -167,7 +167,8 @@ class _BatchMaker(Dataset[_BatchResult]):
         self.loaders: dict[str, PictureLoader | FeatureLoader | PackedItems | ResidentPictures] = {}
         self.readable = np.ones(split.size, np.bool_)
         self._starts = {modality: items.starts for modality, items in self.items.items()}
-        self._most = {name: captions if isinstance(reader, TextReader) else None for name, reader in readers.items()}
+        texts = (TextReader, TokenStateReader)
+        self._most = {name: captions if isinstance(reader, texts) else None for name, reader in readers.items()}
         self._device = device
         self._by_length = [name for name, reader in readers.items() if by_length and isinstance(reader, TextReader)]
 

@@ -27,7 +27,7 @@ from maxmatch.data.load import load_data
 from maxmatch.data.sampler import BatchPlan
 from maxmatch.evaluation.ranking import true_pairs
 from maxmatch.model.encoder import SetEncoder
-from maxmatch.model.inputs import FeatureReader, PixelReader, Reader
+from maxmatch.model.inputs import FeatureReader, PixelReader, Reader, TextReader, TokenStateReader
 from maxmatch.model.names import (
     CONFIG,
     OPEN_CLIP,
@@ -139,14 +139,15 @@ def encode_items(
 
 def readers_for(model: SetEncoder, split: Split) -> dict[str, Reader]:
     """How each modality is read: by its tower's reader, or as features, where the split holds what a backbone made
-    of the pictures.
+    of the pictures or texts.
     """
     readers: dict[str, Reader] = {name: model.tower(name).reader for name in model.towers}
     for name, reader in readers.items():
-        if isinstance(reader, PixelReader):
+        if isinstance(reader, PixelReader | TextReader):
             first = split[name].values[0]
             if isinstance(first, np.ndarray) and first.ndim == 2:  # cells and their width; a picture has colours too
-                readers[name] = FeatureReader(first.shape[1])
+                kind = FeatureReader if isinstance(reader, PixelReader) else TokenStateReader
+                readers[name] = kind(first.shape[1])
     return readers
 
 

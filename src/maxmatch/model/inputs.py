@@ -124,6 +124,10 @@ class FeatureReader:
         return Inputs(values, torch.arange(values.shape[1], device=values.device) < lengths[:, None])
 
 
+class TokenStateReader(FeatureReader):
+    """What a frozen text half of a two-tower model made of a text: a row for its vector, and one for each token."""
+
+
 class TextReader:
     """Texts, through a tokenizer."""
 

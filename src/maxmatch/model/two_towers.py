@@ -545,8 +545,12 @@ class HubAudioEncoder(HubHalf):
 class HubTextEncoder(HubHalf):
     """Texts. Local features: the tokens' states."""
 
-    def forward(self, ids: Int[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None) -> Features:
-        """The features of B texts."""
+    def forward(
+        self, ids: Int[Tensor, "B N"] | Float[Tensor, "B n w"], mask: Bool[Tensor, "B N"] | None = None
+    ) -> Features:
+        """The features of B texts, or what is stored of them."""
+        if ids.is_floating_point() and mask is not None:
+            return self.from_store(ids, mask)
         check_ids(ids, self.backbone.config.text_config.vocab_size)
         mask = mask_for(ids, mask)
         output = self.backbone.get_text_features(input_ids=ids, attention_mask=mask.long())

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from maxmatch.data.augment import Augmentation, RandomCrop, RandomMirror
-from maxmatch.data.dataset import Dataset, Split
-from maxmatch.data.extraction import check_features
+from maxmatch.data.dataset import TEXT, Dataset, Split
+from maxmatch.data.extraction import check_features, with_token_states
 from maxmatch.data.feed import Feed, choose_feed
 from maxmatch.data.load import Say, hold_out, load_data, random_part, source_names
 from maxmatch.data.sampler import GroupSampler
@@ -80,6 +80,9 @@ def prepare(recipe: Recipe, processes: Processes, say: Say) -> TrainingParts:
     kept = [name for name in model.towers if options.keeps(name)]
     train = _with_sets(model, kept, train, options, cache, say)
     val = None if val is None else _with_sets(model, kept, val, options, cache, say)
+    if not options.phrases and TEXT not in kept:
+        stored = with_token_states(model, recipe.data, [train] if val is None else [train, val], say)
+        train, val = stored[0], None if val is None else stored[1]
     readers = readers_for(model, train) | {name: FeatureReader(model.dim) for name in kept}
     give_sets(model, kept)
     crops = {
