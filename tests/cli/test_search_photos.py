@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +39,10 @@ def test_photos_of_a_folder_are_found_by_words_a_picture_and_weighted_words(give
     assert "4 photos: 4 new" in first.err
     again = run(capsys, "search", "two dogs", folder, "-k", "3", *model)
     assert again.out == first.out
-    assert "broken" not in again.err, "what cannot be read is reported once"
+    assert "broken" not in again.err, "what cannot be read is named once"
+    assert "1 photo or folder cannot be read" in again.err, "and counted every time"
+    notes = Path(again.err.partition("why is in ")[2].splitlines()[0])
+    assert "broken" in notes.read_text(encoding="utf-8"), "the count names the file with the reasons"
     hits = json.loads(run(capsys, "search", "--image", folder / "2.png", folder, "--json", *model).out)["hits"]
     assert hits[0]["id"] == "2.png"
     assert hits[0]["metadata"]["path"] == str(folder / "2.png")
@@ -65,7 +69,8 @@ def test_words_that_the_model_does_not_know_are_named(query, unknown, known, giv
     assert len(said.out.split("\n")) == 5, "paths alone, for another program"
     assert all(word in said.err for word in unknown) or not known
     assert ("guess" in said.err) is not known
-    assert len(said.err.splitlines()) == (not known or bool(unknown))
+    lines = [line for line in said.err.splitlines() if "cannot be read" not in line]
+    assert len(lines) == (not known or bool(unknown))
 
 
 def test_a_part_without_a_known_word_weighs_nothing_and_is_named(given, capsys):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -195,7 +196,8 @@ _CLOSED: FileState = (-1, -1)
 
 class Synced(NamedTuple):
     """What was done to bring an index up to date. unreadable: photos and folders that were found to be so this time.
-    unread: photos of formats for which a package is missing, every time.
+    unread: photos of formats for which a package is missing, every time. still: photos and folders that cannot be read,
+    whenever that was found.
     renamed: photos that have another name now. taken_over: new photos whose sets were copied from a photo of the same
     contents, in another folder or this one. Neither count as added, which are the photos that were encoded.
     """
@@ -207,6 +209,7 @@ class Synced(NamedTuple):
     unread: list[str]
     renamed: int = 0
     taken_over: int = 0
+    still: Sequence[Skipped] = ()
 
 
 def place_of(folder: Path, model: AnyModel | str) -> Path:
@@ -315,7 +318,7 @@ def sync(
     Both are reported once. Excluded photos that the index has stay in it. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
-    (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
+    (known, outdated), (noted, reasons) = _known(index), _read_notes(index.folder.parent / UNREADABLE)
     present, closed, unread, misnamed = _present(folder)
     if not present and not known:
         raise no_pictures(folder, closed, unread)
@@ -333,6 +336,8 @@ def sync(
         if present.get(name) == state or (state == _CLOSED and name in present and not _may_be_read(folder / name))
     }
     bad |= dict.fromkeys([*closed, *(one.id for one in misnamed)], _CLOSED)
+    reasons |= {place: _closed(folder / place, why) for place, why in closed.items()}
+    reasons |= {one.id: f"{one.id}: {one.reason}" for one in misnamed}
     changed = [name for name, state in present.items() if state != known.get(name) and name not in bad]
     changed = [name for name in changed if not is_excluded(name, exclude)]
 
@@ -350,7 +355,7 @@ def sync(
         removed = len(gone)
         _refresh(index, folder, [name for name in outdated if present.get(name) == known[name]], known)
         if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
-            _write_notes(index, bad)
+            _write_notes(index, bad, reasons)
         with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
             for start in range(0, len(todo), _BATCH):
                 names = todo[start : start + _BATCH]
@@ -361,9 +366,10 @@ def sync(
                 for one in more:  # a file that is missing now is tried again the next time
                     if os.path.isfile(folder / one.id):
                         bad[one.id] = present[one.id] if _may_be_read(folder / one.id) else _CLOSED
+                        reasons[one.id] = one.reason
                 lost = {one.id for one in more}
                 done += [name for name in names if name not in lost]
-                _write_notes(index, bad)
+                _write_notes(index, bad, reasons)
                 advance(len(names))
     except OSError as error:
         if not len(index):
@@ -378,15 +384,19 @@ def sync(
     if is_much(len(done) + removed, len(index)):
         forget(index.folder)
     again = sum(name in known for name in done)
-    cure = "its photos stay in the index as they were. Allow reading it."
-    for place, why in closed.items():
-        if noted.get(place) != _CLOSED:
-            failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
-    failed += [Skipped(one.id, f"{one.id}: {one.reason}") for one in misnamed if noted.get(one.id) != _CLOSED]
+    hopeless = [*closed, *(one.id for one in misnamed)]
+    failed += [Skipped(name, reasons[name]) for name in hopeless if noted.get(name) != _CLOSED]
+    still = [Skipped(name, reasons.get(name) or f"{folder / name}: cannot be read.") for name in bad]
     taken_over = sum(name not in known for name in reused.names) - len(before)
     added, gone_now = len(done) - again - len(before) - taken_over, removed - min(removed, len(before))
     missing_package = [name for name in unread if name not in known]
-    return Synced(added, again, gone_now, failed, missing_package, len(before), taken_over)
+    return Synced(added, again, gone_now, failed, missing_package, len(before), taken_over, still)
+
+
+def _closed(place: Path, why: str) -> str:
+    """That a folder cannot be read, with the cure."""
+    cure = "Mend or delete the link." if place.is_symlink() else "Allow reading it."
+    return f"{place}: cannot be read ({why}); its photos stay in the index as they were. {cure}"
 
 
 def is_excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -450,7 +460,8 @@ def _hash(path: Path) -> str | None:
 
 def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[str], list[Skipped]]:
     """The photos of a folder, of which one that is gone before it is looked at is left out; what cannot be looked at,
-    folders or photos, and why; the photos of formats for which a package is missing; and those that are misnamed.
+    folders or photos, and why; the photos of formats for which a package is missing; and those that are misnamed,
+    which pipes and devices are as well.
     """
     walked = walk(folder)
     found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
@@ -464,7 +475,10 @@ def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[s
         except OSError as error:
             closed[name] = error.strerror or str(error)
         else:
-            found[name] = (state.st_size, state.st_mtime_ns)
+            if stat.S_ISREG(state.st_mode):
+                found[name] = (state.st_size, state.st_mtime_ns)
+            else:  # a pipe, say, at which whoever opens it waits forever
+                walked.misnamed.append(Skipped(name, "not a file. Give it a name that is no picture's, or delete it."))
     return found, closed, walked.unread, walked.misnamed
 
 
@@ -522,14 +536,19 @@ def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
     return known, outdated
 
 
-def _write_notes(index: SetIndex, bad: Mapping[str, FileState]) -> None:
+def _write_notes(index: SetIndex, bad: Mapping[str, FileState], reasons: Mapping[str, str]) -> None:
+    lines = [f"{json.dumps(name)}: {json.dumps([*state, reasons.get(name, '')])}" for name, state in bad.items()]
     with writing(index.folder):  # of two searches at once, the one that ends later is right
-        write_whole(index.folder.parent / UNREADABLE, json.dumps(bad))
+        write_whole(index.folder.parent / UNREADABLE, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _read_notes(path: Path) -> Mapping[str, FileState]:
-    """The photos that could not be read; none where the note is missing or broken, for then they are tried again."""
+def _read_notes(path: Path) -> tuple[dict[str, FileState], dict[str, str]]:
+    """The photos that could not be read, and why, which earlier versions did not note; none where the note is missing
+    or broken, for then they are tried again.
+    """
     try:
-        return {name: (size, time) for name, (size, time) in json.loads(path.read_text(encoding="utf-8")).items()}
+        read = json.loads(path.read_text(encoding="utf-8")).items()
+        states = {name: (size, time) for name, (size, time, *_) in read}
+        return states, {name: str(why[0]) for name, (_, _, *why) in read if why}
     except (OSError, ValueError, AttributeError, TypeError):
-        return {}
+        return {}, {}
