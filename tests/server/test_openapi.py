@@ -35,6 +35,7 @@ OPERATIONS = {
     "GET /api/v1/gallery": 1,
     "GET /api/v1/timeline": 4,
     "GET /api/v1/health": 1,
+    "GET /api/v1/not-read": 1,
 }
 """And how many requests each gets."""
 

@@ -369,7 +369,16 @@ class Health(BaseModel):
     status: Literal["ok"]
     items: int | None = None
     left: Annotated[int | None, Field(description="Photos that were found and are not encoded yet.")] = None
+    not_read: Annotated[int | None, Field(description="Files and folders that cannot be read.")] = None
     version: str | None = None
+
+
+class NotReadOut(BaseModel):
+    """What was found in the folders and cannot be read."""
+
+    count: int
+    reasons: Annotated[list[str], Field(description="Of the first 500: what, why, and what to do.")]
+    cure: Annotated[str | None, Field(description="How to read the formats for which a package is missing.")]
 
 
 class ErrorDetail(BaseModel):

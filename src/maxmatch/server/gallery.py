@@ -35,6 +35,8 @@ _SCAN_BLOCK = 1024
 _REFRESH_AFTER = 10.0  # seconds
 _REST = 10  # times as long as reading the index took, at least
 _CACHED_FILTERS = 32
+_SOONEST = 10.0  # seconds between two looks at the folders, at least
+_RARELY = 50  # times as long as a look takes
 
 
 @dataclass(frozen=True)
@@ -185,32 +187,45 @@ class Gallery:
 class Watch:
     """Looks for new, changed and deleted photos while the server runs, in a thread beside it.
 
-    look: brings the indexes up to date, with a progress bar. seen: called after each look. every: seconds between two;
-    less than a minute, so that what is shown is not older than that.
+    look: brings the indexes up to date, with a progress bar, and returns what was done. seen: called after each look.
+    every: seconds between two at most; less than a minute, so that what is shown is not older than that. Where folders
+    are listed quickly, it looks sooner: a fiftieth of the time goes into looking.
     """
 
     def __init__(
-        self, look: Callable[[Bar], object], every: float = 45.0, seen: Callable[[], object] = lambda: None
+        self,
+        look: Callable[[Bar], Sequence[photos.Synced] | None],
+        every: float = 45.0,
+        seen: Callable[[], object] = lambda: None,
     ) -> None:
         self._look = look
         self._every = every
         self._seen = seen
         self._stopped = threading.Event()
+        self._began = self._took = 0.0
         self.left = 0
         """Photos that were found and are not encoded yet."""
+        self.done: Sequence[photos.Synced] = ()
+        """What the last look did, folder by folder."""
+
+    @property
+    def rest(self) -> float:
+        """Seconds until the next look: the last one took so long until it began to encode."""
+        return min(self._every, max(_SOONEST, _RARELY * self._took))
 
     async def run(self) -> None:
         """Look until it is cancelled."""
         try:
             while True:
                 await asyncio.to_thread(self._once)
-                await asyncio.sleep(self._every)
+                await asyncio.sleep(self.rest)
         finally:
             self._stopped.set()  # a look that is under way ends after its batch
 
     def _once(self) -> None:
+        self._began, self._took = time.monotonic(), 0.0
         try:
-            self._look(self._bar)
+            self.done = self._look(self._bar) or ()
             self._seen()
         except _Stopped:
             pass
@@ -218,10 +233,12 @@ class Watch:
             _log.warning("looking for new photos: %s", error)
         finally:
             self.left = 0
+            self._took = self._took or time.monotonic() - self._began
 
     @contextmanager
     def _bar(self, what: str, total: int) -> Iterator[Advance]:
         self.left = total
+        self._took = self._took or time.monotonic() - self._began
 
         def advance(count: int) -> None:
             self.left -= count

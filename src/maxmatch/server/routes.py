@@ -16,6 +16,7 @@ from maxmatch import __version__
 from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
+from maxmatch.model.picture_files import not_read as unread_formats
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
 from maxmatch.search.photo_names import query_words
@@ -31,6 +32,7 @@ from maxmatch.server.api_schema import (
     ItemKey,
     MonthOut,
     Narrowed,
+    NotReadOut,
     Paging,
     QueryPart,
     Refusal,
@@ -65,6 +67,7 @@ _PICTURE_FORM: dict[str, Any] = {
 # Some systems call a script plain text, which browsers do not run, and do not know the other one.
 _PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
 _FACTS = tuple(field.name for field in fields(ItemFacts))
+_REASONS = 500  # why files cannot be read, at most
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -342,8 +345,20 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/health", tags=["server"])
     async def health() -> Health:
         """The server is running."""
-        left = 0 if service.watch is None else service.watch.left
-        return Health(status="ok", items=len(service.gallery.state.items), left=left, version=__version__)
+        watch, items = service.watch, len(service.gallery.state.items)
+        left, bad = (
+            (0, 0) if watch is None else (watch.left, sum(len(one.still) + len(one.unread) for one in watch.done))
+        )
+        return Health(status="ok", items=items, left=left, not_read=bad, version=__version__)
+
+    @router.get("/not-read")
+    def not_read() -> NotReadOut:
+        """Which files of the folders cannot be read, why, and what to do."""
+        done = () if service.watch is None else service.watch.done
+        reasons = [skipped.reason for one in done for skipped in one.still]
+        unread = [name for one in done for name in one.unread]
+        cure = unread_formats(unread) if unread else None
+        return NotReadOut(count=len(reasons) + len(unread), reasons=reasons[:_REASONS], cure=cure)
 
     return router
 

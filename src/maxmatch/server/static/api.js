@@ -69,6 +69,7 @@ export const deleteSearch = (search) => send("DELETE", `/searches/${search}`);
 export const item = (key) => ask(`/items/${key}`);
 export const gallery = () => ask("/gallery");
 export const timeline = ({ folder, orientation }) => ask(`/timeline?${parameters({ folder, orientation })}`);
+export const notRead = () => ask("/not-read");
 export const health = () => ask("/health", { cache: "no-store" });
 
 /** The address of a small picture whose longest side is at least so many pixels of this screen. */

@@ -161,7 +161,9 @@ const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEA
 let known = null;
 
 /** The server told how many pictures there are: new ones appear, deleted ones go. */
-function noticed({ items, left }) {
+function noticed({ items, left, not_read: bad }) {
+  find("unread").hidden = !bad;
+  find("unread").textContent = bad === 1 ? "One file was not read" : `${number(bad ?? 0)} files were not read`;
   find("reading").hidden = !left;
   find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
   const changed = known !== null && items !== undefined && items !== known;
@@ -348,6 +350,7 @@ addEventListener("resize", fillUp);
 watchPictures({ veil: find("drop"), button: find("pick"), input: find("file"), take: takePicture, refuse: (message) => connection.tell(message) });
 
 find("albums").addEventListener("click", () => shelf.open());
+find("unread").addEventListener("click", () => shelf.notRead());
 if ("serviceWorker" in navigator) navigator.serviceWorker.register("/sw.js").catch(() => null);
 
 history.scrollRestoration = "manual";
