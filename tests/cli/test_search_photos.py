@@ -73,6 +73,14 @@ def test_words_that_the_model_does_not_know_are_named(query, unknown, known, giv
     assert len(lines) == (not known or bool(unknown))
 
 
+def test_the_model_that_ships_says_that_it_reads_english_where_it_knows_a_word_not(given, capsys):
+    folder, (_, tiny) = given
+    for query, told in (("ein Hund", True), ("dog -Hund", True), ("Hund", True), ("a dog", False)):
+        said = run(capsys, "search", query, folder, "--model", "maxmatch-small").err
+        assert ("reads English" in said) is told, query
+    assert "reads" not in run(capsys, "search", "Hund", folder, "--model", tiny).err, "of others that is not known"
+
+
 def test_a_part_without_a_known_word_weighs_nothing_and_is_named(given, capsys):
     folder, model = given
 

@@ -9,6 +9,7 @@ from page_steps import ask_why, give, search, tiles, wait_first
 from playwright.sync_api import expect
 from served import BLOCKED, MANY, Running, app_of
 
+from maxmatch.model import names
 from maxmatch.search.plausible import CutOff
 from maxmatch.search.query import search_parts
 
@@ -66,6 +67,16 @@ def test_words_that_the_model_does_not_know_are_named(open_page):
     expect(status).to_contain_text("guess")
     search(page, "")
     expect(status).to_have_text(f"{MANY} pictures, newest first")
+
+
+def test_the_page_says_which_language_the_model_reads(open_page, gallery, monkeypatch):
+    page = open_page("/")
+    expect(page.locator("#language")).to_be_hidden()  # not known of this model
+    monkeypatch.setitem(names.SHIPPED_MODELS, names.model_identity(gallery.model), ("small", "1"))
+    page.reload()
+    expect(page.locator("#keys")).to_contain_text("Write in English")
+    search(page, "der Hund")
+    expect(page.get_by_role("status")).to_contain_text("it reads English")
 
 
 @pytest.fixture

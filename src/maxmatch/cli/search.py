@@ -200,6 +200,7 @@ def search(
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
+    from maxmatch.model.names import language_of
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
     from maxmatch.search.photo_names import named_first, named_items, query_words
     from maxmatch.search.plausible import calibrated
@@ -284,13 +285,14 @@ def search(
                 shown = [_shown(group, library.picture, as_json) for group in answer.groups]
                 answer = answer._replace(groups=shown)
             texts = [part.text for part in left_out]
-            return _Found(answer, every, read, texts, judged and cut_off is None, set(named))
+            language = language_of(encoder) if every is not None and every.unknown else None
+            return _Found(answer, every, read, texts, judged and cut_off is None, set(named), language)
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            answer, every, read, left_out, cannot_tell, named = found(anew)
+            answer, every, read, left_out, cannot_tell, named, language = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
@@ -316,15 +318,16 @@ def search(
         print(json.dumps({**asked, **known, **fits, "ended": answer.ended, "hits": listed}))
         return
     having = sum(hit.id in named for hit in hits)
+    reads = f" (it reads {language})" if language else ""
     if left_out:
-        say(f"left out, since the model knows no word of it: {', '.join(left_out)}")
+        say(f"left out, since the model knows no word of it: {', '.join(left_out)}{reads}")
     if read is not None and not read.known:
         first = f"{having} {'photo has them in its' if having == 1 else 'photos have them in their'} name"
         rest = len(hits) > having
         guess = f"; {first}{', the rest is a guess' if rest else ''}" if having else "; what follows is a guess"
-        say("the model knows none of these words" + (guess if hits else ""))
+        say(f"the model knows none of these words{reads}" + (guess if hits else ""))
     elif read is not None and read.unknown:
-        say(f"the model does not know: {', '.join(read.unknown)}")
+        say(f"the model does not know: {', '.join(read.unknown)}{reads}")
     if paths:
         for hit in hits:
             escaped = sys.stdout.isatty() and not null
@@ -352,7 +355,9 @@ def search(
 
 
 class _Found(NamedTuple):
-    """What a search found. every: the words of the query; read: of its parts that count. left_out: the others."""
+    """What a search found. every: the words of the query; read: of its parts that count. left_out: the others.
+    language: that the model reads, where it does not know a word.
+    """
 
     answer: "Answer"
     every: "Words | None"
@@ -360,6 +365,7 @@ class _Found(NamedTuple):
     left_out: list[str]
     cannot_tell: bool
     named: set[str]
+    language: str | None
 
 
 def _judged(cut_off: "CutOff | None", read: "Words | None", hits: "Sequence[Hit]") -> "Verdict":

@@ -56,7 +56,7 @@ def serve(
 
     Folders of photos are indexed in the user's cache; photos indexed before are not read again. Of many new photos the
     page shows the first ones at once, and the others as they are read. While the server runs, it looks for new, changed
-    and deleted photos every 45 seconds.
+    and deleted photos every 10 to 45 seconds.
 
     The address is printed once the server is ready. Only indexed pictures are served, and only to this machine. To
     serve your phone, give --lan: its camera reads the address from the terminal. Or choose --host and --token

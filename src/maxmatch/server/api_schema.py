@@ -360,6 +360,7 @@ class GalleryOut(BaseModel):
     earliest: str | None
     latest: str | None
     set_size: int
+    language: Annotated[str | None, Field(description="Of the words that the model reads; null: not known.")]
     reads_pictures: Annotated[bool, Field(description="Whether pictures can be uploaded and explained.")]
 
 

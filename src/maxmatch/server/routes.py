@@ -16,6 +16,7 @@ from maxmatch import __version__
 from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
+from maxmatch.model.names import language_of
 from maxmatch.model.picture_files import not_read as unread_formats
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
@@ -332,6 +333,7 @@ def picture_routes(service: Service) -> APIRouter:
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.set_size,
+            language=language_of(service.gallery.index.manifest.model or service.model),
             reads_pictures=reads_pictures(service.model),
         )
 

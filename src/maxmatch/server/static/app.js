@@ -159,10 +159,11 @@ async function pageOn() {
 const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
 
 let known = null;
+let language = null;
 
 /** The server told how many pictures there are: new ones appear, deleted ones go. */
 function noticed({ items, left, not_read: bad }) {
-  find("unread").hidden = !bad;
+  find("unread").hidden = !bad || isSearch(state);
   find("unread").textContent = bad === 1 ? "One file was not read" : `${number(bad ?? 0)} files were not read`;
   find("reading").hidden = !left;
   find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
@@ -178,6 +179,9 @@ const offer = () => api.gallery().then((gallery) => {
   known = gallery.total;
   filters.offer(gallery);
   suggestions.words = gallery.words;
+  language = gallery.language;
+  find("language").hidden = !language;
+  find("language").textContent = `Write in ${language}`;
   filters.show(state);
   browse.offer(gallery);
   find("pick").hidden = !gallery.reads_pictures;
@@ -194,7 +198,7 @@ function say(answer) {
   const shownNow = grid.hits.length;
   const order = !isSearch(state) || state.sort === "date" ? "newest first" : "best first";
   const counted = shownNow ? `${count(answer, shownNow)}, ${order}` : count(answer, shownNow);
-  find("status").textContent = [counted, unknown(answer)].filter(Boolean).join(" · ");
+  find("status").textContent = [counted, unknown(answer, language)].filter(Boolean).join(" · ");
   const all = (label) => el("button", { type: "button", class: "quiet", onclick: () => go({ ...state, all: true }) }, label);
   const rest = find("rest");
   rest.hidden = !answer.ended || answer.more || !shownNow;
