@@ -200,6 +200,28 @@ def test_suggestions_while_typing_come_from_searches_albums_and_names(open_page)
     expect(page.locator(".chip")).to_contain_text("Roof garden")
 
 
+def test_cameras_places_and_words_of_captions_are_suggested(open_page, gallery):
+    page = open_page(reduced_motion="reduce")
+    box = page.get_by_role("combobox", name="Search pictures")
+    offered = page.locator("#suggestions [role=option]:visible")
+    box.fill("gar")
+    expect(offered).to_have_text(["Garmin VIRBcamera", "gardenin names"])
+    offered.first.click()
+    page.wait_for_url("**camera=Garmin+VIRB")
+    expect(page.get_by_role("status")).to_have_text(f"{MANY // 3} pictures, newest first")
+    expect(page.locator(".chip")).to_contain_text("Garmin VIRB")
+    page.get_by_role("button", name="Leave the camera").click()
+    expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, newest first")
+    box.fill("ital")
+    expect(offered).to_have_text(["Città, Italyplace"])
+    offered.first.click()
+    expect(page.get_by_role("status")).to_have_text("1 picture, newest first")
+    known = gallery.model.tower("text").reader.tokenizer.get_vocab()
+    assert "beach" in known
+    box.fill("a dog on the bea")
+    expect(offered).to_have_text(["a dog on the beachword"])
+
+
 def test_why_shows_slots_words_pairs_and_the_matching(open_page):
     page = open_page("/?q=a+dog+runs")
     tiles(page).nth(2).click()

@@ -397,7 +397,7 @@ def test_notes_of_before_reasons_were_kept_are_read(synced, index, folder):
 
 def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
     notes = Image.Exif()
-    notes[0x0112] = 6
+    notes[0x0112], notes[0x010F], notes[0x0110] = 6, "Canon", "Canon EOS 5D"
     notes.get_ifd(0x8769)[0x9003] = "2024:05:31 18:02:11"
     path = tmp_path / "a" / "b" / "x.jpg"
     path.parent.mkdir(parents=True)
@@ -413,6 +413,8 @@ def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
         "width": 40,
         "height": 60,
         "orientation": "portrait",
+        "camera": "Canon EOS 5D",
+        "place": None,
         "bytes": path.stat().st_size,
         "size": path.stat().st_size,
         "modified": path.stat().st_mtime_ns,
@@ -464,7 +466,7 @@ def test_a_photo_without_exif_has_no_taken_and_a_filter_on_it_is_no_error(synced
 
 
 def test_a_condition_is_the_conjunction_of_what_is_asked():
-    facts = {"folder": "holiday/rome", "taken": "2024-05-31T23:59:59", "orientation": "square"}
+    facts = {"folder": "holiday/rome", "taken": "2024-05-31T23:59:59", "orientation": "square", "camera": "A1"}
     assert facts_condition() is None
     day = date(2024, 5, 31)
     for wanted, passing in [
@@ -478,6 +480,9 @@ def test_a_condition_is_the_conjunction_of_what_is_asked():
         ({"end": date.max}, True),
         ({"orientation": "square", "folder": "holiday"}, True),
         ({"orientation": "portrait", "folder": "holiday"}, False),
+        ({"camera": "A1", "folder": "holiday"}, True),
+        ({"camera": "A"}, False),
+        ({"camera": "A1", "place": "Rome"}, False),
     ]:
         condition = facts_condition(**wanted)
         assert (condition is None or passes(condition, facts)) == passing

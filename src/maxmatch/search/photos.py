@@ -38,6 +38,7 @@ from maxmatch.search.index_folder import (
     photo_caches,
     writing,
 )
+from maxmatch.search.photo_notes import camera_of, place_of_photo
 from maxmatch.search.plausible import forget, is_much
 from maxmatch.search.reuse import HASH, FileState, reuse_sets
 from maxmatch.search.set_index import SetIndex
@@ -49,8 +50,12 @@ Orientation = Literal["landscape", "portrait", "square"]
 PATH, RELATIVE, NAME, FOLDER = "path", "relative_path", "name", "folder"
 TAKEN, DATE, DATE_FROM = "taken", "date", "date_from"
 WIDTH, HEIGHT, ORIENTATION = "width", "height", "orientation"
+CAMERA, PLACE = "camera", "place"
 BYTES, MODIFIED, SIZE, MTIME = "bytes", "modified", "size", "mtime"
-_KEYS = {PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, BYTES, SIZE, MODIFIED, MTIME}
+_KEYS = {
+    *(PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, CAMERA, PLACE),
+    *(BYTES, SIZE, MODIFIED, MTIME),
+}
 _SQUARE = 1.05  # sides that differ by less look equal
 _EXIF, _TAKEN_AT, _WRITTEN_AT, _TURN = 0x8769, 0x9003, 0x0132, 0x0112
 
@@ -61,14 +66,15 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
 
     path: the whole one; relative_path: from `root`; name; folder: within `root`, "" for `root` itself; taken: local
     time as 2024-05-31T18:02:11 by EXIF, None where that has none; date: the same, else when the file was changed;
-    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; bytes, size: of the file;
-    modified: in nanoseconds, mtime: in seconds.
+    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; camera: by EXIF, and place:
+    as it is written in the file (IPTC), None where it has none; bytes, size: of the file; modified: in nanoseconds,
+    mtime: in seconds.
     """
     state = path.stat()
     with opened(path, MAX_PIXELS) as image:
         width, height = image.size
         notes = image.getexif()
-        taken = _taken(notes)
+        taken, camera, place = _taken(notes), camera_of(notes), place_of_photo(image)
         if notes.get(_TURN, 1) in (5, 6, 7, 8) and image.format != "TIFF":  # whose size is upright in Pillow
             width, height = height, width
     relative = path.relative_to(root)
@@ -84,6 +90,8 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
         WIDTH: width,
         HEIGHT: height,
         ORIENTATION: orientation_of(width, height),
+        CAMERA: camera,
+        PLACE: place,
         BYTES: state.st_size,
         SIZE: state.st_size,
         MODIFIED: state.st_mtime_ns,
@@ -99,10 +107,15 @@ def orientation_of(width: int, height: int) -> Orientation:
 
 
 def facts_condition(
-    folder: str | None = None, start: date | None = None, end: date | None = None, orientation: str | None = None
+    folder: str | None = None,
+    start: date | None = None,
+    end: date | None = None,
+    orientation: str | None = None,
+    camera: str | None = None,
+    place: str | None = None,
 ) -> Condition | None:
-    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation. Of one
-    without `taken`, the time of its file counts.
+    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation, camera and
+    place. Of one without `taken`, the time of its file counts.
     """
     parts: list[Condition] = []
 
@@ -116,8 +129,8 @@ def facts_condition(
         parts.append(dated(">=", start))
     if end is not None and end < date.max:
         parts.append(dated("<", end + timedelta(days=1)))
-    if orientation is not None:
-        parts.append(Comparison(ORIENTATION, "=", orientation))
+    wanted = ((ORIENTATION, orientation), (CAMERA, camera), (PLACE, place))
+    parts += [Comparison(key, "=", value) for key, value in wanted if value]
     return None if not parts else parts[0] if len(parts) == 1 else Every(tuple(parts))
 
 

@@ -35,6 +35,7 @@ _SCAN_BLOCK = 1024
 _REFRESH_AFTER = 10.0  # seconds
 _REST = 10  # times as long as reading the index took, at least
 _CACHED_FILTERS = 32
+_OFFERED = 400  # cameras and places
 _SOONEST = 10.0  # seconds between two looks at the folders, at least
 _RARELY = 50  # times as long as a look takes
 
@@ -64,6 +65,16 @@ class GalleryState:
     def words(self) -> list[str]:
         """Words of their names that tell some of them from others."""
         return self.names.words()
+
+    @cached_property
+    def cameras(self) -> list[str]:
+        """That the photos were taken with, the most frequent first."""
+        return [name for name, _ in Counter(item.camera for item in self.newest if item.camera).most_common(_OFFERED)]
+
+    @cached_property
+    def places(self) -> list[str]:
+        """That are written in the photos' files, the most frequent first."""
+        return [name for name, _ in Counter(item.place for item in self.newest if item.place).most_common(_OFFERED)]
 
     @cached_property
     def by_id(self) -> dict[str, ItemFacts]:
@@ -113,12 +124,14 @@ class Gallery:
         start: date | None = None,
         end: date | None = None,
         orientation: str | None = None,
+        camera: str | None = None,
+        place: str | None = None,
     ) -> Condition | None:
         """A filter on the items' facts; folder: as items name theirs, in or below it."""
         engine = self.index.engine
         if not folder or not isinstance(engine, JoinedEngine):
-            return photos.facts_condition(folder, start, end, orientation)
-        rest = photos.facts_condition(None, start, end, orientation)
+            return photos.facts_condition(folder, start, end, orientation, camera, place)
+        rest = photos.facts_condition(None, start, end, orientation, camera, place)
         return engine.below(folder) if rest is None else Every((engine.below(folder), rest))
 
     def passing(self, condition: Condition | None, state: GalleryState | None = None) -> list[ItemFacts]:
@@ -274,6 +287,8 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
         date_from=_shared(known(photos.DATE_FROM)),
         path=_text(known(photos.PATH)),
+        camera=_shared(known(photos.CAMERA)),
+        place=_shared(known(photos.PLACE)),
     )
 
 
@@ -304,4 +319,6 @@ def _facts(item: ItemFacts) -> dict[str, Any]:
         photos.DATE: item.date,
         photos.ORIENTATION: item.orientation,
         photos.PATH: item.path,
+        photos.CAMERA: item.camera,
+        photos.PLACE: item.place,
     }

@@ -54,6 +54,7 @@ from maxmatch.server.pictures import (
     explain,
     read_upload,
     reads_pictures,
+    vocabulary,
     webp,
 )
 from maxmatch.server.searcher import QueryTerm, Searcher
@@ -68,6 +69,7 @@ _PICTURE_FORM: dict[str, Any] = {
 # Some systems call a script plain text, which browsers do not run, and do not know the other one.
 _PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
 _FACTS = tuple(field.name for field in fields(ItemFacts))
+_VOCABULARY = 2_000  # words that are offered while someone types
 _REASONS = 500  # why files cannot be read, at most
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
@@ -231,7 +233,9 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
         raise Refusal(409, "conflict", "from: expected a day not after `to`.")
-    where = service.gallery.condition(paging.folder, paging.start, paging.end, paging.orientation)
+    where = service.gallery.condition(
+        paging.folder, paging.start, paging.end, paging.orientation, paging.camera, paging.place
+    )
     if paging.album:
         within = await asyncio.to_thread(service.shelf.condition, paging.album)
         where = within if where is None else Every((where, within))
@@ -277,6 +281,7 @@ def _plain(item: ItemFacts) -> dict[str, Any]:
 def picture_routes(service: Service) -> APIRouter:
     """The routes of items."""
     router = APIRouter(tags=["items"])
+    learned = vocabulary(service.model, _VOCABULARY)
 
     @router.get("/items/{key}", responses=documented(404, 422))
     async def item(key: KeyPath) -> ItemFacts:
@@ -330,6 +335,9 @@ def picture_routes(service: Service) -> APIRouter:
                 for name, (count, newest) in service.gallery.folders().items()
             ],
             words=service.gallery.state.words,
+            cameras=service.gallery.state.cameras,
+            places=service.gallery.state.places,
+            vocabulary=learned,
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.set_size,
@@ -340,7 +348,9 @@ def picture_routes(service: Service) -> APIRouter:
     @router.get("/timeline", responses=documented(422))
     async def timeline(query: Annotated[Narrowed, Query()]) -> TimelineOut:
         """How many items there are of each month, newest first."""
-        where = service.gallery.condition(query.folder, orientation=query.orientation)
+        where = service.gallery.condition(
+            query.folder, orientation=query.orientation, camera=query.camera, place=query.place
+        )
         found = await asyncio.to_thread(service.gallery.months, where)
         return TimelineOut(months=[MonthOut(month=month, count=count) for month, count in found.items()])
 

@@ -178,7 +178,7 @@ function noticed({ items, left, not_read: bad }) {
 const offer = () => api.gallery().then((gallery) => {
   known = gallery.total;
   filters.offer(gallery);
-  suggestions.words = gallery.words;
+  suggestions.known = gallery;
   language = gallery.language;
   find("language").hidden = !language;
   find("language").textContent = `Write in ${language}`;
@@ -233,6 +233,9 @@ function chips() {
     made.push(el("span", { class: "chip" }, name, drop("Leave the album", { ...state, album: "" })));
     shelf.nameOf(state.album).then((known) => (name.textContent = known), () => null);
   }
+  for (const name of ["camera", "place"]) {
+    if (state[name]) made.push(el("span", { class: "chip" }, el("span", {}, state[name]), drop(`Leave the ${name}`, { ...state, [name]: "" })));
+  }
   find("chips").replaceChildren(...made);
   input.placeholder = state.like || state.upload ? "Add words" : state.slot !== null ? "" : state.album ? "Search this album" : "Describe a picture";
 }
@@ -271,10 +274,10 @@ function hideView() {
 /** What is searched for now, to be saved; null where that is nothing, or a picture that the server forgets. */
 function suggestion() {
   if (state.upload || !(isSearch(state) || isFiltered(state))) return null;
-  const { q, like, folder, from, to, orientation, album, sort, fold } = state;
+  const { q, like, folder, from, to, orientation, camera, place, album, sort, fold } = state;
   const days = from || to ? `${from || "…"} to ${to || "…"}` : "";
-  const name = [q.trim() || (like ? "Similar pictures" : ""), folder, days, orientation].filter(Boolean).join(", ");
-  const given = Object.entries({ q, like, folder, from, to, orientation, album, sort }).filter(([, value]) => value);
+  const name = [q.trim() || (like ? "Similar pictures" : ""), folder, days, orientation, camera, place].filter(Boolean).join(", ");
+  const given = Object.entries({ q, like, folder, from, to, orientation, camera, place, album, sort }).filter(([, value]) => value);
   return { name, search: { ...Object.fromEntries(given), fold } };
 }
 

@@ -71,7 +71,7 @@ export class Shelf {
     const others = known.count - known.reasons.length;
     this.fill("Not read",
       known.cure ? el("p", {}, known.cure) : null,
-      known.reasons.length ? el("ul", { class: "reasons" }, ...known.reasons.map((reason) => el("li", {}, reason))) : null,
+      known.reasons.length ? el("ul", { class: "faults" }, ...known.reasons.map((reason) => el("li", {}, reason))) : null,
       others && !known.cure ? el("p", {}, `… and ${others.toLocaleString()} more.`) : null);
   }
 
