@@ -318,6 +318,20 @@ def test_a_picture_and_words_are_searched_for_together(many, capsys):
     assert [hit["score"] for hit in both["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-4)
 
 
+@pytest.mark.parametrize("image", [True, False])
+def test_parts_need_no_quotes_around_all_of_them(given, capsys, image):
+    folder, model = given
+    options = ("--json", *model, *(("--image", folder / "2.png") if image else ()))
+    first = () if image else ("a beach",)
+    whole = '+ "at night" - "two people"' if image else '"a beach" + "at night" - "two people"'
+    expected = json.loads(run(capsys, "search", whole, folder, *options).out)
+    asked = run(capsys, "search", *first, "+", "at night", "-", "two people", folder, *options)
+    assert json.loads(asked.out) == expected
+    assert len(expected["hits"]) == 4
+    failed = run(capsys, "search", *first, "+", folder, *options)  # a sign without words
+    assert failed.code == 2
+
+
 def test_photos_that_need_a_package_are_counted_every_time(given, capsys, monkeypatch):
     folder, model = given
     for name in ("a.HEIC", "b.heic", "c.mp4"):

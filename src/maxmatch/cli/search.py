@@ -31,6 +31,7 @@ _KITTY = ("kitty", "ghostty")
 _ITERM = ("iTerm.app", "WezTerm")
 _COLUMNS, _ROWS = 36, 9  # at most; a cell is about twice as high as wide
 _CELL = 20, 40  # pixels of a cell on a fine screen
+_SIGNS = ("+", "-")
 _CHUNK = 4096  # characters that kitty takes at once
 
 
@@ -194,7 +195,7 @@ def search(
 
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
 
-      maxmatch search --image dog.jpg "at night" ~/Pictures --without people
+      maxmatch search --image dog.jpg + "at night" - "people" ~/Pictures
     """
     # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
     # NumPy is loaded, which is below.
@@ -208,8 +209,9 @@ def search(
     from maxmatch.search.set_index import SetIndex
 
     assert query is not None
-    given = index or []
-    without_words = image is not None and (not given or Path(query).expanduser().is_dir())
+    joined, given = _joined(query, index or [])
+    no_folder = joined == query and not given  # then the query is one
+    query, without_words = joined, image is not None and (no_folder or Path(joined).expanduser().is_dir())
     words, folders = ("", [Path(query), *given]) if without_words else (query, given)
     if not folders:
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
@@ -352,6 +354,15 @@ def search(
         say(f"nothing in {folder}" + (f" that passes {' and '.join(passing)}" if passing else ""))
     elif cannot_tell and sys.stdout.isatty():
         say("too few photos, or a model that reads too few words, to tell which fit: none is left out")
+
+
+def _joined(query: str, folders: Sequence[Path]) -> tuple[str, list[Path]]:
+    """Parts without quotes around all of them, + "at night" - "people", as one query; and the folders after them."""
+    rest = [query, *map(str, folders)]
+    parts = [] if rest[0] in _SIGNS or rest[1:2] not in (["+"], ["-"]) else [f'"{rest.pop(0)}"']
+    while len(rest) > 1 and rest[0] in _SIGNS:
+        parts.append(f'{rest.pop(0)} "{rest.pop(0)}"')
+    return (" ".join(parts), list(map(Path, rest))) if parts else (query, list(folders))
 
 
 class _Found(NamedTuple):
