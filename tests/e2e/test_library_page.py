@@ -196,6 +196,11 @@ def test_photos_appear_and_go_while_the_page_is_open(open_page, index):
         expect(page.get_by_role("dialog")).to_contain_text("Fetch it again")
         expect(page.get_by_role("dialog")).to_contain_text(cure)
         page.keyboard.press("Escape")
+        box = page.get_by_label("Search pictures by a description")
+        box.fill("IMG_00777")
+        expect(page.locator("#unread")).to_be_hidden()  # of a search it would say nothing
+        box.press("Escape")
+        expect(page.locator("#unread")).to_be_visible()
         page.unroute("**/health")
     finally:
         index.remove([name_of(COUNT)])

@@ -95,6 +95,7 @@ function update({ restore = null } = {}) {
   if (input.value !== state.q) input.value = state.q;
   filters.show(state);
   browse.show(state);
+  find("unread").hidden = !notRead || isSearch(state);
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
   if (!shown || !sameResults(shown, state)) search({ restore });
@@ -160,11 +161,13 @@ const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEA
 
 let known = null;
 let language = null;
+let notRead = 0;
 
 /** The server told how many pictures there are: new ones appear, deleted ones go. */
 function noticed({ items, left, not_read: bad }) {
-  find("unread").hidden = !bad || isSearch(state);
-  find("unread").textContent = bad === 1 ? "One file was not read" : `${number(bad ?? 0)} files were not read`;
+  notRead = bad ?? 0;
+  find("unread").hidden = !notRead || isSearch(state);
+  find("unread").textContent = bad === 1 ? "One file was not read" : `${number(notRead)} files were not read`;
   find("reading").hidden = !left;
   find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
   const changed = known !== null && items !== undefined && items !== known;
