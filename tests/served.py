@@ -48,6 +48,9 @@ class Gallery(NamedTuple):
         return key_of(self.ids[place])
 
 
+CAMERAS = ("Canon EOS 5D", "Garmin VIRB", None)
+
+
 def make_gallery(folder, count=COUNT):
     """Pictures in four folders, of three shapes, a day apart; two of them the same."""
     generate(folder / "scenes", images=count, size=96)
@@ -63,7 +66,8 @@ def make_gallery(folder, count=COUNT):
             width, height = SIZES[(3 if place == 7 else place) % 3]
             image.crop((0, 0, width, height)).save(path)
         taken = datetime(2024, 1, 1, 12) + timedelta(days=place)
-        facts.append({**photo_facts(path, root), "taken": taken.isoformat()})
+        written = {"camera": CAMERAS[place % 3], "place": "Città, Italy" if place == 5 else None}
+        facts.append({**photo_facts(path, root), "taken": taken.isoformat(), **written})
         ids.append(name)
     captions = ["a dog runs on the beach", "two people ride a red bus"]
     sets = model.encode_images([root / name for name in ids])

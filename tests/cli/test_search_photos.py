@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +39,10 @@ def test_photos_of_a_folder_are_found_by_words_a_picture_and_weighted_words(give
     assert "4 photos: 4 new" in first.err
     again = run(capsys, "search", "two dogs", folder, "-k", "3", *model)
     assert again.out == first.out
-    assert "broken" not in again.err, "what cannot be read is reported once"
+    assert "broken" not in again.err, "what cannot be read is named once"
+    assert "1 photo or folder cannot be read" in again.err, "and counted every time"
+    notes = Path(again.err.partition("why is in ")[2].splitlines()[0])
+    assert "broken" in notes.read_text(encoding="utf-8"), "the count names the file with the reasons"
     hits = json.loads(run(capsys, "search", "--image", folder / "2.png", folder, "--json", *model).out)["hits"]
     assert hits[0]["id"] == "2.png"
     assert hits[0]["metadata"]["path"] == str(folder / "2.png")
@@ -65,7 +69,16 @@ def test_words_that_the_model_does_not_know_are_named(query, unknown, known, giv
     assert len(said.out.split("\n")) == 5, "paths alone, for another program"
     assert all(word in said.err for word in unknown) or not known
     assert ("guess" in said.err) is not known
-    assert len(said.err.splitlines()) == (not known or bool(unknown))
+    lines = [line for line in said.err.splitlines() if "cannot be read" not in line]
+    assert len(lines) == (not known or bool(unknown))
+
+
+def test_the_model_that_ships_says_that_it_reads_english_where_it_knows_a_word_not(given, capsys):
+    folder, (_, tiny) = given
+    for query, told in (("ein Hund", True), ("dog -Hund", True), ("Hund", True), ("a dog", False)):
+        said = run(capsys, "search", query, folder, "--model", "maxmatch-small").err
+        assert ("reads English" in said) is told, query
+    assert "reads" not in run(capsys, "search", "Hund", folder, "--model", tiny).err, "of others that is not known"
 
 
 def test_a_part_without_a_known_word_weighs_nothing_and_is_named(given, capsys):
@@ -303,6 +316,20 @@ def test_a_picture_and_words_are_searched_for_together(many, capsys):
         expected = search_parts(index, sets, [1, 1, -1], 3)
     assert [hit["id"] for hit in both["hits"]] == [hit.id for hit in expected]
     assert [hit["score"] for hit in both["hits"]] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_parts_need_no_quotes_around_all_of_them(given, capsys, image):
+    folder, model = given
+    options = ("--json", *model, *(("--image", folder / "2.png") if image else ()))
+    first = () if image else ("a beach",)
+    whole = '+ "at night" - "two people"' if image else '"a beach" + "at night" - "two people"'
+    expected = json.loads(run(capsys, "search", whole, folder, *options).out)
+    asked = run(capsys, "search", *first, "+", "at night", "-", "two people", folder, *options)
+    assert json.loads(asked.out) == expected
+    assert len(expected["hits"]) == 4
+    failed = run(capsys, "search", *first, "+", folder, *options)  # a sign without words
+    assert failed.code == 2
 
 
 def test_photos_that_need_a_package_are_counted_every_time(given, capsys, monkeypatch):

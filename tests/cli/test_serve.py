@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -206,3 +207,24 @@ def test_more_half_open_connections_than_descriptors_keep_nobody_out(tmp_path):
         log = server.stderr.read()
         assert "Traceback" not in log
         assert len(log.splitlines()) < 10
+
+
+def test_systemd_understands_the_unit_and_the_command_its_options(tmp_path, capsys):
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("no systemd here, not run")
+    command = tmp_path / ".local" / "bin" / "maxmatch"
+    command.parent.mkdir(parents=True)
+    command.symlink_to(sys.executable)  # verify asks that it is there
+    unit = Path(__file__).parents[2] / "docs" / "deploy" / "maxmatch.service"
+    written = unit.read_text().replace("%h", str(tmp_path))
+    (tmp_path / unit.name).write_text(written)
+    own = {**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    said = subprocess.run(
+        [verify, "verify", "--user", tmp_path / unit.name], env=own, capture_output=True, text=True, timeout=60
+    )
+    assert (said.returncode, [line for line in said.stderr.splitlines() if unit.name in line]) == (0, [])
+    [started] = [line for line in written.splitlines() if line.startswith("ExecStart=")]
+    failed = run(capsys, *started.split()[1:])  # the folder is not there
+    assert failed.code == 1
+    assert f"{tmp_path / 'Pictures'}: no such folder" in failed.err

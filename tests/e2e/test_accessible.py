@@ -48,6 +48,23 @@ def test_axe_finds_nothing(open_page, more):
     assert findings(page) == []
 
 
+def test_axe_finds_nothing_where_files_were_not_read(open_page):
+    page = open_page("/?camera=Canon+EOS+5D", reduced_motion="reduce")
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "not_read": 2}))
+    told = {"count": 2, "reasons": ["/photos/a.jpg: not a readable picture."], "cure": "1 HEIC not read: pip install x"}
+    page.route("**/not-read", lambda route: route.fulfill(json=told))
+    page.evaluate("dispatchEvent(new Event('online'))")
+    counted = page.get_by_role("button", name="2 files were not read")
+    expect(counted).to_be_visible()
+    expect(page.locator(".chip")).to_contain_text("Canon EOS 5D")
+    assert findings(page) == []
+    counted.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("pip install x")
+    assert findings(page) == []
+    page.keyboard.press("Escape")
+    expect(counted).to_be_focused()
+
+
 def test_every_control_is_reached_and_left_by_keyboard(open_page):
     page = open_page("/?q=a+dog")
     name = """() => { const one = document.activeElement;

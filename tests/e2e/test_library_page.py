@@ -187,9 +187,25 @@ def test_photos_appear_and_go_while_the_page_is_open(open_page, index):
         page.evaluate("dispatchEvent(new Event('online'))")
         expect(page.locator("#reading")).to_have_text("Reading 1,234 more pictures …")
         page.unroute("**/health")
+        page.route("**/health", lambda route: route.fulfill(json={**body, "left": 0, "not_read": 3}))
+        reasons = ["/photos/a.jpg: not a readable picture. The file is empty. Fetch it again."]
+        cure = "2 HEIC not read: pip install 'maxmatch[heic]'"
+        page.route("**/not-read", lambda route: route.fulfill(json={"count": 3, "reasons": reasons, "cure": cure}))
+        page.evaluate("dispatchEvent(new Event('online'))")
+        page.get_by_role("button", name="3 files were not read").click()
+        expect(page.get_by_role("dialog")).to_contain_text("Fetch it again")
+        expect(page.get_by_role("dialog")).to_contain_text(cure)
+        page.keyboard.press("Escape")
+        box = page.get_by_label("Search pictures by a description")
+        box.fill("IMG_00777")
+        expect(page.locator("#unread")).to_be_hidden()  # of a search it would say nothing
+        box.press("Escape")
+        expect(page.locator("#unread")).to_be_visible()
+        page.unroute("**/health")
     finally:
         index.remove([name_of(COUNT)])
     page.wait_for_timeout(500)
     page.evaluate("dispatchEvent(new Event('online'))")
     expect(status).to_contain_text(f"{COUNT:,} pictures", timeout=20_000)
     expect(page.locator("#reading")).to_be_hidden()
+    expect(page.locator("#unread")).to_be_hidden()

@@ -9,6 +9,7 @@ from page_steps import ask_why, give, search, tiles, wait_first
 from playwright.sync_api import expect
 from served import BLOCKED, MANY, Running, app_of
 
+from maxmatch.model import names
 from maxmatch.search.plausible import CutOff
 from maxmatch.search.query import search_parts
 
@@ -66,6 +67,16 @@ def test_words_that_the_model_does_not_know_are_named(open_page):
     expect(status).to_contain_text("guess")
     search(page, "")
     expect(status).to_have_text(f"{MANY} pictures, newest first")
+
+
+def test_the_page_says_which_language_the_model_reads(open_page, gallery, monkeypatch):
+    page = open_page("/")
+    expect(page.locator("#language")).to_be_hidden()  # not known of this model
+    monkeypatch.setitem(names.SHIPPED_MODELS, names.model_identity(gallery.model), ("small", "1"))
+    page.reload()
+    expect(page.locator("#keys")).to_contain_text("Write in English")
+    search(page, "der Hund")
+    expect(page.get_by_role("status")).to_contain_text("it reads English")
 
 
 @pytest.fixture
@@ -187,6 +198,28 @@ def test_suggestions_while_typing_come_from_searches_albums_and_names(open_page)
     offered.nth(1).click()
     page.wait_for_url("**album=*")
     expect(page.locator(".chip")).to_contain_text("Roof garden")
+
+
+def test_cameras_places_and_words_of_captions_are_suggested(open_page, gallery):
+    page = open_page(reduced_motion="reduce")
+    box = page.get_by_role("combobox", name="Search pictures")
+    offered = page.locator("#suggestions [role=option]:visible")
+    box.fill("garm")
+    expect(offered).to_have_text(["Garmin VIRBcamera"])
+    offered.first.click()
+    page.wait_for_url("**camera=Garmin+VIRB")
+    expect(page.get_by_role("status")).to_have_text(f"{MANY // 3} pictures, newest first")
+    expect(page.locator(".chip")).to_contain_text("Garmin VIRB")
+    page.get_by_role("button", name="Leave the camera").click()
+    expect(page.get_by_role("status")).to_have_text(f"{MANY} pictures, newest first")
+    box.fill("ital")
+    expect(offered).to_have_text(["Città, Italyplace"])
+    offered.first.click()
+    expect(page.get_by_role("status")).to_have_text("1 picture, newest first")
+    known = gallery.model.tower("text").reader.tokenizer.get_vocab()
+    assert "beach" in known
+    box.fill("a dog on the bea")
+    expect(offered).to_have_text(["a dog on the beachword"])
 
 
 def test_why_shows_slots_words_pairs_and_the_matching(open_page):

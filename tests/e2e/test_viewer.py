@@ -119,6 +119,21 @@ def test_on_a_phone_a_swipe_turns_the_page_and_a_pinch_zooms(open_page, gallery)
     assert page.evaluate("document.querySelector('dialog[open]').scrollWidth") <= 390
 
 
+@pytest.mark.parametrize("why", [False, True])
+def test_a_long_name_leaves_room_for_the_way_back_on_a_phone(open_page, why):
+    page = open_page("/?q=a+dog", **PHONE)
+    tiles(page).first.click()
+    dialog = page.get_by_role("dialog")
+    if why:
+        ask_why(page, details=False)
+    dialog.get_by_role("heading").first.evaluate("name => name.textContent = 'IMG_20240531_180211_'.repeat(4) + '.jpg'")
+    for name in ("Close", "Why?"):
+        box = (dialog.get_by_role("tab", name=name) if name == "Why?" else dialog.get_by_label(name)).bounding_box()
+        assert box["x"] + box["width"] <= PHONE["viewport"]["width"], name
+    dialog.get_by_label("Close").click()
+    expect(dialog).to_be_hidden()
+
+
 def test_why_is_told_in_words(open_page, gallery):
     page = open_page("/?q=a+dog+runs")
     tiles(page).first.click()

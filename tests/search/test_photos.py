@@ -94,9 +94,12 @@ def test_what_cannot_be_read_is_reported_once_and_tried_again_when_it_changes(sy
     assert {one.id for one in done.unreadable} >= empty
     assert done.added == len(index) == len(good)
     assert all(bad[one.id] in one.reason for one in done.unreadable)
-    assert synced()[:5] == (0, 0, 0, [], [])
+    again = synced()
+    assert again[:5] == (0, 0, 0, [], [])
+    assert set(again.still) == set(done.unreadable), "what is not reported anew is still known, with its reason"
     photo(folder / done.unreadable[0].id, 3)
     assert synced()[:3] == (1, 0, 0)
+    assert done.unreadable[0] not in synced().still
     assert done.unreadable[0].id in ids_of(index)
 
 
@@ -373,9 +376,28 @@ def test_a_folder_behind_a_link_that_cannot_be_followed_costs_no_other_photo(syn
     assert ["loop" in one.reason for one in done.unreadable] == [True]
 
 
+def test_a_pipe_named_as_a_photo_is_reported_and_not_waited_for(synced, folder):
+    photo(folder / "a.png", 0)
+    os.mkfifo(folder / "pipe.png")
+    done = synced()
+    assert done.added == 1
+    assert [(one.id, "not a file" in one.reason) for one in done.unreadable] == [("pipe.png", True)]
+
+
+def test_notes_of_before_reasons_were_kept_are_read(synced, index, folder):
+    photo(folder / "a.png", 0)
+    (folder / "b.png").write_bytes(b"broken")
+    note = index.folder.parent / photos.UNREADABLE
+    synced()
+    note.write_text(json.dumps({name: known[:2] for name, known in json.loads(note.read_text()).items()}))
+    again = synced()
+    assert again.unreadable == [], "it is not tried again"
+    assert [one.id for one in again.still] == ["b.png"]
+
+
 def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
     notes = Image.Exif()
-    notes[0x0112] = 6
+    notes[0x0112], notes[0x010F], notes[0x0110] = 6, "Canon", "Canon EOS 5D"
     notes.get_ifd(0x8769)[0x9003] = "2024:05:31 18:02:11"
     path = tmp_path / "a" / "b" / "x.jpg"
     path.parent.mkdir(parents=True)
@@ -391,6 +413,8 @@ def test_facts_are_those_of_the_picture_as_it_is_seen(tmp_path):
         "width": 40,
         "height": 60,
         "orientation": "portrait",
+        "camera": "Canon EOS 5D",
+        "place": None,
         "bytes": path.stat().st_size,
         "size": path.stat().st_size,
         "modified": path.stat().st_mtime_ns,
@@ -442,7 +466,7 @@ def test_a_photo_without_exif_has_no_taken_and_a_filter_on_it_is_no_error(synced
 
 
 def test_a_condition_is_the_conjunction_of_what_is_asked():
-    facts = {"folder": "holiday/rome", "taken": "2024-05-31T23:59:59", "orientation": "square"}
+    facts = {"folder": "holiday/rome", "taken": "2024-05-31T23:59:59", "orientation": "square", "camera": "A1"}
     assert facts_condition() is None
     day = date(2024, 5, 31)
     for wanted, passing in [
@@ -456,6 +480,9 @@ def test_a_condition_is_the_conjunction_of_what_is_asked():
         ({"end": date.max}, True),
         ({"orientation": "square", "folder": "holiday"}, True),
         ({"orientation": "portrait", "folder": "holiday"}, False),
+        ({"camera": "A1", "folder": "holiday"}, True),
+        ({"camera": "A"}, False),
+        ({"camera": "A1", "place": "Rome"}, False),
     ]:
         condition = facts_condition(**wanted)
         assert (condition is None or passes(condition, facts)) == passing

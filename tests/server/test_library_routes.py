@@ -177,6 +177,38 @@ def test_new_photos_appear_and_deleted_ones_go_while_the_server_runs(library, ga
         assert client.get("/api/v1/gallery").json()["total"] == 2
 
 
+def test_what_cannot_be_read_is_told_with_its_cure(library, gallery, monkeypatch):
+    monkeypatch.setattr("maxmatch.model.picture_files.find_spec", lambda name: None)
+    roots = [one.root for one in library.folders]
+    (roots[0] / "empty.jpg").write_bytes(b"")
+    (roots[1] / "phone.heic").write_bytes(b"")
+    with served(library, gallery.model, look=partial(library.sync, gallery.model), look_every=0.1) as client:
+        wait_until(lambda: client.get("/api/v1/health").json()["not_read"] == 2)
+        told = client.get("/api/v1/not-read").json()
+        assert (told["count"], len(told["reasons"])) == (2, 1)
+        assert str(roots[0] / "empty.jpg") in told["reasons"][0]
+        assert "Fetch it again" in told["reasons"][0]
+        assert told["cure"] == "1 HEIC not read: pip install 'maxmatch[heic]'"
+        (roots[0] / "empty.jpg").unlink()
+        wait_until(lambda: client.get("/api/v1/health").json()["not_read"] == 1)
+
+
+def test_folders_that_are_listed_quickly_are_looked_at_sooner():
+    clock = iter([0.0, 0.1, 0.0, 0.5, 0.0, 3.0])  # before and after each look
+
+    def look(bar):
+        with bar("photos", 1) as advance:  # what is encoded does not count
+            advance(1)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gallery_module.time, "monotonic", lambda: next(clock))
+        watch, rests = Watch(look), []
+        for _ in range(3):
+            watch._once()
+            rests.append(watch.rest)
+    assert rests == [10, 25, 45]
+
+
 def test_a_look_ends_with_its_batch_when_the_server_stops_and_a_failed_one_is_followed_by_the_next(gallery, caplog):
     looks, left = [], []
 

@@ -35,6 +35,7 @@ OPERATIONS = {
     "GET /api/v1/gallery": 1,
     "GET /api/v1/timeline": 4,
     "GET /api/v1/health": 1,
+    "GET /api/v1/not-read": 1,
 }
 """And how many requests each gets."""
 
@@ -87,7 +88,7 @@ def test_every_route_is_described_and_tried(description):
         *(
             ("invalid", name)
             for name in OPERATIONS
-            if name.split("/")[-1] not in ("gallery", "health") and name != "GET /api/v1/albums"
+            if name.split("/")[-1] not in ("gallery", "health", "not-read") and name != "GET /api/v1/albums"
         ),
     ],
 )

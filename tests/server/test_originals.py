@@ -11,6 +11,7 @@ from PIL import Image
 from served import client_of
 from starlette.requests import Request
 
+from maxmatch.search.photos import photo_facts
 from maxmatch.server import originals
 from maxmatch.server.api_schema import Refusal
 from maxmatch.server.originals import details_of, file_manager, is_local, original_of, reveal, zip_names, zipped
@@ -101,6 +102,9 @@ def test_a_place_that_a_person_wrote_is_told(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(jpeg[:2] + b"\xff\xed" + (len(segment) + 2).to_bytes(2, "big") + segment + jpeg[2:])
     assert details_of(path, can_reveal=False).place == "Città, Italy"
+    assert photo_facts(path, tmp_path)["place"] == "Città, Italy"
+    path.write_bytes(path.read_bytes().replace(b"\x1c\x02", b"\x1c\xff"))  # damaged notes are none
+    assert photo_facts(path, tmp_path)["place"] is None
 
 
 @pytest.mark.usefixtures("no_desktop")

@@ -208,6 +208,10 @@ def test_the_gallery_lists_folders_and_dates(client):
     assert (answer["total"], answer["set_size"], answer["reads_pictures"]) == (24, 3, True)
     counts = {folder["folder"]: folder["count"] for folder in answer["folders"]}
     assert counts == {"garden": 6, "holiday": 12, "holiday/rome": 6}
+    assert answer["cameras"] == ["Garmin VIRB", "Canon EOS 5D"]  # equally many: the newest first
+    assert answer["places"] == ["Città, Italy"]
+    assert "dog" in answer["vocabulary"]
+    assert not {"the", "a", "<pad>"} & set(answer["vocabulary"])
     assert (answer["earliest"], answer["latest"]) == ("2024-01-01T12:00:00", "2024-01-24T12:00:00")
 
 

@@ -143,6 +143,9 @@ def test_beyond_the_deepest_page_there_is_nothing(client):
         ({"from": "2024-01-05", "to": "2024-01-07"}, lambda place: 4 <= place <= 6),
         ({"orientation": "landscape"}, lambda place: (3 if place == 7 else place) % 3 == 1),
         ({"orientation": "portrait", "from": "2024-01-10"}, lambda place: place % 3 == 2 and place >= 9),
+        ({"camera": "Canon EOS 5D", "to": "2024-01-10"}, lambda place: place % 3 == 0 and place < 10),
+        ({"camera": "Canon"}, lambda place: False),
+        ({"place": "Città, Italy"}, lambda place: place == 5),
     ],
 )
 @pytest.mark.parametrize("query", [{}, {"q": "a dog"}])

@@ -191,7 +191,7 @@ def test_health_tells_only_who_has_the_token_what_is_served(ask):
     assert ask("/api/v1/health", headers={"authorization": "Bearer wrong"}, **far).json() == {"status": "ok"}
     known = ask("/api/v1/health", headers={"authorization": f"Bearer {TOKEN}"}, **far).json()
     assert known == ask("/api/v1/health").json()
-    assert set(known) == {"status", "items", "left", "version"}
+    assert set(known) == {"status", "items", "left", "not_read", "version"}
 
 
 def test_wrong_tokens_are_throttled_and_only_for_their_sender(gallery):

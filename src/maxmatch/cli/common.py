@@ -301,6 +301,9 @@ def open_folders(
             say(plain(one.reason))  # which names the file, or the cache that cannot be written
         if len(done.unreadable) > _SHOWN:
             say(f"… and {len(done.unreadable) - _SHOWN} more that cannot be read; all are in {place / UNREADABLE}")
+        if len(done.still) > len(done.unreadable):  # each is named once; that there are some, every time
+            some = "1 photo or folder" if len(done.still) == 1 else f"{len(done.still):,} photos or folders"
+            say(f"{some} cannot be read; which and why is in {place / UNREADABLE}")
         if done.unread:
             say(not_read(done.unread))
         if done.added or done.changed or done.removed or done.renamed or done.taken_over:

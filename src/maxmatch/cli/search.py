@@ -31,6 +31,7 @@ _KITTY = ("kitty", "ghostty")
 _ITERM = ("iTerm.app", "WezTerm")
 _COLUMNS, _ROWS = 36, 9  # at most; a cell is about twice as high as wide
 _CELL = 20, 40  # pixels of a cell on a fine screen
+_SIGNS = ("+", "-")
 _CHUNK = 4096  # characters that kitty takes at once
 
 
@@ -198,12 +199,13 @@ def search(
 
       maxmatch search --image dog.jpg ~/Pictures --model runs/first --paths
 
-      maxmatch search --image dog.jpg "at night" ~/Pictures --without people
+      maxmatch search --image dog.jpg + "at night" - "people" ~/Pictures
     """
     # NumPy's products are small here, and its threads wait by spinning: ten times as long beside other work. Read when
     # NumPy is loaded, which is below.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maxmatch.cli.common import are_folders_of_photos, load_for_search, model_of, open_folders
+    from maxmatch.model.names import language_of
     from maxmatch.search.index_folder import IndexFolderError, NewerIndexError
     from maxmatch.search.photo_names import named_first, named_items, query_words
     from maxmatch.search.plausible import calibrated
@@ -211,8 +213,9 @@ def search(
     from maxmatch.search.set_index import SetIndex
 
     assert query is not None
-    given = index or []
-    without_words = image is not None and (not given or Path(query).expanduser().is_dir())
+    joined, given = _joined(query, index or [])
+    no_folder = joined == query and not given  # then the query is one
+    query, without_words = joined, image is not None and (no_folder or Path(joined).expanduser().is_dir())
     words, folders = ("", [Path(query), *given]) if without_words else (query, given)
     if not folders:
         raise typer.BadParameter('give a folder of photos or an index: maxmatch search "two dogs" ~/Pictures')
@@ -288,13 +291,14 @@ def search(
                 shown = [_shown(group, library.picture, as_json) for group in answer.groups]
                 answer = answer._replace(groups=shown)
             texts = [part.text for part in left_out]
-            return _Found(answer, every, read, texts, judged and cut_off is None, set(named))
+            language = language_of(encoder) if every is not None and every.unknown else None
+            return _Found(answer, every, read, texts, judged and cut_off is None, set(named), language)
 
     # Some files are read only by a search. Twice, since another process may have replaced what was being read; then the
     # index of a folder, which is a cache, is built anew.
     for anew in (False, False, True) if photos else (True,):
         try:
-            answer, every, read, left_out, cannot_tell, named = found(anew)
+            answer, every, read, left_out, cannot_tell, named, language = found(anew)
             break
         except IndexFolderError as error:
             if anew or isinstance(error, NewerIndexError):
@@ -320,15 +324,16 @@ def search(
         print(json.dumps({**asked, **known, **fits, "ended": answer.ended, "hits": listed}))
         return
     having = sum(hit.id in named for hit in hits)
+    reads = f" (it reads {language})" if language else ""
     if left_out:
-        say(f"left out, since the model knows no word of it: {', '.join(left_out)}")
+        say(f"left out, since the model knows no word of it: {', '.join(left_out)}{reads}")
     if read is not None and not read.known:
         first = f"{having} {'photo has them in its' if having == 1 else 'photos have them in their'} name"
         rest = len(hits) > having
         guess = f"; {first}{', the rest is a guess' if rest else ''}" if having else "; what follows is a guess"
-        say("the model knows none of these words" + (guess if hits else ""))
+        say(f"the model knows none of these words{reads}" + (guess if hits else ""))
     elif read is not None and read.unknown:
-        say(f"the model does not know: {', '.join(read.unknown)}")
+        say(f"the model does not know: {', '.join(read.unknown)}{reads}")
     if paths:
         for hit in hits:
             escaped = sys.stdout.isatty() and not null
@@ -355,8 +360,19 @@ def search(
         say("too few photos, or a model that reads too few words, to tell which fit: none is left out")
 
 
+def _joined(query: str, folders: Sequence[Path]) -> tuple[str, list[Path]]:
+    """Parts without quotes around all of them, + "at night" - "people", as one query; and the folders after them."""
+    rest = [query, *map(str, folders)]
+    parts = [] if rest[0] in _SIGNS or rest[1:2] not in (["+"], ["-"]) else [f'"{rest.pop(0)}"']
+    while len(rest) > 1 and rest[0] in _SIGNS:
+        parts.append(f'{rest.pop(0)} "{rest.pop(0)}"')
+    return (" ".join(parts), list(map(Path, rest))) if parts else (query, list(folders))
+
+
 class _Found(NamedTuple):
-    """What a search found. every: the words of the query; read: of its parts that count. left_out: the others."""
+    """What a search found. every: the words of the query; read: of its parts that count. left_out: the others.
+    language: that the model reads, where it does not know a word.
+    """
 
     answer: "Answer"
     every: "Words | None"
@@ -364,6 +380,7 @@ class _Found(NamedTuple):
     left_out: list[str]
     cannot_tell: bool
     named: set[str]
+    language: str | None
 
 
 def _judged(cut_off: "CutOff | None", read: "Words | None", hits: "Sequence[Hit]") -> "Verdict":

@@ -56,7 +56,7 @@ def serve(
 
     The index of a photo folder is kept in your cache directory; photos that are already indexed are not read again. If
     there are many new photos, the page opens with the first ones and adds the others as they are read. While the server
-    runs, it checks for new, changed and deleted photos every 45 seconds.
+    runs, it checks for new, changed and deleted photos every 10 to 45 seconds.
 
     The address is printed when the server is ready. Only indexed images are served, and only to this machine. To use it
     from your phone, add --lan and scan the QR code in the terminal. Or set --host and --token yourself; the token

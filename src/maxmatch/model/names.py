@@ -442,6 +442,11 @@ def model_hash(weights: Iterable[tuple[str, memoryview]], tokenizers: Mapping[st
     return digest.hexdigest()
 
 
+def language_of(model: AnyModel | str) -> str | None:
+    """The language that a model's words are of; None where that is not known. The models that ship read English."""
+    return "English" if model_identity(model) in SHIPPED_MODELS else None
+
+
 def older_models(model: AnyModel | str) -> list[str]:
     """The identities of the models that shipped under the same name before this one; none for any other model."""
     identities = list(SHIPPED_MODELS)

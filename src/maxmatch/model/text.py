@@ -10,7 +10,7 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,51 @@ _PADDING = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 # sign is a token of its own. GloVe's vectors are of such words.
 _WORD = r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-/.]\w+)*|[^\w\s]"
 _ENDING = re.compile("n['’]t|['’](?:s|re|ve|ll|d|m)", re.IGNORECASE)  # means nothing without the word before it
+
+
+_SHOW_NOTHING = frozenset(
+    [
+        "the",
+        "and",
+        "with",
+        "are",
+        "that",
+        "his",
+        "some",
+        "has",
+        "other",
+        "there",
+        "for",
+        "this",
+        "their",
+        "her",
+        "its",
+        "from",
+        "into",
+        "him",
+        "who",
+        "has",
+        "was",
+        "one",
+        "has",
+        "been",
+        "them",
+        "they",
+        "through",
+        "each",
+        "another",
+        "while",
+        "what",
+        "very",
+        "which",
+        "have",
+        "being",
+        "out",
+        "off",
+        "down",
+        "next",
+    ]
+)
 
 
 class TextTruncated(UserWarning):
@@ -68,6 +113,17 @@ def frequent_words(captions: Iterable[str], min_count: int) -> list[str]:
         for word in words:
             counts[word] += times
     return sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+
+
+def learned_words(tokenizer: Tokenizer, most: int) -> list[str]:
+    """The words that were most frequent in the captions that a tokenizer of whole words was made of, but for those that
+    alone show nothing; none for a tokenizer of pieces, whose order tells nothing.
+    """
+    if not isinstance(tokenizer.model, models.WordLevel):
+        return []
+    words = (word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1]))
+    shown = (word for word in words if len(word) > 2 and word.isalpha() and word not in _SHOW_NOTHING)
+    return list(islice(shown, most))
 
 
 def vocabulary_tokenizer(words: Sequence[str], max_length: int = MAX_LENGTH) -> Tokenizer:

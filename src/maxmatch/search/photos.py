@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ from maxmatch.search.index_folder import (
     photo_caches,
     writing,
 )
+from maxmatch.search.photo_notes import camera_of, place_of_photo
 from maxmatch.search.plausible import forget, is_much
 from maxmatch.search.reuse import HASH, FileState, reuse_sets
 from maxmatch.search.set_index import SetIndex
@@ -48,8 +50,12 @@ Orientation = Literal["landscape", "portrait", "square"]
 PATH, RELATIVE, NAME, FOLDER = "path", "relative_path", "name", "folder"
 TAKEN, DATE, DATE_FROM = "taken", "date", "date_from"
 WIDTH, HEIGHT, ORIENTATION = "width", "height", "orientation"
+CAMERA, PLACE = "camera", "place"
 BYTES, MODIFIED, SIZE, MTIME = "bytes", "modified", "size", "mtime"
-_KEYS = {PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, BYTES, SIZE, MODIFIED, MTIME}
+_KEYS = {
+    *(PATH, RELATIVE, NAME, FOLDER, TAKEN, DATE, DATE_FROM, WIDTH, HEIGHT, ORIENTATION, CAMERA, PLACE),
+    *(BYTES, SIZE, MODIFIED, MTIME),
+}
 _SQUARE = 1.05  # sides that differ by less look equal
 _EXIF, _TAKEN_AT, _WRITTEN_AT, _TURN = 0x8769, 0x9003, 0x0132, 0x0112
 
@@ -60,14 +66,15 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
 
     path: the whole one; relative_path: from `root`; name; folder: within `root`, "" for `root` itself; taken: local
     time as 2024-05-31T18:02:11 by EXIF, None where that has none; date: the same, else when the file was changed;
-    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; bytes, size: of the file;
-    modified: in nanoseconds, mtime: in seconds.
+    date_from: "exif" or "file"; width, height: as the picture is seen upright; orientation; camera: by EXIF, and place:
+    as it is written in the file (IPTC), None where it has none; bytes, size: of the file; modified: in nanoseconds,
+    mtime: in seconds.
     """
     state = path.stat()
     with opened(path, MAX_PIXELS) as image:
         width, height = image.size
         notes = image.getexif()
-        taken = _taken(notes)
+        taken, camera, place = _taken(notes), camera_of(notes), place_of_photo(image)
         if notes.get(_TURN, 1) in (5, 6, 7, 8) and image.format != "TIFF":  # whose size is upright in Pillow
             width, height = height, width
     relative = path.relative_to(root)
@@ -83,6 +90,8 @@ def photo_facts(path: Path, root: Path) -> dict[str, JsonValue]:
         WIDTH: width,
         HEIGHT: height,
         ORIENTATION: orientation_of(width, height),
+        CAMERA: camera,
+        PLACE: place,
         BYTES: state.st_size,
         SIZE: state.st_size,
         MODIFIED: state.st_mtime_ns,
@@ -98,10 +107,15 @@ def orientation_of(width: int, height: int) -> Orientation:
 
 
 def facts_condition(
-    folder: str | None = None, start: date | None = None, end: date | None = None, orientation: str | None = None
+    folder: str | None = None,
+    start: date | None = None,
+    end: date | None = None,
+    orientation: str | None = None,
+    camera: str | None = None,
+    place: str | None = None,
 ) -> Condition | None:
-    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation. Of one
-    without `taken`, the time of its file counts.
+    """Photos in a folder or under it, taken from `start` to `end` (both days included), of one orientation, camera and
+    place. Of one without `taken`, the time of its file counts.
     """
     parts: list[Condition] = []
 
@@ -115,8 +129,8 @@ def facts_condition(
         parts.append(dated(">=", start))
     if end is not None and end < date.max:
         parts.append(dated("<", end + timedelta(days=1)))
-    if orientation is not None:
-        parts.append(Comparison(ORIENTATION, "=", orientation))
+    wanted = ((ORIENTATION, orientation), (CAMERA, camera), (PLACE, place))
+    parts += [Comparison(key, "=", value) for key, value in wanted if value]
     return None if not parts else parts[0] if len(parts) == 1 else Every(tuple(parts))
 
 
@@ -195,7 +209,8 @@ _CLOSED: FileState = (-1, -1)
 
 class Synced(NamedTuple):
     """What was done to bring an index up to date. unreadable: photos and folders that were found to be so this time.
-    unread: photos of formats for which a package is missing, every time.
+    unread: photos of formats for which a package is missing, every time. still: photos and folders that cannot be read,
+    whenever that was found.
     renamed: photos that have another name now. taken_over: new photos whose sets were copied from a photo of the same
     contents, in another folder or this one. Neither count as added, which are the photos that were encoded.
     """
@@ -207,6 +222,7 @@ class Synced(NamedTuple):
     unread: list[str]
     renamed: int = 0
     taken_over: int = 0
+    still: Sequence[Skipped] = ()
 
 
 def place_of(folder: Path, model: AnyModel | str) -> Path:
@@ -315,7 +331,7 @@ def sync(
     Both are reported once. Excluded photos that the index has stay in it. Ids are the photos' paths in the folder.
     """
     folder = folder.expanduser().resolve()
-    (known, outdated), noted = _known(index), _read_notes(index.folder.parent / UNREADABLE)
+    (known, outdated), (noted, reasons) = _known(index), _read_notes(index.folder.parent / UNREADABLE)
     present, closed, unread, misnamed = _present(folder)
     if not present and not known:
         raise no_pictures(folder, closed, unread)
@@ -333,6 +349,8 @@ def sync(
         if present.get(name) == state or (state == _CLOSED and name in present and not _may_be_read(folder / name))
     }
     bad |= dict.fromkeys([*closed, *(one.id for one in misnamed)], _CLOSED)
+    reasons |= {place: _closed(folder / place, why) for place, why in closed.items()}
+    reasons |= {one.id: f"{one.id}: {one.reason}" for one in misnamed}
     changed = [name for name, state in present.items() if state != known.get(name) and name not in bad]
     changed = [name for name in changed if not is_excluded(name, exclude)]
 
@@ -350,7 +368,7 @@ def sync(
         removed = len(gone)
         _refresh(index, folder, [name for name in outdated if present.get(name) == known[name]], known)
         if todo or bad != noted:  # before photos are encoded in vain, where nothing can be written
-            _write_notes(index, bad)
+            _write_notes(index, bad, reasons)
         with bar("photos", len(todo)) if todo else no_bar("", 0) as advance:
             for start in range(0, len(todo), _BATCH):
                 names = todo[start : start + _BATCH]
@@ -361,9 +379,10 @@ def sync(
                 for one in more:  # a file that is missing now is tried again the next time
                     if os.path.isfile(folder / one.id):
                         bad[one.id] = present[one.id] if _may_be_read(folder / one.id) else _CLOSED
+                        reasons[one.id] = one.reason
                 lost = {one.id for one in more}
                 done += [name for name in names if name not in lost]
-                _write_notes(index, bad)
+                _write_notes(index, bad, reasons)
                 advance(len(names))
     except OSError as error:
         if not len(index):
@@ -378,15 +397,19 @@ def sync(
     if is_much(len(done) + removed, len(index)):
         forget(index.folder)
     again = sum(name in known for name in done)
-    cure = "its photos stay in the index as they were. Allow reading it."
-    for place, why in closed.items():
-        if noted.get(place) != _CLOSED:
-            failed.append(Skipped(place, f"{folder / place}: cannot be read ({why}); {cure}"))
-    failed += [Skipped(one.id, f"{one.id}: {one.reason}") for one in misnamed if noted.get(one.id) != _CLOSED]
+    hopeless = [*closed, *(one.id for one in misnamed)]
+    failed += [Skipped(name, reasons[name]) for name in hopeless if noted.get(name) != _CLOSED]
+    still = [Skipped(name, reasons.get(name) or f"{folder / name}: cannot be read.") for name in bad]
     taken_over = sum(name not in known for name in reused.names) - len(before)
     added, gone_now = len(done) - again - len(before) - taken_over, removed - min(removed, len(before))
     missing_package = [name for name in unread if name not in known]
-    return Synced(added, again, gone_now, failed, missing_package, len(before), taken_over)
+    return Synced(added, again, gone_now, failed, missing_package, len(before), taken_over, still)
+
+
+def _closed(place: Path, why: str) -> str:
+    """That a folder cannot be read, with the cure."""
+    cure = "Mend or delete the link." if place.is_symlink() else "Allow reading it."
+    return f"{place}: cannot be read ({why}); its photos stay in the index as they were. {cure}"
 
 
 def is_excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -450,7 +473,8 @@ def _hash(path: Path) -> str | None:
 
 def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[str], list[Skipped]]:
     """The photos of a folder, of which one that is gone before it is looked at is left out; what cannot be looked at,
-    folders or photos, and why; the photos of formats for which a package is missing; and those that are misnamed.
+    folders or photos, and why; the photos of formats for which a package is missing; and those that are misnamed,
+    which pipes and devices are as well.
     """
     walked = walk(folder)
     found, closed = {}, {place.relative_to(folder).as_posix(): why for place, why in walked.closed.items()}
@@ -464,7 +488,10 @@ def _present(folder: Path) -> tuple[dict[str, FileState], dict[str, str], list[s
         except OSError as error:
             closed[name] = error.strerror or str(error)
         else:
-            found[name] = (state.st_size, state.st_mtime_ns)
+            if stat.S_ISREG(state.st_mode):
+                found[name] = (state.st_size, state.st_mtime_ns)
+            else:  # a pipe, say, at which whoever opens it waits forever
+                walked.misnamed.append(Skipped(name, "not a file. Give it a name that is no picture's, or delete it."))
     return found, closed, walked.unread, walked.misnamed
 
 
@@ -522,14 +549,19 @@ def _known(index: SetIndex) -> tuple[dict[str, FileState], list[str]]:
     return known, outdated
 
 
-def _write_notes(index: SetIndex, bad: Mapping[str, FileState]) -> None:
+def _write_notes(index: SetIndex, bad: Mapping[str, FileState], reasons: Mapping[str, str]) -> None:
+    lines = [f"{json.dumps(name)}: {json.dumps([*state, reasons.get(name, '')])}" for name, state in bad.items()]
     with writing(index.folder):  # of two searches at once, the one that ends later is right
-        write_whole(index.folder.parent / UNREADABLE, json.dumps(bad))
+        write_whole(index.folder.parent / UNREADABLE, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _read_notes(path: Path) -> Mapping[str, FileState]:
-    """The photos that could not be read; none where the note is missing or broken, for then they are tried again."""
+def _read_notes(path: Path) -> tuple[dict[str, FileState], dict[str, str]]:
+    """The photos that could not be read, and why, which earlier versions did not note; none where the note is missing
+    or broken, for then they are tried again.
+    """
     try:
-        return {name: (size, time) for name, (size, time) in json.loads(path.read_text(encoding="utf-8")).items()}
+        read = json.loads(path.read_text(encoding="utf-8")).items()
+        states = {name: (size, time) for name, (size, time, *_) in read}
+        return states, {name: str(why[0]) for name, (_, _, *why) in read if why}
     except (OSError, ValueError, AttributeError, TypeError):
-        return {}
+        return {}, {}

@@ -65,6 +65,8 @@ class Paging(_Strict):
     end: Annotated[Day | None, Field(alias="to", description="Taken on this day or earlier.")] = None
     orientation: Literal["landscape", "portrait", "square"] | None = None
     album: Annotated[ItemKey | None, Field(description="In this album.")] = None
+    camera: Annotated[Text | None, Field(description="Taken with this camera.")] = None
+    place: Annotated[Text | None, Field(description="Taken at this place, as it is written in the file.")] = None
 
 
 class Asked(_Strict):
@@ -136,6 +138,8 @@ class ItemFacts:
     date: Annotated[str | None, Field(description="`taken`, or else when the file was changed.")] = None
     date_from: Annotated[str | None, Field(description="What `date` is from: exif or file.")] = None
     path: Annotated[str | None, Field(description="Of its file, on the machine that serves it.")] = None
+    camera: str | None = None
+    place: Annotated[str | None, Field(description="As it is written in the file (IPTC).")] = None
 
 
 class PairOut(BaseModel):
@@ -302,6 +306,8 @@ class SavedSearchIn(_Strict):
     end: Annotated[Day | None, Field(alias="to")] = None
     orientation: Literal["landscape", "portrait", "square"] | None = None
     album: ItemKey | None = None
+    camera: Annotated[str, Field(max_length=1000)] = ""
+    place: Annotated[str, Field(max_length=1000)] = ""
     sort: Sort = "relevance"
     fold: bool = True
 
@@ -348,6 +354,8 @@ class Narrowed(_Strict):
 
     folder: Annotated[Text | None, Field(description="In or below this folder.")] = None
     orientation: Literal["landscape", "portrait", "square"] | None = None
+    camera: Text | None = None
+    place: Text | None = None
 
 
 class GalleryOut(BaseModel):
@@ -357,9 +365,13 @@ class GalleryOut(BaseModel):
     total: int
     folders: list[FolderOut]
     words: Annotated[list[str], Field(description="Words of file and folder names, the most frequent first.")]
+    cameras: Annotated[list[str], Field(description="That its photos were taken with, the most frequent first.")]
+    places: Annotated[list[str], Field(description="That are written in its photos, the most frequent first.")]
+    vocabulary: Annotated[list[str], Field(description="Frequent words of the captions that the model learned from.")]
     earliest: str | None
     latest: str | None
     set_size: int
+    language: Annotated[str | None, Field(description="Of the words that the model reads; null: not known.")]
     reads_pictures: Annotated[bool, Field(description="Whether pictures can be uploaded and explained.")]
 
 
@@ -369,7 +381,16 @@ class Health(BaseModel):
     status: Literal["ok"]
     items: int | None = None
     left: Annotated[int | None, Field(description="Photos that were found and are not encoded yet.")] = None
+    not_read: Annotated[int | None, Field(description="Files and folders that cannot be read.")] = None
     version: str | None = None
+
+
+class NotReadOut(BaseModel):
+    """What was found in the folders and cannot be read."""
+
+    count: int
+    reasons: Annotated[list[str], Field(description="Of the first 500: what, why, and what to do.")]
+    cure: Annotated[str | None, Field(description="How to read the formats for which a package is missing.")]
 
 
 class ErrorDetail(BaseModel):

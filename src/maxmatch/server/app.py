@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from maxmatch.model.names import SHIPPED, model_identity, model_title, recorded_
 from maxmatch.search.albums import Albums
 from maxmatch.search.folding import NEAR_DUPLICATE
 from maxmatch.search.index_folder import other_model, read_origin
+from maxmatch.search.photos import Synced
 from maxmatch.search.set_index import SetIndex
 from maxmatch.server.album_routes import Shelf, album_routes, original_routes
 from maxmatch.server.api_schema import add_handlers
@@ -42,7 +43,7 @@ def create_app(
     batch: int = 32,
     window: float = 0.002,
     near_duplicate: float = NEAR_DUPLICATE,
-    look: Callable[[Bar], object] | None = None,
+    look: Callable[[Bar], Sequence[Synced] | None] | None = None,
     look_every: float = 45.0,
     albums: Albums | None = None,
     cut: bool = True,
@@ -60,7 +61,7 @@ def create_app(
         window: how many seconds the first of them waits for others.
         near_duplicate: the mean cosine from which pictures are shown as one.
         look: brings the index up to date with its folders, as `Library.sync`; called at the start and again and again.
-        look_every: how many seconds after the last time.
+        look_every: how many seconds after the last time, at most.
         albums: where albums and saved searches are kept. Default: in the user's data folder.
         cut: leave out what does not seem to fit a query, unless a request asks for it.
 

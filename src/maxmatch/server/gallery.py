@@ -35,6 +35,9 @@ _SCAN_BLOCK = 1024
 _REFRESH_AFTER = 10.0  # seconds
 _REST = 10  # times as long as reading the index took, at least
 _CACHED_FILTERS = 32
+_OFFERED = 400  # cameras and places
+_SOONEST = 10.0  # seconds between two looks at the folders, at least
+_RARELY = 50  # times as long as a look takes
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,16 @@ class GalleryState:
     def words(self) -> list[str]:
         """Words of their names that tell some of them from others."""
         return self.names.words()
+
+    @cached_property
+    def cameras(self) -> list[str]:
+        """That the photos were taken with, the most frequent first."""
+        return [name for name, _ in Counter(item.camera for item in self.newest if item.camera).most_common(_OFFERED)]
+
+    @cached_property
+    def places(self) -> list[str]:
+        """That are written in the photos' files, the most frequent first."""
+        return [name for name, _ in Counter(item.place for item in self.newest if item.place).most_common(_OFFERED)]
 
     @cached_property
     def by_id(self) -> dict[str, ItemFacts]:
@@ -111,12 +124,14 @@ class Gallery:
         start: date | None = None,
         end: date | None = None,
         orientation: str | None = None,
+        camera: str | None = None,
+        place: str | None = None,
     ) -> Condition | None:
         """A filter on the items' facts; folder: as items name theirs, in or below it."""
         engine = self.index.engine
         if not folder or not isinstance(engine, JoinedEngine):
-            return photos.facts_condition(folder, start, end, orientation)
-        rest = photos.facts_condition(None, start, end, orientation)
+            return photos.facts_condition(folder, start, end, orientation, camera, place)
+        rest = photos.facts_condition(None, start, end, orientation, camera, place)
         return engine.below(folder) if rest is None else Every((engine.below(folder), rest))
 
     def passing(self, condition: Condition | None, state: GalleryState | None = None) -> list[ItemFacts]:
@@ -185,32 +200,45 @@ class Gallery:
 class Watch:
     """Looks for new, changed and deleted photos while the server runs, in a thread beside it.
 
-    look: brings the indexes up to date, with a progress bar. seen: called after each look. every: seconds between two;
-    less than a minute, so that what is shown is not older than that.
+    look: brings the indexes up to date, with a progress bar, and returns what was done. seen: called after each look.
+    every: seconds between two at most; less than a minute, so that what is shown is not older than that. Where folders
+    are listed quickly, it looks sooner: a fiftieth of the time goes into looking.
     """
 
     def __init__(
-        self, look: Callable[[Bar], object], every: float = 45.0, seen: Callable[[], object] = lambda: None
+        self,
+        look: Callable[[Bar], Sequence[photos.Synced] | None],
+        every: float = 45.0,
+        seen: Callable[[], object] = lambda: None,
     ) -> None:
         self._look = look
         self._every = every
         self._seen = seen
         self._stopped = threading.Event()
+        self._began = self._took = 0.0
         self.left = 0
         """Photos that were found and are not encoded yet."""
+        self.done: Sequence[photos.Synced] = ()
+        """What the last look did, folder by folder."""
+
+    @property
+    def rest(self) -> float:
+        """Seconds until the next look: the last one took so long until it began to encode."""
+        return min(self._every, max(_SOONEST, _RARELY * self._took))
 
     async def run(self) -> None:
         """Look until it is cancelled."""
         try:
             while True:
                 await asyncio.to_thread(self._once)
-                await asyncio.sleep(self._every)
+                await asyncio.sleep(self.rest)
         finally:
             self._stopped.set()  # a look that is under way ends after its batch
 
     def _once(self) -> None:
+        self._began, self._took = time.monotonic(), 0.0
         try:
-            self._look(self._bar)
+            self.done = self._look(self._bar) or ()
             self._seen()
         except _Stopped:
             pass
@@ -218,10 +246,12 @@ class Watch:
             _log.warning("looking for new photos: %s", error)
         finally:
             self.left = 0
+            self._took = self._took or time.monotonic() - self._began
 
     @contextmanager
     def _bar(self, what: str, total: int) -> Iterator[Advance]:
         self.left = total
+        self._took = self._took or time.monotonic() - self._began
 
         def advance(count: int) -> None:
             self.left -= count
@@ -257,6 +287,8 @@ def item_of(name: str, metadata: Mapping[str, Any]) -> ItemFacts:
         date=_text(known(photos.TAKEN)) or _text(known(photos.DATE)),
         date_from=_shared(known(photos.DATE_FROM)),
         path=_text(known(photos.PATH)),
+        camera=_shared(known(photos.CAMERA)),
+        place=_shared(known(photos.PLACE)),
     )
 
 
@@ -287,4 +319,6 @@ def _facts(item: ItemFacts) -> dict[str, Any]:
         photos.DATE: item.date,
         photos.ORIENTATION: item.orientation,
         photos.PATH: item.path,
+        photos.CAMERA: item.camera,
+        photos.PLACE: item.place,
     }

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastapi import Request
-from PIL import Image, ImageFile, IptcImagePlugin
+from PIL import Image
 
 from maxmatch.model.images import MAX_PIXELS
 from maxmatch.model.picture_files import SUFFIXES, opened
+from maxmatch.search.photo_notes import camera_of, place_of_photo, text_of
 from maxmatch.server.api_schema import DetailsOut, Refusal, not_found
 from maxmatch.server.security import LOOPBACK_NAMES, host_name, is_loopback
 
@@ -40,8 +41,7 @@ _SHOWN_AS = {
 }
 SHOWN_TYPES = frozenset(_SHOWN_AS.values())
 _EXIF, _GPS = 0x8769, 0x8825
-_MAKE, _MODEL, _LENS, _EXPOSURE, _APERTURE, _ISO, _FOCAL = 0x010F, 0x0110, 0xA434, 0x829A, 0x829D, 0x8827, 0x920A
-_IPTC_PLACE = ((2, 92), (2, 90), (2, 95), (2, 101))  # sublocation, city, province, country
+_LENS, _EXPOSURE, _APERTURE, _ISO, _FOCAL = 0xA434, 0x829A, 0x829D, 0x8827, 0x920A
 _NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f<>:"/\\|?*]')
 
 
@@ -74,26 +74,19 @@ def details_of(path: Path, can_reveal: bool) -> DetailsOut:
         # A PNG without notes would be decoded to look for some at its end.
         notes = Image.Exif() if image.format == "PNG" and "exif" not in image.info else image.getexif()
         exif, gps = notes.get_ifd(_EXIF), notes.get_ifd(_GPS)
-        place = _named_place(image)
+        place = place_of_photo(image)
     latitude, longitude = _position(gps)
     return DetailsOut(
         path=str(path),
         shown=shown_type(path) is not None,
         can_reveal=can_reveal,
-        camera=_camera(notes),
-        lens=_words(exif.get(_LENS)),
+        camera=camera_of(notes),
+        lens=text_of(exif.get(_LENS)),
         settings=_settings(exif),
         place=place,
         latitude=latitude,
         longitude=longitude,
     )
-
-
-def _camera(notes: Mapping[int, Any]) -> str | None:
-    make, model = _words(notes.get(_MAKE)), _words(notes.get(_MODEL))
-    if make and model and not model.lower().startswith(make.split()[0].lower()):
-        return f"{make} {model}"
-    return model or make
 
 
 def _settings(exif: Mapping[int, Any]) -> str | None:
@@ -110,16 +103,6 @@ def _settings(exif: Mapping[int, Any]) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
-def _named_place(image: Image.Image) -> str | None:
-    """The place that a person or program wrote into the file (IPTC)."""
-    if not isinstance(image, ImageFile.ImageFile):
-        return None
-    notes = IptcImagePlugin.getiptcinfo(image) or {}
-    values = (notes.get(key) for key in _IPTC_PLACE)
-    parts = [_words(value) for value in values if isinstance(value, bytes)]
-    return ", ".join(dict.fromkeys(part for part in parts if part)) or None
-
-
 def _position(gps: Mapping[int, Any]) -> tuple[float, float] | tuple[None, None]:
     """Latitude and longitude in degrees; south and west are negative."""
     found = []
@@ -133,13 +116,6 @@ def _position(gps: Mapping[int, Any]) -> tuple[float, float] | tuple[None, None]
             return None, None
         found.append(round(-angle if str(gps.get(sign, "")).strip("\0 ").upper() == negative else angle, 6))
     return (found[0], found[1]) if any(found) else (None, None)  # 0, 0 is what cameras without a position write
-
-
-def _words(value: Any) -> str | None:
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    if not isinstance(text, str):
-        return None
-    return "".join(one for one in text if one.isprintable()).strip()[:120] or None
 
 
 def _number(value: Any, zero: bool = False) -> float | None:

@@ -20,8 +20,9 @@ from maxmatch.matching import SetSimilarity
 from maxmatch.matching.assignment import maximal_assignment
 from maxmatch.model.encoder import Look, NoAttentionError, SetEncoder
 from maxmatch.model.images import ImageError, load_image
-from maxmatch.model.inputs import PixelReader
+from maxmatch.model.inputs import PixelReader, TextReader
 from maxmatch.model.picture_files import HEIC, PILLOW_FORMATS, format_of, is_read, opened
+from maxmatch.model.text import learned_words
 from maxmatch.server.api_schema import Explained, ItemFacts, PairOut, PartExplained, Refusal, SlotsOut, not_found
 from maxmatch.server.gallery import Gallery
 from maxmatch.server.searcher import QueryTerm, check_slot
@@ -178,6 +179,12 @@ class ModelView(NamedTuple):
 def reads_pictures(model: SetEncoder) -> bool:
     """Whether the model reads pictures, rather than features extracted beforehand."""
     return "image" in model.towers and isinstance(model.tower("image").reader, PixelReader)
+
+
+def vocabulary(model: SetEncoder, most: int) -> list[str]:
+    """Frequent words of the captions that the model learned from, where it knows them."""
+    reader = model.tower("text").reader if "text" in model.towers else None
+    return learned_words(reader.tokenizer, most) if isinstance(reader, TextReader) else []
 
 
 def explain(

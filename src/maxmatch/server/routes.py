@@ -16,6 +16,8 @@ from maxmatch import __version__
 from maxmatch.core.machine import return_memory
 from maxmatch.model.encoder import SetEncoder
 from maxmatch.model.images import ImageError
+from maxmatch.model.names import language_of
+from maxmatch.model.picture_files import not_read as unread_formats
 from maxmatch.model.text import Words
 from maxmatch.search.filters import Every
 from maxmatch.search.photo_names import query_words
@@ -31,6 +33,7 @@ from maxmatch.server.api_schema import (
     ItemKey,
     MonthOut,
     Narrowed,
+    NotReadOut,
     Paging,
     QueryPart,
     Refusal,
@@ -51,6 +54,7 @@ from maxmatch.server.pictures import (
     explain,
     read_upload,
     reads_pictures,
+    vocabulary,
     webp,
 )
 from maxmatch.server.searcher import QueryTerm, Searcher
@@ -65,6 +69,8 @@ _PICTURE_FORM: dict[str, Any] = {
 # Some systems call a script plain text, which browsers do not run, and do not know the other one.
 _PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
 _FACTS = tuple(field.name for field in fields(ItemFacts))
+_VOCABULARY = 2_000  # words that are offered while someone types
+_REASONS = 500  # why files cannot be read, at most
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -227,7 +233,9 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
         raise Refusal(409, "conflict", "from: expected a day not after `to`.")
-    where = service.gallery.condition(paging.folder, paging.start, paging.end, paging.orientation)
+    where = service.gallery.condition(
+        paging.folder, paging.start, paging.end, paging.orientation, paging.camera, paging.place
+    )
     if paging.album:
         within = await asyncio.to_thread(service.shelf.condition, paging.album)
         where = within if where is None else Every((where, within))
@@ -273,6 +281,7 @@ def _plain(item: ItemFacts) -> dict[str, Any]:
 def picture_routes(service: Service) -> APIRouter:
     """The routes of items."""
     router = APIRouter(tags=["items"])
+    learned = vocabulary(service.model, _VOCABULARY)
 
     @router.get("/items/{key}", responses=documented(404, 422))
     async def item(key: KeyPath) -> ItemFacts:
@@ -326,24 +335,42 @@ def picture_routes(service: Service) -> APIRouter:
                 for name, (count, newest) in service.gallery.folders().items()
             ],
             words=service.gallery.state.words,
+            cameras=service.gallery.state.cameras,
+            places=service.gallery.state.places,
+            vocabulary=learned,
             earliest=min(dates, default=None),
             latest=max(dates, default=None),
             set_size=service.gallery.set_size,
+            language=language_of(service.gallery.index.manifest.model or service.model),
             reads_pictures=reads_pictures(service.model),
         )
 
     @router.get("/timeline", responses=documented(422))
     async def timeline(query: Annotated[Narrowed, Query()]) -> TimelineOut:
         """How many items there are of each month, newest first."""
-        where = service.gallery.condition(query.folder, orientation=query.orientation)
+        where = service.gallery.condition(
+            query.folder, orientation=query.orientation, camera=query.camera, place=query.place
+        )
         found = await asyncio.to_thread(service.gallery.months, where)
         return TimelineOut(months=[MonthOut(month=month, count=count) for month, count in found.items()])
 
     @router.get("/health", tags=["server"])
     async def health() -> Health:
         """The server is running."""
-        left = 0 if service.watch is None else service.watch.left
-        return Health(status="ok", items=len(service.gallery.state.items), left=left, version=__version__)
+        watch, items = service.watch, len(service.gallery.state.items)
+        left, bad = (
+            (0, 0) if watch is None else (watch.left, sum(len(one.still) + len(one.unread) for one in watch.done))
+        )
+        return Health(status="ok", items=items, left=left, not_read=bad, version=__version__)
+
+    @router.get("/not-read")
+    def not_read() -> NotReadOut:
+        """Which files of the folders cannot be read, why, and what to do."""
+        done = () if service.watch is None else service.watch.done
+        reasons = [skipped.reason for one in done for skipped in one.still]
+        unread = [name for one in done for name in one.unread]
+        cure = unread_formats(unread) if unread else None
+        return NotReadOut(count=len(reasons) + len(unread), reasons=reasons[:_REASONS], cure=cure)
 
     return router
 

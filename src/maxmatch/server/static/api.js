@@ -33,7 +33,7 @@ function parameters(values) {
   return new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
 }
 
-const paging = ({ folder, from, to, orientation, album, sort, fold, all }) => ({ folder, from, to, orientation, album, sort, fold, all });
+const paging = ({ folder, from, to, orientation, camera, place, album, sort, fold, all }) => ({ folder, from, to, orientation, camera, place, album, sort, fold, all });
 const asked = ({ q, like, upload, slot }) => ({ q, like, upload, slot });
 
 export const search = (state, offset, k, signal) =>
@@ -68,7 +68,8 @@ export const deleteSearch = (search) => send("DELETE", `/searches/${search}`);
 
 export const item = (key) => ask(`/items/${key}`);
 export const gallery = () => ask("/gallery");
-export const timeline = ({ folder, orientation }) => ask(`/timeline?${parameters({ folder, orientation })}`);
+export const timeline = ({ folder, orientation, camera, place }) => ask(`/timeline?${parameters({ folder, orientation, camera, place })}`);
+export const notRead = () => ask("/not-read");
 export const health = () => ask("/health", { cache: "no-store" });
 
 /** The address of a small picture whose longest side is at least so many pixels of this screen. */

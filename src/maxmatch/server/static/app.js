@@ -95,6 +95,7 @@ function update({ restore = null } = {}) {
   if (input.value !== state.q) input.value = state.q;
   filters.show(state);
   browse.show(state);
+  find("unread").hidden = !notRead || isSearch(state);
   chips();
   document.title = state.q.trim() ? `${state.q.trim()} – MaxMatch` : "MaxMatch";
   if (!shown || !sameResults(shown, state)) search({ restore });
@@ -159,9 +160,14 @@ async function pageOn() {
 const fillUp = () => find("end").getBoundingClientRect().top < innerHeight + NEAR && pageOn();
 
 let known = null;
+let language = null;
+let notRead = 0;
 
 /** The server told how many pictures there are: new ones appear, deleted ones go. */
-function noticed({ items, left }) {
+function noticed({ items, left, not_read: bad }) {
+  notRead = bad ?? 0;
+  find("unread").hidden = !notRead || isSearch(state);
+  find("unread").textContent = bad === 1 ? "One file was not read" : `${number(notRead)} files were not read`;
   find("reading").hidden = !left;
   find("reading").textContent = left ? `Reading ${left === 1 ? "one more picture" : `${number(left)} more pictures`} …` : "";
   const changed = known !== null && items !== undefined && items !== known;
@@ -175,7 +181,10 @@ function noticed({ items, left }) {
 const offer = () => api.gallery().then((gallery) => {
   known = gallery.total;
   filters.offer(gallery);
-  suggestions.words = gallery.words;
+  suggestions.known = gallery;
+  language = gallery.language;
+  find("language").hidden = !language;
+  find("language").textContent = `Write in ${language}`;
   filters.show(state);
   browse.offer(gallery);
   find("pick").hidden = !gallery.reads_pictures;
@@ -192,7 +201,7 @@ function say(answer) {
   const shownNow = grid.hits.length;
   const order = !isSearch(state) || state.sort === "date" ? "newest first" : "best first";
   const counted = shownNow ? `${count(answer, shownNow)}, ${order}` : count(answer, shownNow);
-  find("status").textContent = [counted, unknown(answer)].filter(Boolean).join(" · ");
+  find("status").textContent = [counted, unknown(answer, language)].filter(Boolean).join(" · ");
   const all = (label) => el("button", { type: "button", class: "quiet", onclick: () => go({ ...state, all: true }) }, label);
   const rest = find("rest");
   rest.hidden = !answer.ended || answer.more || !shownNow;
@@ -226,6 +235,9 @@ function chips() {
     const name = el("span", {}, "Album");
     made.push(el("span", { class: "chip" }, name, drop("Leave the album", { ...state, album: "" })));
     shelf.nameOf(state.album).then((known) => (name.textContent = known), () => null);
+  }
+  for (const name of ["camera", "place"]) {
+    if (state[name]) made.push(el("span", { class: "chip" }, el("span", {}, state[name]), drop(`Leave the ${name}`, { ...state, [name]: "" })));
   }
   find("chips").replaceChildren(...made);
   input.placeholder = state.like || state.upload ? "Add words" : state.slot !== null ? "" : state.album ? "Search this album" : "Describe a picture";
@@ -265,10 +277,10 @@ function hideView() {
 /** What is searched for now, to be saved; null where that is nothing, or a picture that the server forgets. */
 function suggestion() {
   if (state.upload || !(isSearch(state) || isFiltered(state))) return null;
-  const { q, like, folder, from, to, orientation, album, sort, fold } = state;
+  const { q, like, folder, from, to, orientation, camera, place, album, sort, fold } = state;
   const days = from || to ? `${from || "…"} to ${to || "…"}` : "";
-  const name = [q.trim() || (like ? "Similar pictures" : ""), folder, days, orientation].filter(Boolean).join(", ");
-  const given = Object.entries({ q, like, folder, from, to, orientation, album, sort }).filter(([, value]) => value);
+  const name = [q.trim() || (like ? "Similar pictures" : ""), folder, days, orientation, camera, place].filter(Boolean).join(", ");
+  const given = Object.entries({ q, like, folder, from, to, orientation, camera, place, album, sort }).filter(([, value]) => value);
   return { name, search: { ...Object.fromEntries(given), fold } };
 }
 
@@ -348,6 +360,7 @@ addEventListener("resize", fillUp);
 watchPictures({ veil: find("drop"), button: find("pick"), input: find("file"), take: takePicture, refuse: (message) => connection.tell(message) });
 
 find("albums").addEventListener("click", () => shelf.open());
+find("unread").addEventListener("click", () => shelf.notRead());
 if ("serviceWorker" in navigator) navigator.serviceWorker.register("/sw.js").catch(() => null);
 
 history.scrollRestoration = "manual";

@@ -26,7 +26,7 @@ export class Browse {
     this.place.hidden = isSearch(state) || Boolean(state.album);
     if (this.place.hidden) return;
     this.draw();
-    const of = `${state.folder} ${state.orientation}`;
+    const of = [state.folder, state.orientation, state.camera, state.place].join("\n");
     if (this.of === of) return;
     this.of = of;
     try {

@@ -1,4 +1,4 @@
-// Albums and saved searches, in a dialog; and the choice of an album to put pictures into.
+// Albums and saved searches, in a dialog; the choice of an album to put pictures into; and what could not be read.
 
 import * as api from "./api.js";
 import { el, icon } from "./dom.js";
@@ -62,6 +62,17 @@ export class Shelf {
         await this.open();
         toast("Saved.");
       }) : null);
+  }
+
+  /** What could not be read, why, and what to do. */
+  async notRead() {
+    const known = await this.ask(() => api.notRead());
+    if (!known) return;
+    const others = known.count - known.reasons.length;
+    this.fill("Not read",
+      known.cure ? el("p", {}, known.cure) : null,
+      known.reasons.length ? el("ul", { class: "faults" }, ...known.reasons.map((reason) => el("li", {}, reason))) : null,
+      others && !known.cure ? el("p", {}, `… and ${others.toLocaleString()} more.`) : null);
   }
 
   albumRow(album) {

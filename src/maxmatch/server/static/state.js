@@ -2,18 +2,18 @@
 
 const EMPTY = {
   q: "", like: "", upload: "", slot: null,
-  folder: "", from: "", to: "", orientation: "", album: "", sort: "relevance", fold: true, all: false,
+  folder: "", from: "", to: "", orientation: "", camera: "", place: "", album: "", sort: "relevance", fold: true, all: false,
   view: "", why: false,
 };
 const VIEW = ["view", "why"];
-const FILTERS = ["folder", "from", "to", "orientation"];
+const FILTERS = ["folder", "from", "to", "orientation", "camera", "place"];
 const DAY = /^\d{4}-\d\d-\d\d$/;
 const KEY = /^[0-9a-f]{32}$/;
 
 export function read(text) {
   const given = new URLSearchParams(text);
   const state = { ...EMPTY };
-  for (const name of ["q", "folder"]) state[name] = (given.get(name) ?? "").slice(0, 1000);
+  for (const name of ["q", "folder", "camera", "place"]) state[name] = (given.get(name) ?? "").slice(0, 1000);
   for (const name of ["like", "upload", "album", "view"]) if (KEY.test(given.get(name) ?? "")) state[name] = given.get(name);
   for (const name of ["from", "to"]) if (DAY.test(given.get(name) ?? "")) state[name] = given.get(name);
   if (/^\d{1,2}$/.test(given.get("slot") ?? "")) state.slot = Number(given.get("slot"));

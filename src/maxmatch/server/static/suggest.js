@@ -1,12 +1,12 @@
-// Suggestions while typing: recent and saved searches, albums, and words of file names. What was searched for is kept in
-// this browser alone.
+// Suggestions while typing: recent and saved searches, albums, cameras, places, words of file names, and words of the
+// captions that the model learned from. What was searched for is kept in this browser alone.
 
 import { albums } from "./api.js";
 import { el } from "./dom.js";
 
 const MOST = 6;
 const KEPT = 30;
-const OF_NAMES = 3;
+const OF_WORDS = 3;
 const STORE = "maxmatch.recent";
 
 /** What was searched for before, the latest first. */
@@ -30,7 +30,7 @@ export function remember(text) {
 }
 
 /** At most six suggestions for what is typed: { kind, text, query }. */
-export function offers(typed, { words = [], saved = { albums: [], searches: [] }, before = [] }) {
+export function offers(typed, { words = [], cameras = [], places = [], vocabulary = [] }, saved = { albums: [], searches: [] }, before = []) {
   const start = typed.trim().toLowerCase();
   if (!start) return [];
   const begins = (name) => {
@@ -41,20 +41,27 @@ export function offers(typed, { words = [], saved = { albums: [], searches: [] }
     ...before.filter(begins).map((q) => ({ kind: "recent", text: q, query: { q } })),
     ...saved.searches.filter((one) => !one.missing && begins(one.name)).map((one) => ({ kind: "saved search", text: one.name, query: one.query, whole: true })),
     ...saved.albums.filter((one) => begins(one.name)).map((one) => ({ kind: "album", text: one.name, query: { album: one.key }, whole: true })),
+    ...places.filter(begins).slice(0, OF_WORDS).map((place) => ({ kind: "place", text: place, query: { place }, whole: true })),
+    ...cameras.filter(begins).slice(0, OF_WORDS).map((camera) => ({ kind: "camera", text: camera, query: { camera }, whole: true })),
   ].slice(0, MOST);
   const last = /[\p{L}\p{N}]{2,}$/u.exec(typed)?.[0] ?? "";
   const rest = typed.slice(0, typed.length - last.length);
-  const named = last ? words.filter((word) => word !== last.toLowerCase() && word.startsWith(last.toLowerCase())) : [];
-  const more = named.slice(0, OF_NAMES).map((word) => ({ kind: "in names", text: rest + word, query: { q: rest + word } }));
-  const known = new Set(found.map(({ text }) => text.toLowerCase()));
-  return [...found, ...more.filter(({ text }) => !known.has(text.toLowerCase()))].slice(0, MOST);
+  const known = new Set([typed.toLowerCase(), ...found.map(({ text }) => text.toLowerCase())]);
+  for (const [kind, list] of [["in names", words], ["word", vocabulary]]) {
+    const ended = last ? list.filter((word) => word.startsWith(last.toLowerCase()) && !known.has((rest + word).toLowerCase())) : [];
+    for (const word of ended.slice(0, OF_WORDS)) {
+      known.add((rest + word).toLowerCase());
+      found.push({ kind, text: rest + word, query: { q: rest + word } });
+    }
+  }
+  return found.slice(0, MOST);
 }
 
 /** A list below the search box, as of a combobox: arrows choose, Enter takes, Escape closes. */
 export class Suggestions {
   /** choose(query, whole): search for it; whole: in place of everything. */
   constructor(input, list, choose) {
-    Object.assign(this, { input, list, choose, words: [], saved: undefined, shown: [], active: -1 });
+    Object.assign(this, { input, list, choose, known: {}, saved: undefined, shown: [], active: -1 });
     input.addEventListener("focus", () => this.ask());
     input.addEventListener("input", () => this.show());
     input.addEventListener("blur", () => this.close());
@@ -67,7 +74,7 @@ export class Suggestions {
   }
 
   show() {
-    this.shown = offers(this.input.value, { words: this.words, saved: this.saved, before: recent() });
+    this.shown = offers(this.input.value, this.known, this.saved, recent());
     this.list.replaceChildren(...this.shown.map(({ kind, text }, place) =>
       el("li", { role: "option", id: `suggestion-${place}`, "aria-selected": "false", onclick: () => this.take(place) }, el("span", {}, text), el("small", {}, kind))));
     this.list.hidden = !this.shown.length;

@@ -40,8 +40,13 @@ export function count({ total, ended, more }, shown) {
   return `${more ? "More than " : ""}${number(shown)} of ${pictures(total)} ${shown === 1 ? "seems" : "seem"} to fit`;
 }
 
-/** What the model does not know of a query. */
-export function unknown({ hits, unknown_words: words, any_word_known: any, left_out: parts }) {
+/** What the model does not know of a query, and the language that it reads. */
+export function unknown({ hits, unknown_words: words, any_word_known: any, left_out: parts }, language) {
+  const told = named(hits, words, any, parts);
+  return told && language ? `${told} · it reads ${language}` : told;
+}
+
+function named(hits, words, any, parts) {
   const others = words.filter((word) => !parts.some((part) => part.includes(word)));
   const rest = others.length ? [`the model does not know: ${others.join(", ")}`] : [];
   if (parts.length) return [`left out, since the model knows no word of it: ${parts.join(", ")}`, ...rest].join(" · ");
