@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -69,19 +69,18 @@ def _that_differ(names: Iterable[str], galleries: Sequence[SearchRanks]) -> list
 
 def query_values(gallery: SearchRanks) -> dict[str, QueryValues]:
     """Every measure that is a mean over queries, query by query."""
-    groups = {"i2t": gallery.image_groups.cpu().numpy(), "t2i": gallery.text_groups.cpu().numpy()}
+    image_groups, text_groups = (groups.cpu().numpy() for groups in (gallery.image_groups, gallery.text_groups))
     found = dict[str, QueryValues]()
-    for way, ranks in (("i2t", gallery.i2t), ("t2i", gallery.t2i)):
+    for way, ranks, groups in (("i2t", gallery.i2t, image_groups), ("t2i", gallery.t2i, text_groups)):
         reached = ranks.ranks.cpu().numpy()
-        found |= {f"{way}_r{level}": QueryValues(reached <= level, groups[way]) for level in LEVELS}
+        found |= {f"{way}_r{level}": QueryValues(reached <= level, groups) for level in LEVELS}
     if gallery.pairs is None:
         return found
     for way, answers in _answers_both_ways(gallery).items():
-        measured = _all_answers(answers)
-        table = torch.stack(list(measured.values())).cpu().numpy()  # one copy from a GPU
-        found |= {f"{way}_{name}": QueryValues(row, groups[way]) for name, row in zip(measured, table, strict=True)}
+        groups = image_groups if way == "i2t" else text_groups
+        found |= {f"{way}_{name}": QueryValues(one, groups) for name, one in _all_answers(answers).items()}
     for way, rank in hardest_ranks(gallery).items():
-        found |= {f"{way}_hardest_r{level}": QueryValues(rank <= level, groups["i2t"]) for level in LEVELS}
+        found |= {f"{way}_hardest_r{level}": QueryValues(rank <= level, image_groups) for level in LEVELS}
     return found
 
 
@@ -92,47 +91,46 @@ class _Answers(NamedTuple):
     or more stand before it, and so do n − 1 true ones; of those that score the same, the less relevant come first.
     """
 
-    query: Int[Tensor, " P"]
-    nth: Int[Tensor, " P"]
-    place: Int[Tensor, " P"]
-    true: Int[Tensor, " n"]
-    """How many true answers each query has."""
-    gain: Float[Tensor, " P"] | float
+    nth: Int[np.ndarray, " P"]
+    place: Int[np.ndarray, " P"]
+    starts: Int[np.ndarray, " n"]
+    """Where the answers of each query begin."""
+    true: Int[np.ndarray, " n"]
+    """How many each query has."""
+    gain: Float[np.ndarray, " P"] | float
     """How relevant each is; 1 where all are alike."""
-    best_gain: Float[Tensor, " P"] | float
+    best_gain: Float[np.ndarray, " P"] | float
     """The gains in the best order: the n-th largest of the query."""
 
     @classmethod
-    def of(cls, query: Int[Tensor, " P"], rank: Int[Tensor, " P"], grades: Grades | None) -> "_Answers":
+    def of(cls, query: Int[np.ndarray, " P"], rank: Int[np.ndarray, " P"], grades: Grades | None) -> "_Answers":
         """Of pairs in any order, from their ranks among wrong answers. Every query has one."""
-        gain: Tensor | float = 1.0
-        best_gain: Tensor | float = 1.0
+        gain: np.ndarray | float = 1.0
+        best_gain: np.ndarray | float = 1.0
         if grades is None:
-            order = (query * (rank.max() + 1) + rank).argsort(stable=True)
+            order = (query * (rank.max() + 1) + rank).argsort(kind="stable")  # fast where much is in order already
         else:
-            gains, score = (part.to(query.device).double() for part in grades)
-            order = _sorted_by(gains, -score, query)
-            gain, best_gain = gains[order], gains[_sorted_by(-gains, query)]
-        true = query.bincount()
-        query = query[order]
-        nth = torch.arange(1, len(query) + 1, device=query.device) - (true.cumsum(0) - true)[query]
-        return cls(query, nth, rank[order] - 1 + nth, true, gain, best_gain)
+            gains, score = (part.cpu().double().numpy() for part in grades)
+            order = np.lexsort((gains, -score, query))
+            gain, best_gain = gains[order], gains[np.lexsort((-gains, query))]
+        true = np.bincount(query)
+        starts = np.cumsum(true) - true
+        nth = np.arange(1, len(query) + 1) - starts.repeat(true)
+        return cls(nth, rank[order] - 1 + nth, starts, true, gain, best_gain)
 
-    def total(self, values: Shaped[Tensor, " P"]) -> Float[Tensor, " n"]:
+    def total(self, values: np.ndarray) -> Float[np.ndarray, " n"]:
         """The sum over the true answers of each query."""
-        if len(self.true) == len(self.nth):  # one each
-            return values.double()
-        return values.new_zeros(len(self.true), dtype=torch.float64).index_add_(0, self.query, values.double())
+        if len(self.starts) == len(self.nth):  # one each
+            return values.astype(np.float64)
+        total: np.ndarray = np.add.reduceat(values, self.starts, dtype=np.float64)
+        return total
 
-    def at(self, *depths: int) -> dict[str, Float[Tensor, " n"]]:
+    def at(self, *depths: int) -> dict[str, Float[np.ndarray, " n"]]:
         """Of the first answers, as many as each depth says: the share of the true ones among them (coverage), how many
         of them are true (precision), and nDCG, Σ gain / log₂(1 + place) as a share of that of the best order.
         """
-        gain, best_gain = (
-            value / (1 + where).double().log2()
-            for value, where in ((self.gain, self.place), (self.best_gain, self.nth))
-        )
-        found = dict[str, Tensor]()
+        gain, best_gain = self.gain / np.log2(1 + self.place), self.best_gain / np.log2(1 + self.nth)
+        found = dict[str, np.ndarray]()
         for depth in depths:
             within = self.place <= depth
             count = self.total(within)
@@ -144,24 +142,16 @@ class _Answers(NamedTuple):
         return found
 
 
-def _sorted_by(*keys: Shaped[Tensor, " P"]) -> Int[Tensor, " P"]:
-    """The order by the last of the keys, where that is equal by the one before it, and so on."""
-    order = keys[0].argsort(stable=True)
-    for key in keys[1:]:
-        order = order[key[order].argsort(stable=True)]
-    return order
-
-
 def _answers_both_ways(gallery: SearchRanks) -> dict[str, _Answers]:
     assert gallery.pairs is not None
-    row, column, in_row, in_column = (part if part.is_cuda else part.cpu() for part in gallery.pairs)  # float64 there
+    row, column, in_row, in_column = (part.cpu().numpy() for part in gallery.pairs)
     return {"i2t": _Answers.of(row, in_row, gallery.grades), "t2i": _Answers.of(column, in_column, gallery.grades)}
 
 
-def _all_answers(answers: _Answers) -> dict[str, Float[Tensor, " n"]]:
+def _all_answers(answers: _Answers) -> dict[str, Float[np.ndarray, " n"]]:
     """mAP@R, R-precision, coverage, mAP, precision, MRR and nDCG of each query."""
-    query, nth, place, true, *_ = answers
-    within, precision = place <= true[query], nth.double() / place
+    nth, place, starts, true, *_ = answers
+    within, precision = place <= true.repeat(true), nth / place
     at = answers.at(*sorted({*DEPTHS, *_SHORT}))
     return {
         "map_at_r": answers.total(within * precision) / true,
@@ -169,7 +159,7 @@ def _all_answers(answers: _Answers) -> dict[str, Float[Tensor, " n"]]:
         **{name: at[name] for name in (f"coverage_{depth}" for depth in DEPTHS)},
         "map": answers.total(precision) / true,
         **{name: at[name] for name in (f"precision_{depth}" for depth in _SHORT)},
-        "mrr": precision[nth == 1],
+        "mrr": precision[starts],
         **{name: at[name] for name in (f"ndcg_{depth}" for depth in _SHORT)},
     }
 
@@ -180,9 +170,9 @@ def figures_at(galleries: Sequence[SearchRanks], depth: int) -> dict[str, float]
     for gallery in galleries:
         one = dict[str, float]()
         for way, answers in _answers_both_ways(gallery).items():
-            ranks = (gallery.i2t if way == "i2t" else gallery.t2i).ranks
+            ranks = (gallery.i2t if way == "i2t" else gallery.t2i).ranks.cpu().numpy()
             values = {f"r{depth}": ranks <= depth, **answers.at(depth)}
-            one |= {f"{way}_{name}": 100 * float(value.double().mean()) for name, value in values.items()}
+            one |= {f"{way}_{name}": 100 * float(value.mean()) for name, value in values.items()}
         found.append(one)
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
@@ -194,10 +184,12 @@ def hardest_ranks(gallery: SearchRanks) -> dict[str, Int[np.ndarray, " B"]]:
     t2i: as of `t2i_r1`, of the caption that finds it latest, among images.
     """
     assert gallery.pairs is not None
-    row, column, in_row, _ = gallery.pairs
-    both = torch.stack([in_row, gallery.t2i.ranks[column]])
-    hardest = both.new_zeros(2, len(gallery.image_groups)).scatter_reduce(1, row.expand(2, -1), both, "amax")
-    return dict(zip(("i2t", "t2i"), hardest.cpu().numpy(), strict=True))
+    row, column, in_row, _ = (part.cpu().numpy() for part in gallery.pairs)
+    found = {}
+    for way, ranks in (("i2t", in_row), ("t2i", gallery.t2i.ranks.cpu().numpy()[column])):
+        found[way] = np.zeros(len(gallery.image_groups), np.int64)
+        np.maximum.at(found[way], row, ranks)
+    return found
 
 
 def beyond_rsum(galleries: Sequence[SearchRanks]) -> dict[str, float]:
