@@ -2,6 +2,7 @@
 
 import doctest
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from made_splits import unit
 from transformers import EvalPrediction
 
 from maxmatch.evaluation import RetrievalMetric, compute_metrics, evaluate_embeddings, retrieval_metric
+from maxmatch.matching.similarity import smooth_chamfer
 
 IMAGES, TEXTS, GROUPS = unit(12, 6), unit(36, 6, seed=1), torch.arange(36) // 3
 WHOLE = evaluate_embeddings(IMAGES, TEXTS, range(12), GROUPS, "cosine").figures
@@ -132,8 +134,31 @@ def test_batches_of_two_widths_and_metrics_of_two_similarities_are_refused():
     metric.update(images=unit(2, 5), image_groups=[0, 1])
     with pytest.raises(ValueError, match="images: vectors of width 5 and 6"):
         metric.compute()
-    with pytest.raises(ValueError, match="merge: expected the similarity 'cosine', got 'maxmatch'"):
-        metric.merge(RetrievalMetric())
+    for other, told in (
+        (RetrievalMetric(), "similarity 'cosine', got 'maxmatch'"),
+        (RetrievalMetric("cosine", normalise=True), "normalise False, got True"),
+        (RetrievalMetric("cosine", protocol="coco"), "protocol 'plain', got 'coco'"),
+    ):
+        with pytest.raises(ValueError, match=f"merge: expected a metric with {told}"):
+            metric.merge(other)
+
+
+def test_a_wrong_name_is_refused_before_the_first_batch(without_shape_checks):
+    with pytest.raises(ValueError, match=r"similarity: expected a function or one of cosine, dot.*got 'cosin'"):
+        RetrievalMetric("cosin")
+    with pytest.raises(ValueError, match="protocol: expected one of auto, plain, coco, got 'folds'"):
+        RetrievalMetric("cosine", protocol="folds")
+
+
+def test_a_metric_with_options_comes_back_from_another_process():
+    one, other = (RetrievalMetric(partial(smooth_chamfer, alpha=8)) for _ in range(2))
+    one.update(IMAGES[:6], TEXTS[:18], range(6), GROUPS[:18])
+    other.update(IMAGES[6:], TEXTS[18:], range(6, 12), GROUPS[18:])
+    one.merge(pickle.loads(pickle.dumps(other)))
+    whole = evaluate_embeddings(IMAGES, TEXTS, range(12), GROUPS, partial(smooth_chamfer, alpha=8))
+    assert one.compute().figures == pytest.approx(whole.figures)
+    with pytest.raises(ValueError, match="merge: expected a metric with similarity"):
+        one.merge(RetrievalMetric(partial(smooth_chamfer, alpha=9)))
 
 
 # transformers

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -466,15 +466,23 @@ def search(
     return {prefix: [one(part) for part in some] for prefix, some in named.items()}
 
 
+def check_protocol(protocol: str) -> None:
+    """Refuse a name that is not one of a protocol."""
+    if protocol not in get_args(ProtocolName):
+        known = ", ".join(get_args(ProtocolName))
+        raise ValueError(f"protocol: expected one of {known}, got {protocol!r}.")
+
+
 def chosen(
     protocol: ProtocolName, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE, size: int | None = None
 ) -> str:
     """The protocol that "auto" stands for: COCO's for its 5,000 images (some may have been left out), else plain."""
+    check_protocol(protocol)
     size = int(image_groups.max()) + 1 if size is None else size
     if protocol == "coco" and size != FOLDS * fold_size:
         raise ValueError(
-            f"--protocol coco: takes {FOLDS} folds of {fold_size:,} images, but this split has {size:,}. "
-            "Take --protocol plain."
+            f"protocol 'coco': takes {FOLDS} folds of {fold_size:,} images, but this split has {size:,}. "
+            "Choose 'plain'."
         )
     return protocol if protocol != "auto" else "coco" if size == FOLDS * fold_size else "plain"
 
@@ -486,13 +494,14 @@ def coco_folds(image_groups: Tensor, text_groups: Tensor, fold_size: int = FOLD_
     for name, groups in (("images", image_groups), ("captions", text_groups)):
         if bool((groups.diff() < 0).any()):
             raise ValueError(
-                f"--protocol coco: the {name} are not in the order of their groups, so folds mean nothing."
+                f"protocol 'coco': the {name} are not in the order of their groups, so folds mean nothing. "
+                "Sort them, or choose 'plain'."
             )
         bounds.append(torch.searchsorted(groups.contiguous(), ends).tolist())
     rows, columns = bounds
     for fold in range(FOLDS):
         if rows[fold] == rows[fold + 1]:
-            raise ValueError(f"--protocol coco: all images of fold {fold + 1} were left out. Mend the data.")
+            raise ValueError(f"protocol 'coco': all images of fold {fold + 1} were left out. Mend the data.")
     return [Fold(slice(*rows[fold : fold + 2]), slice(*columns[fold : fold + 2])) for fold in range(FOLDS)]
 
 
