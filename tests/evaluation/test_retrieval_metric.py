@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_splits import unit
-from transformers import EvalPrediction
+from transformers import CLIPConfig, CLIPModel, EvalPrediction, Trainer, TrainingArguments
 
 from maxmatch.evaluation import RetrievalMetric, compute_metrics, evaluate_embeddings, retrieval_metric
 from maxmatch.matching.similarity import smooth_chamfer
@@ -174,6 +174,30 @@ def test_rows_of_a_trainer_are_pairs_of_an_image_and_one_of_its_captions():
     assert compute_metrics(sets, similarity="maxmatch") == pytest.approx(expected)
 
 
+def test_a_trainer_reports_what_the_embeddings_of_its_model_give(tmp_path):
+    torch.manual_seed(0)
+    tower = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    picture = {**tower, "image_size": 4, "patch_size": 2}
+    words = {**tower, "vocab_size": 20, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    model = Clip(CLIPConfig(text_config=words, vision_config=picture, projection_dim=6)).eval()
+    pictures, captions = torch.randn(5, 3, 4, 4), torch.randint(3, 20, (15, 8))
+    captions[:, -1] = 2
+    rows = [{"pixel_values": pictures[n // 3], "input_ids": captions[n], "groups": n // 3} for n in range(15)]
+    arguments = TrainingArguments(
+        tmp_path, label_names=["groups"], remove_unused_columns=False, per_device_eval_batch_size=4, report_to=[],
+        use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    found = Trainer(
+        model, arguments, eval_dataset=rows, compute_metrics=compute_metrics,
+        preprocess_logits_for_metrics=lambda outputs, labels: (outputs[3], outputs[2]),
+    ).evaluate()  # fmt: skip
+    with torch.no_grad():
+        made = model(pixel_values=pictures[GROUPS[:15]], input_ids=captions)
+    whole = evaluate_embeddings(made.image_embeds[::3], made.text_embeds, range(5), GROUPS[:15], "cosine")
+    assert whole.figures["i2t_ties"] == whole.figures["t2i_ties"] == 0
+    assert {name: found[f"eval_{name}"] for name in whole.figures} == pytest.approx(whole.figures)
+
+
 def test_two_rows_are_no_two_sides():
     rows = EvalPrediction((np.eye(2), np.eye(2)), np.array([3, 5]))
     assert compute_metrics(rows)["rsum"] == 600
@@ -185,6 +209,13 @@ def test_other_predictions_are_refused():
             compute_metrics(EvalPrediction(predictions, GROUPS.numpy()))
     with pytest.raises(ValueError, match="label_ids: missing"):
         compute_metrics(EvalPrediction((IMAGES.numpy(), IMAGES.numpy()), None))
+
+
+class Clip(CLIPModel):
+    """As in the guide: groups are for the metric alone."""
+
+    def forward(self, groups=None, **inputs):
+        return super().forward(**inputs, return_loss=True)
 
 
 def test_the_example_of_the_class_runs():

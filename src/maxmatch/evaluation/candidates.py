@@ -115,6 +115,12 @@ def _readable(one: Candidate, other: EncodedSplit) -> Candidate:
     return replace(one, encoded=part.encoded, scores=None if one.scores is None else part)
 
 
+_CURES = {
+    "cosine": " Single vectors are compared by it if you leave this out.",
+    "dot": " Vectors of files are scaled to unit length. For inner products give the scores: --scores FILE.",
+}
+
+
 def similarity_names(asked: Sequence[str]) -> list[str]:
     """The names of similarities, each once; "max" is "mil", and "all" all of them that compare sets of any size."""
     names = []
@@ -122,8 +128,7 @@ def similarity_names(asked: Sequence[str]) -> list[str]:
         name = {"max": "mil"}.get(name, name)
         if name != "all" and name not in SIMILARITIES:
             known = ", ".join([*SIMILARITIES, "max", "all"])
-            cure = " Single vectors are compared by it if you leave this out." if name == "cosine" else ""
-            raise UsageError(f"similarity: expected one of {known}, got {name!r}.{cure}")
+            raise UsageError(f"similarity: expected one of {known}, got {name!r}.{_CURES.get(name, '')}")
         names += [one for one, entry in SIMILARITIES.items() if entry.set_size is None] if name == "all" else [name]
     return list(dict.fromkeys(names))
 

@@ -188,7 +188,7 @@ def result_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _columns(record: Record) -> list[Column]:
-    """Recalls and RSUM, or the figures of a suite."""
+    """Recalls and RSUM, with those of COCO's other answers where they are known; or the figures of a suite."""
     for prefix in ("coco_5k_", ""):
         if f"{prefix}rsum" in record.figures:
             recalls = [
@@ -196,7 +196,11 @@ def _columns(record: Record) -> list[Column]:
                 for way, over in (("i2t", "image to text"), ("t2i", "text to image"))
                 for level in LEVELS
             ]
-            return [*recalls, Column("RSUM", f"{prefix}rsum", ".1f")]
+            more = [
+                Column("CxC RSUM", "cxc_rsum", ".1f"),
+                *(Column("mAP@R", f"eccv_{way}_map_at_r", ".1f", "ECCV Caption") for way in ("i2t", "t2i")),
+            ]
+            return [*recalls, Column("RSUM", f"{prefix}rsum", ".1f"), *more]
     return [Column(name.replace("_", " "), name, ".1f") for name in list(record.figures)[:8]]
 
 

@@ -63,7 +63,8 @@ def items_of(loaded: LoadedData) -> ItemList:
 def read_groups(path: str | Path) -> ItemList:
     """The items of a groups file: {"images": [group of each image], "texts": [group of each text]}.
 
-    A group is a number or a string; items of the same group belong together. "captions": the texts, if wanted.
+    A group is a number or a string; items of the same group belong together. "captions": the texts, if wanted. Where
+    every image has a group of its own, the group is the image's id: results know data by ids.
     """
     path = Path(path).expanduser()
     cure = 'Expected {"images": [group of each image], "texts": [group of each text]}.'
@@ -85,6 +86,8 @@ def read_groups(path: str | Path) -> ItemList:
     order = np.argsort(np.argsort(first))  # groups are numbered as they come: folds are made of them
     groups = {name: torch.from_numpy(order[np.searchsorted(names, some)]) for name, some in given.items()}
     ids = {name: [str(number) for number in range(len(some))] for name, some in groups.items()}
+    if len(names) == len(groups[IMAGE]):
+        ids[IMAGE] = given[IMAGE].astype(np.str_).tolist()
     captions = found.get("captions")
     if captions is not None and (not isinstance(captions, list) or len(captions) != len(groups[TEXT])):
         raise ValueError(f"{path}: captions: expected one for each of the {len(groups[TEXT])} texts.")
@@ -101,8 +104,8 @@ def open_array(path: Path) -> np.ndarray:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file. {cure}") from None
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read as a .npy file ({error}). {cure}") from error
+    except (ValueError, EOFError) as error:  # NumPy takes any other file for a pickled object
+        raise ValueError(f"{path}: not a .npy file of numbers. {cure}") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise ValueError(f"{path}: expected one array of numbers. {cure}")
     return array
