@@ -422,6 +422,13 @@ def test_nan_is_a_kind_of_its_own_and_depths_start_at_one(two, without_shape_che
             two[0].at(depth)
 
 
+def test_beyond_all_answers_a_depth_changes_nothing_but_precision(two):
+    deep, deeper = two[0].at(10**3), two[0].at(10**12)
+    assert {
+        name.replace("1000000000000", "1000"): value for name, value in deeper.items() if "precision" not in name
+    } == {name: value for name, value in deep.items() if "precision" not in name}
+
+
 def test_a_level_a_result_and_a_protocol_that_are_none_are_refused(two, without_shape_checks):
     with pytest.raises(ValueError, match=r"level: expected a share between 0 and 1, such as 0\.95, got 95"):
         two[0].intervals(draws=2, level=95)

@@ -485,6 +485,7 @@ def _measured(scores: Scores, truth: _Truth, protocol: ProtocolName, name: str, 
         galleries = search(scores, truth.image_groups, truth.text_groups, protocol, pairs=True)
     else:
         galleries = {"": [_graded_search(scores, truth, protocol)]}
+    galleries = {prefix: [one.cpu() for one in some] for prefix, some in galleries.items()}
     figures = {
         f"{prefix}{key}": value
         for prefix, some in galleries.items()

@@ -47,9 +47,9 @@ def figures(i2t: Ranks, t2i: Ranks) -> dict[str, float]:
     """The figures of two lists of ranks, by the names that are used everywhere: i2t_r1, …, rsum."""
     recalls, more, ties = dict[str, float](), dict[str, float](), dict[str, float]()
     for way, found in (("i2t", i2t), ("t2i", t2i)):
-        ranks = found.ranks.double()
-        recalls |= {f"{way}_r{level}": 100 * (ranks <= level).double().mean().item() for level in LEVELS}
-        more |= {f"{way}_median_rank": ranks.quantile(0.5).item(), f"{way}_mean_rank": ranks.mean().item()}
+        ranks = found.ranks.cpu().numpy()
+        recalls |= {f"{way}_r{level}": 100 * float((ranks <= level).mean()) for level in LEVELS}
+        more |= {f"{way}_median_rank": float(np.median(ranks)), f"{way}_mean_rank": float(ranks.mean())}
         ties[f"{way}_ties"] = float((found.ties > 0).sum())
     return {**recalls, "rsum": sum(recalls.values()), **more, **ties}
 
@@ -376,6 +376,17 @@ class SearchRanks:
     text_groups: Int[Tensor, " C"]
     pairs: PairRanks | None = None
     grades: Grades | None = None
+
+    def cpu(self) -> "SearchRanks":
+        """In the memory of the host, where measures are computed."""
+        return SearchRanks(
+            Ranks(*(part.cpu() for part in self.i2t)),
+            Ranks(*(part.cpu() for part in self.t2i)),
+            self.image_groups.cpu(),
+            self.text_groups.cpu(),
+            None if self.pairs is None else PairRanks(*(part.cpu() for part in self.pairs)),
+            None if self.grades is None else Grades(*(part.cpu() for part in self.grades)),
+        )
 
 
 @dataclass(frozen=True)
