@@ -1,6 +1,5 @@
 """The models of one evaluation on one split: found by name, encoded once, each with its similarity."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from maxmatch.evaluation.encoding import (
     Say,
     encode_model,
     find_models,
+    joined_files,
     load_encoded,
 )
 from maxmatch.evaluation.metrics import EvaluatedModel
@@ -46,7 +46,7 @@ def sources_of(models: str | Path | Sequence[ModelName], say: Say) -> list[Model
 
 def _vector_files(images: str | Path, texts: str | Path) -> ModelSource:
     files = [Path(one).expanduser() for one in (images, texts)]
-    return ModelSource(" + ".join(file.stem for file in files), os.pathsep.join(map(str, files)), "vectors")
+    return ModelSource(" + ".join(file.stem for file in files), joined_files(*files), "vectors")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ file lists them.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -21,13 +20,13 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import IMAGE, TEXT
 from maxmatch.evaluation.encoding import (
-    VECTORS,
     EncodedSplit,
     LoadedData,
     ModelSource,
     Say,
     left_out,
     log_line,
+    vector_files,
 )
 from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined
 from maxmatch.evaluation.metrics import GIVEN, SINGLE_VECTORS, EvaluatedModel
@@ -113,8 +112,7 @@ def open_array(path: Path) -> np.ndarray:
 
 def vectors_of(source: ModelSource, items: ItemList) -> EncodedSplit:
     """The vectors (n, D) or sets (n, K, D) of images.npy and texts.npy."""
-    parts = source.path.split(os.pathsep)
-    files = [Path(one) for one in parts] if len(parts) == 2 else [Path(source.path) / one for one in VECTORS]
+    files = vector_files(source)
     sets = {}
     for name, file in zip(_SIDES, files, strict=True):
         array = open_array(file)
