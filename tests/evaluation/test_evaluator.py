@@ -251,6 +251,10 @@ def test_coco_is_folds_and_all_of_it():
     assert len(found.ranks["i2t"]) == 5000
     assert "coco_1k_i2t_r20" in found.at(20)
     assert "coco_5k_text to image" in repr(found)
+    names = [f"{number}.jpg" for number in np.random.default_rng(0).permutation(5000)]  # folds are as the images come
+    assert evaluate_scores(scores, names, names, protocol="coco").figures == found.figures
+    with pytest.raises(ValueError, match="captions are not in the order of their groups"):
+        evaluate_scores(scores, names, names[::-1], protocol="coco")
 
 
 # The result.

@@ -405,9 +405,15 @@ def _truth(image_groups: Any, text_groups: Any, relevance: Any, shape: tuple[int
     sides = (("image", image_groups, shape[0]), ("text", text_groups, shape[1]))
     images, texts = (as_groups(f"{side}_groups", given, count, f"{side}s") for side, given, count in sides)
     check_groups_meet(images, texts, ("image_groups", "text_groups"))
-    numbers = np.unique(np.concatenate([images, texts]), return_inverse=True)[1]
-    groups = torch.from_numpy(numbers).to(device)
-    return _Truth(groups[: len(images)], groups[len(images) :])
+    of_images, of_texts = (torch.from_numpy(side).to(device) for side in numbered_groups(images, texts))
+    return _Truth(of_images, of_texts)
+
+
+def numbered_groups(images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups that meet, as numbers from 0 on in the order in which their images come: folds are made of them."""
+    names, first = np.unique(images, return_index=True)
+    order = first.argsort().argsort()
+    return order[np.searchsorted(names, images)], order[np.searchsorted(names, texts)]
 
 
 _OTHER = {"image": "text", "text": "image"}

@@ -506,7 +506,7 @@ def coco_folds(image_groups: Tensor, text_groups: Tensor, fold_size: int = FOLD_
         if bool((groups.diff() < 0).any()):
             raise ValueError(
                 f"protocol 'coco': the {name} are not in the order of their groups, so folds mean nothing. "
-                "Sort them, or choose 'plain'."
+                "Captions come in the order of their images; or choose 'plain'."
             )
         bounds.append(torch.searchsorted(groups.contiguous(), ends).tolist())
     rows, columns = bounds

@@ -28,7 +28,7 @@ from maxmatch.evaluation.encoding import (
     log_line,
     vector_files,
 )
-from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined
+from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined, numbered_groups
 from maxmatch.evaluation.metrics import GIVEN, SINGLE_VECTORS, EvaluatedModel
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import Similarity, maxsim, with_options
@@ -81,16 +81,16 @@ def read_groups(path: str | Path) -> ItemList:
             raise ValueError(f"{path}: {key} is empty. {cure}")
         given[name] = as_groups(f"{path}: {key}", found[key], len(found[key]), key)
     check_groups_meet(given[IMAGE], given[TEXT], (f"{path}: images", f"{path}: texts"))
-    names, first = np.unique(given[IMAGE], return_index=True)
-    order = np.argsort(np.argsort(first))  # groups are numbered as they come: folds are made of them
-    groups = {name: torch.from_numpy(order[np.searchsorted(names, some)]) for name, some in given.items()}
+    sides = numbered_groups(given[IMAGE], given[TEXT])
+    groups = {name: torch.from_numpy(some) for name, some in zip(_SIDES, sides, strict=True)}
+    size = int(sides[0].max()) + 1
     ids = {name: [str(number) for number in range(len(some))] for name, some in groups.items()}
-    if len(names) == len(groups[IMAGE]):
+    if size == len(groups[IMAGE]):
         ids[IMAGE] = given[IMAGE].astype(np.str_).tolist()
     captions = found.get("captions")
     if captions is not None and (not isinstance(captions, list) or len(captions) != len(groups[TEXT])):
         raise ValueError(f"{path}: captions: expected one for each of the {len(groups[TEXT])} texts.")
-    return ItemList(groups, ids, captions, len(names))
+    return ItemList(groups, ids, captions, size)
 
 
 # Vectors and scores in .npy files.
