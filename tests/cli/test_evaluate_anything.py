@@ -80,6 +80,12 @@ def test_flags_name_files_of_vectors_and_scores_and_a_groups_file_stands_for_the
         assert [one["model"] for one in found] == ["images + texts", "scores.npy"]
         for one in found:
             same(one, expected(place))
+    (place / "a:b").mkdir(exist_ok=True)
+    for name in ("images", "texts"):
+        (place / "a:b" / f"{name}.npy").write_bytes((vectors / f"{name}.npy").read_bytes())
+    moved = ["--embeddings", place / "a:b" / "images.npy", place / "a:b" / "texts.npy", "--bootstrap", 0]
+    for one in results(capsys, place / "data", *moved, "--results", place / "moved.jsonl")["results"]:
+        same(one, expected(place))
     both = results(capsys, place / "data", *flags, "--bootstrap", 0, "--ensemble")["results"][-1]
     same(both, expected(place))
 

@@ -41,6 +41,30 @@ def test_results_are_shown_by_data_and_compared_only_on_the_same(capsys, recorde
     assert len({one["identity"] for one in records}) == 4
 
 
+def test_data_sets_of_one_size_are_told_apart_by_the_names_of_their_groups(capsys, recorded):
+    for name in ("a", "b", "a"):
+        groups = [f"{name}{number}.jpg" for number in range(6)]
+        (recorded.parent / "named.json").write_text(json.dumps({"images": groups, "texts": groups}))
+        command = ["evaluate", "--scores", recorded.parent / "s0.npy", "--groups", recorded.parent / "named.json"]
+        assert run(capsys, *command, "--bootstrap", 0, "--results", recorded).code == 0
+    assert run(capsys, "results", recorded, "--compare", 5, "--compare", 6).code == 2
+    assert run(capsys, "results", recorded, "--compare", 5, "--compare", 7).code == 0
+
+
+def test_results_of_pmrp_are_compared_with_the_same_labels_alone(capsys, recorded):
+    command = ["evaluate", "--scores", recorded.parent / "s0.npy", "--groups", recorded.parent / "one.json"]
+    for number in (0, 1, 0):
+        shown = {str(n): [(n + number) // 2 % 2] for n in range(6)}
+        (recorded.parent / "labels.json").write_text(json.dumps({"names": ["dog", "cat"], "labels": shown}))
+        asked = ["--suite", "pmrp", "--labels", recorded.parent / "labels.json", "--bootstrap", 0]
+        assert run(capsys, *command, *asked, "--results", recorded).code == 0
+    out = run(capsys, "results", recorded).out
+    assert out.count("i2t pmrp") == 2  # tables: of each labels file
+    assert run(capsys, "results", recorded, "--compare", 5, "--compare", 7).code == 0  # RSUM is that of the same data
+    assert run(capsys, "results", recorded, "--compare", 6, "--compare", 8).code == 2
+    assert run(capsys, "results", recorded, "--compare", 6, "--compare", 10).code == 0
+
+
 def test_a_missing_file_and_two_styles_are_refused(capsys, tmp_path, recorded):
     assert run(capsys, "results", tmp_path / "none.jsonl").code == 1
     assert run(capsys, "results", recorded, "--json", "--latex").code == 2

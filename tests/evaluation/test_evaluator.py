@@ -251,6 +251,10 @@ def test_coco_is_folds_and_all_of_it():
     assert len(found.ranks["i2t"]) == 5000
     assert "coco_1k_i2t_r20" in found.at(20)
     assert "coco_5k_text to image" in repr(found)
+    names = [f"{number}.jpg" for number in np.random.default_rng(0).permutation(5000)]  # folds are as the images come
+    assert evaluate_scores(scores, names, names, protocol="coco").figures == found.figures
+    with pytest.raises(ValueError, match="captions are not in the order of their groups"):
+        evaluate_scores(scores, names, names[::-1], protocol="coco")
 
 
 # The result.
@@ -343,12 +347,13 @@ NAN = np.where(np.eye(3) > 0, np.nan, 0.5)[[1, 0, 2]]
         ((SQUARE[0], [0], [0]), r"matrix: expected scores \(images, texts\), got shape 3"),
         ((SQUARE[:0], [], range(3)), "images: there are none"),
         ((SQUARE[:, :0], range(3), []), "texts: there are none"),
-        ((SQUARE, range(4), range(3)), "image_groups: expected one group for each of the 3 images, got shape 4"),
+        ((SQUARE, range(4), range(3)), "image_groups: expected one group for each of the 3 images, got 4"),
         ((SQUARE, range(3), [[0, 1, 2]]), "text_groups: expected one group for each of the 3 texts, got shape 1×3"),
         ((SQUARE, [0.0, 1.0, 2.0], range(3)), "image_groups: expected whole numbers or strings, got float64"),
         ((SQUARE, [0, 1, 1], [0, 1, 9]), r"text_groups: text 2 has group 9, which no image has \(1 such"),
         ((SQUARE, [0, 8, 9], [0, 0, 0]), r"image_groups: image 1 has group 8, which no text has \(2 such"),
-        ((SQUARE, ["0", "1", "2"], range(3)), "image_groups are <U1 and text_groups int64"),
+        ((SQUARE, ["0", "1", "2"], range(3)), "image_groups are strings and text_groups numbers"),
+        ((SQUARE[:2], range(3), range(2)), "3 and 2, but there are 2 images and 3 texts: one is the other way round"),
         ((SQUARE,), "image_groups, text_groups: both are needed"),
         ((NAN, range(3), range(3)), "matrix: NaN at image 0, text 1"),
         (("scores", range(3), range(3)), "matrix: expected a tensor, an array or a list of numbers"),
@@ -413,11 +418,36 @@ def test_a_vector_that_is_not_finite_is_named_whatever_compares_it(similarity, s
         evaluate_embeddings(*sides.values(), range(6), range(6), similarity)
 
 
-def test_nan_is_a_kind_of_its_own_and_depths_start_at_one(two):
+def test_nan_is_a_kind_of_its_own_and_depths_start_at_one(two, without_shape_checks):
     with pytest.raises(NotFiniteError):
         evaluate_scores(NAN, range(3), range(3))
-    with pytest.raises(ValueError, match="depth: expected at least 1, got 0"):
-        two[0].at(0)
+    for depth in (0, 2.5):
+        with pytest.raises(ValueError, match=f"depth: expected a whole number of at least 1, got {depth}"):
+            two[0].at(depth)
+
+
+def test_beyond_all_answers_a_depth_changes_nothing_but_precision(two):
+    deep, deeper = two[0].at(10**3), two[0].at(10**12)
+    for way in WAYS:
+        for name in ("r", "coverage_", "ndcg_"):
+            assert deep[f"{way}_{name}1000"] == deeper[f"{way}_{name}1000000000000"]
+
+
+def test_a_level_a_result_and_a_protocol_that_are_none_are_refused(two, without_shape_checks):
+    with pytest.raises(ValueError, match=r"level: expected a share between 0 and 1, such as 0\.95, got 95"):
+        two[0].intervals(draws=2, level=95)
+    with pytest.raises(ValueError, match="compare: expected the result of another model, got dict"):
+        two[0].compare(two[1].figures)
+    with pytest.raises(ValueError, match="protocol: expected one of auto, plain, coco, got 'folds'"):
+        evaluate_scores(SQUARE, range(3), range(3), protocol="folds")
+
+
+@pytest.mark.parametrize("made", [lambda a, b: b.sum((1, 2)), lambda a, b: a.sum((1, 2))[:, None]])
+def test_a_function_that_does_not_compare_all_pairs_is_refused(made, without_shape_checks):
+    with pytest.raises(ValueError, match="similarity: expected the function to make scores 3×6 of 3 and 6 sets, got"):
+        evaluate_embeddings(unit(3, 4), unit(6, 4), range(3), [0, 0, 1, 1, 2, 2], made)
+    with pytest.raises(NotFiniteError, match="divides by 0"):
+        evaluate_embeddings(unit(3, 4), unit(3, 4), range(3), range(3), lambda a, b: (a[:, 0] @ b[:, 0].T) * math.nan)
 
 
 def test_vectors_that_are_not_of_unit_length_are_reported_once(without_shape_checks):

@@ -151,6 +151,7 @@ def test_leading_zeros_of_ids_mean_nothing(tmp_path):
         '{"names": 3, "labels": {}}',
         '{"names": ["a", "a"], "labels": {"1": [1]}}',
         '{"names": ["a"], "labels": {"1": [0], "01": []}}',
+        '{"names": ["a"], "labels": {"1": [0], "1": []}}',
     ],
 )
 def test_a_file_that_holds_no_labels_is_named(tmp_path, content):

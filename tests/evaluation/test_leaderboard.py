@@ -43,6 +43,14 @@ def test_what_is_appended_is_read_again_with_versions(tmp_path):
     assert text.index(" b ") < text.index(" a ")  # the best first
 
 
+def test_the_answers_that_cocos_captions_miss_have_columns_where_they_were_measured():
+    figures = {"coco_5k_rsum": 400.0, "cxc_rsum": 432.1, "eccv_i2t_map_at_r": 25.4, "eccv_t2i_map_at_r": 35.6}
+    known = new_record("a", "i", "maxmatch", {"digest": "d"}, "coco", figures)
+    for shown in ("CxC RSUM", "432.1", "ECCV Caption", "25.4", "35.6"):
+        assert shown in render_results([known])
+    assert "CxC" not in render_results([record()])
+
+
 def append_many(path, name, count):
     for number in range(count):
         append_line(path, json.dumps({"who": name, "number": number, "padding": name * 3000}))

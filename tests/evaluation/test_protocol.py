@@ -80,7 +80,7 @@ def test_coco_is_recognised_by_its_number_of_images():
 @pytest.mark.parametrize(
     ("images", "texts", "fold_size", "named"),
     [
-        (range(10), range(10), 1000, r"5 folds of 1,000 images, but this split has 10\. Take --protocol plain"),
+        (range(10), range(10), 1000, r"5 folds of 1,000 images, but this split has 10\. Choose 'plain'"),
         (range(10), range(9, -1, -1), 2, "the captions are not in the order of their groups"),
         ([0, 1, 4, 5, 6, 7, 8, 9], [0, 1, 4, 5, 6, 7, 8, 9], 2, "all images of fold 2 were left out"),
     ],

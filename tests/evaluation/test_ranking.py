@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from made_splits import galleries
 from reference_ranking import sorted_ranks
 
-from maxmatch.evaluation import ranking
+from maxmatch.evaluation import evaluate_scores, ranking
 from maxmatch.evaluation.ranking import Fold, ranks_both_ways, ranks_of_parts
 
 
@@ -63,6 +63,24 @@ def test_all_true_pairs_rank_among_the_wrong_answers_in_blocks_of_any_height(gal
         for place, rank in zip(found.pairs[query].tolist(), found.pairs[ranks].tolist(), strict=True):
             of_query[place].append(rank)
         assert list(map(min, of_query)) == best.ranks.tolist()
+
+
+@pytest.mark.parametrize("height", [7, 20])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_large_groups_are_counted_by_sorting_with_their_ties(dtype, height):
+    scores = torch.randint(0, 9, (20, 300), generator=torch.Generator().manual_seed(0)).to(dtype)
+    scores[:2, ::3] = -math.inf
+    groups = torch.arange(20) % 2, torch.arange(300) % 2
+    assert len(groups[1]) / 2 > ranking._FEW
+    (found,) = ranks_of_parts(lambda part: scores[part], height, *groups, [Fold(slice(0, 20), slice(0, 300))], True)
+    assert_pairs_agree(scores, *groups, found.pairs)
+
+
+def test_large_groups_take_a_sort_of_each_query_and_no_pass_for_each_pair(monkeypatch):
+    passes, count = [], np.count_nonzero
+    monkeypatch.setattr(np, "count_nonzero", lambda *given, **more: passes.append(1) or count(*given, **more))
+    evaluate_scores(np.random.default_rng(0).normal(size=(200, 200)), np.arange(200) % 2, np.arange(200) % 2)
+    assert len(passes) < 200  # of 20,000 true pairs
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -2,6 +2,7 @@
 
 import doctest
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_splits import unit
-from transformers import EvalPrediction
+from transformers import CLIPConfig, CLIPModel, EvalPrediction, Trainer, TrainingArguments
 
 from maxmatch.evaluation import RetrievalMetric, compute_metrics, evaluate_embeddings, retrieval_metric
+from maxmatch.matching.similarity import smooth_chamfer
 
 IMAGES, TEXTS, GROUPS = unit(12, 6), unit(36, 6, seed=1), torch.arange(36) // 3
 WHOLE = evaluate_embeddings(IMAGES, TEXTS, range(12), GROUPS, "cosine").figures
@@ -132,8 +134,31 @@ def test_batches_of_two_widths_and_metrics_of_two_similarities_are_refused():
     metric.update(images=unit(2, 5), image_groups=[0, 1])
     with pytest.raises(ValueError, match="images: vectors of width 5 and 6"):
         metric.compute()
-    with pytest.raises(ValueError, match="merge: expected the similarity 'cosine', got 'maxmatch'"):
-        metric.merge(RetrievalMetric())
+    for other, told in (
+        (RetrievalMetric(), "similarity 'cosine', got 'maxmatch'"),
+        (RetrievalMetric("cosine", normalise=True), "normalise False, got True"),
+        (RetrievalMetric("cosine", protocol="coco"), "protocol 'plain', got 'coco'"),
+    ):
+        with pytest.raises(ValueError, match=f"merge: expected a metric with {told}"):
+            metric.merge(other)
+
+
+def test_a_wrong_name_is_refused_before_the_first_batch(without_shape_checks):
+    with pytest.raises(ValueError, match=r"similarity: expected a function or one of cosine, dot.*got 'cosin'"):
+        RetrievalMetric("cosin")
+    with pytest.raises(ValueError, match="protocol: expected one of auto, plain, coco, got 'folds'"):
+        RetrievalMetric("cosine", protocol="folds")
+
+
+def test_a_metric_with_options_comes_back_from_another_process():
+    one, other = (RetrievalMetric(partial(smooth_chamfer, alpha=8)) for _ in range(2))
+    one.update(IMAGES[:6], TEXTS[:18], range(6), GROUPS[:18])
+    other.update(IMAGES[6:], TEXTS[18:], range(6, 12), GROUPS[18:])
+    one.merge(pickle.loads(pickle.dumps(other)))
+    whole = evaluate_embeddings(IMAGES, TEXTS, range(12), GROUPS, partial(smooth_chamfer, alpha=8))
+    assert one.compute().figures == pytest.approx(whole.figures)
+    with pytest.raises(ValueError, match="merge: expected a metric with similarity"):
+        one.merge(RetrievalMetric(partial(smooth_chamfer, alpha=9)))
 
 
 # transformers
@@ -149,6 +174,30 @@ def test_rows_of_a_trainer_are_pairs_of_an_image_and_one_of_its_captions():
     assert compute_metrics(sets, similarity="maxmatch") == pytest.approx(expected)
 
 
+def test_a_trainer_reports_what_the_embeddings_of_its_model_give(tmp_path):
+    torch.manual_seed(0)
+    tower = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    picture = {**tower, "image_size": 4, "patch_size": 2}
+    words = {**tower, "vocab_size": 20, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    model = Clip(CLIPConfig(text_config=words, vision_config=picture, projection_dim=6)).eval()
+    pictures, captions = torch.randn(5, 3, 4, 4), torch.randint(3, 20, (15, 8))
+    captions[:, -1] = 2
+    rows = [{"pixel_values": pictures[n // 3], "input_ids": captions[n], "groups": n // 3} for n in range(15)]
+    arguments = TrainingArguments(
+        tmp_path, label_names=["groups"], remove_unused_columns=False, per_device_eval_batch_size=4, report_to=[],
+        use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    found = Trainer(
+        model, arguments, eval_dataset=rows, compute_metrics=compute_metrics,
+        preprocess_logits_for_metrics=lambda outputs, labels: (outputs[3], outputs[2]),
+    ).evaluate()  # fmt: skip
+    with torch.no_grad():
+        made = model(pixel_values=pictures[GROUPS[:15]], input_ids=captions)
+    whole = evaluate_embeddings(made.image_embeds[::3], made.text_embeds, range(5), GROUPS[:15], "cosine")
+    assert whole.figures["i2t_ties"] == whole.figures["t2i_ties"] == 0
+    assert {name: found[f"eval_{name}"] for name in whole.figures} == pytest.approx(whole.figures)
+
+
 def test_two_rows_are_no_two_sides():
     rows = EvalPrediction((np.eye(2), np.eye(2)), np.array([3, 5]))
     assert compute_metrics(rows)["rsum"] == 600
@@ -160,6 +209,13 @@ def test_other_predictions_are_refused():
             compute_metrics(EvalPrediction(predictions, GROUPS.numpy()))
     with pytest.raises(ValueError, match="label_ids: missing"):
         compute_metrics(EvalPrediction((IMAGES.numpy(), IMAGES.numpy()), None))
+
+
+class Clip(CLIPModel):
+    """As in the guide: groups are for the metric alone."""
+
+    def forward(self, groups=None, **inputs):
+        return super().forward(**inputs, return_loss=True)
 
 
 def test_the_example_of_the_class_runs():

@@ -12,6 +12,7 @@ from tiny_models import tiny_model
 
 from maxmatch import SetEncoder, similarity
 from maxmatch.core.array_checks import UsageError
+from maxmatch.evaluation import suites
 from maxmatch.evaluation.encoding import find_models
 from maxmatch.evaluation.evaluator import SetsAndMask
 from maxmatch.evaluation.leaderboard import read_records
@@ -200,7 +201,8 @@ def test_scores_of_padded_sets_do_not_depend_on_the_padding(place):
     [
         ("sugarcrepe", "{", "JSON"),
         ("sugarcrepe", "3", "got 3"),
-        ("sugarcrepe", "{}", "entries"),
+        ("sugarcrepe", "{}", "has no entries"),
+        ("sugarcrepe", b'{"7": "\xf6"}', "UTF-8"),
         ("sugarcrepe", '{"7": {"filename": "a.png", "caption": "x"}}', "entry 7: has no negative"),
         ("sugarcrepe", '{"7": {"caption": "x", "negative_caption": "y"}}', "entry 7: has no image"),
         ("sugarcrepe", '{"7": {"filename": "a.png", "caption": "", "negative_caption": "y"}}', "entry 7: caption"),
@@ -218,15 +220,50 @@ def test_scores_of_padded_sets_do_not_depend_on_the_padding(place):
         ("contrast", '{"format": "maxmatch-suite", "version": 1, "suite": "winoground", "items": []}', "winoground"),
         ("aro", '[{"image": "a", "caption": "b", "negative": "c", "bbox_x": 1}]', "entry 0: expected numbers"),
         ("aro", '[{"image": "a", "caption_options": ["b"]}]', "entry 0"),
-        ("winoground", '[{"image_0": "a", "image_1": "b", "caption_0": "c"}]', "entry 0: caption_1"),
+        ("winoground", '[{"image_0": "a", "image_1": "b", "caption_0": "c"}]', "entry 0: has no caption_1"),
+        ("winoground", '[{"filename": "a", "caption": "c"}]', "entry 0: has no image_0, got filename, caption"),
     ],
 )
 def test_a_bad_file_is_named_with_its_entry(tmp_path, suite, content, named):
-    (tmp_path / "bad.json").write_text(content)
+    (tmp_path / "bad.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SuiteFileError) as error:
         read_examples(suite, tmp_path / "bad.json")
     assert "bad.json" in str(error.value)
     assert named in str(error.value)
+
+
+def test_a_line_that_is_not_json_is_named(place, tmp_path):
+    lines = (place / "winoground.jsonl").read_text().split("\n")
+    (tmp_path / "cut.jsonl").write_text("\n".join([*lines[:2], "", lines[2][:30], *lines[3:]]))
+    with pytest.raises(SuiteFileError, match=r"cut\.jsonl.*line 4"):
+        read_examples("winoground", tmp_path / "cut.jsonl")
+
+
+def test_pictures_that_are_elsewhere_are_one_message_before_a_model_is_loaded(place, monkeypatch):
+    told = []
+    monkeypatch.setattr(suites, "open_encoder", lambda *given: pytest.fail("loaded"))
+    with pytest.raises(SuiteFileError, match=r"not one of its 6 pictures is there: .*0\.png.*--images"):
+        evaluate_suite(place / "model0", place / "sugarcrepe", "sugarcrepe", say=told.append)
+    assert not told
+
+
+def test_a_name_of_no_such_suite_is_refused(place, without_shape_checks):
+    for name in ("sugercrepe", "labels"):
+        with pytest.raises(UsageError, match=f"suite: expected one of sugarcrepe, .*got '{name}'.*evaluate_labels"):
+            evaluate_suite(place / "model0", place / "sugarcrepe", name)
+
+
+def test_attributes_are_the_category_and_many_categories_are_in_json_alone(place, tmp_path):
+    entries = [
+        {"image_path": f"{n % 6}.png", "true_caption": WORDS[n % 6], "false_caption": WORDS[n % 6 - 1],
+         "attributes": ["red", f"blue{n // 2}"]}
+        for n in range(30)
+    ]  # fmt: skip
+    (tmp_path / "attribution.json").write_text(json.dumps(entries))
+    (found,) = evaluate_suite(place / "model0", tmp_path / "attribution.json", "aro", images=place / "images", draws=0)
+    assert sum(name.startswith("red_blue") for name in found.to_json()) == 15
+    assert "red_blue" not in render_suite([found])
+    assert "15 categories: --json has each" in render_suite([found])
 
 
 def test_missing_files_and_models_that_cannot_encode_are_refused(place, tmp_path):

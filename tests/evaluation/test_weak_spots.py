@@ -74,8 +74,11 @@ def test_the_weakest_words_stand_first_in_the_table():
         {"model": "m", "similarity": "s", "part": name, "t2i": {"queries": 5, "t2i_r1": 0, "t2i_r5": 0, "t2i_r10": r}}
         for name, r in (("dog", 60.0), ("cat", 20.0))
     ]
+    rows[0]["t2i"]["t2i_r1"] = 30.0
     assert [row["part"] for row in part_table("words", rows).rows] == ["cat", "dog"]
     assert [row["part"] for row in part_table("length", rows).rows] == ["dog", "cat"]
+    first = {**rows[0], "part": "zebra", "t2i": {**rows[0]["t2i"], "t2i_r1": 10.0}}  # as many in ten, fewer first
+    assert [row["part"] for row in part_table("words", [*rows, first]).rows] == ["cat", "zebra", "dog"]
 
 
 @settings(max_examples=40)

@@ -1,6 +1,5 @@
 """The models of one evaluation on one split: found by name, encoded once, each with its similarity."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from maxmatch.evaluation.encoding import (
     Say,
     encode_model,
     find_models,
+    joined_files,
     load_encoded,
 )
 from maxmatch.evaluation.metrics import EvaluatedModel
@@ -46,7 +46,7 @@ def sources_of(models: str | Path | Sequence[ModelName], say: Say) -> list[Model
 
 def _vector_files(images: str | Path, texts: str | Path) -> ModelSource:
     files = [Path(one).expanduser() for one in (images, texts)]
-    return ModelSource(" + ".join(file.stem for file in files), os.pathsep.join(map(str, files)), "vectors")
+    return ModelSource(" + ".join(file.stem for file in files), joined_files(*files), "vectors")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,12 @@ def _readable(one: Candidate, other: EncodedSplit) -> Candidate:
     return replace(one, encoded=part.encoded, scores=None if one.scores is None else part)
 
 
+_CURES = {
+    "cosine": " Single vectors are compared by it if you leave this out.",
+    "dot": " Vectors of files are scaled to unit length. For inner products give the scores: --scores FILE.",
+}
+
+
 def similarity_names(asked: Sequence[str]) -> list[str]:
     """The names of similarities, each once; "max" is "mil", and "all" all of them that compare sets of any size."""
     names = []
@@ -122,8 +128,7 @@ def similarity_names(asked: Sequence[str]) -> list[str]:
         name = {"max": "mil"}.get(name, name)
         if name != "all" and name not in SIMILARITIES:
             known = ", ".join([*SIMILARITIES, "max", "all"])
-            cure = " Single vectors are compared by it if you leave this out." if name == "cosine" else ""
-            raise UsageError(f"similarity: expected one of {known}, got {name!r}.{cure}")
+            raise UsageError(f"similarity: expected one of {known}, got {name!r}.{_CURES.get(name, '')}")
         names += [one for one, entry in SIMILARITIES.items() if entry.set_size is None] if name == "all" else [name]
     return list(dict.fromkeys(names))
 

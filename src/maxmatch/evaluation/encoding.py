@@ -268,7 +268,8 @@ class ModelSource:
     """A model: its name in tables, and the path of its checkpoint or file. recipe: of a run, which knows its data.
 
     kind: of this package "checkpoint" or "sets"; of others "sentence-transformers", "vectors" or "scores"
-    (`maxmatch.evaluation.other_models`). path of vectors: their folder, or two files joined by `os.pathsep`.
+    (`maxmatch.evaluation.other_models`). path of vectors: their folder, or two files with a zero byte between,
+    which no path has.
     """
 
     name: str
@@ -297,6 +298,18 @@ SENTENCE_MODEL = "st:"
 """Before a name: a model that sentence-transformers loads, from a folder or the hub."""
 VECTORS = ("images.npy", "texts.npy")
 """The files of a folder of vectors."""
+_BETWEEN = "\0"
+
+
+def joined_files(images: Path, texts: Path) -> str:
+    """Two files of vectors as the path of one source."""
+    return f"{images}{_BETWEEN}{texts}"
+
+
+def vector_files(source: ModelSource) -> list[Path]:
+    """The files of images and of texts of a source of vectors."""
+    parts = [Path(one).expanduser() for one in source.path.split(_BETWEEN)]
+    return parts if len(parts) == 2 else [parts[0] / one for one in VECTORS]
 
 
 def find_source(name: str | Path) -> ModelSource | None:

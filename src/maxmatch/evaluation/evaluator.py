@@ -63,8 +63,8 @@ class RetrievalResult(Result):
 
     def at(self, depth: int) -> dict[str, float]:
         """R@K (hit@K), precision, coverage and nDCG at any depth K, in per cent: i2t_r20, i2t_precision_20, …"""
-        if depth < 1:
-            raise ValueError(f"depth: expected at least 1, got {depth}.")
+        if not isinstance(depth, int | np.integer) or depth < 1:
+            raise ValueError(f"depth: expected a whole number of at least 1, got {depth!r}.")
         return {
             f"{prefix}{name}": value
             for prefix, some in self.galleries.items()
@@ -99,6 +99,8 @@ class RetrievalResult(Result):
 
     def _check_same_data(self, other: Result) -> None:
         cure = "Evaluate both with the same groups, in the same order, by the same protocol."
+        if not isinstance(other, Result):
+            raise ValueError(f"compare: expected the result of another model, got {type(other).__name__}.")
         if list(self.galleries) != list(other.galleries):
             raise ValueError(f"{self.name} and {other.name} were measured by different protocols. {cure}")
         for prefix, mine in self.galleries.items():
@@ -358,16 +360,19 @@ def _check_not_empty(images: int, texts: int) -> None:
 
 
 def _check_similarity(similarity: str | Similarity, a: Array, b: Array) -> None:
-    if not isinstance(similarity, str):
-        return
-    if similarity in SINGLE_VECTORS:
+    check_similarity_name(similarity)
+    if isinstance(similarity, str) and similarity in SINGLE_VECTORS:
         for name, vectors in (("images", a), ("texts", b)):
             if vectors.shape[1] != 1:
                 raise ValueError(
                     f"similarity {similarity!r} compares single vectors, but {name} are sets of {vectors.shape[1]}. "
                     f"Choose one of {', '.join(SIMILARITIES)}."
                 )
-    elif similarity not in SIMILARITIES:
+
+
+def check_similarity_name(similarity: str | Similarity) -> None:
+    """Refuse what is neither a function nor the name of a similarity."""
+    if not callable(similarity) and similarity not in (*SINGLE_VECTORS, *SIMILARITIES):
         known = ", ".join([*SINGLE_VECTORS, *SIMILARITIES])
         raise ValueError(f"similarity: expected a function or one of {known}, got {similarity!r}.")
 
@@ -391,12 +396,24 @@ def _truth(image_groups: Any, text_groups: Any, relevance: Any, shape: tuple[int
         return _graded(relevance, shape, device)
     if image_groups is None or text_groups is None:
         raise ValueError("image_groups, text_groups: both are needed to know which answers are true (or relevance).")
+    lengths = tuple(len(given) if hasattr(given, "__len__") else 0 for given in (image_groups, text_groups))
+    if lengths == shape[::-1] != shape:
+        raise ValueError(
+            f"image_groups, text_groups: {lengths[0]} and {lengths[1]}, but there are {shape[0]} images and {shape[1]} "
+            "texts: one is the other way round. Scores are (images, texts); swap the groups, or transpose the scores."
+        )
     sides = (("image", image_groups, shape[0]), ("text", text_groups, shape[1]))
     images, texts = (as_groups(f"{side}_groups", given, count, f"{side}s") for side, given, count in sides)
     check_groups_meet(images, texts, ("image_groups", "text_groups"))
-    numbers = np.unique(np.concatenate([images, texts]), return_inverse=True)[1]
-    groups = torch.from_numpy(numbers).to(device)
-    return _Truth(groups[: len(images)], groups[len(images) :])
+    of_images, of_texts = (torch.from_numpy(side).to(device) for side in numbered_groups(images, texts))
+    return _Truth(of_images, of_texts)
+
+
+def numbered_groups(images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups that meet, as numbers from 0 on in the order in which their images come: folds are made of them."""
+    names, first = np.unique(images, return_index=True)
+    order = first.argsort().argsort()
+    return order[np.searchsorted(names, images)], order[np.searchsorted(names, texts)]
 
 
 _OTHER = {"image": "text", "text": "image"}
@@ -412,9 +429,10 @@ def as_groups(name: str, given: Any, count: int, items: str) -> np.ndarray:
     elif groups.size:
         raise ValueError(f"{name}: expected whole numbers or strings, got {groups.dtype}. Number the groups.")
     if groups.shape != (count,):
+        found = len(groups) if groups.ndim == 1 else f"shape {shape_of(groups)}"
         raise ValueError(
-            f"{name}: expected one group for each of the {count} {items}, got shape {shape_of(groups)}. "
-            f"Items of one group belong together."
+            f"{name}: expected one group for each of the {count} {items}, got {found}. "
+            "Items of one group belong together."
         )
     return groups
 
@@ -422,8 +440,10 @@ def as_groups(name: str, given: Any, count: int, items: str) -> np.ndarray:
 def check_groups_meet(images: np.ndarray, texts: np.ndarray, names: tuple[str, str]) -> None:
     """Refuse groups that are on one side only. names: what the groups of images and of texts are called."""
     if images.dtype.kind != texts.dtype.kind:
-        kinds = f"{names[0]} are {images.dtype} and {names[1]} {texts.dtype}"
-        raise ValueError(f"{kinds}: they never meet. Number or name both alike.")
+        kinds = ["numbers" if side.dtype.kind == "i" else "strings" for side in (images, texts)]
+        raise ValueError(
+            f"{names[0]} are {kinds[0]} and {names[1]} {kinds[1]}: they never meet. Number or name both alike."
+        )
     for name, side, mine, others in ((names[0], "image", images, texts), (names[1], "text", texts, images)):
         alone = np.flatnonzero(~np.isin(mine, others))
         if len(alone):
@@ -471,6 +491,7 @@ def _measured(scores: Scores, truth: _Truth, protocol: ProtocolName, name: str, 
         galleries = search(scores, truth.image_groups, truth.text_groups, protocol, pairs=True)
     else:
         galleries = {"": [_graded_search(scores, truth, protocol)]}
+    galleries = {prefix: [one.cpu() for one in some] for prefix, some in galleries.items()}
     figures = {
         f"{prefix}{key}": value
         for prefix, some in galleries.items()

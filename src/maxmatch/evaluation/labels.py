@@ -73,7 +73,7 @@ class Labels:
         path = Path(path).expanduser()
         cure = 'Expected {"names": ["cat", …], "labels": {"IMAGE ID": [numbers of names], …}}.'
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
             if found.get("version", VERSION) != VERSION:
                 raise ValueError(f"version {found['version']}, while this MaxMatch reads {VERSION}")
             names = [str(name) for name in found["names"]]
@@ -90,6 +90,12 @@ class Labels:
                     what = f"the labels of {key} have the number {number}, but there are {len(names)} names"
                     raise DataError(Problem(path, what, "Numbers count from 0.", fatal=True))
         return cls(names, shown)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which would keep the last of several values of a key."""
+    _refuse_twice("the key", [key for key, _ in pairs])
+    return dict(pairs)
 
 
 def _refuse_twice(what: str, names: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ Results of different data are never put into one table.
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from maxmatch import __version__
 from maxmatch.core.array_checks import UsageError
 from maxmatch.core.files import append_line
-from maxmatch.evaluation.encoding import VECTORS, EncodedSplit, ModelSource
+from maxmatch.evaluation.encoding import EncodedSplit, ModelSource, vector_files
 from maxmatch.evaluation.metrics import LEVELS
 from maxmatch.evaluation.result_tables import Cell, Column, Style, Table, filled, render
 
@@ -63,8 +62,7 @@ def identity_of(source: ModelSource, encoded: EncodedSplit) -> str:
         return str(encoded.notes["identity"])
     place = Path(source.path).expanduser()
     if source.kind == "vectors":
-        parts = source.path.split(os.pathsep)
-        return file_hash(*(map(Path, parts) if len(parts) == 2 else (place / one for one in VECTORS)))
+        return file_hash(*vector_files(source))
     if place.is_dir():
         return file_hash(*sorted(one for one in place.rglob("*") if one.is_file()))
     return file_hash(place) if place.is_file() else source.path
@@ -188,7 +186,7 @@ def result_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _columns(record: Record) -> list[Column]:
-    """Recalls and RSUM, or the figures of a suite."""
+    """Recalls and RSUM, with those of COCO's other answers where they are known; or the figures of a suite."""
     for prefix in ("coco_5k_", ""):
         if f"{prefix}rsum" in record.figures:
             recalls = [
@@ -196,7 +194,11 @@ def _columns(record: Record) -> list[Column]:
                 for way, over in (("i2t", "image to text"), ("t2i", "text to image"))
                 for level in LEVELS
             ]
-            return [*recalls, Column("RSUM", f"{prefix}rsum", ".1f")]
+            more = [
+                Column("CxC RSUM", "cxc_rsum", ".1f"),
+                *(Column("mAP@R", f"eccv_{way}_map_at_r", ".1f", "ECCV Caption") for way in ("i2t", "t2i")),
+            ]
+            return [*recalls, Column("RSUM", f"{prefix}rsum", ".1f"), *more]
     return [Column(name.replace("_", " "), name, ".1f") for name in list(record.figures)[:8]]
 
 

@@ -129,7 +129,10 @@ class _Answers(NamedTuple):
         """Of the first answers, as many as each depth says: the share of the true ones among them (coverage), how many
         of them are true (precision), and nDCG, Σ gain / log₂(1 + place) as a share of that of the best order.
         """
-        gain, best_gain = self.gain / np.log2(1 + self.place), self.best_gain / np.log2(1 + self.nth)
+        last = min(max(depths), int(self.place.max()))
+        discount = np.append(1 / np.log2(np.arange(1, last + 1) + 1), 0.0)  # of each place; 0 beyond the last
+        gain = self.gain * discount[np.minimum(self.place, last + 1) - 1]
+        best_gain = self.best_gain * discount[np.minimum(self.nth, last + 1) - 1]
         found = dict[str, np.ndarray]()
         for depth in depths:
             within = self.place <= depth

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -47,9 +47,9 @@ def figures(i2t: Ranks, t2i: Ranks) -> dict[str, float]:
     """The figures of two lists of ranks, by the names that are used everywhere: i2t_r1, …, rsum."""
     recalls, more, ties = dict[str, float](), dict[str, float](), dict[str, float]()
     for way, found in (("i2t", i2t), ("t2i", t2i)):
-        ranks = found.ranks.double()
-        recalls |= {f"{way}_r{level}": 100 * (ranks <= level).double().mean().item() for level in LEVELS}
-        more |= {f"{way}_median_rank": ranks.quantile(0.5).item(), f"{way}_mean_rank": ranks.mean().item()}
+        ranks = found.ranks.cpu().numpy()
+        recalls |= {f"{way}_r{level}": 100 * float((ranks <= level).mean()) for level in LEVELS}
+        more |= {f"{way}_median_rank": float(np.median(ranks)), f"{way}_mean_rank": float(ranks.mean())}
         ties[f"{way}_ties"] = float((found.ties > 0).sum())
     return {**recalls, "rsum": sum(recalls.values()), **more, **ties}
 
@@ -377,6 +377,17 @@ class SearchRanks:
     pairs: PairRanks | None = None
     grades: Grades | None = None
 
+    def cpu(self) -> "SearchRanks":
+        """In the memory of the host, where measures are computed."""
+        return SearchRanks(
+            Ranks(*(part.cpu() for part in self.i2t)),
+            Ranks(*(part.cpu() for part in self.t2i)),
+            self.image_groups.cpu(),
+            self.text_groups.cpu(),
+            None if self.pairs is None else PairRanks(*(part.cpu() for part in self.pairs)),
+            None if self.grades is None else Grades(*(part.cpu() for part in self.grades)),
+        )
+
 
 @dataclass(frozen=True)
 class Result:
@@ -466,15 +477,23 @@ def search(
     return {prefix: [one(part) for part in some] for prefix, some in named.items()}
 
 
+def check_protocol(protocol: str) -> None:
+    """Refuse a name that is not one of a protocol."""
+    if protocol not in get_args(ProtocolName):
+        known = ", ".join(get_args(ProtocolName))
+        raise ValueError(f"protocol: expected one of {known}, got {protocol!r}.")
+
+
 def chosen(
     protocol: ProtocolName, image_groups: Int[Tensor, " B"], fold_size: int = FOLD_SIZE, size: int | None = None
 ) -> str:
     """The protocol that "auto" stands for: COCO's for its 5,000 images (some may have been left out), else plain."""
+    check_protocol(protocol)
     size = int(image_groups.max()) + 1 if size is None else size
     if protocol == "coco" and size != FOLDS * fold_size:
         raise ValueError(
-            f"--protocol coco: takes {FOLDS} folds of {fold_size:,} images, but this split has {size:,}. "
-            "Take --protocol plain."
+            f"protocol 'coco': takes {FOLDS} folds of {fold_size:,} images, but this split has {size:,}. "
+            "Choose 'plain'."
         )
     return protocol if protocol != "auto" else "coco" if size == FOLDS * fold_size else "plain"
 
@@ -486,13 +505,14 @@ def coco_folds(image_groups: Tensor, text_groups: Tensor, fold_size: int = FOLD_
     for name, groups in (("images", image_groups), ("captions", text_groups)):
         if bool((groups.diff() < 0).any()):
             raise ValueError(
-                f"--protocol coco: the {name} are not in the order of their groups, so folds mean nothing."
+                f"protocol 'coco': the {name} are not in the order of their groups, so folds mean nothing. "
+                "Captions come in the order of their images; or choose 'plain'."
             )
         bounds.append(torch.searchsorted(groups.contiguous(), ends).tolist())
     rows, columns = bounds
     for fold in range(FOLDS):
         if rows[fold] == rows[fold + 1]:
-            raise ValueError(f"--protocol coco: all images of fold {fold + 1} were left out. Mend the data.")
+            raise ValueError(f"protocol 'coco': all images of fold {fold + 1} were left out. Mend the data.")
     return [Fold(slice(*rows[fold : fold + 2]), slice(*columns[fold : fold + 2])) for fold in range(FOLDS)]
 
 

@@ -5,7 +5,6 @@ file lists them.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -21,15 +20,15 @@ from maxmatch.core.devices import chosen_device
 from maxmatch.core.progress import Advance, Bar, Skipped, no_bar, quiet
 from maxmatch.data.dataset import IMAGE, TEXT
 from maxmatch.evaluation.encoding import (
-    VECTORS,
     EncodedSplit,
     LoadedData,
     ModelSource,
     Say,
     left_out,
     log_line,
+    vector_files,
 )
-from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined
+from maxmatch.evaluation.evaluator import SetsAndMask, as_groups, as_sets, check_groups_meet, joined, numbered_groups
 from maxmatch.evaluation.metrics import GIVEN, SINGLE_VECTORS, EvaluatedModel
 from maxmatch.matching import SIMILARITIES
 from maxmatch.matching.similarity import Similarity, maxsim, with_options
@@ -63,7 +62,8 @@ def items_of(loaded: LoadedData) -> ItemList:
 def read_groups(path: str | Path) -> ItemList:
     """The items of a groups file: {"images": [group of each image], "texts": [group of each text]}.
 
-    A group is a number or a string; items of the same group belong together. "captions": the texts, if wanted.
+    A group is a number or a string; items of the same group belong together. "captions": the texts, if wanted. Where
+    every image has a group of its own, the group is the image's id: results know data by ids.
     """
     path = Path(path).expanduser()
     cure = 'Expected {"images": [group of each image], "texts": [group of each text]}.'
@@ -81,14 +81,16 @@ def read_groups(path: str | Path) -> ItemList:
             raise ValueError(f"{path}: {key} is empty. {cure}")
         given[name] = as_groups(f"{path}: {key}", found[key], len(found[key]), key)
     check_groups_meet(given[IMAGE], given[TEXT], (f"{path}: images", f"{path}: texts"))
-    names, first = np.unique(given[IMAGE], return_index=True)
-    order = np.argsort(np.argsort(first))  # groups are numbered as they come: folds are made of them
-    groups = {name: torch.from_numpy(order[np.searchsorted(names, some)]) for name, some in given.items()}
+    sides = numbered_groups(given[IMAGE], given[TEXT])
+    groups = {name: torch.from_numpy(some) for name, some in zip(_SIDES, sides, strict=True)}
+    size = int(sides[0].max()) + 1
     ids = {name: [str(number) for number in range(len(some))] for name, some in groups.items()}
+    if size == len(groups[IMAGE]):
+        ids[IMAGE] = given[IMAGE].astype(np.str_).tolist()
     captions = found.get("captions")
     if captions is not None and (not isinstance(captions, list) or len(captions) != len(groups[TEXT])):
         raise ValueError(f"{path}: captions: expected one for each of the {len(groups[TEXT])} texts.")
-    return ItemList(groups, ids, captions, len(names))
+    return ItemList(groups, ids, captions, size)
 
 
 # Vectors and scores in .npy files.
@@ -101,8 +103,8 @@ def open_array(path: Path) -> np.ndarray:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file. {cure}") from None
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read as a .npy file ({error}). {cure}") from error
+    except (ValueError, EOFError) as error:  # NumPy takes any other file for a pickled object
+        raise ValueError(f"{path}: not a .npy file of numbers. {cure}") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise ValueError(f"{path}: expected one array of numbers. {cure}")
     return array
@@ -110,8 +112,7 @@ def open_array(path: Path) -> np.ndarray:
 
 def vectors_of(source: ModelSource, items: ItemList) -> EncodedSplit:
     """The vectors (n, D) or sets (n, K, D) of images.npy and texts.npy."""
-    parts = source.path.split(os.pathsep)
-    files = [Path(one) for one in parts] if len(parts) == 2 else [Path(source.path) / one for one in VECTORS]
+    files = vector_files(source)
     sets = {}
     for name, file in zip(_SIDES, files, strict=True):
         array = open_array(file)

@@ -1,5 +1,6 @@
 """`RetrievalMetric`, filled batch by batch, and `compute_metrics` for `transformers.Trainer`."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from maxmatch.evaluation.evaluator import (
     SetsAndMask,
     as_groups,
     as_sets,
+    check_similarity_name,
     evaluate_embeddings,
     joined,
 )
-from maxmatch.evaluation.metrics import ProtocolName
+from maxmatch.evaluation.metrics import ProtocolName, check_protocol
 from maxmatch.matching.similarity import Similarity
 
 
@@ -49,6 +51,8 @@ class RetrievalMetric:
         name: str = "model",
         protocol: ProtocolName = "plain",
     ) -> None:
+        check_similarity_name(similarity)  # now, not after all batches
+        check_protocol(protocol)
         self.similarity = similarity
         self.normalise = normalise
         self.name = name
@@ -124,6 +128,12 @@ class RetrievalMetric:
             text_mask=texts.mask, normalise=self.normalise, name=self.name, protocol=self.protocol,
         )  # fmt: skip
 
+    def _key(self) -> tuple[Any, bool, str]:
+        """What metrics to be merged have in common. A partial that was pickled is another one: its parts are equal."""
+        one = self.similarity
+        parts = (one.func, one.args, one.keywords) if isinstance(one, partial) else one
+        return parts, self.normalise, self.protocol
+
     def reset(self) -> None:
         """Forget all that was added."""
         self._sets: dict[str, list[SetsAndMask]] = {"image": [], "text": []}
@@ -134,10 +144,13 @@ class RetrievalMetric:
         """Add all that was added to another, as of another process; the other stays as it is.
 
         Args:
-            other: A metric with the same similarity.
+            other: A metric with the same similarity, normalise and protocol.
         """
-        if other.similarity != self.similarity:
-            raise ValueError(f"merge: expected the similarity {self.similarity!r}, got {other.similarity!r}.")
+        for option, mine, theirs in zip(
+            ("similarity", "normalise", "protocol"), self._key(), other._key(), strict=True
+        ):
+            if mine != theirs:
+                raise ValueError(f"merge: expected a metric with {option} {mine!r}, got {theirs!r}.")
         for side in self._sets:
             self._sets[side] += other._sets[side]
             self._groups[side] += other._groups[side]

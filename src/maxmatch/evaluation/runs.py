@@ -1,5 +1,7 @@
 """`evaluate_runs` and `analyse_run`: what `maxmatch evaluate` and `maxmatch analyse` do, from Python."""
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,7 +297,7 @@ def evaluate_runs(
         items=items,
     )
     if results is not None:
-        _record(found, all_teams, candidates, results)
+        _record(found, all_teams, candidates, results, known_labels)
     return found
 
 
@@ -312,8 +314,9 @@ def _record(
     teams: Sequence[Sequence[EvaluatedModel]],
     candidates: Sequence[Candidate],
     path: str | Path,
+    labels: Labels | None,
 ) -> None:
-    """Append every line to a file of results."""
+    """Append every line to a file of results; PMRP as a result of its own, which depends on the labels as well."""
     known = {id(one.encoded): identity_of(one.source, one.encoded) for one in candidates}
     first = found.encoded[0]
     captions = _captions(found.items, first, "results") if TEXT in found.items else None
@@ -324,7 +327,14 @@ def _record(
         one = line.result
         protocol = "plain" if "" in one.galleries else "coco"
         identity = " + ".join(known[id(member.encoded)] for member in team)
-        append_record(path, new_record(one.name, identity, one.similarity, data, protocol, one.figures))
+        by_labels = {name: value for name, value in one.figures.items() if name.endswith("_pmrp")}
+        figures = {name: value for name, value in one.figures.items() if name not in by_labels}
+        append_record(path, new_record(one.name, identity, one.similarity, data, protocol, figures))
+        if by_labels and labels is not None:
+            shown = [digest, labels.names, labels.codes(first.ids[IMAGE]).astype(int).tolist()]
+            where = {**data, "digest": hashlib.sha256(json.dumps(shown).encode()).hexdigest()}
+            suite = "pmrp" if protocol == "plain" else f"{protocol} pmrp"
+            append_record(path, new_record(one.name, identity, one.similarity, where, suite, by_labels))
 
 
 def _with_pmrp(

@@ -351,6 +351,8 @@ def _chunks(draws: int, width: int) -> Iterator[int]:
 
 
 def _interval(drawn: np.ndarray, level: float = 0.95) -> Interval:
+    if not 0 < level < 1:
+        raise ValueError(f"level: expected a share between 0 and 1, such as 0.95, got {level}.")
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
 

@@ -7,13 +7,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maxmatch.core.array_checks import UsageError
 from maxmatch.core.progress import Bar, no_bar
 from maxmatch.data.dataset import TEXT
 from maxmatch.evaluation.candidates import ModelName, sources_of
@@ -31,11 +33,12 @@ from maxmatch.model.images import load_image
 FORMAT, VERSION = "maxmatch-suite", 1
 ContrastSuite = Literal["sugarcrepe", "aro", "contrast", "winoground"]
 _PAIRS = 32  # scored at once
+_SHOWN = 12  # columns of figures in a table
 _KEYS = {
     "image": ("image", "filename", "image_path"),
     "caption": ("caption", "true_caption"),
     "negative": ("negative", "negative_caption", "negative_captions", "false_caption"),
-    "category": ("category", "relation_name"),
+    "category": ("category", "relation_name", "attributes"),
 }
 _BOX = ("bbox_x", "bbox_y", "bbox_w", "bbox_h")
 
@@ -68,6 +71,10 @@ class Example:
 
 def read_examples(suite: ContrastSuite, path: str | Path, images: str | Path | None = None) -> list[Example]:
     """The examples of a file, or of all .json and .jsonl files of a folder. images: the folder of the pictures."""
+    if suite not in get_args(ContrastSuite):
+        known = ", ".join(get_args(ContrastSuite))
+        cure = "For labels call evaluate_labels, for pmrp, cxc and eccv evaluate_runs."
+        raise UsageError(f"suite: expected one of {known}, got {suite!r}. {cure}")
     path = Path(path).expanduser()
     files = [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*.jsonl")])
     if not files:
@@ -89,9 +96,10 @@ def _read_file(suite: ContrastSuite, file: Path, images: Path | None) -> Iterabl
     elif isinstance(entries, dict) and {"version", "format"} & entries.keys():
         _check_envelope(suite, file, entries)
     named = entries.items() if isinstance(entries, dict) else enumerate(entries) if isinstance(entries, list) else None
-    if named is None or not entries:
-        seen_instead = "none" if named is not None else _shown(entries)
-        raise SuiteFileError(f"{file}: expected a list or an object of entries, got {seen_instead}.")
+    if named is None:
+        raise SuiteFileError(f"{file}: expected a list or an object of entries, got {_shown(entries)}.")
+    if not entries:
+        raise SuiteFileError(f"{file}: has no entries, so there is nothing to measure. Get the file again.")
     read = _two_pairs if suite == "winoground" else _contrast
     seen = set[str]()
     for key, entry in named:
@@ -114,15 +122,20 @@ def _entries(file: Path) -> Any:
             raise SuiteFileError(f"{file}: entry {twice!r} occurs twice. Remove one.")
         return found
 
-    text = file.read_text(encoding="utf-8")
     try:
-        if file.suffix == ".jsonl":
-            return [json.loads(line, object_pairs_hook=unique) for line in text.splitlines() if line.strip()]
-        return json.loads(text, object_pairs_hook=unique)
-    except SuiteFileError:
-        raise
-    except ValueError as error:
-        raise SuiteFileError(f"{file}: not readable as JSON ({error}). Get the file again.") from error
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SuiteFileError(f"{file}: expected text in UTF-8 ({error}). Get the file again.") from error
+    lined = file.suffix == ".jsonl"
+    found = []
+    for number, line in enumerate(text.split("\n") if lined else [text], start=1):
+        if line.strip() or not lined:
+            try:
+                found.append(json.loads(line, object_pairs_hook=unique))
+            except JSONDecodeError as error:
+                place = f"line {number}: {error.msg}" if lined else error
+                raise SuiteFileError(f"{file}: not readable as JSON ({place}). Get the file again.") from error
+    return found if lined else found[0]
 
 
 def _check_envelope(suite: ContrastSuite, file: Path, found: Mapping[str, Any]) -> None:
@@ -134,7 +147,7 @@ def _check_envelope(suite: ContrastSuite, file: Path, found: Mapping[str, Any]) 
             "Convert the file, or use the MaxMatch that it was made for."
         )
     if found.get("suite", suite) != suite:
-        raise SuiteFileError(f"{file}: a file of the suite {found['suite']!r}, got --suite {suite}.")
+        raise SuiteFileError(f"{file}: a file of the suite {found['suite']!r}, not of {suite!r}. Choose that suite.")
     if not isinstance(found.get("items"), list):
         raise SuiteFileError(f'{file}: expected a list "items" of entries.')
 
@@ -145,7 +158,9 @@ def _shown(value: Any) -> str:
 
 
 def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
-    value = entry.get(key)
+    if key not in entry:
+        raise SuiteFileError(f"{where}: has no {key}, got {', '.join(entry) or 'nothing'}. Is it a file of this suite?")
+    value = entry[key]
     if not isinstance(value, str) or not value.strip():
         raise SuiteFileError(f"{where}: {key}: expected a text, got {_shown(value)}.")
     return value
@@ -172,8 +187,9 @@ def _contrast(entry: Mapping[str, Any], where: str, folder: Path, stem: str) -> 
     for one in captions:
         if not isinstance(one, str) or not one.strip():
             raise SuiteFileError(f"{where}: captions: expected texts, got {_shown(one)}.")
-    category = next((str(entry[key]) for key in _KEYS["category"] if key in entry), stem)
-    return Example((picture,), tuple(captions), category, where)
+    category = next((entry[key] for key in _KEYS["category"] if key in entry), stem)
+    named = "_".join(map(str, category)) if isinstance(category, list) else str(category)
+    return Example((picture,), tuple(captions), named, where)
 
 
 def _box(entry: Mapping[str, Any], where: str) -> tuple[int, int, int, int] | None:
@@ -265,6 +281,12 @@ def evaluate_suite(
     sources = sources_of(models, say)
     check_encoders(sources)
     examples = read_examples(suite, path, images)
+    pictures = {one.path for each in examples for one in each.pictures}
+    if not any(one.is_file() for one in pictures):
+        raise SuiteFileError(
+            f"{path}: not one of its {len(pictures):,} pictures is there: {examples[0].pictures[0].path}, for example. "
+            "Give their folder with --images."
+        )
     found: list[SuiteResult] = []
     for source in sources:
         model = open_encoder(source, device)
@@ -273,7 +295,7 @@ def evaluate_suite(
             scores = example_scores(model, examples, batch_size, left_out(say), advance)
         kept = [(one, some) for one, some in zip(examples, scores, strict=True) if some is not None]
         if not kept:
-            raise SuiteFileError(f"{path}: not one picture could be read. Give their folder with --images.")
+            raise SuiteFileError(f"{path}: not one picture could be read. Look at the messages above.")
         held = held_by_measure([some for _, some in kept])
         used = [one for one, _ in kept]
         figures = _figures(held, used)
@@ -300,7 +322,7 @@ def example_scores(
     captions = list(dict.fromkeys(one for example in examples for one in example.captions))
     opened = _Opened(pictures)
     image_sets, kept = encode_pictures(
-        model.encode, opened, [str(one.path) for one in pictures], batch_size, report, advance
+        model.encode, opened, [one.path.name for one in pictures], batch_size, report, advance
     )
     if image_sets is None:
         return [None] * len(examples)
@@ -407,6 +429,10 @@ def suite_table(results: Sequence[SuiteResult]) -> Table:
             row |= {"difference": f"{value:+.1f} ({low:.1f} to {high:.1f})", "p": p}
         rows.append(row)
     shown = [Column(name.removesuffix("_accuracy").replace("_", " "), name, ".1f") for name in results[0].figures]
+    notes = []
+    if len(shown) > _SHOWN:
+        notes = [f"{len(shown) - 2} categories: --json has each"]
+        shown = shown[:2]
     columns = [
         Column("model", "model"),
         Column("similarity", "similarity"),
@@ -417,7 +443,7 @@ def suite_table(results: Sequence[SuiteResult]) -> Table:
         Column("p", "p", ".3g"),
         *shown[1:],
     ]
-    return Table(filled(columns, rows), rows)
+    return Table(filled(columns, rows), rows, notes)
 
 
 def render_suite(results: Sequence[SuiteResult], style: Style = "text") -> str:

@@ -101,11 +101,15 @@ def part_table(by: By, found: Sequence[Mapping[str, Any]]) -> Table:
     for key in dict.fromkeys((one["model"], one["similarity"]) for one in found):
         mine = [one for one in found if (one["model"], one["similarity"]) == key]
         if by != "length":
-            mine = sorted(mine, key=lambda one: (one["t2i"]["t2i_r10"], one["part"]))[:_SHOWN]
+            mine = sorted(mine, key=_weakest_first)[:_SHOWN]
         rules += [len(rows)] if rows else []
         rows += [_row(one) for one in mine]
     notes = [] if by == "length" else [f"the {_SHOWN} with the lowest R@10 of each model; --json has all"]
     return Table(filled(columns, rows), rows, notes, rules, title=f"by {by}")
+
+
+def _weakest_first(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    return *(one["t2i"][f"t2i_r{level}"] for level in reversed(LEVELS)), one["part"]
 
 
 def _row(one: Mapping[str, Any]) -> dict[str, Cell]:

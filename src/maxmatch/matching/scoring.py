@@ -251,7 +251,8 @@ class PairwiseJob:
         """Name the item by its place in the whole."""
         refuse_not_finite("a", self.a, self.a_mask)
         refuse_not_finite("b", self.b, self.b_mask)
-        raise NotFiniteError("a score is not finite, though every vector is. " + NORMALISE)
+        cure = NORMALISE if isinstance(self.similarity, SetSimilarity) else "Look for what the function divides by 0."
+        raise NotFiniteError("a score is not finite, though every vector is. " + cure)
 
     def _load(self, sets: Array, part: slice) -> Tensor:
         block = as_tensor(sets[part]).to(self.device)
@@ -337,8 +338,14 @@ class PairwiseJob:
                 masks["b_mask"] = self.b_mask[columns].to(self.device)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NotUnitLength)  # a warning that fits is given once, at the end
-                out.copy_(self.similarity(a, b, **masks))
+                found = self.similarity(a, b, **masks)
             own = not isinstance(self.similarity, SetSimilarity)  # a user's function may not check its input
+            if own and found.shape != out.shape:  # it would be copied to all rows or columns
+                raise ValueError(
+                    f"similarity: expected the function to make scores {shape_of(out)} of {len(a)} and {len(b)} sets, "
+                    f"got {shape_of(found)}. It compares every set of its first argument with every one of its second."
+                )
+            out.copy_(found)
             if own and bool(out.isnan().any()):
                 raise NotFiniteError("NaN among the scores.")
 
