@@ -446,14 +446,14 @@ def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 @triton.jit
-def _count_reaching(scores, levels, counts, n_rows, n_columns, stride,
-                    MOST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
+                    ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real_row, real_column = i < n_rows, j < n_columns
     inside = real_row[:, None] & real_column[None, :]
     values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=float("-inf"))
-    for n in range(MOST):
+    for n in range(most):
         limit = tl.load(levels + n * n_rows + i, mask=real_row, other=float("inf"))[:, None]
         reached = tl.sum(((values >= limit) & inside).to(tl.int32), 1)
         tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row)
@@ -466,7 +466,7 @@ def count_reaching(scores: Tensor, levels: Tensor) -> Tensor:
     assert levels.is_contiguous()
     counts = torch.zeros_like(levels, dtype=torch.int32)
     _count_reaching[(triton.cdiv(rows, 64), triton.cdiv(columns, 256))](
-        scores, levels, counts, rows, columns, scores.stride(0),
-        MOST=len(levels), ROWS=64, COLUMNS=256, num_warps=8, enable_fp_fusion=True,
+        scores, levels, counts, rows, columns, scores.stride(0), len(levels),
+        ROWS=64, COLUMNS=256, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     return counts
