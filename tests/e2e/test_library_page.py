@@ -128,6 +128,17 @@ def test_months_lead_to_the_photos_of_a_month(open_page):
     expect(status).to_contain_text(f"{COUNT:,} pictures")
 
 
+def test_buttons_that_have_not_changed_stay_when_everything_is_shown_again(open_page):
+    page = open_page()
+    year = page.get_by_role("region", name="By time").get_by_role("button", name="2023", exact=True)
+    expect(year).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    year.evaluate("button => { button.mark = true; }")
+    page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
+    page.wait_for_load_state("networkidle")
+    assert year.evaluate("button => button.mark === true")  # a click under way would be lost with its button
+
+
 def test_folders_lead_to_their_photos_and_back(open_page):
     page = open_page()
     folders = page.get_by_role("region", name="By folder")

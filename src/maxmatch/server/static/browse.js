@@ -41,8 +41,11 @@ export class Browse {
   }
 
   draw() {
+    const made = [this.times(), this.subfolders()].filter(Boolean);
+    // What has not changed stays: a click that is under way would be lost with its button.
+    if (made.map((part) => part.outerHTML).join("") === this.place.innerHTML) return;
     const had = this.place.contains(document.activeElement) ? document.activeElement.dataset.to : null;
-    this.place.replaceChildren(...[this.times(), this.subfolders()].filter(Boolean));
+    this.place.replaceChildren(...made);
     if (had) [...this.place.querySelectorAll("[data-to]")].find((one) => one.dataset.to === had)?.focus();
   }
 
