@@ -67,7 +67,7 @@ def write(folder):
 def messy(tmp_path, model, monkeypatch):
     """What of the folder can be read, and how to search it."""
     for package in PACKAGES:
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"{package} reads files that phones and cameras make: an extra")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, listed = tmp_path / "pictures", os.scandir
     folder.mkdir()

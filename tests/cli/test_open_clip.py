@@ -314,7 +314,11 @@ REAL = {
 
 
 def test_scores_are_those_of_open_clip_itself(tmp_path):
-    open_clip = pytest.importorskip("open_clip", exc_type=(ImportError, RuntimeError))
+    open_clip = pytest.importorskip(
+        "open_clip",
+        reason="open_clip brings torchvision, which does not load beside every build of torch",
+        exc_type=(ImportError, RuntimeError),
+    )
     images = list(pictures().values())
     for kind, (config, preprocessing) in REAL.items():
         folder = tmp_path / kind
