@@ -11,7 +11,7 @@ Nothing here needs mteb's extra "image", which would bring torchvision.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from maxmatch.model.images import load_image
 from maxmatch.model.names import model_identity
 
 _NEEDS = "this needs mteb: pip install mteb (without its extra 'image', which brings torchvision)"
-WAYS = {"t2i": (TEXT, IMAGE), "i2t": (IMAGE, TEXT)}
+Way = Literal["t2i", "i2t"]
+WAYS: dict[Way, tuple[str, str]] = {"t2i": (TEXT, IMAGE), "i2t": (IMAGE, TEXT)}
 
 
 class MtebModel:
@@ -142,7 +143,7 @@ def _digest(part: Split) -> str:
     return data_digest(EncodedSplit({}, groups, ids), [str(one) for one in part[TEXT].values])
 
 
-def _task(way: str, title: str, part: Split, split: str, path: str, digest: str) -> Any:
+def _task(way: Way, title: str, part: Split, split: str, path: str, digest: str) -> Any:
     try:
         from mteb.abstasks.retrieval import AbsTaskRetrieval
         from mteb.abstasks.task_metadata import TaskMetadata
@@ -169,7 +170,7 @@ def _task(way: str, title: str, part: Split, split: str, path: str, digest: str)
     return type(described.name, (AbsTaskRetrieval,), {"metadata": described, "load_data": load_data})()
 
 
-def _split_data(way: str, part: Split) -> dict[str, Any]:
+def _split_data(way: Way, part: Split) -> dict[str, Any]:
     """Queries and documents as mteb's tables, and which belong together."""
     queries, documents = WAYS[way]
     members: dict[int, list[str]] = {}
