@@ -2,10 +2,13 @@
 
 Prints milliseconds per step including data loading, the lower bound (operations of all matrix products divided by the
 rate of a large one), memory, and the time of the whole run. The recorded step is first compared with the plain one.
+`--profile` also prints the kernels that take most of a recorded step. The backbone of `flickr8k_maxmatch` is frozen:
+its steps get grids of features.
 """
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,8 +42,8 @@ _PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"p{i}" for i in rang
 class _Features(Sequence[Any]):
     """Random features of many images, some of them repeated; the values do not change the speed."""
 
-    def __init__(self, count: int, kinds: int = 256) -> None:
-        self._kinds = np.random.default_rng(0).normal(size=(kinds, 36, 2048)).astype(np.float16)
+    def __init__(self, count: int, cells: int, width: int, kinds: int = 256) -> None:
+        self._kinds = np.random.default_rng(0).normal(size=(kinds, cells, width)).astype(np.float16)
         self._count = count
 
     def __len__(self) -> int:
@@ -64,12 +67,12 @@ def _captions(count: int) -> list[str]:
     return [" ".join(_WORDS[w] for w in words[e - n : e]) for e, n in zip(ends, lengths, strict=True)]
 
 
-def _split(images: int) -> Split:
+def _split(images: int, cells: int = 36, width: int = 2048) -> Split:
     texts = _captions(images * CAPTIONS)
     ids = [str(i) for i in range(len(texts))]
     return Split(
         {
-            "image": Items(_Features(images), np.arange(images), ids[:images]),
+            "image": Items(_Features(images, cells, width), np.arange(images), ids[:images]),
             "text": Items(texts, np.arange(len(texts)) // CAPTIONS, ids),
         }
     )
@@ -84,11 +87,11 @@ def _model(recipe: Recipe) -> SetEncoder:
 
 def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> Iterator[Batch]:
     """An endless stream of batches of the recipe; random pixels instead of features if the model reads images."""
-    readers = {"image": FeatureReader(2048), "text": model.tower("text").reader}
+    readers = {"image": FeatureReader(split["image"].values[0].shape[1]), "text": model.tower("text").reader}
     share = recipe.train.size_augmentation
     feed = ResidentFeed(split, readers, device, drop=dict.fromkeys(readers, share) if share else None)
     pixels: Tensor | None = None
-    if recipe.model.resolved().towers["image"].encoder.name == "conv":
+    if _sees_pixels(recipe):
         size = model.tower("image").reader.transform.size  # type: ignore[attr-defined]
         pixels = torch.randn(recipe.train.batch_size, 3, size, size, device=device)
     batch_size = recipe.train.batch_size
@@ -100,6 +103,12 @@ def _batches(recipe: Recipe, model: SetEncoder, split: Split, device: str) -> It
             yield batch
 
 
+def _sees_pixels(recipe: Recipe) -> bool:
+    """Whether a step runs the network that sees pictures."""
+    conv = recipe.model.resolved().towers["image"].encoder.name == "conv"
+    return conv and recipe.train.freeze.get("image.backbone") != "always"
+
+
 def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[TrainStep, Any]:
     state = new_state(model, recipe.train)
     precision = torch.bfloat16 if device == "cuda" else None
@@ -107,11 +116,12 @@ def _step(recipe: Recipe, model: SetEncoder, device: str, epoch: int) -> tuple[T
     return make_step(state, criterion, precision=precision, clip=recipe.train.clip), state.adam
 
 
-def measure(name: str, images: int, steps: int) -> None:
+def measure(name: str, images: int, steps: int, profiled: bool) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     recipe = load_recipe(name)
     epoch = recipe.train.epochs // 2  # past every schedule of the first epochs
-    split = _split(images)
+    grid = (49, 1280) if recipe.train.freeze.get("image.backbone") == "always" else (36, 2048)
+    split = _split(images, *grid)
     model = _model(recipe).to(device).train()
     list(freeze_for(model, recipe.train, epoch))
     batches = _batches(recipe, model, split, device)
@@ -119,11 +129,10 @@ def measure(name: str, images: int, steps: int) -> None:
     with FlopCounterMode(display=False) as counter:
         step(next(batches), 0)
     floor = counter.get_total_flops() / matmul_rate(device)
-    features = not hasattr(model.tower("image").encoder, "backbone")
-    recorded = features and can_record(recipe.train, recipe.objective.negatives, torch.device(device))
+    recorded = not _sees_pixels(recipe) and can_record(recipe.train, recipe.objective.negatives, torch.device(device))
     ways: dict[str, TrainStep] = {"plain": step}
     if recorded:
-        _check_recording(recipe, _split(2 * recipe.train.batch_size), device, epoch)
+        _check_recording(recipe, _split(2 * recipe.train.batch_size, *grid), device, epoch)
         ways["recorded"] = RecordedSteps(step)
     print(f"\n{name}: batches of {recipe.train.batch_size} images, {CAPTIONS * recipe.train.batch_size} captions; "
           f"lower bound {floor:.2f} ms")  # fmt: skip
@@ -145,6 +154,25 @@ def measure(name: str, images: int, steps: int) -> None:
         print(f"  {way:<20}{took:9.2f} ms per step = {took / floor:5.1f} × lower bound, {memory:6.1f} GiB, "
               f"{whole:7.1f} min for {recipe.train.epochs} epochs (first steps {warm:.1f} s, loss {terms.total:.3f})",
               flush=True)  # fmt: skip
+    if profiled and recorded:
+        _profile(ways["recorded"], batches)
+
+
+def _profile(step: TrainStep, batches: Iterator[Batch], steps: int = 8, shown: int = 24) -> None:
+    """Print the kernels by the time that they take in a step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for seed in range(steps):
+            step(next(batches), seed)
+        torch.cuda.synchronize()
+    took, calls = Counter[str](), Counter[str]()
+    for event in found.events() or ():
+        took[event.name] += event.device_time_total / 1e3 / steps
+        calls[event.name] += 1
+    print(f"  kernels: {sum(took.values()):.2f} ms, {sum(calls.values()) / steps:.0f} launches per step")
+    for name, ms in took.most_common(shown):
+        print(f"  {ms:8.3f} ms {calls[name] / steps:7.1f} ×  {name[:110]}")
 
 
 def _check_recording(recipe: Recipe, split: Split, device: str, epoch: int) -> None:
@@ -168,5 +196,6 @@ def _wait(device: str) -> None:
 if __name__ == "__main__":
     print(describe_machine())
     gpu = torch.cuda.is_available()
-    for recipe_name in sys.argv[1:] or ["f30k_region_bigru", "f30k_region_bert", "f30k_resnet152_bigru"]:
-        measure(recipe_name, IMAGES if gpu else 400, 100 if gpu else 1)
+    names = [word for word in sys.argv[1:] if word != "--profile"]
+    for recipe_name in names or ["f30k_region_bigru", "f30k_region_bert", "f30k_resnet152_bigru"]:
+        measure(recipe_name, IMAGES if gpu else 400, 100 if gpu else 1, "--profile" in sys.argv)

@@ -1,5 +1,5 @@
 """Measure how fast a CLIP or SigLIP encodes a folder of JPEGs and captions, against transformers' own loop:
-`python -m benchmarks.two_towers`, or `--model vit_l14`, `--model siglip2_base`.
+`python -m benchmarks.two_towers`, or `--model vit_b32 vit_l14 siglip2_base`.
 
 The models have their full size and random weights, which does not change the speed. Transformers' loop is that of its
 documentation: open the pictures of a batch, processor, model; as many at once as ours takes. Both give the same
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,9 @@ def write_model(folder: Path, name: str) -> Path:
 def write_photos(folder: Path, count: int, side: int) -> list[Path]:
     """JPEGs with the detail of photos: noise at all scales."""
     folder.mkdir()
-    generator, paths = np.random.default_rng(0), []
-    for number in range(count):
+
+    def write(number: int) -> Path:
+        generator, path = np.random.default_rng(number), folder / f"{number:04d}.jpg"
         width, height = (side, 3 * side // 4) if number % 3 else (3 * side // 4, side)
         picture = Image.new("RGB", (width, height), "grey")
         for scale in (4, 16, 64, 256):
@@ -105,9 +107,11 @@ def write_photos(folder: Path, count: int, side: int) -> list[Path]:
             picture = Image.blend(
                 picture, Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC), 0.4
             )
-        paths.append(folder / f"{number:04d}.jpg")
-        picture.save(paths[-1], quality=90)
-    return paths
+        picture.save(path, quality=90)
+        return path
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(write, range(count)))
 
 
 def captions(count: int) -> list[str]:
@@ -192,7 +196,7 @@ def report(what: str, works: list[Work], asked: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=("vit_b32", "vit_l14", "siglip2_base"), default="vit_b32")
+    parser.add_argument("--model", nargs="+", choices=("vit_b32", "vit_l14", "siglip2_base"), default=["vit_b32"])
     parser.add_argument("--photos", type=int, default=200)
     parser.add_argument("--side", type=int, default=1600, help="the longer side of a photo, in pixels")
     parser.add_argument("--captions", type=int, default=500)
@@ -207,26 +211,31 @@ def main() -> None:
         one(asked.one, asked.folder, asked.photo)
         return
     with tempfile.TemporaryDirectory() as place:
-        folder = write_model(Path(place) / "model", asked.model)
         photos, texts = write_photos(Path(place) / "photos", asked.photos, asked.side), captions(asked.captions)
-        theirs, ours = Transformers(folder), Ours(folder)
-        some = photos[: 2 * asked.batch_size], texts[: 2 * asked.batch_size]
-        scores = [
-            loop.images(some[0], asked.batch_size) @ loop.texts(some[1], asked.batch_size).T for loop in (theirs, ours)
-        ]
-        tolerance = 1e-4 if theirs.device == "cuda" else 1e-5  # TF32 in convolutions
-        torch.testing.assert_close(*scores, rtol=0, atol=tolerance)
         size = sum(path.stat().st_size for path in photos) / asked.photos / 2**10
-        print(f"{describe_machine()}; scores equal to {tolerance:g}")
-        print(f"{asked.model}, random weights, batches of {asked.batch_size}")
+        print(f"{describe_machine()}; batches of {asked.batch_size}")
         print(f"{asked.photos} JPEGs of {asked.side} pixels, {size:.0f} KiB each; {asked.captions} captions")
-        both = (theirs, ours)
-        report("photos", [partial(loop.images, photos, asked.batch_size) for loop in both], asked)
-        report("captions", [partial(loop.texts, texts, asked.batch_size) for loop in both], asked)
-        del theirs, ours, both
-        for loop in _LOOPS:
-            found = first_result(loop, folder, photos[0])
-            print(f"first result, {loop}: {found['seconds']:.1f} s from the start of Python, {found['mib']:.0f} MiB")
+        for name in asked.model:
+            compare(name, write_model(Path(place) / name, name), photos, texts, asked)
+
+
+def compare(name: str, folder: Path, photos: list[Path], texts: list[str], asked: argparse.Namespace) -> None:
+    """Check that both loops give the same scores, then time them."""
+    both = theirs, ours = Transformers(folder), Ours(folder)
+    some = photos[: 2 * asked.batch_size], texts[: 2 * asked.batch_size]
+    scores = [loop.images(some[0], asked.batch_size) @ loop.texts(some[1], asked.batch_size).T for loop in both]
+    tolerance = 1e-4 if theirs.device == "cuda" else 1e-5  # TF32 in convolutions
+    torch.testing.assert_close(*scores, rtol=0, atol=tolerance)
+    print(f"\n{name}, random weights; scores equal to {tolerance:g}")
+    report("photos", [partial(loop.images, photos, asked.batch_size) for loop in both], asked)
+    report("captions", [partial(loop.texts, texts, asked.batch_size) for loop in both], asked)
+    del theirs, ours, both
+    for loop in _LOOPS:
+        found = first_result(loop, folder, photos[0])
+        print(
+            f"first result, {loop}: {found['seconds']:.1f} s from the start of Python, {found['mib']:.0f} MiB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
