@@ -3,7 +3,8 @@
 
 The models have their full size and random weights, which does not change the speed. Transformers' loop is that of its
 documentation: open the pictures of a batch, processor, model; as many at once as ours takes. Both give the same
-scores, which is checked first.
+scores, which is checked first, with transformers' pictures made by Pillow: torchvision, which transformers prefers where
+it is installed, resizes them a little differently.
 """
 
 import argparse
@@ -131,15 +132,16 @@ class Transformers:
         self.model: Any = transformers.AutoModel.from_pretrained(folder).eval().to(self.device)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         self.processor: Any = pictures.from_pretrained(folder)
+        self.by_pillow: Any = pictures.from_pretrained(folder, backend="pil")
         fixed = self.model.config.model_type.startswith("siglip")
         self.padding = {"padding": "max_length", "max_length": _LONGEST} if fixed else {"padding": True}
 
     @torch.no_grad()
-    def images(self, paths: list[Path], batch_size: int) -> torch.Tensor:
-        made = []
+    def images(self, paths: list[Path], batch_size: int, by_pillow: bool = False) -> torch.Tensor:
+        made, processor = [], self.by_pillow if by_pillow else self.processor
         for start in range(0, len(paths), batch_size):
             pictures = [Image.open(path).convert("RGB") for path in paths[start : start + batch_size]]
-            inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
+            inputs = processor(images=pictures, return_tensors="pt").to(self.device)
             made.append(self.model.get_image_features(**inputs).pooler_output.cpu())
         return torch.nn.functional.normalize(torch.cat(made), dim=-1)
 
@@ -222,9 +224,11 @@ def main() -> None:
 def compare(name: str, folder: Path, photos: list[Path], texts: list[str], asked: argparse.Namespace) -> None:
     """Check that both loops give the same scores, then time them."""
     both = theirs, ours = Transformers(folder), Ours(folder)
-    some = photos[: 2 * asked.batch_size], texts[: 2 * asked.batch_size]
-    scores = [loop.images(some[0], asked.batch_size) @ loop.texts(some[1], asked.batch_size).T for loop in both]
+    some, size = (photos[: 2 * asked.batch_size], texts[: 2 * asked.batch_size]), asked.batch_size
     tolerance = 1e-4 if theirs.device == "cuda" else 1e-5  # TF32 in convolutions
+    pictures = theirs.images(some[0], size, by_pillow=True), ours.images(some[0], size)
+    captioned = theirs.texts(some[1], size), ours.texts(some[1], size)
+    scores = [one @ other.T for one, other in zip(pictures, captioned, strict=True)]
     torch.testing.assert_close(*scores, rtol=0, atol=tolerance)
     print(f"\n{name}, random weights; scores equal to {tolerance:g}")
     report("photos", [partial(loop.images, photos, asked.batch_size) for loop in both], asked)
