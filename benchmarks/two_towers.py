@@ -3,7 +3,7 @@
 
 The models have their full size and random weights, which does not change the speed. Transformers' loop is that of its
 documentation: open the pictures of a batch, processor, model; as many at once as ours takes. Both give the same
-scores, which is checked first, with transformers' pictures made by Pillow: torchvision, which transformers prefers where
+scores, which is checked first, with pictures made by Pillow: torchvision, which transformers prefers where
 it is installed, resizes them a little differently.
 """
 
