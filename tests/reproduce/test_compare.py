@@ -20,12 +20,17 @@ def plan_of(target, folder, *, data="scenes", **options):
     return plan(target_called(target), ReproduceOptions([data], folder, **options))
 
 
+def line_by_line(made):
+    """All jobs, each once, in the order of the table's lines."""
+    return list({job.folder: job for line in made.lines for job in line.jobs}.values())
+
+
 def outcomes_for(made, figures, failed=()):
     about = {"split": "test", "images": 1000, "seconds": 3.0}
     results = [{"figures": {**figures(n), **COLLAPSE, "chance_rsum": 3.2}, **about} for n in range(len(made.jobs))]
     return {
         job.folder: Outcome(None, "no room left on the disk") if n in failed else Outcome(results[n])
-        for n, job in enumerate(made.jobs)
+        for n, job in enumerate(line_by_line(made))
     }
 
 
@@ -248,10 +253,11 @@ def run_of(job, values):
 
 def made_table(tmp_path, failed=()):
     made = plan_of("ablation", tmp_path, seeds=2)
-    for place, job in enumerate(made.jobs):
+    for place, job in enumerate(line_by_line(made)):
         run_of(job, [10.0 + place, None, 30.0 + place])
     return made, {
-        job.folder: Outcome(None if place in failed else {"figures": {}}) for place, job in enumerate(made.jobs)
+        job.folder: Outcome(None if place in failed else {"figures": {}})
+        for place, job in enumerate(line_by_line(made))
     }
 
 

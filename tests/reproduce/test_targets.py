@@ -166,6 +166,14 @@ def test_an_ensemble_is_of_two_seeds_and_comes_after_them(tmp_path):
     assert len(three.jobs) == 10 * 3 + 2
 
 
+def test_all_lines_get_their_first_model_before_one_gets_its_second(tmp_path):
+    made = plan_of("ablation", tmp_path, seeds=3)
+    seeds = [job.recipes[0].seed for job in made.jobs]
+    assert seeds == [0] * len(made.lines) + [1] * len(made.lines) + [2] * len(made.lines)
+    firsts = [job.folder for job in made.jobs[: len(made.lines)]]
+    assert firsts == [line.jobs[0].folder for line in made.lines]
+
+
 def test_what_the_user_changes_does_not_undo_the_row(tmp_path):
     made = plan_of("ablation", tmp_path, changes=["objective.gd_weight=0.3", "train.epochs=2"], seeds=2)
     first, last = made.lines[0].jobs[1].recipes[0], made.lines[10].jobs[1].recipes[0]

@@ -464,9 +464,11 @@ class TablePlan:
 
 
 def jobs_of(plans: Iterable[TablePlan]) -> list[Job]:
-    """The jobs of some tables, one that two of them need only once; ensembles after their members."""
-    found = [job for plan in plans for line in plan.lines for job in line.jobs]
-    return list({job.folder: job for job in sorted(found, key=lambda job: len(job.members))}.values())
+    """The jobs of some tables, one that two of them need only once; ensembles after their members. The first seeds of
+    all lines come first, so that a table which is not finished has equally many models in each line.
+    """
+    found = [(len(job.members), seed, job) for one in plans for line in one.lines for seed, job in enumerate(line.jobs)]
+    return list({job.folder: job for *_, job in sorted(found, key=lambda each: each[:2])}.values())
 
 
 def plan(target: Target, options: ReproduceOptions) -> TablePlan:
