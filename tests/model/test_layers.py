@@ -236,6 +236,27 @@ def test_slots_are_drawn_anew_for_every_item_in_training_alone():
     assert not torch.equal(noise[0], noise[1])
 
 
+def test_a_slot_alone_averages_and_spare_slots_let_it_choose():
+    inputs = features()
+    alone, shared = set_head(set_size=1), set_head(set_size=1, spare_slots=3)
+    uniform = inputs.mask / inputs.mask.sum(1, keepdim=True)
+    torch.testing.assert_close(alone.eval()(inputs).attention[:, 0], uniform.double(), rtol=1e-6, atol=1e-6)
+    assert (shared.eval()(inputs).attention[:, 0] - uniform).abs().max() > 1e-3
+
+
+def test_a_set_with_spare_slots_is_part_of_the_larger_set():
+    inputs, four, two = features(), set_head(set_size=4).eval(), set_head(set_size=2, spare_slots=2).eval()
+    two.load_state_dict(four.state_dict())
+    whole, part = four(inputs), two(inputs)
+    exact(part.vectors, whole.vectors[:, :2])
+    exact(part.attention, whole.attention[:, :2])
+    found = torch.autograd.grad(part.vectors.square()[..., 0].sum(), two.slots)[0]
+    assert found.abs().amax(1).gt(0).all()  # the spare ones learn what to keep from the others
+    two.reorder([1, 0])
+    exact(two.slots.detach()[[1, 0, 2, 3]], four.slots.detach())
+    exact(two(inputs).vectors, part.vectors.flip(1))
+
+
 def test_pie_can_start_as_in_pvse_with_glorots_bounds_and_no_bias():
     torch.manual_seed(0)
     head = PIEHead(300, 1024, 4, init="xavier")
@@ -256,6 +277,8 @@ def test_an_unknown_option_of_a_head_is_refused():
         SetHead(8, 8, 4, slot_scale=0.0)
     with pytest.raises(ValueError, match=r"slot_noise: .*-1"):
         SetHead(8, 8, 4, slot_noise=-1.0)
+    with pytest.raises(ValueError, match=r"spare_slots: .*-1"):
+        SetHead(8, 8, 4, spare_slots=-1)
 
 
 def test_the_attention_of_pie_has_half_the_width_of_the_input_and_no_biases():

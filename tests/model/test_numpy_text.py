@@ -22,6 +22,7 @@ _KINDS = {
     "directions concatenated": (_LITE, {}),
     "projected": (_LITE, {"vector_width": 6, "train_words": False}),
     "own": (_LITE, {"vector_width": 6, "train_words": False, "own_words": 5}),
+    "spare slots": (_LITE, {"spare_slots": 2}),
 }
 
 

@@ -702,7 +702,7 @@ def test_a_study_that_ships_names_its_measures_and_its_goal(name):
 )
 def test_a_study_that_ships_gives_every_method_the_same_budget(name, reference, methods, aside, tmp_path):
     shipped = ["dose", "finalists", "finalists_finetuned", "finalists_flickr8k", "hypotheses"]
-    assert list(studies()) == [*shipped, "referee", "referee_flickr8k"]
+    assert list(studies()) == [*shipped, "one_vector", "referee", "referee_flickr8k"]
     assert is_study(name)
     assert not is_study("ablation")
     study = load_study(name)

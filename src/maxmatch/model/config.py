@@ -257,7 +257,8 @@ class OwnEncoder(ConfigPart):
 class SetPrediction(ConfigPart):
     """The set prediction module. global_feature: what GD keeps the sets away from, φ before ("raw") or after
     ("normalised") its LayerNorm. slot_scale: the standard deviation that the slots start with. slot_noise: that of
-    the noise which every item's slots get in training.
+    the noise which every item's slots get in training. spare_slots: further slots that compete for the inputs and are
+    not in the set.
     """
 
     name: Literal["set"] = "set"
@@ -268,6 +269,7 @@ class SetPrediction(ConfigPart):
     global_feature: Literal["raw", "normalised"] = "raw"
     slot_scale: Positive = 1.0
     slot_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    spare_slots: Annotated[int, Field(ge=0)] = 0
 
 
 class PIE(ConfigPart):

@@ -43,6 +43,7 @@ class NumpyTextTower:
         slots = self.weights["head.slots"]
         for _ in range(self.head.depth):
             slots = self._step(slots, keys, values)
+        slots = slots[: len(slots) - self.head.spare_slots]
         fused = self._norm("head.residual_norm", slots) + self._norm("head.pooled_norm", pooled)
         vectors: np.ndarray = fused / np.maximum(np.linalg.norm(fused, axis=-1, keepdims=True), 1e-12)
         return vectors

@@ -378,8 +378,8 @@ _LATER: dict[str, Any] = {
     "times": None, "unit_pooled": False, "mlp_reads": "fc", "word_init": "normal", "local": "words", "start": None,
     "bce_weight": 0.0, "pseudo_positives": 0.1, "label_smoothing": 1e-4, "kl_weight": 0.0,
     "set_aside": None, "max_images": None, "gd_isd_centred": False, "slot_con_weight": 0.0,
-    "caption_matching_weight": 0.0, "anneal": None, "slot_scale": 1.0, "slot_noise": 0.0, "logit_scale": None,
-    "logit_bias": None,
+    "caption_matching_weight": 0.0, "anneal": None, "slot_scale": 1.0, "slot_noise": 0.0, "spare_slots": 0,
+    "logit_scale": None, "logit_bias": None,
     "head": None, "set_size": None, "unfreeze": {}, "lora": None, "gradient_checkpointing": False,
     "plain_bce_epochs": 0, "reads": "both",
 }  # fmt: skip

@@ -148,6 +148,9 @@ class SlotHead(nn.Module):
 
     slot_noise: in training every item's slots start at E^0 + ν ε instead, ε ~ N(0, 1), ν = slot_noise: a slot's number
     then says less of what it will look for, and so less of which slot of the other side it meets.
+
+    spare_slots: that many more slots compete for the inputs, and are left out of the set. A slot without competitors
+    takes the mean of all inputs, since a softmax over one slot is 1: so K = 1 alone cannot choose what it looks at.
     """
 
     def __init__(
@@ -161,17 +164,20 @@ class SlotHead(nn.Module):
         dropout: float,
         slot_scale: float,
         slot_noise: float = 0.0,
+        spare_slots: int = 0,
     ) -> None:
         super().__init__()
         if not slot_scale > 0:
             raise ValueError(f"slot_scale: expected a positive number, got {slot_scale}: equal slots stay equal.")
         if not slot_noise >= 0:
             raise ValueError(f"slot_noise: expected 0 or more, got {slot_noise}.")
+        if spare_slots < 0:
+            raise ValueError(f"spare_slots: expected 0 or more, got {spare_slots}.")
         self.slot_noise = slot_noise
         self.width = width
         self.set_size = set_size
         self.depth = depth
-        self.slots = nn.Parameter(slot_scale * torch.randn(set_size, width))
+        self.slots = nn.Parameter(slot_scale * torch.randn(set_size + spare_slots, width))
         self.block = AggregationBlock(width, context_width, heads, head_width, dropout)
         self.residual_norm = nn.LayerNorm(width)
 
@@ -183,10 +189,12 @@ class SlotHead(nn.Module):
         context = self.block.context(features)
         kernels = _norm_kernels(slots)
         if kernels is not None and slots.dtype == torch.float32:
-            return self._residual_by_kernels(slots, context, kernels)
-        for _ in range(self.depth):
-            slots, weights = self.block(slots, context)
-        return self.residual_norm(slots), weights.mean(1)
+            normed, weights = self._residual_by_kernels(slots, context, kernels)
+        else:
+            for _ in range(self.depth):
+                slots, weights = self.block(slots, context)
+            normed = self.residual_norm(slots)
+        return normed[:, : self.set_size], weights[:, :, : self.set_size].mean(1)
 
     def _residual_by_kernels(self, slots: Tensor, context: Context, kernels: Any) -> tuple[Tensor, Tensor]:
         """The same, with one kernel for each x + layer(h) and the norm of it, and one for GELU and its dropout."""
@@ -204,12 +212,12 @@ class SlotHead(nn.Module):
             last = step == self.depth - 1
             following, kind = (self.residual_norm, slots.dtype) if last else (block.query_norm, precision)
             slots, normed = kernels.add_norm(slots, following, kind, linear(hidden, narrow.weight), narrow.bias)
-        return normed, weights.mean(1)
+        return normed, weights
 
     @torch.no_grad()
     def reorder(self, order: Sequence[int]) -> None:
         """Put the vectors of every set into another order: vector i becomes what vector order[i] was."""
-        self.slots.copy_(self.slots[list(order)].clone())
+        self.slots[: self.set_size].copy_(self.slots[list(order)].clone())
 
 
 class SetHead(SlotHead):
@@ -231,8 +239,11 @@ class SetHead(SlotHead):
         global_feature: Literal["raw", "normalised"] = "raw",
         slot_scale: float = 1.0,
         slot_noise: float = 0.0,
+        spare_slots: int = 0,
     ) -> None:
-        super().__init__(context_width, width, set_size, heads, head_width, depth, dropout, slot_scale, slot_noise)
+        super().__init__(
+            context_width, width, set_size, heads, head_width, depth, dropout, slot_scale, slot_noise, spare_slots
+        )
         if global_feature not in ("raw", "normalised"):
             raise ValueError(f"global_feature: expected raw or normalised, got {global_feature!r}.")
         self.global_feature = global_feature
