@@ -1,10 +1,10 @@
-"""Devices: the one a user names or the best available, a processor's threads, float32 under autocast, and a workaround
-for a race in MKL.
+"""Devices: the one a user names or the best available, a processor's threads, work in parallel on a GPU, float32 under
+autocast, and a workaround for a race in MKL.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -40,6 +40,31 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """A small array on the device. A GPU copies it in its turn: nobody waits for the work that is queued before it."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@contextmanager
+def aside(*inputs: Tensor) -> Iterator[None]:
+    """On a GPU, run this in parallel with what follows, until `join`: for work that does not fill it by itself."""
+    if not inputs[0].is_cuda:
+        yield
+        return
+    stream = _side_stream(inputs[0].device)
+    stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
+    with torch.cuda.stream(stream):
+        for tensor in inputs:
+            tensor.record_stream(stream)  # their memory is not reused before this stream is done with it
+        yield
+
+
+def join(device: torch.device) -> None:
+    """Wait, on the device, for what runs aside. What that made must be kept until the work with it is queued."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def batches_at_once(device: torch.device) -> int:

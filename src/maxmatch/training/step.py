@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from maxmatch.core.devices import aside, join
 from maxmatch.core.types import Batch, Inputs, Sets
 from maxmatch.losses.objective import LossTerms, objective
 from maxmatch.matching import SIMILARITIES
@@ -200,7 +201,18 @@ def split(batch: Batch, chunks: int) -> list[Batch]:
 
 
 def _sets(model: SetEncoder, batch: Batch) -> dict[str, Sets]:
-    return {name: _sets_of(model, name, inputs, batch.short.get(name)) for name, inputs in batch.inputs.items()}
+    """The sets of all modalities. On a GPU the first ones run beside the last one, forwards and backwards: the texts,
+    whose GRU reads word by word, leave most of it idle.
+    """
+    *first, last = batch.inputs
+    made = {}
+    for name in first:
+        with aside(*(one for one in batch.inputs[name] if one is not None)):
+            made[name] = _sets_of(model, name, batch.inputs[name], batch.short.get(name))
+    made[last] = _sets_of(model, last, batch.inputs[last], batch.short.get(last))
+    if first:
+        join(batch.tensors()[0].device)
+    return made
 
 
 def _sets_of(model: SetEncoder, name: str, inputs: Inputs, short: tuple[int, int] | None) -> Sets:

@@ -1,8 +1,6 @@
 """Text encoders: word vectors (GloVe) and a bidirectional GRU, or any Hugging Face text encoder."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,6 +13,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from maxmatch.core.checks import check_ids, check_right_padded
+from maxmatch.core.devices import aside, join
 from maxmatch.core.machine import optional_module
 from maxmatch.core.types import Features
 from maxmatch.model.encoders.backbone import Freezable, mask_for, output_width, package_folder
@@ -265,10 +264,10 @@ class GRUEncoder(nn.Module):
             words = widened(words.to(precision))
             if not self.gru.bidirectional:
                 return [gru_states(self.gru, words)]
-            with _aside(words, length):
+            with aside(words, length):
                 backward = gru_states(self.gru, turned(words, length), "_reverse")
             forward = gru_states(self.gru, words)
-            _join(words.device)
+            join(words.device)
         return [forward, backward]
 
     def _by_kernels(self, words: Tensor, mask: Tensor, every: bool) -> Tensor:
@@ -307,31 +306,6 @@ def _gru_kernels(words: Tensor) -> Any | None:
 def _last(states: Float[Tensor, "B N H"], length: Int[Tensor, " B"]) -> Float[Tensor, "B H"]:
     """The state of each item after its last input."""
     return states.gather(1, (length - 1)[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
-
-
-@contextmanager
-def _aside(*inputs: Tensor) -> Iterator[None]:
-    """On a GPU, run this in parallel with what follows, until `_join`: one direction alone does not fill it."""
-    if not inputs[0].is_cuda:
-        yield
-        return
-    stream = _side_stream(inputs[0].device)
-    stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
-    with torch.cuda.stream(stream):
-        for tensor in inputs:
-            tensor.record_stream(stream)  # their memory is not reused before this stream is done with it
-        yield
-
-
-def _join(device: torch.device) -> None:
-    """Wait, on the device, for the parallel work."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 _POOLING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {**POOLING, "first": lambda local, mask: local[:, 0]}
