@@ -183,8 +183,8 @@ def _in_turn(step: TrainStep) -> TrainStep:
     def one(batch: Batch, seed: int) -> Any:
         where = "maxmatch.training.step"
         with (
-            mock.patch(f"{where}.aside", lambda *inputs: nullcontext()),
-            mock.patch(f"{where}.join", lambda device: None),
+            mock.patch(f"{where}.aside", return_value=nullcontext()),
+            mock.patch(f"{where}.join", return_value=None),
         ):
             return step(batch, seed)
 
