@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--no-first", action="store_true", help="do not time the first result of a new process")
     parser.add_argument("--one", choices=_LOOPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--photo", type=Path, help=argparse.SUPPRESS)
@@ -234,7 +235,7 @@ def compare(name: str, folder: Path, photos: list[Path], texts: list[str], asked
     report("photos", [partial(loop.images, photos, asked.batch_size) for loop in both], asked)
     report("captions", [partial(loop.texts, texts, asked.batch_size) for loop in both], asked)
     del theirs, ours, both
-    for loop in _LOOPS:
+    for loop in () if asked.no_first else _LOOPS:
         found = first_result(loop, folder, photos[0])
         print(
             f"first result, {loop}: {found['seconds']:.1f} s from the start of Python, {found['mib']:.0f} MiB",
