@@ -182,13 +182,13 @@ def _count(scores, level, above, equal, no_numbers, n_rows, n_columns, stride,
     real_row, real_column = i < n_rows, j < n_columns
     inside = real_row[:, None] & real_column[None, :]
     values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=float("-inf"))
-    tl.atomic_add(no_numbers, tl.sum((values != values).to(tl.int32)))
+    tl.atomic_add(no_numbers, tl.sum((values != values).to(tl.int32)), sem="relaxed")
     limit = tl.load(level + i, mask=real_row, other=float("inf"))[:, None]
-    tl.atomic_add(above + i, tl.sum((values > limit).to(tl.int32), 1), mask=real_row)
-    tl.atomic_add(equal + i, tl.sum(((values == limit) & inside).to(tl.int32), 1), mask=real_row)
+    tl.atomic_add(above + i, tl.sum((values > limit).to(tl.int32), 1), mask=real_row, sem="relaxed")
+    tl.atomic_add(equal + i, tl.sum(((values == limit) & inside).to(tl.int32), 1), mask=real_row, sem="relaxed")
     limit = tl.load(level + n_rows + j, mask=real_column, other=float("inf"))[None, :]
-    tl.atomic_add(above + n_rows + j, tl.sum((values > limit).to(tl.int32), 0), mask=real_column)
-    tl.atomic_add(equal + n_rows + j, tl.sum(((values == limit) & inside).to(tl.int32), 0), mask=real_column)
+    tl.atomic_add(above + n_rows + j, tl.sum((values > limit).to(tl.int32), 0), mask=real_column, sem="relaxed")
+    tl.atomic_add(equal + n_rows + j, tl.sum(((values == limit) & inside).to(tl.int32), 0), mask=real_column, sem="relaxed")
 
 
 def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,76 +208,95 @@ def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def _best_true(scores, row_groups, column_groups, best, n_rows, n_columns, stride,
                ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """The largest score of a true pair in each row, then in each column. Of the scores only true ones are read."""
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    real_row, real_column = i < n_rows, j < n_columns
-    mine = tl.load(row_groups + i, mask=real_row, other=0)[:, None]
-    theirs = tl.load(column_groups + j, mask=real_column, other=0)[None, :]
-    true = (mine == theirs) & real_row[:, None] & real_column[None, :]
-    if tl.max(tl.max(true.to(tl.int32), 1), 0) > 0:
-        values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=true, other=-float("inf"))
-        values = values.to(tl.float32)
-        tl.atomic_max(best + i, tl.max(values, 1), mask=real_row)
-        tl.atomic_max(best + n_rows + j, tl.max(values, 0), mask=real_column)
+    # Beyond the edge the last row and the last column are looked at again, which changes no maximum.
+    i = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), n_rows - 1)
+    j = tl.minimum(tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), n_columns - 1)
+    mine, theirs = tl.load(row_groups + i), tl.load(column_groups + j)
+    if (tl.min(mine, 0) <= tl.max(theirs, 0)) & (tl.min(theirs, 0) <= tl.max(mine, 0)):  # in order, most tiles end here
+        # Read again, for else all threads read all of them in the first place.
+        true = tl.load(row_groups + i)[:, None] == tl.load(column_groups + j)[None, :]
+        if tl.max(tl.max(true.to(tl.int32), 1), 0) > 0:
+            values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=true, other=-float("inf"))
+            values = values.to(tl.float32)
+            tl.atomic_max(best + i, tl.max(values, 1), sem="relaxed")
+            tl.atomic_max(best + n_rows + j, tl.max(values, 0), sem="relaxed")
 
 
 @triton.jit
 def _count_wrong(scores, row_groups, column_groups, best, counts, n_rows, n_columns, stride,
-                 ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+                 UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """counts: how many wrong answers are as high as the best true one or higher, for each row and column, then how many
-    tie with it, how many scores are NaN and how many rows and columns have a best of −∞.
+    tie with it, how many scores are NaN and how many rows and columns have a best of −∞. Columns and stride come in
+    UNITs, so that the compiler knows how many scores may be read at once.
     """
+    n_columns, stride = n_columns * UNIT, stride * UNIT
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real_row, real_column = i < n_rows, j < n_columns
-    inside = real_row[:, None] & real_column[None, :]
-    values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=-float("inf"))
-    values = values.to(tl.float32)
+    source = scores + i[:, None].to(tl.int64) * stride + j[None, :]
+    values = tl.load(source, mask=real_row[:, None] & real_column[None, :], other=float("nan")).to(tl.float32)
+    row_best = tl.load(best + i, mask=real_row, other=0.0)
+    column_best = tl.load(best + n_rows + j, mask=real_column, other=0.0)
     mine = tl.load(row_groups + i, mask=real_row, other=0)[:, None]
-    theirs = tl.load(column_groups + j, mask=real_column, other=0)[None, :]
-    wrong = inside & (mine != theirs)
+    wrong = mine != tl.load(column_groups + j, mask=real_column, other=0)[None, :]
+    in_row = tl.sum(_reached(values, row_best[:, None], wrong), 1)
+    in_column = tl.sum(_reached(values, column_best[None, :], wrong), 0)
     queries = n_rows + n_columns
-    ties = counts + queries
-    # Two counts in one sum: those above in the upper half, ties in the lower. No true one is above the best of them.
-    limit = tl.load(best + i, mask=real_row, other=0.0)
-    found = tl.sum(_above_or_tied(values, limit[:, None], wrong), 1)
-    tl.atomic_add(counts + i, ((found >> 16) + (found & 0xFFFF)).to(tl.int64), mask=real_row & (found > 0))
-    tl.atomic_add(ties + i, (found & 0xFFFF).to(tl.int64), mask=real_row & ((found & 0xFFFF) > 0))
-    lonely = tl.sum((real_row & (limit == -float("inf"))).to(tl.int32), 0)
-    tl.atomic_add(ties + queries + 1, lonely.to(tl.int64), mask=(tl.program_id(1) == 0) & (lonely > 0))
-    limit = tl.load(best + n_rows + j, mask=real_column, other=0.0)
-    found = tl.sum(_above_or_tied(values, limit[None, :], wrong), 0)
-    tl.atomic_add(counts + n_rows + j, ((found >> 16) + (found & 0xFFFF)).to(tl.int64), mask=real_column & (found > 0))
-    tl.atomic_add(ties + n_rows + j, (found & 0xFFFF).to(tl.int64), mask=real_column & ((found & 0xFFFF) > 0))
-    lonely = tl.sum((real_column & (limit == -float("inf"))).to(tl.int32), 0)
-    tl.atomic_add(ties + queries + 1, lonely.to(tl.int64), mask=(tl.program_id(0) == 0) & (lonely > 0))
-    bad = tl.sum(tl.sum((values != values).to(tl.int32), 1), 0)
-    tl.atomic_add(ties + queries, bad.to(tl.int64), mask=bad > 0)
+    _add_counts(counts, queries, i, in_row, real_row)
+    _add_counts(counts, queries, n_rows + j, in_column, real_column)
+    not_numbers = tl.sum(tl.sum((values != values).to(tl.int32), 1), 0)
+    outside = ROWS * COLUMNS - tl.sum(real_row.to(tl.int32), 0) * tl.sum(real_column.to(tl.int32), 0)
+    _add_some(counts + 2 * queries, not_numbers - outside, True)
+    lonely = tl.sum((real_row & (row_best == -float("inf"))).to(tl.int32), 0)
+    _add_some(counts + 2 * queries + 1, lonely, tl.program_id(1) == 0)
+    lonely = tl.sum((real_column & (column_best == -float("inf"))).to(tl.int32), 0)
+    _add_some(counts + 2 * queries + 1, lonely, tl.program_id(0) == 0)
 
 
 @triton.jit
-def _above_or_tied(values, limit, wrong):
-    return tl.where(values > limit, 0x10000, tl.where(wrong & (values == limit), 1, 0))
+def _reached(values, level, wrong):
+    """To be added up: those above it in the upper half of the sum, those as high or higher in the lower. No true one is
+    above the best of them.
+    """
+    return tl.where(values > level, 0x10000, 0) + tl.where((values >= level) & wrong, 1, 0)
+
+
+@triton.jit
+def _add_counts(counts, queries, query, found, real):
+    reached, above = found & 0xFFFF, found >> 16
+    tl.atomic_add(counts + query, reached.to(tl.int64), mask=real & (reached > 0), sem="relaxed")
+    tl.atomic_add(counts + queries + query, (reached - above).to(tl.int64), mask=real & (reached > above), sem="relaxed")
+
+
+@triton.jit
+def _add_some(total, count, here):
+    tl.atomic_add(total, count.to(tl.int64), mask=here & (count > 0), sem="relaxed")
 
 
 def count_wrong(
-    scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int] = (128, 128)
+    scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int, int] = (64, 128, 8)
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How many wrong answers are as high as the best true one or higher, for each row, then each column (B + C); how
     many of them tie with it; and how many scores are NaN and for how many rows and columns the best is −∞ (2).
 
-    The pairs of equal group are true. They are found by comparing all groups, which takes a fifth of reading all scores
-    and nothing of the host, where sorting and joining them takes twenty launches.
+    The pairs of equal group are true. They are found by comparing all groups, which takes a fraction of reading all
+    scores and nothing of the host, where sorting and joining them takes twenty launches.
+
+    tile: rows and columns of a program of the second kernel, and its warps.
     """
     (rows, columns), queries = scores.shape, sum(scores.shape)
     assert scores.stride(1) == 1
     best = torch.full((queries,), -torch.inf, device=scores.device)
     counts = torch.zeros(2 * queries + 2, dtype=torch.int64, device=scores.device)
-    grid = (triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))
     given = (scores, row_groups.contiguous(), column_groups.contiguous(), best)
-    sizes = {"ROWS": tile[0], "COLUMNS": tile[1], "num_warps": 8, "enable_fp_fusion": True}
-    _best_true[grid](*given, rows, columns, scores.stride(0), **sizes)
-    _count_wrong[grid](*given, counts, rows, columns, scores.stride(0), **sizes)
+    _best_true[(triton.cdiv(rows, 32), triton.cdiv(columns, 128))](
+        *given, rows, columns, scores.stride(0), ROWS=32, COLUMNS=128, num_warps=4, enable_fp_fusion=True
+    )
+    unit = 4 if columns % 4 == 0 and scores.stride(0) % 4 == 0 else 1
+    _count_wrong[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
+        *given, counts, rows, columns // unit, scores.stride(0) // unit,
+        UNIT=unit, ROWS=tile[0], COLUMNS=tile[1], num_warps=tile[2], enable_fp_fusion=True,
+    )  # fmt: skip
     above, ties, odd = counts.split([queries, queries, 2])
     return above, ties, odd
 
@@ -293,7 +312,7 @@ def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
     for n in range(most):
         limit = tl.load(levels + n * n_rows + i, mask=real_row, other=float("inf"))[:, None]
         reached = tl.sum(((values >= limit) & inside).to(tl.int32), 1)
-        tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row)
+        tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row, sem="relaxed")
 
 
 def count_reaching(scores: Tensor, levels: Tensor) -> Tensor:
