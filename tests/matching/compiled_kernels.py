@@ -14,7 +14,9 @@ from maxmatch.matching import triton_backend, triton_fused, triton_scan
 from maxmatch.matching.triton_fused import CUTS, CUTS_IN_PLACE
 
 
-def compiled(capability: int, kernel: Any, given: list[str], warps: int, stages: int = 3, **sizes: int) -> dict[str, int]:
+def compiled(
+    capability: int, kernel: Any, given: list[str], warps: int, stages: int = 3, **sizes: int
+) -> dict[str, int]:
     """given: the types of the arguments before the sizes; pointers and strides are multiples of 16, as they are."""
     names = kernel.arg_names
     signature = dict(zip(names, [*given, *["constexpr"] * len(sizes)], strict=True))
@@ -39,7 +41,7 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
             cut = CUTS[size]
             sets = [f"tensordesc<bf16[{rows}, 64]>" for rows in (cut.rows, 128)]
             found[f"fused {size}"] = compiled(
-                capability, triton_fused._fused, [*sets, "*fp32", "i32", "i32", "i32"], cut.warps, cut.stages,
+                capability, triton_fused._fused, [*sets, "*fp32", "i32", "i32", "i32", "i32"], cut.warps, cut.stages,
                 SIZE=size, D=1024, ROWS=cut.rows, STEP=64, GROUP=8,
             )  # fmt: skip
         cut = CUTS_IN_PLACE[size]

@@ -110,8 +110,13 @@ def test_infinite_levels_count_only_the_matrix_and_nan_is_counted_apart() -> Non
     assert int(no_numbers) == 2
 
 
-@pytest.mark.parametrize(("rows", "columns", "tile"), [(1, 1, (64, 128, 4)), (3, 130, (64, 128, 4)), (70, 9, (32, 32, 4)), (5, 132, (64, 128, 4))])
-def test_wrong_answers_that_reach_the_best_true_one_are_counted(rows: int, columns: int, tile: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [(1, 1, (64, 128, 4)), (3, 130, (64, 128, 4)), (70, 9, (32, 32, 4)), (5, 132, (64, 128, 4))],
+)
+def test_wrong_answers_that_reach_the_best_true_one_are_counted(
+    rows: int, columns: int, tile: tuple[int, int, int]
+) -> None:
     generator = torch.Generator().manual_seed(52)
     scores = torch.randint(-2, 3, (rows + 1, columns + 8), generator=generator)[1:, 4:-4] / 4
     groups = torch.randint(-1, 2, (rows,), generator=generator), torch.randint(-1, 2, (columns,), generator=generator)

@@ -188,7 +188,9 @@ def _count(scores, level, above, equal, no_numbers, n_rows, n_columns, stride,
     tl.atomic_add(equal + i, tl.sum(((values == limit) & inside).to(tl.int32), 1), mask=real_row, sem="relaxed")
     limit = tl.load(level + n_rows + j, mask=real_column, other=float("inf"))[None, :]
     tl.atomic_add(above + n_rows + j, tl.sum((values > limit).to(tl.int32), 0), mask=real_column, sem="relaxed")
-    tl.atomic_add(equal + n_rows + j, tl.sum(((values == limit) & inside).to(tl.int32), 0), mask=real_column, sem="relaxed")
+    tl.atomic_add(
+        equal + n_rows + j, tl.sum(((values == limit) & inside).to(tl.int32), 0), mask=real_column, sem="relaxed"
+    )
 
 
 def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,7 +267,9 @@ def _reached(values, level, wrong):
 def _add_counts(counts, queries, query, found, real):
     reached, above = found & 0xFFFF, found >> 16
     tl.atomic_add(counts + query, reached.to(tl.int64), mask=real & (reached > 0), sem="relaxed")
-    tl.atomic_add(counts + queries + query, (reached - above).to(tl.int64), mask=real & (reached > above), sem="relaxed")
+    tl.atomic_add(
+        counts + queries + query, (reached - above).to(tl.int64), mask=real & (reached > above), sem="relaxed"
+    )
 
 
 @triton.jit

@@ -6,8 +6,8 @@ are matched: the sixteen of sets of four in one thread, the 64 of sets of eight 
 the vectors are put in that order first (*packed*), so that the copy engine can fetch them; before, each thread fetches
 them where they lie.
 
-Of a tile of the tensor cores a thread holds rows r and r + 8 of every 16 that a warp has, and columns 8j + {0, 1} (+ 2
-× its place among four lanes) of every 8 that a warp has. The topmost bit of the row is never a warp's, nor are bits 4, 5
+Of a tile of the tensor cores a thread holds rows r and r + 8 of every 16 a warp has, and columns 8j + {0, 1} (+ 2 × its
+place among four lanes) of every 8 a warp has. The topmost bit of the row is never a warp's, nor are bits 4, 5
 and 6 of the column. So the image's slot bits go to row bits 3 and the topmost, with eight also to bit 0, which is a
 lane's; the caption's to column bits 0 and 4, with eight also to bit 5.
 
@@ -36,9 +36,13 @@ class Cut(NamedTuple):
     stages: int
     programs: int
     """Per multiprocessor. 0: a program for each tile."""
+    delay: int = 0
+    """By how much the second half of the programs begins later, in steps of four cycles: more than matching a tile
+    takes, and less than multiplying it. Two programs of one multiprocessor that multiply at the same time also match at
+    the same time, and stay in step."""
 
 
-CUTS = {4: Cut(256, 8, 3, 1), 8: Cut(128, 4, 3, 2)}
+CUTS = {4: Cut(256, 8, 3, 1), 8: Cut(128, 4, 3, 2, 2000)}
 CUTS_IN_PLACE = {4: Cut(128, 4, 4, 0), 8: Cut(128, 4, 4, 0)}
 
 
@@ -186,10 +190,22 @@ def _write(scores, products, i, j, n_rows, n_columns, stride, SIZE: tl.constexpr
 
 
 @triton.jit
-def _fused(rows, columns, scores, n_rows, n_columns, stride, SIZE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-           STEP: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+def _late(program, delay, number):
+    """The program, after so many steps in which nothing is done."""
+    idle = tl.zeros((), tl.float32) + number
+    for _ in range(delay):
+        idle = idle * 0.5 + 1.0
+    return program + tl.where(idle < 0, 1, 0)  # never; or else the compiler would leave the steps out
+
+
+@triton.jit
+def _fused(rows, columns, scores, n_rows, n_columns, stride, delay, SIZE: tl.constexpr, D: tl.constexpr,
+           ROWS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(n_rows, ROWS // SIZE), tl.cdiv(n_columns, 128 // SIZE)
-    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=True):
+    programs = tl.num_programs(0)
+    start = tl.program_id(0)
+    start = _late(start, tl.where(start >= programs // 2, delay, 0), n_rows)
+    for tile in tl.range(start, row_tiles * column_tiles, programs, flatten=True):
         i, j = _place(tile, row_tiles, column_tiles, GROUP)
         products = tl.zeros((ROWS, 128), dtype=tl.float32)
         for k in range(0, D, STEP):
@@ -290,6 +306,6 @@ def fused_scores(rows: Packed, columns: Packed, scores: Tensor, cut: Cut | None 
         _fused[(programs,)](
             TensorDescriptor.from_tensor(rows.vectors, [cut.rows, step]),
             TensorDescriptor.from_tensor(columns.vectors, [_COLUMNS, step]),
-            scores, *scores.shape, scores.stride(0), D=width, **sizes, **options,
+            scores, *scores.shape, scores.stride(0), cut.delay, D=width, **sizes, **options,
         )  # fmt: skip
     return rows.watched + columns.watched
