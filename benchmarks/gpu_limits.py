@@ -15,9 +15,10 @@ from benchmarks.reference import assert_equal, random_sets, scipy_scores
 from benchmarks.timing import Row, Work, print_rows, time_each
 from maxmatch import score_matrix, similarity
 from maxmatch.evaluation.ranking import ranks_both_ways
-from maxmatch.matching import triton_backend
+from maxmatch.matching import trained, triton_backend
 from maxmatch.matching.products import cosine_planes
 from maxmatch.matching.triton_fused import CUTS, Cut, fused_scores, pack_columns, pack_rows, unpacked
+from maxmatch.matching.triton_products import TILES, split_product
 
 _VARIANTS = {
     4: {
@@ -138,20 +139,29 @@ def _training() -> None:
     def step(function: Callable[[Tensor, Tensor], Tensor]) -> None:
         a.grad = b.grad = None
         (function(a, b) * weights).sum().backward()
+        trained.SPLIT = False
 
     def one_by_one(a: Tensor, b: Tensor) -> Tensor:
         cosines = cosine_planes(a, b)
         return cosines.gather(1, triton_backend.plane_assignment(cosines.detach())[:, None])[:, 0].exp().mean(0) - 1
 
-    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"maxmatch": similarity.maxmatch, "one by one": one_by_one}
+    def split(a: Tensor, b: Tensor) -> Tensor:
+        trained.SPLIT = True  # until the gradient is made
+        return similarity.maxmatch(a, b)
+
+    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "maxmatch": similarity.maxmatch,
+        "maxmatch, split products": split,
+        "one by one": one_by_one,
+    }
     found = []
     for function in ways.values():
         step(function)
         found.append((function(a, b).detach(), a.grad, b.grad))
-    for mine, theirs in zip(*found, strict=True):
-        assert mine is not None
-        assert theirs is not None
-        assert_equal(mine, theirs, 1e-5 * max(1.0, float(theirs.abs().max())), "scores and gradients")
+    for values in zip(*found, strict=True):
+        first, *others = (value for value in values if value is not None)
+        for other in others:
+            assert_equal(first, other, 1e-5 * max(1.0, float(first.abs().max())), "scores and gradients")
     works: dict[str, Work] = {f"{what}, forward + backward": partial(step, way) for what, way in ways.items()}
     works["  forward alone"] = lambda: similarity.maxmatch(a, b)
     for what, way in ways.items():
@@ -168,6 +178,14 @@ def _training() -> None:
     }
     for what, product in products.items():
         works[f"  product: {what}"] = _recorded(product)
+    operands = {"cosines": (x, y), "gradient of the images": (slopes, y.T), "gradient of the captions": (slopes.T, x.T)}
+    for what, (left, right) in operands.items():
+        exact = left.double() @ right.double().T
+        library = _error(left @ right.T, exact)
+        for tile in TILES:
+            error = _error(split_product(left, right, tile), exact)
+            note = f"error {error:.1e}, the library's {library:.1e}"
+            works[f"  split: {what} {tile}, {note}"] = _recorded(partial(split_product, left, right, tile))
     scores, copy = torch.empty(images, captions, device="cuda"), slopes.clone()
     works["  kernel: matching and slopes"] = _recorded(lambda: triton_backend.block_slopes(copy, scores))
     works["  slopes × gradient"] = _recorded(
@@ -181,6 +199,11 @@ def _training() -> None:
         rows.append(Row(what, min(times), note=note))
     print_rows(f"GPU, training: {images} × {captions} sets, K={size}, D={width}, float32", rows)
     _kernels_of("maxmatch, forward + backward", partial(step, similarity.maxmatch))
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """Of the root mean square, relative."""
+    return float((found.double() - exact).norm() / exact.norm())
 
 
 def _extra_memory(work: Work, a: Tensor, b: Tensor) -> float:

@@ -20,6 +20,7 @@ from torch.autograd.forward_ad import unpack_dual
 from maxmatch.matching.products import kernels_for, multiply
 
 SIZE = 4
+SPLIT = False  # products by tensor cores, each number split in two, in place of the library's in float32
 
 
 def trained_scores(
@@ -61,20 +62,23 @@ class _Trained(torch.autograd.Function):
         slopes = _slopes(a, b, ctx.kernels)[1] if ctx.slopes is None else ctx.slopes
         ctx.slopes = None
         slopes.view(len(a), SIZE, len(b), SIZE).mul_(grad[:, None, :, None])
-        with torch.autocast(a.device.type, enabled=False):
-            of_a = _product(slopes, b, a) if wanted[0] else None
-            of_b = _product(slopes.T, a, b) if wanted[1] else None
+        of_a = _product(slopes, b.flatten(0, 1).T, ctx.kernels).view(a.shape).to(a.dtype) if wanted[0] else None
+        of_b = _product(slopes.T, a.flatten(0, 1).T, ctx.kernels).view(b.shape).to(b.dtype) if wanted[1] else None
         return of_a, of_b, None, None
 
 
-def _product(slopes: Tensor, sets: Tensor, like: Tensor) -> Tensor:
-    return (slopes @ sets.flatten(0, 1).to(slopes.dtype)).view(like.shape).to(like.dtype)
+def _product(x: Tensor, y: Tensor, kernels: Any) -> Tensor:
+    """x yᵀ"""
+    if SPLIT and x.dtype == y.dtype == torch.float32:
+        product: Tensor = kernels.split_product(x, y)
+        return product
+    with torch.autocast(x.device.type, enabled=False):
+        return multiply(x, y)
 
 
 def _slopes(a: Tensor, b: Tensor, kernels: Any) -> tuple[Tensor, Tensor]:
     """Scores (B, C) and slopes (4B, 4C)."""
-    with torch.autocast(a.device.type, enabled=False):
-        slopes = multiply(a.flatten(0, 1), b.flatten(0, 1))
+    slopes = _product(a.flatten(0, 1), b.flatten(0, 1), kernels)
     scores = slopes.new_empty(len(a), len(b))
     kernels.block_slopes(slopes, scores)
     return scores, slopes

@@ -18,6 +18,7 @@ from maxmatch.matching.triton_fused import fused_scores as fused_scores
 from maxmatch.matching.triton_fused import pack_columns as pack_columns
 from maxmatch.matching.triton_fused import pack_rows as pack_rows
 from maxmatch.matching.triton_fused import split_4
+from maxmatch.matching.triton_products import split_product as split_product
 
 # Planes: the cosines (K, K, B, C) of a product -> scores or columns, K ≤ 8.
 #
