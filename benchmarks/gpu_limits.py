@@ -4,6 +4,7 @@ Every kernel and its variants, first compared with SciPy and with torch's operat
 """
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -42,6 +43,7 @@ def gpu_limits() -> None:
     """All of it."""
     torch.set_float32_matmul_precision("highest")
     _equality()
+    _host()
     for size, goal in ((4, 1.3), (8, 1.6)):
         _pairs(size, goal)
     _training()
@@ -70,6 +72,28 @@ def _equality() -> None:
             assert torch.equal(mine.ranks.cpu(), theirs.ranks), "ranks"
             assert torch.equal(mine.ties.cpu(), theirs.ties), "ties"
     print("GPU: every variant's scores equal SciPy's, ranks and ties equal the CPU's")
+
+
+def _host() -> None:
+    """What the host takes for a launch, which the GPU waits for where there is little to do."""
+    a, b = (random_sets(n, 4, _WIDTH, n, "cuda").bfloat16() for n in (67, 131))
+    scores, packed = torch.empty(67, 131, device="cuda"), (pack_rows(a), pack_columns(b))
+    works: dict[str, Work] = {
+        "a launch by torch": scores.zero_,
+        "a launch of ours, packing": partial(pack_rows, a),
+        "a launch of ours, fused": partial(fused_scores, *packed, scores),
+        "how much memory is free": torch.cuda.mem_get_info,
+        "score_matrix of a few sets, in all": partial(score_matrix, a, b),
+    }
+    print("\nHost")
+    for what, work in works.items():
+        work()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(50):
+            work()
+        print(f"  {what:<58}{(time.perf_counter() - begin) / 50 * 1e6:12.1f} µs", flush=True)
+    torch.cuda.synchronize()
 
 
 def _pairs(size: int, goal: float) -> None:
