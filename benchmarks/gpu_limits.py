@@ -119,7 +119,7 @@ def _pairs(size: int, goal: float) -> None:
     works["  ranks alone"] = (partial(ranks_both_ways, scores, *groups), None)
     for tile in _TILES if size == 4 else _TILES[:1]:
         works[f"  its kernels, tiles {tile}"] = (partial(triton_backend.count_wrong, scores, *groups, tile), None)
-    mixed = [side[torch.randperm(len(side), device="cuda")] for side in groups]
+    mixed = groups[0][torch.randperm(images, device="cuda")], groups[1][torch.randperm(captions, device="cuda")]
     works["  its kernels, groups in no order"] = (partial(triton_backend.count_wrong, scores, *mixed), None)
     _print_all(f"GPU, {images:,} × {captions:,} sets, K={size}, D={width}, bfloat16", works, 12 if size == 4 else 7)
     if size == 4:
@@ -162,7 +162,7 @@ def _training() -> None:
 
     def step(function: Callable[[Tensor, Tensor], Tensor]) -> None:
         a.grad = b.grad = None
-        (function(a, b) * weights).sum().backward()
+        (function(a, b) * weights).sum().backward()  # type: ignore[no-untyped-call]
         trained.SPLIT = False
 
     def one_by_one(a: Tensor, b: Tensor) -> Tensor:

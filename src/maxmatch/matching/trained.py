@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from maxmatch.matching.products import kernels_for, multiply
@@ -51,7 +51,7 @@ class _Trained(torch.autograd.Function):
         return scores
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # the gradient is to be differentiated in turn
