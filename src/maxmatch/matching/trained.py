@@ -69,8 +69,8 @@ class _Trained(torch.autograd.Function):
 
 def _product(x: Tensor, y: Tensor, kernels: Any) -> Tensor:
     """x yᵀ"""
-    if SPLIT and x.dtype == y.dtype == torch.float32:
-        product: Tensor = kernels.split_product(x, y)
+    if x.dtype == y.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type):
+        product: Tensor = kernels.split_product(x, y) if SPLIT else x @ y.T
         return product
     with torch.autocast(x.device.type, enabled=False):
         return multiply(x, y)
