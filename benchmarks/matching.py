@@ -1,6 +1,6 @@
 """Compare set similarities with a bare matrix product: `make bench`, or name parts.
 
-Parts: cpu (search is a part of it), equality, gpu (gpu_search is a part of it), growth.
+Parts: cpu (search is a part of it), equality, gpu (gpu_search is a part of it), gpu_limits, growth.
 """
 
 import resource
@@ -156,6 +156,13 @@ def gpu_search() -> None:
             print_rows(f"GPU, {queries} × {items:,} sets, K={size}, D={width}, float16", rows)
 
 
+def gpu_limits() -> None:
+    """How near the kernels come to a bare product."""
+    from benchmarks import gpu_limits  # it needs Triton
+
+    gpu_limits.gpu_limits()
+
+
 def equality() -> None:
     """Compare odd sizes and every precision on the GPU with SciPy; tests can do this only in the interpreter."""
     for size in (1, 2, 3, 4, 8):
@@ -265,9 +272,10 @@ def growth() -> None:
 
 if __name__ == "__main__":
     parts = {
-        "cpu": cpu, "search": search, "equality": equality, "gpu": gpu, "gpu_search": gpu_search, "growth": growth
+        "cpu": cpu, "search": search, "equality": equality, "gpu": gpu, "gpu_search": gpu_search, "growth": growth,
+        "gpu_limits": gpu_limits,
     }  # fmt: skip
-    on_gpu, within = ("equality", "gpu", "gpu_search"), ("search", "gpu_search")  # parts of cpu and gpu
+    on_gpu, within = ("equality", "gpu", "gpu_search", "gpu_limits"), ("search", "gpu_search", "gpu_limits")
     usual = [name for name in parts if name not in on_gpu or torch.cuda.is_available()]
     chosen = sys.argv[1:] or [name for name in usual if name not in within]
     print(describe_machine())

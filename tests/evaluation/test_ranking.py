@@ -267,7 +267,11 @@ def kernel_calls(monkeypatch):
         calls.append(tuple(scores.shape))
         return kernels.count_reaching(scores, levels)
 
-    interpreted = SimpleNamespace(count_levels=count_levels, count_reaching=count_reaching)
+    def count_wrong(scores, *groups):
+        calls.append(tuple(scores.shape))
+        return kernels.count_wrong(scores, *groups)
+
+    interpreted = SimpleNamespace(count_levels=count_levels, count_reaching=count_reaching, count_wrong=count_wrong)
     monkeypatch.setattr("maxmatch.evaluation.ranking.kernels_for", lambda scores: interpreted)
     return calls
 
@@ -292,3 +296,15 @@ def test_the_kernel_agrees_with_a_sort_for_views_half_precision_and_infinity(ker
 def test_the_kernel_ranks_parts_in_blocks(kernel_calls):
     assert_parts_agree(5)
     assert kernel_calls[:4] == [(5, 36), (5, 15), (2, 27), (5, 36)]
+
+
+def test_the_kernel_refuses_nan_and_groups_on_one_side(kernel_calls):
+    scores = torch.zeros(3, 4)
+    with pytest.raises(ValueError, match="on one side only"):
+        ranks_both_ways(scores, torch.arange(3), torch.tensor([0, 1, 2, 3]))
+    with pytest.raises(ValueError, match="on one side only"):
+        ranks_both_ways(scores, torch.tensor([0, 1, 4]), torch.tensor([0, 1, 1, 1]))
+    scores[1, 2] = math.nan
+    with pytest.raises(ranking.NotFiniteError, match="NaN"):
+        ranks_both_ways(scores, torch.arange(3), torch.tensor([0, 1, 2, 2]))
+    assert kernel_calls == [(3, 4)] * 3

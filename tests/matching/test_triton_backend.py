@@ -1,7 +1,7 @@
 """The kernels, interpreted on the CPU: one call takes a quarter of a second, so that sizes are small."""
 
+import math
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,7 @@ if sys.platform != "linux":
 
 from maxmatch import score_matrix, top_hits
 from maxmatch.core.checks import NotFiniteError
-from maxmatch.matching import scoring, similarity, triton_backend
+from maxmatch.matching import scoring, similarity, triton_backend, triton_fused
 
 
 def random_planes(seed: int, size: int, rows: int, columns: int) -> Tensor:
@@ -63,64 +63,24 @@ def test_the_assignment_of_planes_is_one_to_one_and_best(size: int) -> None:
         assert total == pytest.approx(reference.best_total(block), abs=1e-5)
 
 
-# --- fused ----------------------------------------------------------------------------------------------------------
+# --- slopes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "width", "dtype", "programs"),
-    [
-        (1, 1, 16, torch.float32, 3),
-        (5, 33, 24, torch.float16, 1),
-        (64, 32, 32, torch.float32, 3),
-        (66, 70, 16, torch.float16, 2),  # four tiles, two per program
-        (66, 70, 16, torch.float32, 50),
-        (3, 5, 136, torch.float16, 3),
-    ],
-)
-def test_fused_scores_are_those_of_the_best_matching(
-    rows: int, columns: int, width: int, dtype: torch.dtype, programs: int
-) -> None:
-    a, b = random_sets(1, rows, 4, width, dtype=dtype), random_sets(2, columns, 4, width, dtype=dtype)
-    matrix = torch.full((rows + 3, columns + 5), torch.nan)
-    part = matrix[1:-2, 2:-3]
-    triton_backend.fused_scores(triton_backend.pack_rows(a), triton_backend.pack_columns(b), part, programs=programs)
-    # The tensor cores may round float32 products; the interpreter does not.
-    assert_close(part, similarity.maxmatch(a, b), atol=1e-5, rtol=1e-5)
-    assert int(matrix.isnan().sum()) == matrix.numel() - rows * columns  # nothing else was written to
-
-
-@pytest.mark.parametrize("count", [1, 64, 65])
-def test_packing_keeps_every_vector_and_pads_to_whole_tiles(count: int) -> None:
-    sets = random_sets(7, count, 4, 8)
-    expected = sorted(sets.flatten(0, 1).tolist())
-    for packed, tile in ((triton_backend.pack_rows(sets), 256), (triton_backend.pack_columns(sets), 128)):
-        assert len(packed) % tile == 0
-        assert len(packed) - 4 * count < tile
-        assert sorted(packed[packed.any(1)].tolist()) == expected
-        assert packed.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    ("size", "width", "dtype", "precision", "chip", "fits"),
-    [
-        (4, 8, torch.bfloat16, "highest", (9, 0), True),
-        (4, 8, torch.float16, "highest", (10, 0), True),
-        (4, 4, torch.float32, "high", (9, 0), True),
-        (4, 4, torch.float32, "highest", (9, 0), False),  # tensor cores would round what is to be exact
-        (4, 8, torch.float64, "high", (9, 0), False),
-        (4, 12, torch.float16, "high", (9, 0), False),  # 24 bytes a row: the copy engine asks for multiples of 16
-        (3, 8, torch.float16, "high", (9, 0), False),
-        (5, 8, torch.float16, "high", (9, 0), False),
-        (4, 8, torch.float16, "high", (8, 9), False),
-    ],
-)
-def test_fused_are_aligned_sets_of_four_that_tensor_cores_take_from_hopper_on(
-    size: int, width: int, dtype: torch.dtype, precision: str, chip: tuple[int, int], fits: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: chip)
-    assert triton_backend.can_fuse(torch.zeros(2, size, width, dtype=dtype)) is fits
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 30), (1, 130)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_slopes_are_those_of_the_first_best_matching(rows: int, columns: int, tied: bool) -> None:
+    planes = (tied_planes if tied else random_planes)(30, 4, rows, columns)
+    slopes, scores = planes.permute(2, 0, 3, 1).reshape(4 * rows, 4 * columns).clone(), torch.empty(rows, columns)
+    triton_backend.block_slopes(slopes, scores)
+    expected, totals = torch.zeros(rows, columns, 4, 4), torch.empty(rows, columns)
+    for i in range(rows):
+        for j in range(columns):
+            block = planes[:, :, i, j]
+            for row, column in enumerate(reference.first_best_matching(block.numpy())):
+                expected[i, j, row, column] = block[row, column].exp() / 4
+            totals[i, j] = expected[i, j].sum() - 1
+    assert_close(slopes.view(rows, 4, columns, 4).transpose(1, 2), expected)
+    assert_close(scores, totals)
 
 
 # --- counting -------------------------------------------------------------------------------------------------------
@@ -150,17 +110,42 @@ def test_infinite_levels_count_only_the_matrix_and_nan_is_counted_apart() -> Non
     assert int(no_numbers) == 2
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [(1, 1, (64, 128, 4)), (3, 130, (64, 128, 4)), (70, 9, (32, 32, 4)), (5, 132, (64, 128, 4))],
+)
+def test_wrong_answers_that_reach_the_best_true_one_are_counted(
+    rows: int, columns: int, tile: tuple[int, int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(52)
+    scores = torch.randint(-2, 3, (rows + 1, columns + 8), generator=generator)[1:, 4:-4] / 4
+    groups = torch.randint(-1, 2, (rows,), generator=generator), torch.randint(-1, 2, (columns,), generator=generator)
+    above, ties, odd = triton_backend.count_wrong(scores, *groups, tile=tile)
+    lines = [*zip(scores.tolist(), groups[0].tolist(), [groups[1].tolist()] * rows, strict=True)]
+    lines += [*zip(scores.T.tolist(), groups[1].tolist(), [groups[0].tolist()] * columns, strict=True)]
+    lonely = 0
+    for line, (values, group, others) in enumerate(lines):
+        best = max((v for v, other in zip(values, others, strict=True) if other == group), default=-math.inf)
+        wrong = [v for v, other in zip(values, others, strict=True) if other != group]
+        assert int(above[line]) == sum(v >= best for v in wrong)
+        assert int(ties[line]) == wrong.count(best)
+        lonely += best == -math.inf
+    assert odd.tolist() == [0, lonely]
+
+
 # --- scoring through the kernels ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["fused", "planes"])
+@pytest.fixture(params=["fused", "in place", "planes"])
 def on_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Scoring takes the way it takes on a GPU."""
+    """Scoring takes the way it takes on a GPU: from Hopper on, before, or in full float32."""
+    chip = (8, 0) if request.param == "in place" else (9, 0)
+    monkeypatch.setattr(triton_fused, "_device", lambda _: (chip, 3))
     module = SimpleNamespace(
-        can_fuse=lambda sets: request.param == "fused" and sets.shape[1] == 4,
+        can_fuse=lambda sets: request.param != "planes" and sets.shape[1] == 4,
         pack_rows=triton_backend.pack_rows,
         pack_columns=triton_backend.pack_columns,
-        fused_scores=partial(triton_backend.fused_scores, programs=3),
+        fused_scores=triton_backend.fused_scores,
         plane_scores=triton_backend.plane_scores,
         MAX_PLANES=triton_backend.MAX_PLANES,
     )
@@ -192,7 +177,7 @@ def test_scoring_through_the_kernels_names_an_item_that_is_not_finite() -> None:
 @pytest.mark.parametrize("size", [3, 8])
 def test_few_rows_go_through_the_kernel_for_planes_unpacked(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, columns = random_sets(3, 2, size, 64), random_sets(4, 50, size, 64)
-    monkeypatch.setattr(triton_backend, "_packed", None)
+    monkeypatch.setattr(triton_fused, "_packed", None)
     monkeypatch.setattr(scoring, "kernels_for", lambda _: triton_backend)
     expected = reference.scores("maxmatch", rows, columns)
     assert_close(score_matrix(rows, columns).double(), expected, atol=1e-5, rtol=1e-5)

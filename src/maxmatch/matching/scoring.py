@@ -131,11 +131,11 @@ def plane_scorer(kernels: Any, size: int) -> Scorer:
 
 
 def fused_scorer(kernels: Any) -> Scorer:
-    """The GPU's for four vectors: product and matching in one kernel."""
+    """The GPU's for four or eight vectors: product and matching in one kernel."""
 
-    def score(x: Tensor, y: Tensor, out: Tensor, rows: slice, columns: slice) -> Tensor:
-        kernels.fused_scores(x, y, out)
-        return _total(x) + _total(y)
+    def score(x: Any, y: Any, out: Tensor, rows: slice, columns: slice) -> Tensor:
+        watched: Tensor = kernels.fused_scores(x, y, out)
+        return watched
 
     return Scorer(kernels.pack_rows, kernels.pack_columns, score, bytes_per_pair=0, best_tile=(8192, 32768))
 

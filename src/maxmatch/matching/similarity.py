@@ -28,6 +28,7 @@ from maxmatch.core.checks import (
 from maxmatch.matching import SIMILARITIES as SIMILARITIES
 from maxmatch.matching.assignment import assign_planes, hide_padding, maximal_assignment
 from maxmatch.matching.products import cosine_planes, has_gradient, kernels_for, multiply
+from maxmatch.matching.trained import trained_scores
 from maxmatch.matching.transport import check_transport, transport_plan
 
 Similarity = Callable[..., Tensor]
@@ -102,14 +103,15 @@ def _check_values(given: _Input, cosines: Tensor, stacklevel: int) -> None:
         raise NotFiniteError("a product is not finite, though every vector is: they are far too long. " + _NORMALISE)
 
 
-def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None, matched: bool = False) -> Planes:
-    """Check the input and multiply. matched: one to one, which sets of at most 16 vectors can be."""
-    given = _checked(a, b, a_mask, b_mask)
-    if matched:
-        check_set_size("a", given.a.shape[1])
-        check_set_size("b", given.b.shape[1])
+def _compare(a: Array, b: Array, a_mask: Array | None, b_mask: Array | None) -> Planes:
+    """Check the input and multiply."""
+    return _planes(_checked(a, b, a_mask, b_mask), stacklevel=5)
+
+
+def _planes(given: _Input, stacklevel: int) -> Planes:
+    """Multiply; warn at that level of the stack."""
     cosines = cosine_planes(given.a, given.b)
-    _check_values(given, cosines, stacklevel=4)
+    _check_values(given, cosines, stacklevel)
     a_real = None if given.a_mask is None else given.a_mask.T[:, None, :, None]
     b_real = None if given.b_mask is None else given.b_mask.T[None, :, None, :]
     return Planes(cosines, a_real, b_real)
@@ -146,10 +148,16 @@ def maxmatch(
         >>> similarity.maxmatch(image, captions)
         tensor([[1.7183, 0.8591]])
     """
-    planes = _compare(a, b, a_mask, b_mask, matched=True)
-    cosines = planes.cosines
-    if planes.a_real is not None or planes.b_real is not None:
-        return _maxmatch_masked(planes)
+    given = _checked(a, b, a_mask, b_mask)
+    check_set_size("a", given.a.shape[1])
+    check_set_size("b", given.b.shape[1])
+    if given.a_mask is not None or given.b_mask is not None:
+        return _maxmatch_masked(_planes(given, stacklevel=4))
+    scores = trained_scores(given.a, given.b, lambda a, b: _maxmatch_of(cosine_planes(a, b)))
+    return _maxmatch_of(_planes(given, stacklevel=4).cosines) if scores is None else scores
+
+
+def _maxmatch_of(cosines: Float[Tensor, "K L B C"]) -> Float[Tensor, "B C"]:
     if cosines.shape[0] > cosines.shape[1]:  # then it is the columns that are matched completely
         cosines = cosines.transpose(0, 1)
     return cosines.gather(1, match(cosines)[:, None])[:, 0].exp().mean(0) - 1

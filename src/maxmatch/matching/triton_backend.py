@@ -2,178 +2,23 @@
 
 Two ways, both exact:
 
-* *fused* (sets of four vectors, Hopper and later): product and matching in one kernel, so that the cosines never leave
-  the registers.
+* *fused* (`triton_fused`; sets of four or eight vectors, precisions of tensor cores): product and matching in one
+  kernel, so that the cosines never leave the registers.
 * *planes* (up to eight vectors): a kernel after the library's product, which reads each cosine once.
 """
-
-from itertools import combinations
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-# The best matching in the registers of one thread: the dynamic programming over subsets of columns, unrolled.
-#
-# With eight rows, rows 0–3 and 4–7 are solved on every half of the columns and the best halves put together; ties
-# between totals may then fall differently from `assignment`.
-
-# --- four by four ---------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _two(a, b, pa, pb, X: tl.constexpr, Y: tl.constexpr):
-    """Rows a and b on the columns X < Y: the larger total, and what each row brings of its payload."""
-    straight = a[X] + b[Y]
-    crossed = a[Y] + b[X]
-    keep = straight >= crossed
-    return tl.where(keep, straight, crossed), tl.where(keep, pa[X], pa[Y]), tl.where(keep, pb[Y], pb[X])
-
-
-@triton.jit
-def _three(r, pr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, yz, xz, xy):
-    """Row r takes one of X < Y < Z, the two rows below it the others."""
-    total, p, q = yz
-    best = r[X] + total
-    o = pr[X]
-    total, p2, q2 = xz
-    total = r[Y] + total
-    keep = best >= total
-    best, o, p, q = tl.where(keep, best, total), tl.where(keep, o, pr[Y]), tl.where(keep, p, p2), tl.where(keep, q, q2)
-    total, p2, q2 = xy
-    total = r[Z] + total
-    keep = best >= total
-    best, o, p, q = tl.where(keep, best, total), tl.where(keep, o, pr[Z]), tl.where(keep, p, p2), tl.where(keep, q, q2)
-    return best, o, p, q
-
-
-@triton.jit
-def four(r0, r1, r2, r3, p0, p1, p2, p3):
-    """What the best matching of a 4×4 block picks of the payloads, row by row. Ties: lexicographically first."""
-    m01 = _two(r2, r3, p2, p3, 0, 1)
-    m02 = _two(r2, r3, p2, p3, 0, 2)
-    m03 = _two(r2, r3, p2, p3, 0, 3)
-    m12 = _two(r2, r3, p2, p3, 1, 2)
-    m13 = _two(r2, r3, p2, p3, 1, 3)
-    m23 = _two(r2, r3, p2, p3, 2, 3)
-    best, f1, f2, f3 = _three(r1, p1, 1, 2, 3, m23, m13, m12)
-    best = r0[0] + best
-    f0 = p0[0]
-    total, g1, g2, g3 = _three(r1, p1, 0, 2, 3, m23, m03, m02)
-    total = r0[1] + total
-    keep = best >= total
-    best, f0 = tl.where(keep, best, total), tl.where(keep, f0, p0[1])
-    f1, f2, f3 = tl.where(keep, f1, g1), tl.where(keep, f2, g2), tl.where(keep, f3, g3)
-    total, g1, g2, g3 = _three(r1, p1, 0, 1, 3, m13, m03, m01)
-    total = r0[2] + total
-    keep = best >= total
-    best, f0 = tl.where(keep, best, total), tl.where(keep, f0, p0[2])
-    f1, f2, f3 = tl.where(keep, f1, g1), tl.where(keep, f2, g2), tl.where(keep, f3, g3)
-    total, g1, g2, g3 = _three(r1, p1, 0, 1, 2, m12, m02, m01)
-    total = r0[3] + total
-    keep = best >= total
-    f0 = tl.where(keep, f0, p0[3])
-    f1, f2, f3 = tl.where(keep, f1, g1), tl.where(keep, f2, g2), tl.where(keep, f3, g3)
-    return f0, f1, f2, f3
-
-
-@triton.jit
-def sum_exp(c0, c1, c2, c3):
-    """Σ exp(c) over four rows."""
-    return tl.exp(c0) + tl.exp(c1) + tl.exp(c2) + tl.exp(c3)
-
-
-# --- eight by eight: two halves of the rows, every half of the columns ----------------------------------------------
-
-_SUBSETS = {size: list(combinations(range(8), size)) for size in range(1, 5)}
-_MOVES = {  # for each subset, in turn: its columns, each with the index of the subset that is left without it
-    size: [
-        (column, _SUBSETS[size - 1].index(tuple(c for c in s if c != column))) for s in _SUBSETS[size] for column in s
-    ]
-    for size in (2, 3, 4)
-}
-_COLUMN_2, _REST_2 = (tl.constexpr(tuple(m[part] for m in _MOVES[2])) for part in (0, 1))
-_COLUMN_3, _REST_3 = (tl.constexpr(tuple(m[part] for m in _MOVES[3])) for part in (0, 1))
-_COLUMN_4, _REST_4 = (tl.constexpr(tuple(m[part] for m in _MOVES[4])) for part in (0, 1))
-_HALF_MASK = tl.constexpr(tuple(sum(1 << c for c in s) for s in _SUBSETS[4]))
-_OTHER_HALF = tl.constexpr(tuple(_SUBSETS[4].index(tuple(c for c in range(8) if c not in s)) for s in _SUBSETS[4]))
-
-
-@triton.jit
-def _add_row(row, best, COLUMNS: tl.constexpr, RESTS: tl.constexpr, SIZE: tl.constexpr, COUNT: tl.constexpr):
-    """best[S] over subsets of SIZE − 1 columns -> best[S] over the COUNT subsets of SIZE, with one row more."""
-    more = ()
-    for s in tl.static_range(COUNT):
-        value = row[COLUMNS[s * SIZE]] + best[RESTS[s * SIZE]]
-        for move in tl.static_range(1, SIZE):
-            value = tl.maximum(value, row[COLUMNS[s * SIZE + move]] + best[RESTS[s * SIZE + move]])
-        more = more + (value,)  # noqa: RUF005 (Triton knows no unpacking)
-    return more
-
-
-@triton.jit
-def half(r0, r1, r2, r3):
-    """The best total of four rows on each of the 70 halves of the columns."""
-    best = _add_row(r2, r3, _COLUMN_2, _REST_2, 2, 28)
-    best = _add_row(r1, best, _COLUMN_3, _REST_3, 3, 56)
-    return _add_row(r0, best, _COLUMN_4, _REST_4, 4, 70)
-
-
-@triton.jit
-def best_half(top, low):
-    """Which half of the columns the upper rows take, as a bit mask."""
-    best = top[0] + low[_OTHER_HALF[0]]
-    chosen = tl.full(best.shape, _HALF_MASK[0], tl.int32)
-    for s in tl.static_range(1, 70):
-        total = top[s] + low[_OTHER_HALF[s]]
-        keep = best >= total
-        best = tl.where(keep, best, total)
-        chosen = tl.where(keep, chosen, _HALF_MASK[s])
-    return chosen
-
-
-@triton.jit
-def _lowest(mask):
-    """The column of the lowest bit of an 8-bit mask, and the mask without it."""
-    bit = mask & -mask
-    column = tl.where((bit & 0xAA) != 0, 1, 0) + tl.where((bit & 0xCC) != 0, 2, 0) + tl.where((bit & 0xF0) != 0, 4, 0)
-    return column, mask ^ bit
-
-
-@triton.jit
-def _at(row, column, FIRST: tl.constexpr):
-    """row[column] for a column that is FIRST … FIRST + 4."""
-    value = row[FIRST]
-    for step in tl.static_range(1, 5):
-        value = tl.where(column == FIRST + step, row[FIRST + step], value)
-    return value
-
-
-@triton.jit
-def _gather(row, a, b, c, d):
-    return _at(row, a, 0), _at(row, b, 1), _at(row, c, 2), _at(row, d, 3)
-
-
-@triton.jit
-def four_of_eight(r0, r1, r2, r3, mask, COSINES: tl.constexpr):
-    """The matching of four rows with the four columns of a mask: their cosines, or their columns."""
-    a, mask = _lowest(mask)
-    b, mask = _lowest(mask)
-    c, mask = _lowest(mask)
-    d, mask = _lowest(mask)
-    x0 = _gather(r0, a, b, c, d)
-    x1 = _gather(r1, a, b, c, d)
-    x2 = _gather(r2, a, b, c, d)
-    x3 = _gather(r3, a, b, c, d)
-    if COSINES:
-        picked = four(x0, x1, x2, x3, x0, x1, x2, x3)
-    else:
-        columns = (a, b, c, d)
-        picked = four(x0, x1, x2, x3, columns, columns, columns, columns)
-    return picked
-
+from maxmatch.matching.triton_blocks import best_half, four, four_of_eight, half, sum_exp
+from maxmatch.matching.triton_fused import can_fuse as can_fuse
+from maxmatch.matching.triton_fused import fused_scores as fused_scores
+from maxmatch.matching.triton_fused import pack_columns as pack_columns
+from maxmatch.matching.triton_fused import pack_rows as pack_rows
+from maxmatch.matching.triton_fused import split_4
+from maxmatch.matching.triton_products import split_product as split_product
 
 # Planes: the cosines (K, K, B, C) of a product -> scores or columns, K ≤ 8.
 #
@@ -273,143 +118,58 @@ def plane_assignment(cosines: Tensor) -> Tensor:
     return chosen
 
 
-# Fused: product and matching in one kernel, four vectors per set, so that the cosines never leave the registers.
-#
-# The rows of the inputs are reordered first, in such a way that the tensor cores leave the sixteen cosines of a pair of
-# sets in one thread.
-
-# A tile is 256 image vectors by 128 caption vectors: 64 × 32 pairs of sets. Eight warps each hold rows 16w … 16w+15 and
-# 128+16w …; a thread holds rows r, r+8, r+128, r+136 and columns 8j + {0, 1} (+ 2 × its place among four lanes).
-# So the image's slot bits go to row bits 7 and 3, the caption's to column bits 3 and 0.
-_TILE_ROWS, _TILE_COLUMNS = 256, 128
+# Blocks: the cosines (4B, 4C) of a product in the order of the sets -> scores, and their slopes by each cosine.
 
 
 @triton.jit
-def row_order(place):
-    """The item and the slot that belong in a row of the tiles, whose bits are s₁ iii s₀ iii."""
-    return place // 256 * 64 + place // 16 % 8 * 8 + place % 8, place // 128 % 2 * 2 + place // 8 % 2
+def _load_row(source, j, real, ROW: tl.constexpr, stride):
+    """Row ROW of each block: its four cosines, which are next to each other."""
+    place = j[:, None] * 4 + tl.arange(0, 4)[None, :]
+    row = tl.load(source + ROW * stride + place, mask=real[:, None], other=0.0)
+    return split_4(tl.reshape(row, (j.shape[0], 2, 2)))
 
 
 @triton.jit
-def column_order(place):
-    """The item and the slot that belong in a column of the tiles, whose bits are iii s₁ ii s₀."""
-    return place // 128 * 32 + place // 16 % 8 * 4 + place // 2 % 4, place // 8 % 2 * 2 + place % 2
+def _store_row(target, j, real, ROW: tl.constexpr, stride, column, slope):
+    """The slope at the column that was chosen, 0 elsewhere."""
+    s0, s1 = tl.where(column == 0, slope, 0.0), tl.where(column == 1, slope, 0.0)
+    s2, s3 = tl.where(column == 2, slope, 0.0), tl.where(column == 3, slope, 0.0)
+    row = tl.reshape(tl.join(tl.join(s0, s2), tl.join(s1, s3)), (j.shape[0], 4))
+    place = j[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(target + ROW * stride + place, row, mask=real[:, None])
 
 
 @triton.jit
-def _pack(sets, packed, count, D: tl.constexpr, IMAGES: tl.constexpr, BLOCK: tl.constexpr):
-    """Sixteen packed vectors a program."""
-    place = tl.program_id(0) * 16 + tl.arange(0, 16)
-    if IMAGES:
-        item, slot = row_order(place)
-    else:
-        item, slot = column_order(place)
-    source = sets + (item.to(tl.int64) * 4 + slot)[:, None] * D
-    target = packed + place.to(tl.int64)[:, None] * D
-    for start in range(0, D, BLOCK):
-        d = start + tl.arange(0, BLOCK)[None, :]
-        values = tl.load(source + d, mask=(item[:, None] < count) & (d < D), other=0.0)
-        tl.store(target + d, values, mask=d < D)
+def _block_slopes(cosines, scores, n_columns, stride, BLOCK: tl.constexpr):
+    item = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = j < n_columns
+    base = cosines + item * 4 * stride
+    r0 = _load_row(base, j, real, 0, stride)
+    r1 = _load_row(base, j, real, 1, stride)
+    r2 = _load_row(base, j, real, 2, stride)
+    r3 = _load_row(base, j, real, 3, stride)
+    c0, c1, c2, c3 = four(r0, r1, r2, r3, r0, r1, r2, r3)
+    zero = tl.zeros((BLOCK,), tl.int32)
+    columns = (zero, zero + 1, zero + 2, zero + 3)
+    k0, k1, k2, k3 = four(r0, r1, r2, r3, columns, columns, columns, columns)
+    s0, s1, s2, s3 = tl.exp(c0) * 0.25, tl.exp(c1) * 0.25, tl.exp(c2) * 0.25, tl.exp(c3) * 0.25
+    tl.store(scores + item * n_columns + j, s0 + s1 + s2 + s3 - 1.0, mask=real)
+    _store_row(base, j, real, 0, stride, k0, s0)
+    _store_row(base, j, real, 1, stride, k1, s1)
+    _store_row(base, j, real, 2, stride, k2, s2)
+    _store_row(base, j, real, 3, stride, k3, s3)
 
 
-def pack_rows(sets: Tensor) -> Tensor:
-    """Image sets (B, 4, D) -> vectors in the order the kernel's tiles want them, padded to whole tiles."""
-    return _packed(sets, _TILE_ROWS)
-
-
-def pack_columns(sets: Tensor) -> Tensor:
-    """Caption sets (C, 4, D) -> vectors in the order the kernel's tiles want them, padded to whole tiles."""
-    return _packed(sets, _TILE_COLUMNS)
-
-
-def _packed(sets: Tensor, tile: int) -> Tensor:
-    count, _, width = sets.shape
-    packed = sets.new_empty(triton.cdiv(count * 4, tile) * tile, width)
-    _pack[(len(packed) // 16,)](
-        sets.contiguous(), packed, count, D=width, IMAGES=tile == _TILE_ROWS, BLOCK=256, num_warps=4,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    return packed
-
-
-@triton.jit
-def _split_4(x):
-    """The last two axes, each of length 2, become four tensors in the order of their joint index."""
-    even, odd = tl.split(x)
-    even_0, even_1 = tl.split(even)
-    odd_0, odd_1 = tl.split(odd)
-    return even_0, odd_0, even_1, odd_1
-
-
-@triton.jit
-def tile_matched(products):
-    """256 × 128 cosines in packed order -> the four matched ones of 64 × 32 pairs (8, 8, 8, 4). Every step is inside a
-    thread: nothing is moved.
-    """
-    x = tl.reshape(products, (2, 8, 2, 8, 8, 2, 4, 2))
-    x = tl.permute(x, (1, 3, 4, 6, 0, 2, 5, 7))  # (image, image, caption, caption, slot bits of both)
-    t0, t1, t2, t3 = _split_4(x)
-    c00, c10, c20, c30 = _split_4(t0)
-    c01, c11, c21, c31 = _split_4(t1)
-    c02, c12, c22, c32 = _split_4(t2)
-    c03, c13, c23, c33 = _split_4(t3)
-    r0 = (c00, c01, c02, c03)
-    r1 = (c10, c11, c12, c13)
-    r2 = (c20, c21, c22, c23)
-    r3 = (c30, c31, c32, c33)
-    return four(r0, r1, r2, r3, r0, r1, r2, r3)
-
-
-@triton.jit
-def _tile_scores(products):
-    c0, c1, c2, c3 = tile_matched(products)
-    return tl.reshape(sum_exp(c0, c1, c2, c3) * 0.25 - 1.0, (64, 32))
-
-
-@triton.jit
-def _fused(rows, columns, scores, n_rows, n_columns, stride, D: tl.constexpr, STEP: tl.constexpr,
-           GROUP: tl.constexpr, PROGRAMS: tl.constexpr):  # fmt: skip
-    row_tiles = tl.cdiv(n_rows, 64)
-    column_tiles = tl.cdiv(n_columns, 32)
-    # Tiles go in groups of GROUP rows, so that their inputs stay in the L2 cache.
-    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS, flatten=True):
-        first = tile // (GROUP * column_tiles) * GROUP
-        height = min(row_tiles - first, GROUP)
-        place = tile % (GROUP * column_tiles)
-        i = first + place % height
-        j = place // height
-        products = tl.zeros((256, 128), dtype=tl.float32)
-        for k in range(0, D, STEP):
-            x = rows.load([i * 256, k])
-            y = columns.load([j * 128, k])
-            products = tl.dot(x, y.T, products)
-        image = i * 64 + tl.arange(0, 64)[:, None]
-        caption = j * 32 + tl.arange(0, 32)[None, :]
-        inside = (image < n_rows) & (caption < n_columns)
-        tl.store(scores + image.to(tl.int64) * stride + caption, _tile_scores(products), mask=inside)
-
-
-def can_fuse(sets: Tensor) -> bool:
-    """Whether sets like these can go through the fused kernel."""
-    aligned = sets.shape[2] * sets.element_size() % 16 == 0  # what the tensor copy engine asks of a row
-    tensor_core = sets.dtype in (torch.bfloat16, torch.float16) or (
-        sets.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+def block_slopes(cosines: Tensor, scores: Tensor) -> None:
+    """Write the scores (B, C) of the cosines (4B, 4C), and over each cosine the slope of its score by it."""
+    rows, columns = scores.shape
+    assert scores.is_contiguous()
+    assert cosines.shape == (4 * rows, 4 * columns)
+    assert cosines.is_contiguous()
+    _block_slopes[(rows, triton.cdiv(columns, 128))](
+        cosines, scores, columns, cosines.stride(0), BLOCK=128, num_warps=4, enable_fp_fusion=True
     )
-    return sets.shape[1] == 4 and aligned and tensor_core and torch.cuda.get_device_capability(sets.device) >= (9, 0)
-
-
-def fused_scores(packed_rows: Tensor, packed_columns: Tensor, scores: Tensor, programs: int | None = None) -> None:
-    """Write the maxmatch scores (B, C) of packed sets of four vectors."""
-    width = packed_rows.shape[1]
-    step = 128 // packed_rows.element_size()
-    if programs is None:
-        programs = torch.cuda.get_device_properties(scores.device).multi_processor_count
-    _fused[(programs,)](
-        TensorDescriptor.from_tensor(packed_rows, [_TILE_ROWS, step]),
-        TensorDescriptor.from_tensor(packed_columns, [_TILE_COLUMNS, step]),
-        scores, *scores.shape, scores.stride(0),
-        D=width, STEP=step, GROUP=8, PROGRAMS=programs, num_warps=8, num_stages=3, enable_fp_fusion=True,
-    )  # fmt: skip
 
 
 # Counting: how many scores reach a level, by row and by column, in one pass.
@@ -423,13 +183,15 @@ def _count(scores, level, above, equal, no_numbers, n_rows, n_columns, stride,
     real_row, real_column = i < n_rows, j < n_columns
     inside = real_row[:, None] & real_column[None, :]
     values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=inside, other=float("-inf"))
-    tl.atomic_add(no_numbers, tl.sum((values != values).to(tl.int32)))
+    tl.atomic_add(no_numbers, tl.sum((values != values).to(tl.int32)), sem="relaxed")
     limit = tl.load(level + i, mask=real_row, other=float("inf"))[:, None]
-    tl.atomic_add(above + i, tl.sum((values > limit).to(tl.int32), 1), mask=real_row)
-    tl.atomic_add(equal + i, tl.sum(((values == limit) & inside).to(tl.int32), 1), mask=real_row)
+    tl.atomic_add(above + i, tl.sum((values > limit).to(tl.int32), 1), mask=real_row, sem="relaxed")
+    tl.atomic_add(equal + i, tl.sum(((values == limit) & inside).to(tl.int32), 1), mask=real_row, sem="relaxed")
     limit = tl.load(level + n_rows + j, mask=real_column, other=float("inf"))[None, :]
-    tl.atomic_add(above + n_rows + j, tl.sum((values > limit).to(tl.int32), 0), mask=real_column)
-    tl.atomic_add(equal + n_rows + j, tl.sum(((values == limit) & inside).to(tl.int32), 0), mask=real_column)
+    tl.atomic_add(above + n_rows + j, tl.sum((values > limit).to(tl.int32), 0), mask=real_column, sem="relaxed")
+    tl.atomic_add(
+        equal + n_rows + j, tl.sum(((values == limit) & inside).to(tl.int32), 0), mask=real_column, sem="relaxed"
+    )
 
 
 def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -446,6 +208,105 @@ def count_levels(scores: Tensor, level: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 @triton.jit
+def _best_true(scores, row_groups, column_groups, best, n_rows, n_columns, stride,
+               ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """The largest score of a true pair in each row, then in each column. Of the scores only true ones are read."""
+    # Beyond the edge the last row and the last column are looked at again, which changes no maximum.
+    i = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), n_rows - 1)
+    j = tl.minimum(tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), n_columns - 1)
+    mine, theirs = tl.load(row_groups + i), tl.load(column_groups + j)
+    if (tl.min(mine, 0) <= tl.max(theirs, 0)) & (tl.min(theirs, 0) <= tl.max(mine, 0)):  # in order, most tiles end here
+        # Read again, for else all threads read all of them in the first place.
+        true = tl.load(row_groups + i)[:, None] == tl.load(column_groups + j)[None, :]
+        if tl.max(tl.max(true.to(tl.int32), 1), 0) > 0:
+            values = tl.load(scores + i[:, None].to(tl.int64) * stride + j[None, :], mask=true, other=-float("inf"))
+            values = values.to(tl.float32)
+            tl.atomic_max(best + i, tl.max(values, 1), sem="relaxed")
+            tl.atomic_max(best + n_rows + j, tl.max(values, 0), sem="relaxed")
+
+
+@triton.jit
+def _count_wrong(scores, row_groups, column_groups, best, counts, n_rows, n_columns, stride,
+                 UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """counts: how many wrong answers are as high as the best true one or higher, for each row and column, then how many
+    tie with it, how many scores are NaN and how many rows and columns have a best of −∞. Columns and stride come in
+    UNITs, so that the compiler knows how many scores may be read at once.
+    """
+    n_columns, stride = n_columns * UNIT, stride * UNIT
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real_row, real_column = i < n_rows, j < n_columns
+    source = scores + i[:, None].to(tl.int64) * stride + j[None, :]
+    values = tl.load(source, mask=real_row[:, None] & real_column[None, :], other=float("nan")).to(tl.float32)
+    row_best = tl.load(best + i, mask=real_row, other=0.0)
+    column_best = tl.load(best + n_rows + j, mask=real_column, other=0.0)
+    mine = tl.load(row_groups + i, mask=real_row, other=0)[:, None]
+    wrong = mine != tl.load(column_groups + j, mask=real_column, other=0)[None, :]
+    in_row = tl.sum(_reached(values, row_best[:, None], wrong), 1)
+    in_column = tl.sum(_reached(values, column_best[None, :], wrong), 0)
+    queries = n_rows + n_columns
+    _add_counts(counts, queries, i, in_row, real_row)
+    _add_counts(counts, queries, n_rows + j, in_column, real_column)
+    not_numbers = tl.sum(tl.sum((values != values).to(tl.int32), 1), 0)
+    outside = ROWS * COLUMNS - tl.sum(real_row.to(tl.int32), 0) * tl.sum(real_column.to(tl.int32), 0)
+    _add_some(counts + 2 * queries, not_numbers - outside, True)
+    lonely = tl.sum((real_row & (row_best == -float("inf"))).to(tl.int32), 0)
+    _add_some(counts + 2 * queries + 1, lonely, tl.program_id(1) == 0)
+    lonely = tl.sum((real_column & (column_best == -float("inf"))).to(tl.int32), 0)
+    _add_some(counts + 2 * queries + 1, lonely, tl.program_id(0) == 0)
+
+
+@triton.jit
+def _reached(values, level, wrong):
+    """To be added up: those above it in the upper half of the sum, those as high or higher in the lower. No true one is
+    above the best of them.
+    """
+    return tl.where(values > level, 0x10000, 0) + tl.where((values >= level) & wrong, 1, 0)
+
+
+@triton.jit
+def _add_counts(counts, queries, query, found, real):
+    reached, above = found & 0xFFFF, found >> 16
+    tl.atomic_add(counts + query, reached.to(tl.int64), mask=real & (reached > 0), sem="relaxed")
+    tl.atomic_add(
+        counts + queries + query, (reached - above).to(tl.int64), mask=real & (reached > above), sem="relaxed"
+    )
+
+
+@triton.jit
+def _add_some(total, count, here):
+    tl.atomic_add(total, count.to(tl.int64), mask=here & (count > 0), sem="relaxed")
+
+
+def count_wrong(
+    scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int, int] = (64, 128, 8)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How many wrong answers are as high as the best true one or higher, for each row, then each column (B + C); how
+    many of them tie with it; and how many scores are NaN and for how many rows and columns the best is −∞ (2).
+
+    The pairs of equal group are true. They are found by comparing all groups, which takes a fraction of reading all
+    scores and nothing of the host, where sorting and joining them takes twenty launches.
+
+    tile: rows and columns of a program of the second kernel, and its warps.
+    """
+    (rows, columns), queries = scores.shape, sum(scores.shape)
+    assert scores.stride(1) == 1
+    best = torch.full((queries,), -torch.inf, device=scores.device)
+    counts = torch.zeros(2 * queries + 2, dtype=torch.int64, device=scores.device)
+    given = (scores, row_groups.contiguous(), column_groups.contiguous(), best)
+    _best_true[(triton.cdiv(rows, 32), triton.cdiv(columns, 128))](
+        *given, rows, columns, scores.stride(0), ROWS=32, COLUMNS=128, num_warps=4, enable_fp_fusion=True
+    )
+    unit = 4 if columns % 4 == 0 and scores.stride(0) % 4 == 0 else 1
+    _count_wrong[(triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))](
+        *given, counts, rows, columns // unit, scores.stride(0) // unit,
+        UNIT=unit, ROWS=tile[0], COLUMNS=tile[1], num_warps=tile[2], enable_fp_fusion=True,
+    )  # fmt: skip
+    above, ties, odd = counts.split([queries, queries, 2])
+    return above, ties, odd
+
+
+@triton.jit
 def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
                     ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -456,7 +317,7 @@ def _count_reaching(scores, levels, counts, n_rows, n_columns, stride, most,
     for n in range(most):
         limit = tl.load(levels + n * n_rows + i, mask=real_row, other=float("inf"))[:, None]
         reached = tl.sum(((values >= limit) & inside).to(tl.int32), 1)
-        tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row)
+        tl.atomic_add(counts + n * n_rows + i, reached, mask=real_row, sem="relaxed")
 
 
 def count_reaching(scores: Tensor, levels: Tensor) -> Tensor:

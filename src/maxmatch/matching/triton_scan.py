@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maxmatch.matching.triton_backend import column_order, four, row_order, sum_exp, tile_matched
+from maxmatch.matching.triton_blocks import four, sum_exp
+from maxmatch.matching.triton_fused import column_order, row_order, tile_matched
 
 MOST_QUERIES = 128
 MOST_WANTED = 256
@@ -129,8 +130,8 @@ def _best_of_tiles(
 ):  # fmt: skip
     """The same by one product of 64 queries and 32 items, both read in the order of the fused kernel."""
     group, block = tl.program_id(0) % groups, tl.program_id(0) // groups
-    row_query, row_slot = row_order(tl.arange(0, 4 * ROWS))
-    column_item, column_slot = column_order(tl.arange(0, 4 * ITEMS))
+    row_query, row_slot = row_order(tl.arange(0, 4 * ROWS), 4, 4 * ROWS)
+    column_item, column_slot = column_order(tl.arange(0, 4 * ITEMS), 4)
     row_query, column_item = group * ROWS + row_query, block.to(tl.int64) * ITEMS + column_item
     wanted, length = _looked_at(keep, block.to(tl.int64) * ITEMS + tl.arange(0, ITEMS), n_items, D, KEEP)
     products = tl.zeros((4 * ROWS, 4 * ITEMS), tl.float32)
@@ -139,7 +140,7 @@ def _best_of_tiles(
         x = _rows(queries, row_query * 4 + row_slot, columns, row_query < n_queries, D)
         y = _rows(items, column_item * 4 + column_slot, columns, column_item < n_items, D)
         products = tl.dot(x, tl.trans(y), products)
-    p0, p1, p2, p3 = tile_matched(products)
+    p0, p1, p2, p3 = tile_matched(products, 4 * ROWS)
     found = tl.reshape(_score(p0, p1, p2, p3), (ROWS, ITEMS))
     found = tl.max(tl.where(wanted[None, :], found, -float("inf")), 1)
     query = group * ROWS + tl.arange(0, ROWS)

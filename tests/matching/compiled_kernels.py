@@ -1,0 +1,76 @@
+"""Compile the matching's kernels for a GPU that need not be there: `python compiled_kernels.py 80`. Prints what became
+of each as JSON. Apart from the tests, in which Triton interprets.
+"""
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from maxmatch.matching import triton_backend, triton_fused, triton_products, triton_scan
+from maxmatch.matching.triton_fused import CUTS, CUTS_IN_PLACE
+
+
+def compiled(
+    capability: int, kernel: Any, given: list[str], warps: int, stages: int = 3, **sizes: int
+) -> dict[str, int]:
+    """given: the types of the arguments before the sizes; pointers and strides are multiples of 16, as they are."""
+    names = kernel.arg_names
+    signature = dict(zip(names, [*given, *["constexpr"] * len(sizes)], strict=True))
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name in ("stride", "width")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=sizes, attrs=aligned)
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx = made.asm["ptx"]
+    found = {"shared": made.metadata.shared, "wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync")}
+    return found | {"cubin": len(made.asm["cubin"])}
+
+
+def every_kernel(capability: int) -> dict[str, dict[str, int]]:
+    """By name."""
+    found = {}
+    for size in (4, 8):
+        if capability >= 90:
+            cut = CUTS[size]
+            sets = [f"tensordesc<bf16[{rows}, 64]>" for rows in (cut.rows, 128)]
+            found[f"fused {size}"] = compiled(
+                capability, triton_fused._fused, [*sets, "*fp32", "i32", "i32", "i32", "i32"], cut.warps, cut.stages,
+                SIZE=size, D=1024, ROWS=cut.rows, STEP=64, GROUP=8,
+            )  # fmt: skip
+        cut = CUTS_IN_PLACE[size]
+        found[f"in place {size}"] = compiled(
+            capability, triton_fused._fused_in_place, ["*bf16", "*bf16", "*fp32", "i32", "i32", "i32", "i32"],
+            cut.warps, cut.stages, SIZE=size, EVEN=True, ROWS=cut.rows, STEP=32, GROUP=8,
+        )  # fmt: skip
+    pack = {"SIZE": 4, "D": 1024, "ROWS": 256, "BLOCK": 256}
+    found["pack"] = compiled(capability, triton_fused._pack, ["*bf16", "*bf16", "*fp32", "i32"], 4, **pack)
+    found["slopes"] = compiled(capability, triton_backend._block_slopes, ["*fp32", "*fp32", "i32", "i32"], 4, BLOCK=128)
+    found["split product"] = compiled(
+        capability, triton_products._product, ["*fp32", "*fp32", "*fp32", *["i32"] * 7], 8,
+        ROWS=128, COLUMNS=128, STEP=32,
+    )  # fmt: skip
+    ranked = ["*fp32", "*i64", "*i64", "*fp32"]
+    found["best true"] = compiled(
+        capability, triton_backend._best_true, [*ranked, "i32", "i32", "i32"], 4, ROWS=32, COLUMNS=128
+    )
+    found["count wrong"] = compiled(
+        capability, triton_backend._count_wrong, [*ranked, "*i64", "i32", "i32", "i32"], 8, UNIT=4, ROWS=64, COLUMNS=128
+    )
+    if capability >= 90:
+        cut = triton_scan.LARGE
+        found["tiles"] = compiled(
+            capability, triton_scan._best_of_tiles, ["*fp16", "*fp16", "*u8", "*i64", "i32", "i32", "i32", "i32"],
+            cut.warps, cut.stages, KEEP=False, D=1024, STEP=64, ROWS=cut.rows, ITEMS=cut.items,
+        )  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(every_kernel(int(sys.argv[1]))))
