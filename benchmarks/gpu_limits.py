@@ -16,10 +16,9 @@ from benchmarks.reference import assert_equal, random_sets, scipy_scores
 from benchmarks.timing import Row, Work, print_rows, time_each
 from maxmatch import score_matrix, similarity
 from maxmatch.evaluation.ranking import ranks_both_ways
-from maxmatch.matching import trained, triton_backend
+from maxmatch.matching import triton_backend
 from maxmatch.matching.products import cosine_planes
 from maxmatch.matching.triton_fused import CUTS, Cut, fused_scores, pack_columns, pack_rows, unpacked
-from maxmatch.matching.triton_products import TILES, split_product
 
 _VARIANTS = {
     4: {
@@ -163,19 +162,13 @@ def _training() -> None:
     def step(function: Callable[[Tensor, Tensor], Tensor]) -> None:
         a.grad = b.grad = None
         (function(a, b) * weights).sum().backward()  # type: ignore[no-untyped-call]
-        trained.SPLIT = False
 
     def one_by_one(a: Tensor, b: Tensor) -> Tensor:
         cosines = cosine_planes(a, b)
         return cosines.gather(1, triton_backend.plane_assignment(cosines.detach())[:, None])[:, 0].exp().mean(0) - 1
 
-    def split(a: Tensor, b: Tensor) -> Tensor:
-        trained.SPLIT = True  # until the gradient is made
-        return similarity.maxmatch(a, b)
-
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "maxmatch": similarity.maxmatch,
-        "maxmatch, split products": split,
         "one by one": one_by_one,
     }
     found = []
@@ -204,14 +197,6 @@ def _training() -> None:
     }
     for what, product in products.items():
         works[f"  product: {what}"] = _recorded(product)
-    operands = {"cosines": (x, y), "gradient of the images": (slopes, y.T), "gradient of the captions": (slopes.T, x.T)}
-    for what, (left, right) in operands.items():
-        exact = left.double() @ right.double().T
-        library = _error(left @ right.T, exact)
-        for tile in TILES:
-            error = _error(split_product(left, right, tile), exact)
-            note = f"error {error:.1e}, the library's {library:.1e}"
-            works[f"  split: {what} {tile}, {note}"] = _recorded(partial(split_product, left, right, tile))
     scores, copy = torch.empty(images, captions, device="cuda"), slopes.clone()
     works["  kernel: matching and slopes"] = _recorded(lambda: triton_backend.block_slopes(copy, scores))
     works["  slopes × gradient"] = _recorded(
@@ -225,11 +210,6 @@ def _training() -> None:
         rows.append(Row(what, min(times), note=note))
     print_rows(f"GPU, training: {images} × {captions} sets, K={size}, D={width}, float32", rows)
     _kernels_of("maxmatch, forward + backward", partial(step, similarity.maxmatch))
-
-
-def _error(found: Tensor, exact: Tensor) -> float:
-    """Of the root mean square, relative."""
-    return float((found.double() - exact).norm() / exact.norm())
 
 
 def _extra_memory(work: Work, a: Tensor, b: Tensor) -> float:

@@ -17,7 +17,6 @@ UNCHECKED = {
     "maxmatch.matching.triton_backend": "Triton compiles its functions as they are written",
     "maxmatch.matching.triton_blocks": "likewise",
     "maxmatch.matching.triton_fused": "likewise",
-    "maxmatch.matching.triton_products": "likewise",
     "maxmatch.matching.triton_scan": "likewise",
     "maxmatch.losses.triton_mmd": "likewise",
     "maxmatch.model.layers.triton_attention": "likewise",

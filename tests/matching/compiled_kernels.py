@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from maxmatch.matching import triton_backend, triton_fused, triton_products, triton_scan
+from maxmatch.matching import triton_backend, triton_fused, triton_scan
 from maxmatch.matching.triton_fused import CUTS, CUTS_IN_PLACE
 
 
@@ -52,16 +52,12 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
     pack = {"SIZE": 4, "D": 1024, "ROWS": 256, "BLOCK": 256}
     found["pack"] = compiled(capability, triton_fused._pack, ["*bf16", "*bf16", "*fp32", "i32"], 4, **pack)
     found["slopes"] = compiled(capability, triton_backend._block_slopes, ["*fp32", "*fp32", "i32", "i32"], 4, BLOCK=128)
-    found["split product"] = compiled(
-        capability, triton_products._product, ["*fp32", "*fp32", "*fp32", *["i32"] * 7], 8,
-        ROWS=128, COLUMNS=128, STEP=32,
-    )  # fmt: skip
     ranked = ["*fp32", "*i64", "*i64", "*fp32"]
     found["best true"] = compiled(
         capability, triton_backend._best_true, [*ranked, "i32", "i32", "i32"], 4, ROWS=32, COLUMNS=128
     )
     found["count wrong"] = compiled(
-        capability, triton_backend._count_wrong, [*ranked, "*i64", "i32", "i32", "i32"], 8, UNIT=4, ROWS=64, COLUMNS=128
+        capability, triton_backend._count_wrong, [*ranked, "*i64", "i32", "i32", "i32"], 4, UNIT=4, ROWS=32, COLUMNS=128
     )
     if capability >= 90:
         cut = triton_scan.LARGE

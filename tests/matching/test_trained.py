@@ -11,7 +11,7 @@ from torch.testing import assert_close
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux only", allow_module_level=True)
 
-from maxmatch.matching import similarity, trained, triton_backend, triton_products
+from maxmatch.matching import similarity, trained, triton_backend
 from maxmatch.matching.similarity import maxmatch
 
 
@@ -25,8 +25,6 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         def block_slopes(cosines: Tensor, scores: Tensor) -> None:
             made.append(tuple(scores.shape))
             triton_backend.block_slopes(cosines, scores)
-
-        split_product = staticmethod(triton_backend.split_product)
 
     monkeypatch.setattr(trained, "kernels_for", lambda _: Kernels)
     return made
@@ -44,11 +42,10 @@ def plain(a: Tensor, b: Tensor) -> Tensor:
 WEIGHTS = torch.linspace(-1, 2, 15).view(3, 5)
 
 
-@pytest.mark.parametrize(("dtype", "split"), [(torch.float32, False), (torch.float32, True), (torch.float16, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_scores_and_gradients_are_those_of_the_operations_one_by_one(
-    dtype: torch.dtype, split: bool, on_kernels: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, on_kernels: list[tuple[int, ...]]
 ) -> None:
-    monkeypatch.setattr(trained, "SPLIT", split)
     a, b = pair(1, dtype=dtype)
     scores, expected = maxmatch(a, b), plain(a, b)
     assert scores.dtype == torch.float32
@@ -119,12 +116,3 @@ def test_autocast_does_not_round_the_products(on_kernels: list[tuple[int, ...]])
     assert_close(scores, plain(a, b))
     assert_close(found, torch.autograd.grad((plain(a, b) * WEIGHTS).sum(), (a, b)))
     assert on_kernels == [(3, 5)]
-
-
-@pytest.mark.parametrize("tile", triton_products.TILES)
-def test_split_products_are_products_whatever_the_strides(tile: tuple[int, int, int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(70, 40, generator=generator), torch.randn(40, 130, generator=generator)
-    assert_close(triton_products.split_product(x, y.T, tile), x @ y)
-    assert_close(triton_products.split_product(y.T, x, tile), (x @ y).T)
-    assert_close(triton_products.split_product(x.T, y[:, :70].contiguous(), tile), x.T @ y[:, :70].T)

@@ -20,7 +20,6 @@ from torch.autograd.forward_ad import unpack_dual
 from maxmatch.matching.products import kernels_for, multiply
 
 SIZE = 4
-SPLIT = False  # products by tensor cores, each number split in two, in place of the library's in float32
 
 
 def trained_scores(
@@ -62,23 +61,22 @@ class _Trained(torch.autograd.Function):
         slopes = _slopes(a, b, ctx.kernels)[1] if ctx.slopes is None else ctx.slopes
         ctx.slopes = None
         slopes.view(len(a), SIZE, len(b), SIZE).mul_(grad[:, None, :, None])
-        of_a = _product(slopes, b.flatten(0, 1).T, ctx.kernels).view(a.shape).to(a.dtype) if wanted[0] else None
-        of_b = _product(slopes.T, a.flatten(0, 1).T, ctx.kernels).view(b.shape).to(b.dtype) if wanted[1] else None
+        of_a = _product(slopes, b.flatten(0, 1).T).view(a.shape).to(a.dtype) if wanted[0] else None
+        of_b = _product(slopes.T, a.flatten(0, 1).T).view(b.shape).to(b.dtype) if wanted[1] else None
         return of_a, of_b, None, None
 
 
-def _product(x: Tensor, y: Tensor, kernels: Any) -> Tensor:
+def _product(x: Tensor, y: Tensor) -> Tensor:
     """x yᵀ"""
     if x.dtype == y.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type):
-        product: Tensor = kernels.split_product(x, y) if SPLIT else x @ y.T
-        return product
+        return x @ y.T
     with torch.autocast(x.device.type, enabled=False):
         return multiply(x, y)
 
 
 def _slopes(a: Tensor, b: Tensor, kernels: Any) -> tuple[Tensor, Tensor]:
     """Scores (B, C) and slopes (4B, 4C)."""
-    slopes = _product(a.flatten(0, 1), b.flatten(0, 1), kernels)
+    slopes = _product(a.flatten(0, 1), b.flatten(0, 1))
     scores = slopes.new_empty(len(a), len(b))
     kernels.block_slopes(slopes, scores)
     return scores, slopes

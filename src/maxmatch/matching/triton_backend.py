@@ -18,7 +18,6 @@ from maxmatch.matching.triton_fused import fused_scores as fused_scores
 from maxmatch.matching.triton_fused import pack_columns as pack_columns
 from maxmatch.matching.triton_fused import pack_rows as pack_rows
 from maxmatch.matching.triton_fused import split_4
-from maxmatch.matching.triton_products import split_product as split_product
 
 # Planes: the cosines (K, K, B, C) of a product -> scores or columns, K ≤ 8.
 #
@@ -279,7 +278,7 @@ def _add_some(total, count, here):
 
 
 def count_wrong(
-    scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int, int] = (64, 128, 8)
+    scores: Tensor, row_groups: Tensor, column_groups: Tensor, tile: tuple[int, int, int] = (32, 128, 4)
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How many wrong answers are as high as the best true one or higher, for each row, then each column (B + C); how
     many of them tie with it; and how many scores are NaN and for how many rows and columns the best is −∞ (2).
