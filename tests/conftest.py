@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "maxmatch"
 UNCHECKED = {
     "maxmatch.matching.triton_backend": "Triton compiles its functions as they are written",
     "maxmatch.matching.triton_scan": "likewise",
+    "maxmatch.matching.triton_tiles": "likewise",
     "maxmatch.losses.triton_mmd": "likewise",
     "maxmatch.model.layers.triton_attention": "likewise",
     "maxmatch.model.layers.triton_gru": "likewise",

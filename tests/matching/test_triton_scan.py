@@ -13,7 +13,10 @@ if sys.platform != "linux":
 from maxmatch import score_matrix, top_hits
 from maxmatch.core.checks import NotFiniteError, NotUnitLength
 from maxmatch.matching import scoring, triton_scan
-from maxmatch.matching.triton_scan import LARGE, Cut, best_hits, best_keys, can_scan
+from maxmatch.matching.triton_scan import Cut, best_hits, best_keys, can_scan
+from maxmatch.matching.triton_tiles import Tiles
+
+HELD, STREAMED = Tiles(4, 16, 3, held=True), Tiles(8, 32, 3, held=False)
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +54,11 @@ def test_the_best_hits_are_the_largest_scores(queries: int, items: int, width: i
 
 
 @pytest.mark.parametrize(
-    ("queries", "cut"), [(17, Cut(16, 64, 4, 2)), (33, Cut(32, 32, 4, 3)), (65, LARGE), (3, LARGE)]
+    ("queries", "cut"), [(17, Cut(16, 64, 4, 2)), (33, Cut(32, 32, 4, 3)), (65, STREAMED), (3, STREAMED), (40, HELD)]
 )
-def test_the_best_of_each_block_for_more_queries_than_a_program_takes(queries: int, cut: Cut) -> None:
-    asked, there = halves(queries, 96, 0), halves(70, 96, 1)
+def test_the_best_of_each_block_for_more_queries_than_a_program_takes(queries: int, cut: Cut | Tiles) -> None:
+    width = 64 if cut == HELD else 96
+    asked, there = halves(queries, width, 0), halves(70, width, 1)
     keys = best_keys(asked, there, None, cut)
     parts = score_matrix(asked.float(), there.float()).split(cut.items, dim=1)
     torch.testing.assert_close(scores_of(keys), torch.stack([part.amax(1) for part in parts], 1), rtol=0, atol=1e-5)
@@ -67,17 +71,17 @@ def scores_of(keys: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("most", [0, 2048])
-@pytest.mark.parametrize("cut", [None, LARGE])
+@pytest.mark.parametrize("cut", [None, STREAMED])
 @pytest.mark.parametrize("k", [3, 130])
 def test_of_equal_scores_the_first_places_come_first(
-    k: int, cut: Cut | None, most: int, monkeypatch: pytest.MonkeyPatch
+    k: int, cut: Cut | Tiles | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_scan, "_RANKED", most)  # by choosing them first, and by comparing each with each
     one = halves(26, 32, 1)
     there = one.repeat(5, 1, 1)  # every score five times, in different blocks
     _, order = sorted_scores(halves(2, 32, 0), one)
     expected = (order[:, :, None] + 26 * torch.arange(5)).flatten(1)[:, :k]
-    _, places = best_hits(halves(2, 32, 0), there, k, cut=cut)
+    _, places = best_hits(halves(2, 32, 0), there, k, way=cut)
     assert torch.equal(places, expected)
 
 
@@ -89,8 +93,8 @@ def test_the_largest_keys_of_each_row_are_chosen(count: int, k: int, monkeypatch
     assert torch.equal(chosen.sort(dim=1, descending=True).values, keys.topk(k, dim=1).values)
 
 
-@pytest.mark.parametrize("cut", [None, LARGE])
-def test_only_items_that_are_kept_are_found(cut: Cut | None) -> None:
+@pytest.mark.parametrize("cut", [None, STREAMED])
+def test_only_items_that_are_kept_are_found(cut: Cut | Tiles | None) -> None:
     asked, there = halves(3, 32, 0), halves(90, 32, 1)
     keep = torch.rand(90, generator=torch.Generator().manual_seed(2)) < 0.3
     there[~keep, 1, 3] = torch.nan  # and the others not looked at
@@ -108,7 +112,8 @@ def test_only_items_that_are_kept_are_found(cut: Cut | None) -> None:
     [
         (torch.zeros(128, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, True),
         (torch.zeros(1, 4, 32).bfloat16(), torch.zeros(9, 4, 32).bfloat16(), 9, True),
-        (torch.zeros(129, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, False),
+        (torch.zeros(999, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, True),
+        (torch.zeros(1, 4, 32), torch.zeros(9, 4, 32, dtype=torch.int8), 9, True),
         (torch.zeros(0, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, False),
         (torch.zeros(1, 4, 32).half(), torch.zeros(0, 4, 32).half(), 0, False),
         (torch.zeros(1, 4, 32).half(), torch.zeros(999, 4, 32).half(), 257, False),
@@ -134,6 +139,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     class Kernels:
         can_scan = staticmethod(triton_scan.can_scan)
         scan_bytes = staticmethod(triton_scan.scan_bytes)
+        most_queries = staticmethod(triton_scan.most_queries)
 
         @staticmethod
         def best_hits(queries: Tensor, items: Tensor, k: int, keep: Tensor | None) -> tuple[Tensor, Tensor]:

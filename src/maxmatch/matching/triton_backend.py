@@ -333,7 +333,7 @@ def _packed(sets: Tensor, tile: int) -> Tensor:
 
 
 @triton.jit
-def _split_4(x):
+def split_4(x):
     """The last two axes, each of length 2, become four tensors in the order of their joint index."""
     even, odd = tl.split(x)
     even_0, even_1 = tl.split(even)
@@ -348,11 +348,11 @@ def tile_matched(products):
     """
     x = tl.reshape(products, (2, 8, 2, 8, 8, 2, 4, 2))
     x = tl.permute(x, (1, 3, 4, 6, 0, 2, 5, 7))  # (image, image, caption, caption, slot bits of both)
-    t0, t1, t2, t3 = _split_4(x)
-    c00, c10, c20, c30 = _split_4(t0)
-    c01, c11, c21, c31 = _split_4(t1)
-    c02, c12, c22, c32 = _split_4(t2)
-    c03, c13, c23, c33 = _split_4(t3)
+    t0, t1, t2, t3 = split_4(x)
+    c00, c10, c20, c30 = split_4(t0)
+    c01, c11, c21, c31 = split_4(t1)
+    c02, c12, c22, c32 = split_4(t2)
+    c03, c13, c23, c33 = split_4(t3)
     r0 = (c00, c01, c02, c03)
     r1 = (c10, c11, c12, c13)
     r2 = (c20, c21, c22, c23)
