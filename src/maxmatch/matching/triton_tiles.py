@@ -176,7 +176,10 @@ def pack_queries(queries: Tensor, scales: Tensor | None, tiles: Tiles) -> tuple[
     """Queries (Q, 4, D), and the scales (Q, 4) of integers, in the order of the products' rows."""
     count, _, width = queries.shape
     rows = triton.cdiv(count, tiles.rows) * 4 * tiles.rows
-    packed, own = queries.new_empty(rows, width), queries.new_empty(rows if scales is not None else 1, dtype=torch.float)
+    packed, own = (
+        queries.new_empty(rows, width),
+        queries.new_empty(rows if scales is not None else 1, dtype=torch.float),
+    )
     _pack[(rows // 8,)](
         queries, own if scales is None else scales, packed, own, count, SCALED=scales is not None, D=width, BLOCK=256,
         WARPS=tiles.warps, num_warps=4,
