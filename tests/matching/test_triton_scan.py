@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from reference import random_sets
@@ -13,7 +14,7 @@ if sys.platform != "linux":
 from maxmatch import score_matrix, top_hits
 from maxmatch.core.checks import NotFiniteError, NotUnitLength
 from maxmatch.matching import scoring, triton_scan
-from maxmatch.matching.triton_scan import Cut, best_hits, best_keys, can_scan
+from maxmatch.matching.triton_scan import Cut, best_hits, best_keys, can_scan, quantise, way_for
 from maxmatch.matching.triton_tiles import Tiles
 
 HELD, STREAMED = Tiles(4, 16, 3, held=True), Tiles(8, 32, 3, held=False)
@@ -128,6 +129,59 @@ def test_what_can_be_scanned(queries: Tensor, items: Tensor, k: int, fits: bool)
     assert can_scan(queries, items, k) is fits
 
 
+# --- integers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_vector_is_a_scale_times_integers_of_which_the_largest_is_127() -> None:
+    sets = halves(5, 96, 0)
+    sets[3, 2] = 0
+    values, scales = quantise(sets)
+    assert values.abs().amax(2).tolist() == [[127] * 4] * 3 + [[127, 127, 0, 127]] + [[127] * 4]
+    exact = sets.double().numpy()
+    largest = abs(exact).max(-1, keepdims=True) / 127
+    expected = (exact / np.where(largest > 0, largest, 1)).round()  # ties aside, of which there is none
+    assert values.tolist() == expected.tolist()
+    np.testing.assert_allclose(scales.numpy(), largest[..., 0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("queries", "way"), [(3, None), (18, Cut(16, 16, 4, 2)), (40, HELD), (70, STREAMED)])
+@pytest.mark.parametrize("some", [False, True])
+def test_hits_of_integers_are_the_largest_scores_of_what_they_stand_for(
+    queries: int, way: Cut | Tiles | None, some: bool
+) -> None:
+    asked, items = random_sets(0, queries, 4, 64), random_sets(1, 50, 4, 64)
+    (values, scales), (own, own_scales) = quantise(items), quantise(asked)
+    keep = torch.arange(50) % 3 > 0 if some else None
+    scores, places = best_hits(asked, values, 4, keep, way, scales)
+    whole = score_matrix(own * own_scales[..., None], values * scales[..., None])
+    whole = whole if keep is None else whole.masked_fill(~keep, -torch.inf)
+    torch.testing.assert_close(scores, whole.topk(4).values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(scores, whole.gather(1, places), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "width", "dtype", "expected"),
+    [
+        (16, 256, torch.float16, triton_scan.FEW),
+        (32, 256, torch.float16, triton_scan.MANY),
+        (33, 256, torch.float16, triton_scan.HELD),
+        (33, 256, torch.int8, triton_scan.HELD_INT8),
+        (33, 192, torch.int8, triton_scan.STREAMED),  # held are powers of two
+        (33, 1024, torch.bfloat16, triton_scan.STREAMED),
+        (900, 512, torch.float16, triton_scan.STREAMED),
+    ],
+)
+def test_many_queries_are_scanned_by_tiles_that_fit(
+    queries: int, width: int, dtype: torch.dtype, expected: Cut | Tiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = torch.zeros(9, 4, width, dtype=dtype)
+    monkeypatch.undo()  # the usual cuts
+    assert way_for(queries, items) == expected
+    monkeypatch.setattr(triton_scan, "_capability", lambda _: (8, 6))
+    monkeypatch.setattr(triton_scan, "_room", lambda _: 99 * 1024)
+    assert isinstance(way_for(queries, items), Cut)  # an older GPU has no copy engine
+
+
 # --- top_hits through the kernel ------------------------------------------------------------------------------------
 
 
@@ -156,6 +210,13 @@ def test_top_hits_of_sets_where_they_lie_are_those_of_all_scores(scans: list[int
     assert scans == [70]  # all there are
     check_hits(a, b, (found.scores, found.indices), 70)
     assert found.scores.dtype == torch.float32
+
+
+def test_top_hits_of_more_queries_than_memory_allows_at_once(scans: list[int]) -> None:
+    a, b = halves(5, 32, 3), halves(70, 32, 4)
+    found = top_hits(a, b, 3, max_memory=2 * triton_scan.scan_bytes(70, 3))
+    assert scans == [3, 3, 3]
+    check_hits(a, b, (found.scores, found.indices), 3)
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.float32])
