@@ -205,7 +205,7 @@ def _try_ways(width: int, dtype: str, queries: int, tried: list[Any]) -> None:
         except Exception as error:  # one that does not fit this GPU leaves the others
             print(f"  {way}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             continue
-        expected = torch.stack([part.amax(1) for part in whole.split(way.items, 1)], 1)
+        expected = torch.stack([part.amax(1) for part in torch.split(whole, way.items, 1)], 1)
         ordered = (keys >> 32).int()
         scores = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(torch.float32)
         assert_equal(scores, expected, 2e-6, str(way))

@@ -234,7 +234,7 @@ class PairwiseJob:
         if at_once == 0:
             return None
         rows = rows.to(self.device)
-        parts = [kernels.best_hits(part, self.b, k, keep) for part in rows.split(at_once)]
+        parts = [kernels.best_hits(part, self.b, k, keep) for part in torch.split(rows, at_once)]
         scores, indices = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         self._look(scores[:, 0], lowest=-math.inf)  # of none there is no score
         return TopHits(scores, indices)

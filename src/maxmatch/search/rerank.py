@@ -135,10 +135,10 @@ def best_of_rows(
     scores = (mean_exp(cosines) if similarity.fast else similarity.of_planes(planes)).reshape(real.shape)
     scores = np.where(real, scores, -np.inf)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    slots = [
-        np.take_along_axis(values.T.reshape(*real.shape, -1), order[:, :, None], 1) for values in (partners, cosines)
-    ]
-    return order, np.take_along_axis(scores, order, 1), *slots
+    met, of = (
+        np.take_along_axis(each.T.reshape(*real.shape, -1), order[:, :, None], 1) for each in (partners, cosines)
+    )
+    return order, np.take_along_axis(scores, order, 1), met, of
 
 
 def places_of_best(

@@ -77,7 +77,7 @@ class ItemsOnDevice:
         asked = torch.from_numpy(queries).to(self.device)
         wanted = min(k + max(k, _BESIDE), len(items.ids))
         at_once = max(1, min(_QUERIES, _AGAIN // max(1, wanted * self.set_size * self._manifest.dim)))
-        under_way = [self._candidates(items, part, wanted, keep) for part in asked.split(at_once)]
+        under_way = [self._candidates(items, part, wanted, keep) for part in torch.split(asked, at_once)]
         return [each for candidates in under_way for each in self._chosen(items, candidates, k)]
 
     def _candidates(self, items: _Items, queries: Tensor, wanted: int, keep: Tensor | None) -> _Candidates:
@@ -94,7 +94,7 @@ class ItemsOnDevice:
             torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
             for each in (places, planes)
         )
-        ready = torch.cuda.Event()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return _Candidates(places, planes, ready)
 
