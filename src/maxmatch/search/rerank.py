@@ -1,8 +1,10 @@
 """The best items of each query: all of them scored, or the candidates that the engine proposes."""
 
+import gc
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +23,8 @@ _ROUNDING = 1e-6  # of a score: how much two ways to compute it differ, but for 
 _FEW = 2**14  # pairs that NumPy scores as fast as torch does, which takes seconds to load
 _ONE_THREAD = 2**18  # multiplications: OpenBLAS shares out more among threads, which wait by spinning
 _decode = json.JSONDecoder().raw_decode  # of texts as `json.dumps` writes them a third of `json.loads`
-_new_match = partial(tuple.__new__, Match)  # likewise
+_new = tuple.__new__  # of a Match half of `Match`
+_WORTH_A_PAUSE = 1000  # hits
 
 
 class Best(NamedTuple):
@@ -403,16 +406,32 @@ def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
     """What a search gives; metadata that did not come along is fetched. An item removed meanwhile is left out."""
     missing = sorted({name for each in best if each.metadata is None for name in each.ids})
     fetched = metadata_of(engine, missing) if missing else {}
-    found = []
-    for each in best:
-        texts = map(fetched.get, each.ids) if each.metadata is None else each.metadata
-        scores = each.scores.astype(np.float32).tolist()
-        matches = map(_matches, each.partners.tolist(), each.cosines.tolist())
-        rows = zip(each.ids, scores, matches, texts, strict=True)
-        found.append([Hit(name, score, met, _decode(text)[0]) for name, score, met, text in rows if text is not None])
-    return found
+    with _garbage_kept(sum(len(each.ids) for each in best) >= _WORTH_A_PAUSE):
+        return [_hits(each, fetched) for each in best]
+
+
+@contextmanager
+def _garbage_kept(pause: bool) -> Iterator[None]:
+    """Without the garbage collector, which would look through all objects of the program again and again while many
+    new ones are made and none is left. It takes two thirds of the time.
+    """
+    pause = pause and gc.isenabled()
+    if pause:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pause:
+            gc.enable()
+
+
+def _hits(best: Best, fetched: Mapping[str, str]) -> list[Hit]:
+    texts = map(fetched.get, best.ids) if best.metadata is None else best.metadata
+    scores = best.scores.astype(np.float32).tolist()
+    matches = map(_matches, best.partners.tolist(), best.cosines.tolist())
+    rows = zip(best.ids, scores, matches, texts, strict=True)
+    return [Hit(name, score, met, _decode(text)[0]) for name, score, met, text in rows if text is not None]
 
 
 def _matches(partners: list[int], cosines: list[float]) -> list[Match]:
-    met = zip(range(len(partners)), partners, cosines, strict=True)
-    return [_new_match(each) for each in met if each[1] >= 0]
+    return [_new(Match, met) for met in zip(range(len(partners)), partners, cosines, strict=True) if met[1] >= 0]
