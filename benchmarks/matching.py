@@ -1,6 +1,6 @@
 """Compare set similarities with a bare matrix product: `make bench`, or name parts.
 
-Parts: cpu (search is a part of it), equality, gpu (gpu_search is a part of it), gpu_limits, growth.
+Parts: cpu (search is part of it), equality, gpu (with gpu_search and gpu_index), gpu_ways, gpu_limits, growth.
 """
 
 import resource
@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks import gpu_search
 from benchmarks.reference import assert_equal, paper_listing, random_sets, scipy_scores
 from benchmarks.timing import Row, Work, describe_machine, print_rows, rows_against, time_each
 from maxmatch import score_matrix, similarity, top_hits
@@ -130,30 +131,8 @@ def gpu() -> None:
         print_rows(f"GPU, {images:,} × {captions:,} sets, K={size}, D={width}, {name}", rows)
     torch.set_float32_matmul_precision("highest")
     _training_step()
-    gpu_search()
-
-
-def gpu_search() -> None:
-    """1, 16 and 100 queries against a million sets in float16, beside reading these once and the bare product."""
-    items, size = 1_000_000, 4
-    for width in (256, 1024):
-        gallery = torch.empty(items, size, width, dtype=torch.float16, device="cuda")
-        for start in range(0, items, 100_000):
-            gallery[start : start + 100_000] = random_sets(100_000, size, width, start + 1, "cuda")
-        words = gallery.view(torch.int64)
-        for queries in (1, 16, 100):
-            query = random_sets(queries, size, width, 4, "cuda").half()
-            hits = top_hits(query, gallery, 10)
-            parts = [score_matrix(query, gallery[start : start + 100_000]) for start in range(0, items, 100_000)]
-            assert_equal(hits.scores, torch.cat(parts, 1).topk(10).values, 2e-6, "top_hits")
-            assert_equal(hits.scores[:1], scipy_scores(query[:1], gallery[hits.indices[0]]), 2e-6, "top_hits and SciPy")
-            out = torch.empty(queries * size, items * size, dtype=torch.float16, device="cuda")
-            product, find = partial(_product, query, gallery, out), partial(top_hits, query, gallery, 10)
-            read, made, found = map(min, time_each([words.sum, product, find], 25))
-            floor, goal = max(read, made), 1.3 if queries == 1 else 1.5
-            rows = [Row("reading the gallery once (sum)", read), Row("bare product", made)]
-            rows.append(Row("top_hits(10), against the larger", found, found / floor, goal))
-            print_rows(f"GPU, {queries} × {items:,} sets, K={size}, D={width}, float16", rows)
+    gpu_search.search()
+    gpu_search.index()
 
 
 def gpu_limits() -> None:
@@ -272,10 +251,12 @@ def growth() -> None:
 
 if __name__ == "__main__":
     parts = {
-        "cpu": cpu, "search": search, "equality": equality, "gpu": gpu, "gpu_search": gpu_search, "growth": growth,
+        "cpu": cpu, "search": search, "equality": equality, "gpu": gpu, "gpu_search": gpu_search.search,
+        "gpu_index": gpu_search.index, "gpu_ways": gpu_search.ways, "growth": growth,
         "gpu_limits": gpu_limits,
     }  # fmt: skip
-    on_gpu, within = ("equality", "gpu", "gpu_search", "gpu_limits"), ("search", "gpu_search", "gpu_limits")
+    on_gpu = ("equality", "gpu", "gpu_search", "gpu_index", "gpu_ways", "gpu_limits")
+    within = ("search", "gpu_search", "gpu_index", "gpu_ways", "gpu_limits")  # parts of cpu and gpu, or asked for
     usual = [name for name in parts if name not in on_gpu or torch.cuda.is_available()]
     chosen = sys.argv[1:] or [name for name in usual if name not in within]
     print(describe_machine())

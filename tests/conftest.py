@@ -18,6 +18,7 @@ UNCHECKED = {
     "maxmatch.matching.triton_blocks": "likewise",
     "maxmatch.matching.triton_fused": "likewise",
     "maxmatch.matching.triton_scan": "likewise",
+    "maxmatch.matching.triton_tiles": "likewise",
     "maxmatch.losses.triton_mmd": "likewise",
     "maxmatch.model.layers.triton_attention": "likewise",
     "maxmatch.model.layers.triton_gru": "likewise",

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from maxmatch.matching import triton_backend, triton_fused, triton_scan
+from maxmatch.matching import triton_backend, triton_fused, triton_scan, triton_tiles
 from maxmatch.matching.triton_fused import CUTS, CUTS_IN_PLACE
 
 
@@ -60,11 +60,15 @@ def every_kernel(capability: int) -> dict[str, dict[str, int]]:
         capability, triton_backend._count_wrong, [*ranked, "*i64", "i32", "i32", "i32"], 4, UNIT=4, ROWS=32, COLUMNS=128
     )
     if capability >= 90:
-        cut = triton_scan.LARGE
-        found["tiles"] = compiled(
-            capability, triton_scan._best_of_tiles, ["*fp16", "*fp16", "*u8", "*i64", "i32", "i32", "i32", "i32"],
-            cut.warps, cut.stages, KEEP=False, D=1024, STEP=64, ROWS=cut.rows, ITEMS=cut.items,
-        )  # fmt: skip
+        for way, kernel, tiles, step in (
+            ("held", triton_tiles._held, triton_scan.HELD, 256),
+            ("streamed", triton_tiles._streamed, triton_scan.STREAMED, 64),
+        ):
+            sets = [f"tensordesc<fp16[{4 * tiles.rows}, {step}]>", f"tensordesc<fp16[2, {tiles.items}, 2, {step}]>"]
+            found[way] = compiled(
+                capability, kernel, [*sets, "*fp32", "*fp32", "*u8", "*i64", *["i32"] * 4], tiles.warps, tiles.stages,
+                KEEP=False, SCALED=False, D=256, STEP=step, WARPS=tiles.warps, ITEMS=tiles.items,
+            )  # fmt: skip
     return found
 
 

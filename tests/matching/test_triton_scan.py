@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from reference import random_sets
@@ -13,7 +14,10 @@ if sys.platform != "linux":
 from maxmatch import score_matrix, top_hits
 from maxmatch.core.checks import NotFiniteError, NotUnitLength
 from maxmatch.matching import scoring, triton_scan
-from maxmatch.matching.triton_scan import LARGE, Cut, best_hits, best_keys, can_scan
+from maxmatch.matching.triton_scan import Cut, best_hits, best_keys, can_scan, quantise, way_for
+from maxmatch.matching.triton_tiles import Tiles
+
+HELD, STREAMED = Tiles(4, 16, 3, held=True), Tiles(8, 32, 3, held=False)
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +55,11 @@ def test_the_best_hits_are_the_largest_scores(queries: int, items: int, width: i
 
 
 @pytest.mark.parametrize(
-    ("queries", "cut"), [(17, Cut(16, 64, 4, 2)), (33, Cut(32, 32, 4, 3)), (65, LARGE), (3, LARGE)]
+    ("queries", "cut"), [(17, Cut(16, 64, 4, 2)), (33, Cut(32, 32, 4, 3)), (65, STREAMED), (3, STREAMED), (40, HELD)]
 )
-def test_the_best_of_each_block_for_more_queries_than_a_program_takes(queries: int, cut: Cut) -> None:
-    asked, there = halves(queries, 96, 0), halves(70, 96, 1)
+def test_the_best_of_each_block_for_more_queries_than_a_program_takes(queries: int, cut: Cut | Tiles) -> None:
+    width = 64 if cut == HELD else 96
+    asked, there = halves(queries, width, 0), halves(70, width, 1)
     keys = best_keys(asked, there, None, cut)
     parts = score_matrix(asked.float(), there.float()).split(cut.items, dim=1)
     torch.testing.assert_close(scores_of(keys), torch.stack([part.amax(1) for part in parts], 1), rtol=0, atol=1e-5)
@@ -67,17 +72,17 @@ def scores_of(keys: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("most", [0, 2048])
-@pytest.mark.parametrize("cut", [None, LARGE])
+@pytest.mark.parametrize("cut", [None, STREAMED])
 @pytest.mark.parametrize("k", [3, 130])
 def test_of_equal_scores_the_first_places_come_first(
-    k: int, cut: Cut | None, most: int, monkeypatch: pytest.MonkeyPatch
+    k: int, cut: Cut | Tiles | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_scan, "_RANKED", most)  # by choosing them first, and by comparing each with each
     one = halves(26, 32, 1)
     there = one.repeat(5, 1, 1)  # every score five times, in different blocks
     _, order = sorted_scores(halves(2, 32, 0), one)
     expected = (order[:, :, None] + 26 * torch.arange(5)).flatten(1)[:, :k]
-    _, places = best_hits(halves(2, 32, 0), there, k, cut=cut)
+    _, places = best_hits(halves(2, 32, 0), there, k, way=cut)
     assert torch.equal(places, expected)
 
 
@@ -89,8 +94,8 @@ def test_the_largest_keys_of_each_row_are_chosen(count: int, k: int, monkeypatch
     assert torch.equal(chosen.sort(dim=1, descending=True).values, keys.topk(k, dim=1).values)
 
 
-@pytest.mark.parametrize("cut", [None, LARGE])
-def test_only_items_that_are_kept_are_found(cut: Cut | None) -> None:
+@pytest.mark.parametrize("cut", [None, STREAMED])
+def test_only_items_that_are_kept_are_found(cut: Cut | Tiles | None) -> None:
     asked, there = halves(3, 32, 0), halves(90, 32, 1)
     keep = torch.rand(90, generator=torch.Generator().manual_seed(2)) < 0.3
     there[~keep, 1, 3] = torch.nan  # and the others not looked at
@@ -108,7 +113,8 @@ def test_only_items_that_are_kept_are_found(cut: Cut | None) -> None:
     [
         (torch.zeros(128, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, True),
         (torch.zeros(1, 4, 32).bfloat16(), torch.zeros(9, 4, 32).bfloat16(), 9, True),
-        (torch.zeros(129, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, False),
+        (torch.zeros(999, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, True),
+        (torch.zeros(1, 4, 32), torch.zeros(9, 4, 32, dtype=torch.int8), 9, True),
         (torch.zeros(0, 4, 32).half(), torch.zeros(9, 4, 32).half(), 9, False),
         (torch.zeros(1, 4, 32).half(), torch.zeros(0, 4, 32).half(), 0, False),
         (torch.zeros(1, 4, 32).half(), torch.zeros(999, 4, 32).half(), 257, False),
@@ -123,6 +129,59 @@ def test_what_can_be_scanned(queries: Tensor, items: Tensor, k: int, fits: bool)
     assert can_scan(queries, items, k) is fits
 
 
+# --- integers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_vector_is_a_scale_times_integers_of_which_the_largest_is_127() -> None:
+    sets = halves(5, 96, 0)
+    sets[3, 2] = 0
+    values, scales = quantise(sets)
+    assert values.abs().amax(2).tolist() == [[127] * 4] * 3 + [[127, 127, 0, 127]] + [[127] * 4]
+    exact = sets.double().numpy()
+    largest = abs(exact).max(-1, keepdims=True) / 127
+    expected = (exact / np.where(largest > 0, largest, 1)).round()  # ties aside, of which there is none
+    assert values.tolist() == expected.tolist()
+    np.testing.assert_allclose(scales.numpy(), largest[..., 0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("queries", "way"), [(3, None), (18, Cut(16, 16, 4, 2)), (40, HELD), (70, STREAMED)])
+@pytest.mark.parametrize("some", [False, True])
+def test_hits_of_integers_are_the_largest_scores_of_what_they_stand_for(
+    queries: int, way: Cut | Tiles | None, some: bool
+) -> None:
+    asked, items = random_sets(0, queries, 4, 64), random_sets(1, 50, 4, 64)
+    (values, scales), (own, own_scales) = quantise(items), quantise(asked)
+    keep = torch.arange(50) % 3 > 0 if some else None
+    scores, places = best_hits(asked, values, 4, keep, way, scales)
+    whole = score_matrix(own * own_scales[..., None], values * scales[..., None])
+    whole = whole if keep is None else whole.masked_fill(~keep, -torch.inf)
+    torch.testing.assert_close(scores, whole.topk(4).values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(scores, whole.gather(1, places), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "width", "dtype", "expected"),
+    [
+        (16, 256, torch.float16, triton_scan.FEW),
+        (32, 256, torch.float16, triton_scan.MANY),
+        (33, 256, torch.float16, triton_scan.HELD),
+        (33, 256, torch.int8, triton_scan.HELD_INT8),
+        (33, 192, torch.int8, triton_scan.STREAMED),  # held are powers of two
+        (33, 1024, torch.bfloat16, triton_scan.STREAMED),
+        (900, 512, torch.float16, triton_scan.STREAMED),
+    ],
+)
+def test_many_queries_are_scanned_by_tiles_that_fit(
+    queries: int, width: int, dtype: torch.dtype, expected: Cut | Tiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = torch.zeros(9, 4, width, dtype=dtype)
+    monkeypatch.undo()  # the usual cuts
+    assert way_for(queries, items) == expected
+    monkeypatch.setattr(triton_scan, "_capability", lambda _: (8, 6))
+    monkeypatch.setattr(triton_scan, "_room", lambda _: 99 * 1024)
+    assert isinstance(way_for(queries, items), Cut)  # an older GPU has no copy engine
+
+
 # --- top_hits through the kernel ------------------------------------------------------------------------------------
 
 
@@ -134,6 +193,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     class Kernels:
         can_scan = staticmethod(triton_scan.can_scan)
         scan_bytes = staticmethod(triton_scan.scan_bytes)
+        most_queries = staticmethod(triton_scan.most_queries)
 
         @staticmethod
         def best_hits(queries: Tensor, items: Tensor, k: int, keep: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -150,6 +210,13 @@ def test_top_hits_of_sets_where_they_lie_are_those_of_all_scores(scans: list[int
     assert scans == [70]  # all there are
     check_hits(a, b, (found.scores, found.indices), 70)
     assert found.scores.dtype == torch.float32
+
+
+def test_top_hits_of_more_queries_than_memory_allows_at_once(scans: list[int]) -> None:
+    a, b = halves(5, 32, 3), halves(70, 32, 4)
+    found = top_hits(a, b, 3, max_memory=2 * triton_scan.scan_bytes(70, 3))
+    assert scans == [3, 3, 3]
+    check_hits(a, b, (found.scores, found.indices), 3)
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.float32])

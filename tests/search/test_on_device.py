@@ -9,7 +9,7 @@ import torch
 from made_sets import unit_sets
 
 from maxmatch import SetIndex
-from maxmatch.matching import scoring
+from maxmatch.matching import stored_sets
 from maxmatch.search.engines import on_device
 
 QUERIES = unit_sets(5, 4, 32, seed=1)
@@ -96,14 +96,45 @@ def test_what_cannot_be_kept_on_a_device_is_refused(tmp_path, monkeypatch):
         SetIndex.open(folder, device="cuda")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux only")
-def test_the_kernel_of_a_gpu_finds_the_same(tmp_path, monkeypatch):
+def test_the_kernel_of_a_gpu_finds_the_same(tmp_path, monkeypatch, dtype):
     from maxmatch.matching import triton_scan
 
-    monkeypatch.setattr(scoring, "scans_for", lambda _: triton_scan)
     folder = fill(tmp_path / "index", unit_sets(100, 4, 32), dtype="float16")
-    with SetIndex.open(folder, device="cpu") as index:
-        found = index.search(QUERIES, 3)
-        expected = index.search(QUERIES, 3, exact=True)
-    assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
-    assert found[0][0].score == pytest.approx(expected[0][0].score, abs=1e-6)
+    with SetIndex.open(folder, "cpu", dtype) as index:
+        expected = index.search(QUERIES, 3), index.search(QUERIES, 2, "n < 40")
+        monkeypatch.setattr(stored_sets, "scans_for", lambda _: triton_scan)
+        assert (index.search(QUERIES, 3), index.search(QUERIES, 2, "n < 40")) == expected
+
+
+def test_integers_on_a_device_give_the_scores_of_what_is_kept(tmp_path, monkeypatch):
+    """Made integers here a second time: each number is a multiple of 1/127 of the largest of its vector."""
+    monkeypatch.setattr(stored_sets, "_BLOCK", 37 * 4 * 32)  # in blocks
+    sets = unit_sets(200, 4, 32)
+    scale = sets.abs().amax(-1, keepdim=True) / 127
+    kept = (sets / scale).round() * scale
+    assert 1e-4 < float((kept - sets).abs().max()) < 0.6 * float(scale.max())
+    folder = fill(tmp_path / "index", sets)
+    with SetIndex.create(tmp_path / "kept", 32, 4) as exact, SetIndex.open(folder, "cpu", "int8") as index:
+        exact.add([f"item {place}" for place in range(200)], kept)
+        for ours, wanted in zip(index.search(QUERIES), exact.search(QUERIES, exact=True), strict=True):
+            assert [hit.id for hit in ours] == [hit.id for hit in wanted]
+            assert [hit.score for hit in ours] == pytest.approx([hit.score for hit in wanted], abs=1e-6)
+        assert [[hit.metadata["n"] for hit in hits] for hits in index.search(QUERIES, 9, "n < 5")] != []
+        assert all(len(hits) == 5 for hits in index.search(QUERIES, 9, "n < 5"))
+
+
+def test_more_queries_than_go_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_device, "_QUERIES", 2)
+    with SetIndex.open(fill(tmp_path / "index", unit_sets(50, 4, 32)), device="cpu") as index:
+        check_alike(index)
+
+
+def test_a_new_index_on_a_device(tmp_path):
+    with SetIndex.create(tmp_path / "new", 32, 4, device="cpu", device_dtype="float16") as index:
+        assert index.search(QUERIES) == [[]] * 5
+        index.add([f"query {n}" for n in range(5)], QUERIES)
+        assert [hits[0].id for hits in index.search(QUERIES, 1)] == [f"query {n}" for n in range(5)]
+    with pytest.raises(ValueError, match=r"^device_dtype: expected one of .* got 'int4'"):
+        SetIndex.open(tmp_path / "new", device="cpu", device_dtype="int4")

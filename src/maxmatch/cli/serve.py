@@ -51,6 +51,10 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     exclude: ExcludeOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 … Default: a GPU if there is one.")] = None,
+    index_device: Annotated[
+        str | None,
+        typer.Option(help="Keep all items of an index in the memory of this device, as cuda, and score all of them."),
+    ] = None,
 ) -> None:
     """Search photos in the browser, and see why each was found.
 
@@ -94,6 +98,8 @@ def serve(
     from maxmatch.search.set_index import SetIndex
 
     is_photos = are_folders_of_photos(index, exclude or ())
+    if is_photos and index_device is not None:
+        raise typer.BadParameter("--index-device is for an index. Folders of photos are kept in memory already.")
     with listen(host, port) as listener, ExitStack() as opened:  # an address in use is reported before anything is read
         if is_photos:
             library, encoder = open_folders(
@@ -104,7 +110,7 @@ def serve(
             picture: Callable[[str], Path] = library.picture
             name = " and ".join(one.root.resolve().name for one in library.folders)
         else:
-            searched = opened.enter_context(SetIndex.open(index[0]))
+            searched = opened.enter_context(SetIndex.open(index[0], index_device))
             encoder = model_of(searched, index[0], model, device, load_model)
             pictures = pictures or encoded_folder(searched)
             picture, look = picture_in(pictures), None

@@ -227,24 +227,32 @@ class PairwiseJob:
         rows = as_tensor(self.a)
         if kernels is None or not kernels.can_scan(rows, self.b, k):
             return None
-        needed = kernels.scan_bytes(len(rows), len(self.b), k)
-        if (self._memory is not None or needed > LEAST_MEMORY) and needed > self.max_memory:
+        at_once = kernels.most_queries(self.device)
+        each = kernels.scan_bytes(len(self.b), k)
+        if self._memory is not None or at_once * each > LEAST_MEMORY:
+            at_once = min(at_once, self.max_memory // each)
+        if at_once == 0:
             return None
-        scores, indices = kernels.best_hits(rows.to(self.device), self.b, k, keep)
-        self._look(scores[:, 0].masked_fill(indices[:, 0] < 0, 0))  # of none there is no score
+        rows = rows.to(self.device)
+        parts = [kernels.best_hits(part, self.b, k, keep) for part in torch.split(rows, at_once)]
+        scores, indices = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        self._look(scores[:, 0], lowest=-math.inf)  # of none there is no score
         return TopHits(scores, indices)
 
-    def _look(self, watched: Tensor) -> None:
-        """Refuse what is not finite, for then some of `watched` (n,) is not, and warn of vectors of another length.
-        On a GPU nothing is looked at before all is under way, and then once: a look stops the queue of work.
+    def _look(self, watched: Tensor, lowest: float = math.nan) -> None:
+        """Refuse what is not finite, for then some of `watched` (n,) is not, or is `lowest`, and warn of vectors of
+        another length. On a GPU nothing is looked at before all is under way, and then once: a look stops the queue of
+        work.
         """
         sides = () if self.normalise else (("a", self.a, self.a_mask), ("b", self.b, self.b_mask))
         parts = [watched, *(some_norms(sets, mask).flatten().to(self.device) for _, sets, mask in sides)]
         values = torch.cat(parts).cpu().numpy()
-        whole, *found = np.split(values, np.cumsum([len(part) for part in parts[:-1]]))
-        if not np.isfinite(whole).all():
+        whole = values[: len(watched)]
+        if not (np.isfinite(whole) | (whole == lowest)).all():
             self._refuse_not_finite()
-        for (name, *_), norms in zip(sides, found, strict=True):
+        end = len(watched)
+        for (name, *_), part in zip(sides, parts[1:], strict=True):
+            norms, end = values[end : end + len(part)], end + len(part)
             warn_unless_unit(name, float(norms.min()), float(norms.max()), NORMALISE, stacklevel=4)
 
     def _refuse_not_finite(self) -> NoReturn:

@@ -1,8 +1,10 @@
 """The best items of each query: all of them scored, or the candidates that the engine proposes."""
 
+import gc
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,6 +22,9 @@ from maxmatch.search.index_folder import Manifest, Tuning, checked_count
 _ROUNDING = 1e-6  # of a score: how much two ways to compute it differ, but for matchings that are as good
 _FEW = 2**14  # pairs that NumPy scores as fast as torch does, which takes seconds to load
 _ONE_THREAD = 2**18  # multiplications: OpenBLAS shares out more among threads, which wait by spinning
+_decode = json.JSONDecoder().raw_decode  # of texts as `json.dumps` writes them a third of `json.loads`
+_new = tuple.__new__  # of a Match half of `Match`
+_WORTH_A_PAUSE = 1000  # hits
 
 
 class Best(NamedTuple):
@@ -35,7 +40,7 @@ class Best(NamedTuple):
     """JSON texts, where the engine gave them along."""
 
 
-_NONE = Best([], np.empty(0, np.float32), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+NONE = Best([], np.empty(0, np.float32), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
 
 
 class _Running(NamedTuple):
@@ -118,6 +123,25 @@ def best_of_each(queries: np.ndarray, candidates: Sequence[Found], k: int, simil
         texts = None if found.metadata is None else [found.metadata[place] for place in order]
         best.append(Best(ids, scores[rows], partners[:, rows].T, cosines[:, rows].T, texts))
     return best
+
+
+def best_of_rows(
+    planes: np.ndarray, real: np.ndarray, k: int, similarity: SetSimilarity
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The k best of each query among its own candidates, by their cosines (K, K, n·m): where they are, their scores,
+    the slots that met and their cosines, (n, k) and (n, k, K). Candidates are in the order in which they were added.
+
+    real: (n, m); the others come last, with a score of −inf.
+    """
+    partners = _met(planes, similarity)
+    cosines = matched(planes, partners)
+    scores = (mean_exp(cosines) if similarity.fast else similarity.of_planes(planes)).reshape(real.shape)
+    scores = np.where(real, scores, -np.inf)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    met, of = (
+        np.take_along_axis(each.T.reshape(*real.shape, -1), order[:, :, None], 1) for each in (partners, cosines)
+    )
+    return order, np.take_along_axis(scores, order, 1), met, of
 
 
 def places_of_best(
@@ -265,7 +289,7 @@ def rank_all(engine: Engine, query: np.ndarray, where: Condition | None, manifes
         _scored(query[None], block, len(block.ids), manifest.scoring) for block in engine.scan(size, where) if block.ids
     ]
     if not parts:
-        return _NONE
+        return NONE
     scores, added, ids, partners, cosines = (np.concatenate(values, 1)[0] for values in zip(*parts, strict=True))
     order = np.lexsort((added, -scores))
     return Best(ids[order].tolist(), scores[order], partners[order], cosines[order])
@@ -273,7 +297,7 @@ def rank_all(engine: Engine, query: np.ndarray, where: Condition | None, manifes
 
 def best_among(items: Found, queries: np.ndarray, k: int, similarity: SetSimilarity) -> list[Best]:
     """The k best of each query (n, L, D) among the same items."""
-    return _best(_scored(queries, items, k, similarity)) if items.ids else [_NONE] * len(queries)
+    return _best(_scored(queries, items, k, similarity)) if items.ids else [NONE] * len(queries)
 
 
 def _best(running: _Running) -> list[Best]:
@@ -382,15 +406,32 @@ def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
     """What a search gives; metadata that did not come along is fetched. An item removed meanwhile is left out."""
     missing = sorted({name for each in best if each.metadata is None for name in each.ids})
     fetched = metadata_of(engine, missing) if missing else {}
-    found = []
-    for each in best:
-        texts = map(fetched.get, each.ids) if each.metadata is None else each.metadata
-        scores = each.scores.astype(np.float32).tolist()
-        matches = map(_matches, each.partners.tolist(), each.cosines.tolist())
-        rows = zip(each.ids, scores, matches, texts, strict=True)
-        found.append([Hit(name, score, met, json.loads(text)) for name, score, met, text in rows if text is not None])
-    return found
+    with _garbage_kept(sum(len(each.ids) for each in best) >= _WORTH_A_PAUSE):
+        return [_hits(each, fetched) for each in best]
+
+
+@contextmanager
+def _garbage_kept(pause: bool) -> Iterator[None]:
+    """Without the garbage collector, which would look through all objects of the program again and again while many
+    new ones are made and none is left. It takes two thirds of the time.
+    """
+    pause = pause and gc.isenabled()
+    if pause:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pause:
+            gc.enable()
+
+
+def _hits(best: Best, fetched: Mapping[str, str]) -> list[Hit]:
+    texts = map(fetched.get, best.ids) if best.metadata is None else best.metadata
+    scores = best.scores.astype(np.float32).tolist()
+    matches = map(_matches, best.partners.tolist(), best.cosines.tolist())
+    rows = zip(best.ids, scores, matches, texts, strict=True)
+    return [Hit(name, score, met, _decode(text)[0]) for name, score, met, text in rows if text is not None]
 
 
 def _matches(partners: list[int], cosines: list[float]) -> list[Match]:
-    return [match for match in map(Match, range(len(partners)), partners, cosines) if match.item_slot >= 0]
+    return [_new(Match, met) for met in zip(range(len(partners)), partners, cosines, strict=True) if met[1] >= 0]

@@ -67,6 +67,7 @@ class SetIndex:
         manifest: what its index.json holds.
         engine: what stores its items.
         device: where to keep all items for searching, as in `open`; None: they are not kept.
+        device_dtype: in what precision, as in `open`.
 
     Examples:
         >>> import torch
@@ -81,12 +82,19 @@ class SetIndex:
         >>> index.close()
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: Engine, device: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        engine: Engine,
+        device: str | None = None,
+        device_dtype: str | None = None,
+    ) -> None:
         self.folder = folder
         self.manifest = manifest
         self.engine = engine
-        self.device = device
-        self._on_device = None if device is None else _items_on(device, folder, engine, manifest)
+        self.device, self.device_dtype = device, device_dtype
+        self._on_device = None if device is None else _items_on(device, device_dtype, folder, engine, manifest)
         self._last_added = 0
         self._warned: set[str] = set()
         self._seen: set[Condition] = set()
@@ -108,6 +116,8 @@ class SetIndex:
         dtype: str = "float32",
         engine: str = "lance",
         settings: Mapping[str, JsonValue] | None = None,
+        device: str | None = None,
+        device_dtype: str | None = None,
     ) -> "SetIndex":
         """A new, empty index in a new or empty folder.
 
@@ -125,6 +135,8 @@ class SetIndex:
             dtype: "float32", or "float16" for half the space.
             engine: "lance" (files, fast), "exhaustive" (files, every search scans) or "milvus" (a server).
             settings: the engine's own settings.
+            device: where to keep all items for searching, as in `open`. The folder does not remember it.
+            device_dtype: in what precision, as in `open`.
 
         Returns:
             The index, open.
@@ -163,17 +175,18 @@ class SetIndex:
             empty_folder(folder)  # again, now that nobody else can be making one
             opened = create_engine(engine, _place(folder, manifest))
             write_manifest(folder, manifest)  # last: a folder without it is no index
-        return cls(folder, manifest, opened)
+        return cls(folder, manifest, opened, device, device_dtype)
 
     @classmethod
-    def open(cls, folder: str | Path, device: str | None = None) -> "SetIndex":
+    def open(cls, folder: str | Path, device: str | None = None, device_dtype: str | None = None) -> "SetIndex":
         """Open the index in a folder.
 
         Args:
             folder: where `create` made it.
             device: keep all items in the memory of a device, as "cuda", and score all of them in every search there.
-                On a GPU they are float16; they are read again after they have changed. "cpu" keeps them in memory.
-                None: the engine searches.
+                They are read again after they have changed. "cpu" keeps them in memory. None: the engine searches.
+            device_dtype: what they are kept in there: "float32", "float16", "bfloat16", or "int8" for half the space of
+                float16, with scores of what is kept. None: float16; on a CPU the index's own.
 
         Returns:
             The index; a context manager that closes it.
@@ -187,11 +200,11 @@ class SetIndex:
         """
         folder = Path(folder).expanduser().resolve()
         manifest = read_manifest(folder)
-        return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)), device)
+        return cls(folder, manifest, open_engine(manifest.engine, _place(folder, manifest)), device, device_dtype)
 
-    def __reduce__(self) -> tuple[Callable[[Path, str | None], "SetIndex"], tuple[Path, str | None]]:
+    def __reduce__(self) -> tuple[Callable[..., "SetIndex"], tuple[Path, str | None, str | None]]:
         """Pickled as its folder, which the other process opens for itself."""
-        return type(self).open, (self.folder, self.device)
+        return type(self).open, (self.folder, self.device, self.device_dtype)
 
     def __len__(self) -> int:
         return self.engine.count()
@@ -613,10 +626,10 @@ class SetIndex:
         return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
 
 
-def _items_on(device: str, folder: Path, engine: Engine, manifest: Manifest) -> "ItemsOnDevice":
+def _items_on(device: str, dtype: str | None, folder: Path, engine: Engine, manifest: Manifest) -> "ItemsOnDevice":
     from maxmatch.search.engines.on_device import ItemsOnDevice
 
-    return ItemsOnDevice(folder, engine, manifest, device)
+    return ItemsOnDevice(folder, engine, manifest, device, dtype)
 
 
 def _place(folder: Path, manifest: Manifest) -> Location:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from maxmatch.core.devices import chosen_device
-from maxmatch.matching.scoring import top_hits
-from maxmatch.search.engine import Engine, Found
+from maxmatch.matching.stored_sets import STORED, StoredSets
+from maxmatch.search.engine import Engine
 from maxmatch.search.filters import Condition
 from maxmatch.search.index_folder import Manifest
-from maxmatch.search.rerank import Best, best_of_each
+from maxmatch.search.rerank import NONE, Best, best_of_rows
 
 _BLOCK = 16_384  # items that are read at once
-_QUERIES = 128  # at once: the most that a GPU's kernel takes in one pass
+_QUERIES = 256  # at once: while the best of these become hits, a GPU finds those of the next
+_AGAIN = 2**26  # numbers of items that are scored again at once
 _BESIDE = 16  # items beside k that are scored again, with queries in full precision
 _MASKS = 16  # filters whose items are remembered
 _log = logging.getLogger("maxmatch")
@@ -32,38 +33,83 @@ class _Items(NamedTuple):
     ids: np.ndarray
     added: np.ndarray
     metadata: np.ndarray
-    sets: Tensor
-    """(n, K, D), on the device."""
+    sets: StoredSets
     masks: dict[Condition, Tensor]
     """Which of them pass a filter, on the device."""
 
 
+class _Candidates(NamedTuple):
+    """Of some queries, on their way from the device."""
+
+    places: Tensor
+    """(n, m), in the order in which the items were added; −1 stands for none."""
+    planes: Tensor
+    """Their cosines (K, K, n·m), of queries in full precision."""
+    ready: torch.cuda.Event | None
+
+
 class ItemsOnDevice:
-    """The items of an index on a device, read again when they have changed. A GPU has them in float16, and finds the
-    best by it; the CPU in the index's precision.
+    """The items of an index on a device, read again when they have changed. A GPU has them in float16, unless another
+    precision is asked for, and finds the best by it; the CPU in the index's precision.
     """
 
-    def __init__(self, folder: Path, engine: Engine, manifest: Manifest, device: str | torch.device) -> None:
+    def __init__(
+        self, folder: Path, engine: Engine, manifest: Manifest, device: str | torch.device, dtype: str | None = None
+    ) -> None:
         if manifest.set_size is None:
             raise ValueError(f"{folder}: device: sets of any size cannot be kept on one. Open it without device.")
+        if dtype is not None and dtype not in STORED:
+            raise ValueError(f"device_dtype: expected one of {', '.join(STORED)}, got {dtype!r}.")
         self.set_size = manifest.set_size
         self.device = chosen_device(device)
+        self.dtype = dtype or (manifest.dtype if self.device.type == "cpu" else "float16")
         self._folder, self._engine, self._manifest = folder, engine, manifest
         self._busy = threading.Lock()
         self._items: _Items | None = None
         self._current()
 
     def best(self, queries: np.ndarray, k: int, where: Condition | None) -> list[Best]:
-        """The k best of each query (n, K, D) among all items that pass; scored again in float32."""
+        """The k best of each query (n, K, D) among all items that pass, by the items as they are stored here."""
         items = self._current()
+        if not len(items.ids):
+            return [NONE] * len(queries)
         keep = None if where is None else self._passing(items, where)
-        best: list[Best] = []
-        for start in range(0, len(queries), _QUERIES):
-            part = queries[start : start + _QUERIES]
-            asked = torch.from_numpy(part).to(self.device, items.sets.dtype)
-            hits = top_hits(asked, items.sets, k + max(k, _BESIDE), self._manifest.scoring, keep=keep)
-            best += best_of_each(part, _found(items, hits.indices), k, self._manifest.scoring)
-        return best
+        asked = torch.from_numpy(queries).to(self.device)
+        wanted = min(k + max(k, _BESIDE), len(items.ids))
+        at_once = max(1, min(_QUERIES, _AGAIN // max(1, wanted * self.set_size * self._manifest.dim)))
+        under_way = [self._candidates(items, part, wanted, keep) for part in torch.split(asked, at_once)]
+        return [each for candidates in under_way for each in self._chosen(items, candidates, k)]
+
+    def _candidates(self, items: _Items, queries: Tensor, wanted: int, keep: Tensor | None) -> _Candidates:
+        """Found by what the items are stored in; nothing waits for them yet."""
+        found = items.sets.best(queries, wanted, self._manifest.scoring, keep).indices
+        places = found.sort(dim=1).values
+        exact = torch.float32 if self.device.type == "mps" else torch.float64  # and never tensor cores' float32
+        sets = items.sets.at(places.clamp(min=0)).to(exact)
+        planes = queries.to(exact) @ sets.flatten(1, 2).transpose(1, 2)  # (n, K, m·K)
+        planes = planes.view(len(queries), -1, *sets.shape[1:3]).permute(1, 3, 0, 2).flatten(2).float()
+        if self.device.type != "cuda":
+            return _Candidates(places.cpu(), planes.cpu(), None)
+        places, planes = (
+            torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
+            for each in (places, planes)
+        )
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return _Candidates(places, planes, ready)
+
+    def _chosen(self, items: _Items, candidates: _Candidates, k: int) -> list[Best]:
+        if candidates.ready is not None:
+            candidates.ready.synchronize()
+        places, planes = candidates.places.numpy(), candidates.planes.numpy()
+        order, scores, partners, cosines = best_of_rows(planes, places >= 0, k, self._manifest.scoring)
+        places = np.take_along_axis(places, order, 1)
+        ids, texts = items.ids[places].tolist(), items.metadata[places].tolist()
+        counts = (places >= 0).sum(1).tolist()
+        return [
+            Best(ids[row][:n], scores[row, :n], partners[row, :n], cosines[row, :n], texts[row][:n])
+            for row, n in enumerate(counts)
+        ]
 
     def _passing(self, items: _Items, where: Condition) -> Tensor:
         known = items.masks.get(where)
@@ -102,26 +148,25 @@ class ItemsOnDevice:
                     break
                 count += len(places)
                 ids[places], metadata[places] = np.array(found.ids, object), np.array(found.metadata, object)
-                vectors = torch.from_numpy(np.array(found.vectors)).to(self.device, sets.dtype)
-                sets[torch.from_numpy(places).to(self.device)] = vectors.view(-1, *sets.shape[1:])
+                vectors = torch.from_numpy(np.array(found.vectors)).to(self.device)
+                sets.put(torch.from_numpy(places).to(self.device), vectors.view(-1, *sets.values.shape[1:]))
         took = time.monotonic() - began
         _log.info("%s: %d items on %s (%s), read in %.1f s", self._folder, count, self.device, _size(sets), took)
         return _Items(version, ids, added, metadata, sets, {})
 
-    def _room(self, count: int) -> Tensor:
-        on_cpu = self.device.type == "cpu"
-        dtype = torch.float32 if on_cpu and self._manifest.dtype == "float32" else torch.float16
+    def _room(self, count: int) -> StoredSets:
         shape = count, self.set_size, self._manifest.dim
-        needed = torch.empty(shape, dtype=dtype, device="meta")
         if self.device.type == "cuda":
+            needed = StoredSets(*shape, self.dtype, "meta")
             free, _ = torch.cuda.mem_get_info(self.device)
             free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
             if needed.nbytes > 0.9 * free:
+                smaller = "" if self.dtype == "int8" else 'with device_dtype="int8", '
                 raise ValueError(
-                    f"{self._folder}: {count} items take {_size(needed)} in float16, and {self.device} has "
-                    f"{free / 1e9:.1f} GB free. Open the index without device, or use a GPU with more memory."
+                    f"{self._folder}: {count} items take {_size(needed)} in {self.dtype}, and {self.device} has "
+                    f"{free / 1e9:.1f} GB free. Open the index {smaller}without device, or use a GPU with more memory."
                 )
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        return StoredSets(*shape, self.dtype, self.device)
 
 
 def _places(added: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -132,15 +177,5 @@ def _places(added: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return places, there
 
 
-def _found(items: _Items, indices: Tensor) -> list[Found]:
-    """The items of each row of places; −1 stands for none."""
-    vectors = items.sets[indices.clamp(min=0)].flatten(2).float().cpu().numpy()
-    found = []
-    for own, places in zip(vectors, indices.cpu().numpy(), strict=True):
-        at = places[places >= 0]
-        found.append(Found(items.ids[at].tolist(), items.added[at], own[places >= 0], items.metadata[at].tolist()))
-    return found
-
-
-def _size(sets: Tensor) -> str:
+def _size(sets: StoredSets) -> str:
     return f"{sets.nbytes / 1e9:.1f} GB"
