@@ -293,10 +293,16 @@ class CachedEngine:
             yield cache.at(places[start : start + block], vectors, metadata)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """None while the cache answers: it is scanned."""
-        return None if self.is_current() else self.inner.candidates(queries, count, where, effort, choose)
+        return None if self.is_current() else self.inner.candidates(queries, count, where, effort, choose, wanted)
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""

@@ -1,0 +1,355 @@
+"""Candidates by short keys, for the rows that a table has now: `items.keys` beside it is a cache of keys.
+
+The file may be older than the table. Rows that it lacks get keys when they are first seen, and are always looked at;
+rows that are gone are passed over. An item is known by `added`, which is its own and changes when it is replaced. Where
+the file is missing, damaged, of other items or far behind, there are no candidates here: the engine's index has them.
+"""
+
+import logging
+import threading
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from maxmatch.search.engines.short_keys import AT_ONCE, Keys, ShortKeys, empty_keys, read_keys, trained, write_keys
+from maxmatch.search.filters import Condition
+
+_LOOKED_AT = 65_536  # keys, with an effort of 1
+_FINER = 128  # at least so many of them are looked at more closely
+_BEHIND = 10_000  # items that a file may lack, or a twentieth of what it has
+_BESIDE = 10  # beside twice those that are wanted
+_FILTERS = 16  # whose rows are remembered
+_CHECKED = 16  # keys that are compared with their vectors when a file is read
+_log = logging.getLogger("maxmatch")
+
+
+class TableRows(Protocol):
+    """What is asked of a table. Its rows have numbers, which change when its files are merged."""
+
+    def numbers(self, where: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Those of all rows that pass a filter in SQL, and their `added`."""
+
+    def vectors(self, numbers: np.ndarray) -> np.ndarray | None:
+        """Those of some rows, float32, in their order; None where one is gone."""
+
+    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`added` and the vectors of all rows, so many at a time."""
+
+
+class KeyedRows(NamedTuple):
+    """Rows that are proposed to a query."""
+
+    numbers: np.ndarray
+    added: np.ndarray
+
+
+class _Passing(NamedTuple):
+    """Which keys belong to rows that pass a filter."""
+
+    each: np.ndarray
+    """(n,) uint8: 1 for those that do; first the file's keys, then the later ones."""
+    in_cells: np.ndarray
+    """(cells,): how many of the file's."""
+    total: int
+
+
+class _Bound(NamedTuple):
+    """The keys of one state of the table."""
+
+    state: Hashable
+    keys: ShortKeys
+    later: Keys
+    """Those of rows that the file lacks."""
+    added: np.ndarray
+    """`added` of the item of each key: first the file's, then the later ones."""
+    numbers: np.ndarray
+    """Of all rows, rising."""
+    places: np.ndarray
+    """The key of each of these rows."""
+    rows: np.ndarray
+    """The number of the row of each key."""
+    all: _Passing
+    filtered: dict[Condition, _Passing]
+
+    def keys_at(self, places: np.ndarray) -> Keys:
+        """Both keys at some places."""
+        known = len(self.keys.added)
+        in_file = places < known
+        found = empty_keys(self.keys.directions, len(places))
+        for out, first, later in zip(found, self.keys.keys, self.later, strict=True):
+            out[in_file] = first[places[in_file]]
+            out[~in_file] = later[places[~in_file] - known]
+        return found
+
+
+class KeySearch:
+    """Searches by the short keys in a file. kernel: the module `numba_keys`."""
+
+    def __init__(self, path: Path, width: int, keys_from: int, kernel: ModuleType) -> None:
+        self.path = path
+        self.width = width
+        self.keys_from = keys_from
+        self._kernel = kernel
+        self._lock = threading.Lock()
+        self._read: tuple[Hashable, ShortKeys | None] = (None, None)
+        self._bound: _Bound | None = None
+        self._unusable: Hashable = None
+        """The state in which there is nothing to search by."""
+
+    def rows(
+        self,
+        table: TableRows,
+        version: Hashable,
+        queries: np.ndarray,
+        count: int,
+        effort: float,
+        where: tuple[Condition, str] | None,
+        wanted: int | None,
+    ) -> list[KeyedRows] | None:
+        """For each query (q, width) rows of this version of the table whose vectors are likely to have the largest
+        inner products with it: about `count`; if few of them are wanted, a few more than these. where: a filter, and
+        the same in SQL.
+        """
+        bound = self._bound_to(table, version)
+        if bound is None:
+            return None
+        passing = bound.all if where is None else self._passing(table, bound, *where)
+        most = count if wanted is None else min(count, max(2 * wanted + _BESIDE, count // 4))
+        directions = bound.keys.directions
+        distances = bound.keys.distances(directions.coordinates(queries)[0])
+        weights = directions.weights(queries)
+        found = []
+        for query, nearest in enumerate(np.argsort(distances, axis=1)):
+            seen = np.cumsum(passing.in_cells[nearest])
+            cells = np.sort(nearest[: np.searchsorted(seen, _LOOKED_AT * effort) + 1])
+            places = self._best(bound, passing, weights.first[query], cells, max(count, _FINER))
+            if len(places) > most:
+                estimates = weights.estimates(query, bound.keys_at(places))
+                places = places[np.argpartition(-estimates, most)[:most]]
+            found.append(KeyedRows(bound.rows[places], bound.added[places]))
+        return found
+
+    def _best(
+        self, bound: "_Bound", passing: "_Passing", query: np.ndarray, cells: np.ndarray, count: int
+    ) -> np.ndarray:
+        """The places of the best by the first keys, of those in some cells and of the later ones."""
+        products, places = np.full(count, -(2**31), np.int32), np.full(count, -1, np.int64)
+        first, later, ends = bound.keys.keys.first, bound.later.first, bound.keys.ends
+        known, none, all_later = len(first), np.zeros(1, np.int64), np.full(1, len(later))
+        for keys, pass_, begin, end, shift in (
+            (first, passing.each[:known], ends[cells], ends[cells + 1], 0),
+            (later, passing.each[known:], none, all_later, known),
+        ):
+            self._kernel.keep_best(keys, pass_, begin, end, query, shift, products, places)
+        return places[places >= 0]
+
+    def counted(self, version: Hashable, where: Condition) -> int | None:
+        """How many rows pass a filter that was searched with in this version; None where none was."""
+        bound = self._bound
+        if bound is None or bound.state != self._state(version) or where not in bound.filtered:
+            return None
+        return bound.filtered[where].total
+
+    def facts(self, table: TableRows, version: Hashable) -> dict[str, int]:
+        """How many bytes a key has and how many items have one; nothing where there are none to search by."""
+        bound = self._bound_to(table, version)
+        return {} if bound is None else {"keys": bound.all.total, "key_bytes": sum(part.shape[1] for part in bound.later)}
+
+    def forget(self) -> None:
+        """The rows of the table have moved: look at them anew."""
+        with self._lock:
+            self._bound = None
+
+    def refresh(self, table: TableRows, items: int, thorough: bool) -> bool:
+        """Bring the file up to date, where it is worth it or (thorough) in any case. True if it was trained anew: for
+        the first time, or for twice as many items. Only the one who writes to the table may call this.
+        """
+        if items < self.keys_from:
+            return False
+        with self._lock:
+            old = self._file()
+            numbers, added = table.numbers()
+            if old is not None and items < 2 * old.trained_for:
+                places = _places(old.added, added)
+                if not old.usable or self._matches(table, old, numbers, places):
+                    self._extend(table, old, numbers, added, places, thorough)
+                    return False
+            keys = trained(lambda places: _found(table, np.sort(numbers[places])), len(numbers), self.width)
+            write_keys(self.path, keys.holding(*_filled(keys, len(numbers), table.blocks(AT_ONCE))) if keys.usable else keys)
+        return True
+
+    def _extend(
+        self,
+        table: TableRows,
+        old: ShortKeys,
+        numbers: np.ndarray,
+        added: np.ndarray,
+        places: np.ndarray,
+        thorough: bool,
+    ) -> None:
+        """Keys for the rows that the file lacks, in the same cells; without those of rows that are gone."""
+        there = np.zeros(len(old.added), bool)
+        there[places[places >= 0]] = True
+        missing = np.flatnonzero(places < 0)
+        if not old.usable or len(missing) + int((~there).sum()) <= (0 if thorough else _most_missing(old)):
+            return
+        new = _filled(old, len(missing), ((added[some], _found(table, numbers[some])) for some in _parts(missing)))
+        parts = [(old.added[there], *old.keys.at(there), old.cell_of_each()[there]), (new[0], *new[1], new[2])]
+        known, first, finer, cells = (np.concatenate(part) for part in zip(*parts, strict=True))
+        write_keys(self.path, old.holding(known, Keys(first, finer), cells))
+
+    def _state(self, version: Hashable) -> Hashable:
+        return version, self._signature()
+
+    def _signature(self) -> Hashable:
+        try:
+            seen = self.path.stat()
+        except OSError:
+            return None
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+    def _file(self) -> ShortKeys | None:
+        """What the file holds, read once; None where there is none, or a damaged one, of which is warned once."""
+        signature = self._signature()
+        if self._read[0] != signature or signature is None:
+            self._read = signature, None
+            try:
+                self._read = signature, read_keys(self.path, self.width)
+            except ValueError as error:
+                self._refuse(error)
+        return self._read[1]
+
+    def _refuse(self, reason: object) -> None:
+        self._read = self._read[0], None
+        cure = "Searches are slower until the next write, or `compact`, builds it again"
+        _log.warning("%s: not used: %s. %s.", self.path, reason, cure)
+
+    def _bound_to(self, table: TableRows, version: Hashable) -> _Bound | None:
+        """The keys for the present rows; None where there are none to search by."""
+        state = self._state(version)
+        bound = self._bound
+        if bound is not None and bound.state == state:
+            return bound
+        if self._unusable == state:
+            return None
+        with self._lock:
+            if self._bound is None or self._bound.state != state:  # else another thread has done it
+                self._bound = self._bind(table, state, self._bound)
+                self._unusable = state if self._bound is None else None
+            return self._bound
+
+    def _bind(self, table: TableRows, state: Hashable, before: _Bound | None) -> _Bound | None:
+        keys = self._file()
+        if keys is None or not keys.usable or not len(keys.added):
+            return None
+        numbers, added = table.numbers()
+        order = np.argsort(numbers)
+        numbers, added = numbers[order], added[order]
+        places = _places(keys.added, added)
+        if (before is None or before.keys is not keys) and not self._matches(table, keys, numbers, places):
+            return None
+        missing = np.flatnonzero(places < 0)
+        if len(missing) > _most_missing(keys) or len(np.unique(places[places >= 0])) + len(missing) < len(places):
+            return None
+        known = before if before is not None and before.keys is keys else None
+        later = self._later(table, keys, numbers[missing], added[missing], known)
+        if later is None:
+            return None
+        places[missing] = len(keys.added) + np.arange(len(missing))
+        rows = np.zeros(len(keys.added) + len(missing), np.uint64)
+        rows[places] = numbers
+        known_as = np.concatenate([keys.added, added[missing]])
+        return _Bound(state, keys, later, known_as, numbers, places, rows, _passing_at(keys, places, rows), {})
+
+    def _later(
+        self, table: TableRows, keys: ShortKeys, numbers: np.ndarray, added: np.ndarray, before: _Bound | None
+    ) -> Keys | None:
+        """The keys of rows that the file lacks; those that were seen before are not computed again."""
+        later = empty_keys(keys.directions, len(added))
+        at = np.full(len(added), -1) if before is None else _places(before.added[len(keys.added) :], added)
+        if before is not None:
+            for out, known in zip(later, before.later, strict=True):
+                out[at >= 0] = known[at[at >= 0]]
+        for some in _parts(np.flatnonzero(at < 0)):
+            vectors = table.vectors(numbers[some])
+            if vectors is None:
+                return None
+            for out, new in zip(later, keys.keyed(vectors)[0], strict=True):
+                out[some] = new
+        return later
+
+    def _matches(self, table: TableRows, keys: ShortKeys, numbers: np.ndarray, places: np.ndarray) -> bool:
+        """Whether keys are those of the table's vectors, by a few of them."""
+        known = np.flatnonzero(places >= 0)
+        some = np.random.default_rng(len(known)).permutation(known)[:_CHECKED]
+        vectors = table.vectors(numbers[some])
+        if not len(some) or vectors is None:
+            return len(known) > 0
+        apart = np.abs(keys.keyed(vectors)[0].first.astype(int) - keys.keys.first[places[some]])
+        if apart.max() > 1:  # by rounding
+            self._refuse("it is of other vectors")
+            return False
+        return True
+
+    def _passing(self, table: TableRows, bound: _Bound, where: Condition, condition: str) -> _Passing:
+        """The keys of rows that pass a filter, remembered for the next search."""
+        found = bound.filtered.get(where)
+        if found is None:
+            numbers, _ = table.numbers(condition)
+            at = np.searchsorted(bound.numbers, numbers)
+            at = at[bound.numbers[np.minimum(at, len(bound.numbers) - 1)] == numbers] if len(bound.numbers) else at
+            found = _passing_at(bound.keys, bound.places[at], bound.rows)
+            while len(bound.filtered) >= _FILTERS:
+                bound.filtered.pop(next(iter(bound.filtered)), None)
+            bound.filtered[where] = found
+        return found
+
+
+def _found(table: TableRows, numbers: np.ndarray) -> np.ndarray:
+    vectors = table.vectors(numbers)
+    assert vectors is not None, "rows are gone although nobody else may write"
+    return vectors
+
+
+def _filled(
+    keys: ShortKeys, items: int, blocks: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, Keys, np.ndarray]:
+    """`added`, keys and cells of so many items, whose `added` and vectors come in blocks."""
+    added, cells, found = np.empty(items, np.int64), np.empty(items, np.int64), empty_keys(keys.directions, items)
+    begin = 0
+    for block, vectors in blocks:
+        part = slice(begin, begin + len(block))
+        added[part] = block
+        new, cells[part] = keys.keyed(vectors)
+        found.first[part], found.finer[part] = new
+        begin = part.stop
+    return added, found, cells
+
+
+def _parts(places: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(places), AT_ONCE):
+        yield places[start : start + AT_ONCE]
+
+
+def _most_missing(keys: ShortKeys) -> int:
+    return max(_BEHIND, len(keys.added) // 20)
+
+
+def _places(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Where each is among the known ones; -1 where it is not."""
+    if not len(known):
+        return np.full(len(asked), -1)
+    order = np.argsort(known)
+    at = np.minimum(np.searchsorted(known, asked, sorter=order), len(known) - 1)
+    places: np.ndarray = np.where(known[order[at]] == asked, order[at], -1)
+    return places
+
+
+def _passing_at(keys: ShortKeys, places: np.ndarray, rows: np.ndarray) -> _Passing:
+    each = np.zeros(len(rows), np.uint8)
+    each[places] = 1
+    before = np.concatenate([[0], np.cumsum(each[: len(keys.added)], dtype=np.int64)])
+    return _Passing(each, np.diff(before[keys.ends]), int(each.sum()))
