@@ -140,7 +140,13 @@ class JoinedEngine:
                 yield self._shown(found, label)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """For each query those of every folder: a folder too small to propose any gives its nearest."""
         if not any(proposes(engine) for engine in self._engines):
@@ -149,7 +155,7 @@ class JoinedEngine:
             return []
         found: list[list[Found]] = [[] for _ in queries]
         for label, engine in self._labelled():
-            proposed = engine.candidates(queries, count, where, effort, choose)
+            proposed = engine.candidates(queries, count, where, effort, choose, wanted)
             for place, each in enumerate(_nearest(engine, queries, count, where) if proposed is None else proposed):
                 found[place].append(self._shown(each, label))
         return [_together(each) for each in found]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from maxmatch.search.filters import Condition
 _LOOKED_AT = 65_536  # keys, with an effort of 1
 _FINER = 128  # at least so many of them are looked at more closely
 _BEHIND = 10_000  # items that a file may lack, or a twentieth of what it has
-_BESIDE = 10  # beside twice those that are wanted
+_BESIDE = 5  # beside twice those that are wanted
 _FILTERS = 16  # whose rows are remembered
 _CHECKED = 16  # keys that are compared with their vectors when a file is read
 _log = logging.getLogger("maxmatch")
 
 
+@runtime_checkable
 class TableRows(Protocol):
     """What is asked of a table. Its rows have numbers, which change when its files are merged."""
 
@@ -47,13 +48,19 @@ class KeyedRows(NamedTuple):
 
 
 class _Passing(NamedTuple):
-    """Which keys belong to rows that pass a filter."""
+    """The keys of rows that pass a filter."""
 
-    each: np.ndarray
-    """(n,) uint8: 1 for those that do; first the file's keys, then the later ones."""
-    in_cells: np.ndarray
-    """(cells,): how many of the file's."""
-    total: int
+    places: np.ndarray
+    """(n,) int32: where they are in the file, rising."""
+    ends: np.ndarray
+    """(cells + 1,): where those of each cell begin in `places`, and where the last end."""
+    later: np.ndarray
+    """(m,) int32: where they are among the later ones."""
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self.places) + len(self.later)
 
 
 class _Bound(NamedTuple):
@@ -118,12 +125,12 @@ class KeySearch:
             return None
         passing = bound.all if where is None else self._passing(table, bound, *where)
         most = count if wanted is None else min(count, max(2 * wanted + _BESIDE, count // 4))
-        directions = bound.keys.directions
-        distances = bound.keys.distances(directions.coordinates(queries)[0])
-        weights = directions.weights(queries)
-        found = []
+        coordinates, rest = bound.keys.directions.coordinates(queries)
+        distances = bound.keys.distances(coordinates)
+        weights = bound.keys.directions.weights(coordinates, rest)
+        sizes, found = np.diff(passing.ends), []
         for query, nearest in enumerate(np.argsort(distances, axis=1)):
-            seen = np.cumsum(passing.in_cells[nearest])
+            seen = np.cumsum(sizes[nearest])
             cells = np.sort(nearest[: np.searchsorted(seen, _LOOKED_AT * effort) + 1])
             places = self._best(bound, passing, weights.first[query], cells, max(count, _FINER))
             if len(places) > most:
@@ -137,13 +144,11 @@ class KeySearch:
     ) -> np.ndarray:
         """The places of the best by the first keys, of those in some cells and of the later ones."""
         products, places = np.full(count, -(2**31), np.int32), np.full(count, -1, np.int64)
-        first, later, ends = bound.keys.keys.first, bound.later.first, bound.keys.ends
-        known, none, all_later = len(first), np.zeros(1, np.int64), np.full(1, len(later))
-        for keys, pass_, begin, end, shift in (
-            (first, passing.each[:known], ends[cells], ends[cells + 1], 0),
-            (later, passing.each[known:], none, all_later, known),
-        ):
-            self._kernel.keep_best(keys, pass_, begin, end, query, shift, products, places)
+        first, later, ends = bound.keys.keys.first, bound.later.first, passing.ends
+        whole = np.zeros(1, np.int64), np.full(1, len(passing.later))
+        keep_best = self._kernel.keep_best
+        keep_best(first, passing.places, ends[cells], ends[cells + 1], query, 0, products, places)
+        keep_best(later, passing.later, *whole, query, len(first), products, places)
         return places[places >= 0]
 
     def counted(self, version: Hashable, where: Condition) -> int | None:
@@ -156,7 +161,9 @@ class KeySearch:
     def facts(self, table: TableRows, version: Hashable) -> dict[str, int]:
         """How many bytes a key has and how many items have one; nothing where there are none to search by."""
         bound = self._bound_to(table, version)
-        return {} if bound is None else {"keys": bound.all.total, "key_bytes": sum(part.shape[1] for part in bound.later)}
+        return (
+            {} if bound is None else {"keys": bound.all.total, "key_bytes": sum(part.shape[1] for part in bound.later)}
+        )
 
     def forget(self) -> None:
         """The rows of the table have moved: look at them anew."""
@@ -178,7 +185,9 @@ class KeySearch:
                     self._extend(table, old, numbers, added, places, thorough)
                     return False
             keys = trained(lambda places: _found(table, np.sort(numbers[places])), len(numbers), self.width)
-            write_keys(self.path, keys.holding(*_filled(keys, len(numbers), table.blocks(AT_ONCE))) if keys.usable else keys)
+            write_keys(
+                self.path, keys.holding(*_filled(keys, len(numbers), table.blocks(AT_ONCE))) if keys.usable else keys
+            )
         return True
 
     def _extend(
@@ -246,13 +255,14 @@ class KeySearch:
         if keys is None or not keys.usable or not len(keys.added):
             return None
         numbers, added = table.numbers()
-        order = np.argsort(numbers)
-        numbers, added = numbers[order], added[order]
+        if not (numbers[1:] > numbers[:-1]).all():
+            order = np.argsort(numbers)
+            numbers, added = numbers[order], added[order]
         places = _places(keys.added, added)
         if (before is None or before.keys is not keys) and not self._matches(table, keys, numbers, places):
             return None
         missing = np.flatnonzero(places < 0)
-        if len(missing) > _most_missing(keys) or len(np.unique(places[places >= 0])) + len(missing) < len(places):
+        if len(missing) > _most_missing(keys) or np.bincount(places + 1)[1:].max(initial=0) > 1:
             return None
         known = before if before is not None and before.keys is keys else None
         later = self._later(table, keys, numbers[missing], added[missing], known)
@@ -262,7 +272,7 @@ class KeySearch:
         rows = np.zeros(len(keys.added) + len(missing), np.uint64)
         rows[places] = numbers
         known_as = np.concatenate([keys.added, added[missing]])
-        return _Bound(state, keys, later, known_as, numbers, places, rows, _passing_at(keys, places, rows), {})
+        return _Bound(state, keys, later, known_as, numbers, places, rows, _passing_at(keys, places), {})
 
     def _later(
         self, table: TableRows, keys: ShortKeys, numbers: np.ndarray, added: np.ndarray, before: _Bound | None
@@ -284,10 +294,12 @@ class KeySearch:
     def _matches(self, table: TableRows, keys: ShortKeys, numbers: np.ndarray, places: np.ndarray) -> bool:
         """Whether keys are those of the table's vectors, by a few of them."""
         known = np.flatnonzero(places >= 0)
-        some = np.random.default_rng(len(known)).permutation(known)[:_CHECKED]
+        if not len(known):
+            return False
+        some = np.unique(np.random.default_rng().choice(known, _CHECKED))
         vectors = table.vectors(numbers[some])
-        if not len(some) or vectors is None:
-            return len(known) > 0
+        if vectors is None:  # just now: looked at again when it is next searched
+            return False
         apart = np.abs(keys.keyed(vectors)[0].first.astype(int) - keys.keys.first[places[some]])
         if apart.max() > 1:  # by rounding
             self._refuse("it is of other vectors")
@@ -301,7 +313,7 @@ class KeySearch:
             numbers, _ = table.numbers(condition)
             at = np.searchsorted(bound.numbers, numbers)
             at = at[bound.numbers[np.minimum(at, len(bound.numbers) - 1)] == numbers] if len(bound.numbers) else at
-            found = _passing_at(bound.keys, bound.places[at], bound.rows)
+            found = _passing_at(bound.keys, bound.places[at])
             while len(bound.filtered) >= _FILTERS:
                 bound.filtered.pop(next(iter(bound.filtered)), None)
             bound.filtered[where] = found
@@ -343,13 +355,14 @@ def _places(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
     if not len(known):
         return np.full(len(asked), -1)
     order = np.argsort(known)
-    at = np.minimum(np.searchsorted(known, asked, sorter=order), len(known) - 1)
-    places: np.ndarray = np.where(known[order[at]] == asked, order[at], -1)
+    rising = known[order]
+    at = np.minimum(np.searchsorted(rising, asked), len(known) - 1)
+    places: np.ndarray = np.where(rising[at] == asked, order[at], -1)
     return places
 
 
-def _passing_at(keys: ShortKeys, places: np.ndarray, rows: np.ndarray) -> _Passing:
-    each = np.zeros(len(rows), np.uint8)
-    each[places] = 1
-    before = np.concatenate([[0], np.cumsum(each[: len(keys.added)], dtype=np.int64)])
-    return _Passing(each, np.diff(before[keys.ends]), int(each.sum()))
+def _passing_at(keys: ShortKeys, places: np.ndarray) -> _Passing:
+    """Of all keys those at some places: of the file, and after them the later ones."""
+    known, ordered = len(keys.added), np.sort(places)
+    in_file, later = np.split(ordered, [np.searchsorted(ordered, known)])
+    return _Passing(in_file.astype(np.int32), np.searchsorted(in_file, keys.ends), (later - known).astype(np.int32))

@@ -201,7 +201,7 @@ class Nearest:
         async def taken() -> Any:
             return await self._table.take_row_ids(numbers.tolist()).select(["_rowid", *columns]).to_arrow()
 
-        table = self._run(taken())
+        table: pa.Table = self._run(taken())
         found = table["_rowid"].to_numpy()
         if len(found) < len(numbers):
             return None
@@ -538,8 +538,8 @@ class LanceEngine:
         choose: Choose = None,
         wanted: int | None = None,
     ) -> list[Found] | None:
-        """The nearest items by their short keys, or where there are none by the index over the vectors, None where there is none; where all items are in memory, by
-        all inner products.
+        """The nearest items by their short keys, or by the index over the vectors; None where there is none. Where all
+        items are in memory, by all inner products.
         """
         with reading(self.path):
             if self.index is None or not self._items.known().indexed:

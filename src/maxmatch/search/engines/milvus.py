@@ -449,7 +449,13 @@ class Milvus:
         return self._found(rows, vectors, metadata)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)

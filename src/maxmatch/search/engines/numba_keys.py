@@ -4,7 +4,7 @@ import numba
 import numpy as np
 
 
-@numba.njit("void(i1[:,::1], u1[::1], i8[::1], i8[::1], i2[::1], i8, i4[::1], i8[::1])", nogil=True, cache=True)
+@numba.njit("void(i1[:,::1], i4[::1], i8[::1], i8[::1], i2[::1], i8, i4[::1], i8[::1])", nogil=True, cache=True)
 def keep_best(
     keys: np.ndarray,
     passing: np.ndarray,
@@ -15,14 +15,13 @@ def keep_best(
     products: np.ndarray,
     places: np.ndarray,
 ) -> None:
-    """Compare a query (p,) with the keys (n, p) of some stretches, of those that pass (n,). The best so far are a heap:
-    `products` with the least first, and `places`, the keys' places plus `shift`.
+    """Compare a query (p,) with keys (n, p), of those that pass, whose places are listed: with some stretches of the
+    list. The best so far are a heap: `products` with the least first, and `places`, those of the keys plus `shift`.
     """
     size, width = len(products), keys.shape[1]
     for stretch in range(len(begins)):
-        for place in range(begins[stretch], ends[stretch]):
-            if not passing[place]:
-                continue
+        for listed in range(begins[stretch], ends[stretch]):
+            place = passing[listed]
             product = np.int32(0)
             for n in range(width):
                 product += np.int32(keys[place, n]) * np.int32(query[n])

@@ -8,9 +8,9 @@ byte. What these leave out has a length, which is one more byte. The estimate is
 The rest of an item that is like the query points where the query's does. With the last term, half of what that could be
 worth, an item unlike all others is still found; without it, its key says nothing of it.
 
-The key of an item has few coordinates and is compared with the query; more of them, the finer key, are compared only for
-those that are among the best by the first. Keys lie in cells (k-means), of which a search looks at the nearest. They
-only propose: scores are computed from the vectors themselves.
+The first key of an item has few coordinates. More of them, the finer key, are compared with the query only for those
+that are among the best by the first. Keys lie in cells (k-means), of which a search looks at the nearest. They only
+propose: scores are computed from the vectors themselves.
 """
 
 import zipfile
@@ -25,8 +25,8 @@ from maxmatch.core.files import whole
 _WIDTHS = tuple(range(31, 256, 32))  # coordinates; with the rest, a key has a multiple of 32 bytes
 _KEPT = 0.97  # of the variance: a key has so many coordinates that it keeps this
 _WORTH_IT = 0.9  # where the finer key keeps less, the engine's own index finds more
-_PASSES = 4  # over the sample, to find the directions
-_SAMPLE_BYTES = 64 * 2**20
+_PASSES = 2  # over the sample, to find the directions
+_SAMPLE_BYTES = 32 * 2**20
 _CELL = 1_000  # items in one
 _MOST_CELLS = 8_192
 _PER_CELL = 40  # sampled items
@@ -64,7 +64,8 @@ class Weights(NamedTuple):
         known = keys.first.shape[1] - 1
         weights = self.both[query]
         products: np.ndarray = keys.first[:, :known].astype(np.float32) @ weights[:known]
-        return products + keys.finer.astype(np.float32) @ weights[known:]
+        products += keys.finer.astype(np.float32) @ weights[known:]
+        return products
 
 
 class Directions(NamedTuple):
@@ -96,10 +97,9 @@ class Directions(NamedTuple):
         first, finer = [*range(self.first), count], [*range(self.first, count), count + 1]
         return Keys(np.ascontiguousarray(each[:, first]), np.ascontiguousarray(each[:, finer]))
 
-    def weights(self, vectors: np.ndarray) -> Weights:
-        """Of queries (q, w)."""
-        _, rest = self.coordinates(vectors)
-        both = np.concatenate([vectors @ self.basis, _REST * rest], 1) * self.steps
+    def weights(self, coordinates: np.ndarray, rest: np.ndarray) -> Weights:
+        """Of queries with these coordinates."""
+        both = np.concatenate([coordinates + self.mean @ self.basis, _REST * rest], 1) * self.steps
         first = np.concatenate([both[:, : self.first], both[:, -2:-1]], 1)
         largest = np.maximum(np.abs(first).max(1, keepdims=True), 1e-30)
         return Weights(np.rint(first * (_HIGHEST / largest)).astype(np.int16), np.delete(both, -2, axis=1))
@@ -221,10 +221,11 @@ def _centres(points: np.ndarray, cells: int, random: np.random.Generator) -> np.
 def write_keys(path: Path, keys: ShortKeys) -> None:
     """Write a file of keys; it appears under its name once it is whole."""
     mean, basis, steps, first = keys.directions
-    parts = {"mean": mean, "basis": basis, "steps": steps, "first": np.int64(first), "centres": keys.centres}
-    parts |= {"ends": keys.ends, "added": keys.added, "keys": keys.keys.first, "finer": keys.keys.finer}
+    counts = np.array([first, keys.trained_for])
+    vectors = {"mean": mean, "basis": basis, "steps": steps, "centres": keys.centres}
+    items = {"ends": keys.ends, "added": keys.added, "keys": keys.keys.first, "finer": keys.keys.finer}
     with whole(path) as file:
-        np.savez(file, trained_for=np.int64(keys.trained_for), **parts)
+        np.savez(file, allow_pickle=False, counts=counts, **vectors, **items)
 
 
 def read_keys(path: Path, width: int) -> ShortKeys | None:
@@ -234,13 +235,10 @@ def read_keys(path: Path, width: int) -> ShortKeys | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as parts:
             found = {name: parts[name] for name in parts.files}
-        directions = Directions(found["mean"], found["basis"], found["steps"], int(found["first"]))
-        keys = ShortKeys(
-            directions,
-            *(found[name] for name in ("centres", "ends", "added")),
-            Keys(found["keys"], found["finer"]),
-            int(found["trained_for"]),
-        )
+        first, trained_for = found["counts"].tolist()
+        directions = Directions(found["mean"], found["basis"], found["steps"], first)
+        each = Keys(found["keys"], found["finer"])
+        keys = ShortKeys(directions, found["centres"], found["ends"], found["added"], each, trained_for)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
