@@ -118,13 +118,14 @@ def _usearch(most: int | None = None) -> Contender:
 
 def _in_bytes(sets: np.ndarray) -> np.ndarray:
     """Flattened, in 8 bits: vectors of unit length whose numbers are hardly ever larger than a third."""
-    return np.clip(np.rint(sets.reshape(len(sets), -1) * (3 * 127)), -127, 127).astype(np.int8)
+    numbers = np.rint(sets.reshape(len(sets), -1) * (3 * 127))
+    return np.asarray(np.clip(numbers, -127, 127), np.int8)
 
 
 def _find_usearch(folder: Path) -> Find:
     from usearch.index import Index
 
-    index = Index.restore(folder / "usearch", view=True)
+    index: Any = Index.restore(folder / "usearch", view=True)
 
     def find(queries: np.ndarray, candidates: int, effort: int) -> list[np.ndarray]:
         index.expansion_search = max(candidates, 4 * effort)
@@ -251,7 +252,7 @@ CONTENDERS: dict[str, Contender] = {  # in the order in which they run: the most
     "top_hits on a GPU": Contender(lambda data, folder: {}, _open_on_gpu, gpu=True),
     "SetIndex, short keys": _index("lance"),
     "SetIndex, LanceDB IVF_RQ": _index("lance", settings={"keys_from": None}),
-    "SetIndex, short keys, float16": _index("lance", dtype="float16"),
+    "SetIndex, float16, short keys": _index("lance", dtype="float16"),
     "SetIndex, LanceDB float16 IVF_RQ": _index("lance", dtype="float16", settings={"keys_from": None}),
     "FAISS IVF, 8 bits": _faiss("IVF{lists},SQ8"),
     "SetIndex, Milvus HNSW": _milvus("HNSW"),

@@ -8,12 +8,14 @@ the file is missing, damaged, of other items or far behind, there are no candida
 import logging
 import threading
 from collections.abc import Hashable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from maxmatch.core.machine import optional_module
 from maxmatch.search.engines.short_keys import AT_ONCE, Keys, ShortKeys, empty_keys, read_keys, trained, write_keys
 from maxmatch.search.filters import Condition
 
@@ -93,18 +95,24 @@ class _Bound(NamedTuple):
 
 
 class KeySearch:
-    """Searches by the short keys in a file. kernel: the module `numba_keys`."""
+    """Searches by the short keys in a file, of a table that has at least `keys_from` rows."""
 
-    def __init__(self, path: Path, width: int, keys_from: int, kernel: ModuleType) -> None:
+    def __init__(self, path: Path, width: int, keys_from: int) -> None:
         self.path = path
         self.width = width
         self.keys_from = keys_from
-        self._kernel = kernel
         self._lock = threading.Lock()
+        self._outdated: int | None = None
+        """How many rows the file lacks or has too many; None: not looked at yet."""
         self._read: tuple[Hashable, ShortKeys | None] = (None, None)
         self._bound: _Bound | None = None
         self._unusable: Hashable = None
         """The state in which there is nothing to search by."""
+
+    @cached_property
+    def _kernel(self) -> ModuleType | None:
+        """The compiled code, loaded when there are keys: that takes longer than a search of few items."""
+        return optional_module("maxmatch.search.engines.numba_keys")
 
     def rows(
         self,
@@ -146,6 +154,7 @@ class KeySearch:
         products, places = np.full(count, -(2**31), np.int32), np.full(count, -1, np.int64)
         first, later, ends = bound.keys.keys.first, bound.later.first, passing.ends
         whole = np.zeros(1, np.int64), np.full(1, len(passing.later))
+        assert self._kernel is not None, "without it no keys are bound"
         keep_best = self._kernel.keep_best
         keep_best(first, passing.places, ends[cells], ends[cells + 1], query, 0, products, places)
         keep_best(later, passing.later, *whole, query, len(first), products, places)
@@ -170,45 +179,52 @@ class KeySearch:
         with self._lock:
             self._bound = None
 
-    def refresh(self, table: TableRows, items: int, thorough: bool) -> bool:
+    def refresh(self, table: TableRows, items: int, changed: int, thorough: bool) -> bool:
         """Bring the file up to date, where it is worth it or (thorough) in any case. True if it was trained anew: for
-        the first time, or for twice as many items. Only the one who writes to the table may call this.
+        the first time, or for twice as many items. Only the one who writes to the table may call this. changed: how
+        many rows were added, replaced or removed since the last call.
         """
-        if items < self.keys_from:
+        if items < self.keys_from or self._kernel is None:
             return False
         with self._lock:
             old = self._file()
-            numbers, added = table.numbers()
-            if old is not None and items < 2 * old.trained_for:
-                places = _places(old.added, added)
-                if not old.usable or self._matches(table, old, numbers, places):
-                    self._extend(table, old, numbers, added, places, thorough)
-                    return False
-            keys = trained(lambda places: _found(table, np.sort(numbers[places])), len(numbers), self.width)
-            write_keys(
-                self.path, keys.holding(*_filled(keys, len(numbers), table.blocks(AT_ONCE))) if keys.usable else keys
-            )
+        if old is not None and items < 2 * old.trained_for:
+            if not old.usable:
+                return False
+            self._outdated = None if self._outdated is None else self._outdated + changed
+            if not thorough and self._outdated is not None and self._outdated <= _most_missing(old):
+                return False
+            if self._extend(table, old, thorough):
+                return False
+        numbers, _ = table.numbers()
+        keys = trained(lambda places: _found(table, np.sort(numbers[places])), len(numbers), self.width)
+        if keys.usable:
+            keys = keys.holding(*_filled(keys, len(numbers), table.blocks(AT_ONCE)))
+        write_keys(self.path, keys)
+        self._outdated = 0
         return True
 
-    def _extend(
-        self,
-        table: TableRows,
-        old: ShortKeys,
-        numbers: np.ndarray,
-        added: np.ndarray,
-        places: np.ndarray,
-        thorough: bool,
-    ) -> None:
-        """Keys for the rows that the file lacks, in the same cells; without those of rows that are gone."""
+    def _extend(self, table: TableRows, old: ShortKeys, thorough: bool) -> bool:
+        """Keys for the rows that the file lacks, in the same cells; without those of rows that are gone. False where
+        the file is of another table.
+        """
+        numbers, added = table.numbers()
+        places = _places(old.added, added)
+        if not self._matches(table, old, numbers, places):
+            return False
         there = np.zeros(len(old.added), bool)
         there[places[places >= 0]] = True
         missing = np.flatnonzero(places < 0)
-        if not old.usable or len(missing) + int((~there).sum()) <= (0 if thorough else _most_missing(old)):
-            return
-        new = _filled(old, len(missing), ((added[some], _found(table, numbers[some])) for some in _parts(missing)))
-        parts = [(old.added[there], *old.keys.at(there), old.cell_of_each()[there]), (new[0], *new[1], new[2])]
-        known, first, finer, cells = (np.concatenate(part) for part in zip(*parts, strict=True))
-        write_keys(self.path, old.holding(known, Keys(first, finer), cells))
+        self._outdated = len(missing) + int((~there).sum())
+        if self._outdated > (0 if thorough else _most_missing(old)):
+            blocks = ((added[some], _found(table, numbers[some])) for some in _parts(missing))
+            later, keys, cells = _filled(old, len(missing), blocks)
+            parts = zip(old.keys.at(there), keys, strict=True)
+            both = Keys(*(np.concatenate(part) for part in parts))
+            cells = np.concatenate([old.cell_of_each()[there], cells])
+            write_keys(self.path, old.holding(np.concatenate([old.added[there], later]), both, cells))
+            self._outdated = 0
+        return True
 
     def _state(self, version: Hashable) -> Hashable:
         return version, self._signature()
@@ -252,7 +268,7 @@ class KeySearch:
 
     def _bind(self, table: TableRows, state: Hashable, before: _Bound | None) -> _Bound | None:
         keys = self._file()
-        if keys is None or not keys.usable or not len(keys.added):
+        if keys is None or not keys.usable or not len(keys.added) or self._kernel is None:
             return None
         numbers, added = table.numbers()
         if not (numbers[1:] > numbers[:-1]).all():

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 from pydantic import JsonValue
 
-from maxmatch.core.machine import optional_module
 from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.search.engine import Choose, Found, ItemRows, Location, Vectors
 from maxmatch.search.engines.cached_table import versions_of
@@ -460,10 +459,9 @@ def cache_bytes(place: Location) -> int:
 
 
 def _key_search(place: Location) -> KeySearch | None:
-    """Searches by short keys; None where the settings have none, or nothing compiles their code."""
+    """Searches by short keys; None where the settings want none."""
     first = place.settings.get("keys_from", _KEYS_FROM)
-    kernel = None if first is None else optional_module("maxmatch.search.engines.numba_keys")
-    return None if kernel is None else KeySearch(place.folder / KEYS, place.width, int(str(first)), kernel)
+    return None if first is None else KeySearch(place.folder / KEYS, place.width, int(str(first)))
 
 
 class LanceEngine:
@@ -480,6 +478,7 @@ class LanceEngine:
         self._keys = None if self.index is None else _key_search(place)
         self._session = session
         self._keep = False
+        self._changed = 0  # rows, since the last flush
 
     @property
     def in_memory(self) -> bool:
@@ -515,18 +514,18 @@ class LanceEngine:
 
     def add(self, rows: ItemRows) -> None:
         """Store new items."""
-        with self._writing():
+        with self._writing(len(rows.ids)):
             self.table.add(self._batch(rows))
 
     def upsert(self, rows: ItemRows) -> None:
         """Store items, replacing those of the same ids."""
-        with self._writing():
+        with self._writing(2 * len(rows.ids)):
             merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merge.execute(self._batch(rows))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove items."""
-        with self._writing():
+        with self._writing(len(ids)):
             self.table.delete(f"id IN ({literals(ids)})")
 
     def candidates(
@@ -626,8 +625,9 @@ class LanceEngine:
         if thorough:
             forget_removed(self.path)
         if self._keys is not None:
+            changed, self._changed = self._changed, 0
             try:
-                trained |= self._keys.refresh(self._nearest, self.count(), thorough)
+                trained |= self._keys.refresh(self._nearest, self.count(), changed, thorough)
             except OSError as error:  # they are a cache: what they would speed up works without them
                 _log.warning("%s: not written: %s", self._keys.path, error)
         return trained
@@ -644,7 +644,8 @@ class LanceEngine:
         return Nearest(self.place.folder, _NAME, self._session)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, changed: int = 0) -> Iterator[None]:
+        self._changed += changed
         with storing(self.place.folder):
             yield
             put_on_disk(self.path)
