@@ -58,7 +58,7 @@ def by_keys_alone(monkeypatch):
         raise AssertionError("not by keys")
 
     monkeypatch.setattr(Nearest, "search", other)
-    monkeypatch.setattr("maxmatch.search.set_index._SCAN_BELOW", 0)
+    monkeypatch.setattr("maxmatch.search.set_index.scan", other)
     monkeypatch.setattr("maxmatch.search.rerank.scan", other)
 
 
@@ -143,7 +143,7 @@ def test_largest_numbers_do_not_overflow():
 # A search by keys.
 
 
-@pytest.mark.parametrize("where", [None, "third = true", "n >= 700 AND third = false"])
+@pytest.mark.parametrize("where", [None, "third = true", "n >= 700 AND third = false", "n < 12", "n < 4", "n < 0"])
 def test_with_all_effort_the_answer_is_that_of_the_scan(index, data, where, monkeypatch, request):
     truth = index.search(data[1], k=10, where=where, exact=True)
     request.getfixturevalue("by_keys_alone")

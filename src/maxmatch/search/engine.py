@@ -120,6 +120,12 @@ class Engine(Protocol):
     `candidates` compares all inner products, whatever the effort, and few are enough.
     """
 
+    @property
+    def sure_of_few(self) -> bool:
+        """Whether its candidates miss hardly any where only some thousands of items pass a filter; else these are
+        scanned.
+        """
+
     def add(self, rows: ItemRows) -> None:
         """Store new items. None of the ids is stored yet: the index has checked."""
 

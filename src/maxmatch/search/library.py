@@ -122,6 +122,11 @@ class JoinedEngine:
         return [one.index.engine for one in self._folders]
 
     @property
+    def sure_of_few(self) -> bool:
+        """Whether all of them are."""
+        return all(engine.sure_of_few for engine in self._engines)
+
+    @property
     def in_memory(self) -> bool:
         """Whether all keep their items in memory."""
         return all(engine.in_memory for engine in self._engines)

@@ -253,6 +253,11 @@ class CachedEngine:
         return not self.opened and state_of(self.folder) == self._cache.state
 
     @property
+    def sure_of_few(self) -> bool:
+        """While the cache answers, all are scanned."""
+        return not self.is_current() and self.inner.sure_of_few
+
+    @property
     def in_memory(self) -> bool:
         """Whether the engine itself keeps its items in memory."""
         return self.opened and self.inner.in_memory

@@ -160,6 +160,10 @@ class KeySearch:
         keep_best(later, passing.later, *whole, query, len(first), products, places)
         return places[places >= 0]
 
+    def answers(self, table: TableRows, version: Hashable) -> bool:
+        """Whether there are keys to search this version of the table by."""
+        return self._bound_to(table, version) is not None
+
     def counted(self, version: Hashable, where: Condition) -> int | None:
         """How many rows pass a filter that was searched with in this version; None where none was."""
         bound = self._bound

@@ -481,6 +481,11 @@ class LanceEngine:
         self._changed = 0  # rows, since the last flush
 
     @property
+    def sure_of_few(self) -> bool:
+        """By short keys, which are all looked at where few pass. The index looks at some of its cells."""
+        return self._keys is not None and self._keys.answers(self._nearest, self._version())
+
+    @property
     def in_memory(self) -> bool:
         """Whether the items are kept in memory: asked for, and they fit."""
         with reading(self.path):

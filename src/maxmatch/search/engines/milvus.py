@@ -363,6 +363,8 @@ class Milvus:
         self._item_bytes = place.width * (2 if self.half else 4) + 256
         self._newest = time.time_ns() - 60 * 10**9  # clocks of others may be behind
 
+    sure_of_few = False
+
     @property
     def in_memory(self) -> bool:
         """Never here, whatever is asked for: `candidates` are those of the server's index."""
