@@ -256,6 +256,23 @@ def test_rows_that_move_while_they_are_looked_for_are_looked_for_anew(index, dat
     _same(index.search(data[1], k=5, **ALL), truth)
 
 
+def test_what_is_replaced_while_a_filter_is_looked_up_is_found_once(index, data, monkeypatch):
+    index.search(data[1][:1])
+    real = Nearest.numbers
+
+    def numbers(self, where=None):
+        if where is not None:
+            monkeypatch.setattr(Nearest, "numbers", real)
+            with SetIndex.open(index.folder) as other:
+                other.upsert(["3"], data[0][3:4], [{"n": 3, "third": True}])
+        return real(self, where)
+
+    monkeypatch.setattr(Nearest, "numbers", numbers)
+    (hits,) = index.search(data[0][3:4], k=5, where="third = true", **ALL)
+    assert [hit.id for hit in hits].count("3") == 1
+    assert hits[0].id == "3"
+
+
 def test_twice_as_many_items_are_trained_for_anew(index, data, monkeypatch):
     assert read_keys(index.folder / KEYS, 64).trained_for == COUNT
     again = torch.flip(data[0], [1])

@@ -6,6 +6,7 @@ the file is missing, damaged, of other items or far behind, there are no candida
 """
 
 import logging
+import math
 import threading
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cached_property
@@ -20,6 +21,7 @@ from maxmatch.search.engines.short_keys import AT_ONCE, Keys, ShortKeys, empty_k
 from maxmatch.search.filters import Condition
 
 _LOOKED_AT = 65_536  # keys, with an effort of 1
+_AT_LEAST = 16_384  # where few pass a filter: all of them
 _FINER = 128  # at least so many of them are looked at more closely
 _BEHIND = 10_000  # items that a file may lack, or a twentieth of what it has
 _BESIDE = 5  # beside twice those that are wanted
@@ -36,7 +38,7 @@ class TableRows(Protocol):
         """Those of all rows that pass a filter in SQL, and their `added`."""
 
     def vectors(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Those of some rows, float32, in their order; None where one is gone."""
+        """Those of some rows, in their order; None where one is gone."""
 
     def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """`added` and the vectors of all rows, so many at a time."""
@@ -132,14 +134,20 @@ class KeySearch:
         if bound is None:
             return None
         passing = bound.all if where is None else self._passing(table, bound, *where)
+        if passing is None:
+            self.forget()
+            return None
         most = count if wanted is None else min(count, max(2 * wanted + _BESIDE, count // 4))
         coordinates, rest = bound.keys.directions.coordinates(queries)
         distances = bound.keys.distances(coordinates)
         weights = bound.keys.directions.weights(coordinates, rest)
+        # Where a tenth passes, the best are in more cells, but not in ten times as many.
+        share = passing.total / max(1, bound.all.total)
+        looked_at = effort * max(min(_AT_LEAST, _LOOKED_AT), _LOOKED_AT * math.sqrt(share))
         sizes, found = np.diff(passing.ends), []
         for query, nearest in enumerate(np.argsort(distances, axis=1)):
             seen = np.cumsum(sizes[nearest])
-            cells = np.sort(nearest[: np.searchsorted(seen, _LOOKED_AT * effort) + 1])
+            cells = np.sort(nearest[: np.searchsorted(seen, looked_at) + 1])
             places = self._best(bound, passing, weights.first[query], cells, max(count, _FINER))
             if len(places) > most:
                 estimates = weights.estimates(query, bound.keys_at(places))
@@ -326,13 +334,16 @@ class KeySearch:
             return False
         return True
 
-    def _passing(self, table: TableRows, bound: _Bound, where: Condition, condition: str) -> _Passing:
-        """The keys of rows that pass a filter, remembered for the next search."""
+    def _passing(self, table: TableRows, bound: _Bound, where: Condition, condition: str) -> _Passing | None:
+        """The keys of rows that pass a filter, remembered for the next search; None where one has no key yet: the table
+        was written to just now.
+        """
         found = bound.filtered.get(where)
         if found is None:
             numbers, _ = table.numbers(condition)
             at = np.searchsorted(bound.numbers, numbers)
-            at = at[bound.numbers[np.minimum(at, len(bound.numbers) - 1)] == numbers] if len(bound.numbers) else at
+            if len(numbers) and (at.max() >= len(bound.numbers) or (bound.numbers[at] != numbers).any()):
+                return None
             found = _passing_at(bound.keys, bound.places[at])
             while len(bound.filtered) >= _FILTERS:
                 bound.filtered.pop(next(iter(bound.filtered)), None)

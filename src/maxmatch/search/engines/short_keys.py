@@ -151,7 +151,7 @@ Take = Callable[[np.ndarray], np.ndarray]
 def trained(take: Take, items: int, width: int) -> ShortKeys:
     """Directions and cells for so many items, as yet without any; not usable where the keys would say too little."""
     random = np.random.default_rng(0)
-    few = max(4 * _WIDTHS[-1], _SAMPLE_BYTES // (4 * width))
+    few = max(16 * _WIDTHS[-1], _SAMPLE_BYTES // (4 * width))
     places = random.permutation(items)
     sample = np.concatenate([take(part).astype(np.float32) for part in _parts(places[:few])])
     directions = _directions(sample, random)
