@@ -95,6 +95,82 @@ def _faiss(description: str, most: int | None = None) -> Contender:
     return Contender(build, open_, most=most, in_memory=True)
 
 
+def _usearch(most: int | None = None) -> Contender:
+    """usearch's graph of the flattened sets in 8 bits, mapped from its file, with exact scores for its candidates."""
+
+    def build(data: Data, folder: Path) -> dict[str, Any]:
+        from usearch.index import Index
+
+        begin = time.perf_counter()
+        size, width = data.queries.shape[1:]
+        index = Index(ndim=size * width, metric="ip", dtype="i8", connectivity=16, expansion_add=64)
+        for start, sets in data.chunks():
+            index.add(np.arange(start, start + len(sets)), _in_bytes(sets))
+        index.save(folder / "usearch")
+        built = time.perf_counter() - begin
+        return {"build_s": built, **_choose(data, folder, _find_usearch(folder))}
+
+    def open_(data: Data, folder: Path, variant: str) -> Search:
+        return _searching(data, folder, _find_usearch(folder))
+
+    return Contender(build, open_, most=most, in_memory=True)
+
+
+def _in_bytes(sets: np.ndarray) -> np.ndarray:
+    """Flattened, in 8 bits: vectors of unit length whose numbers are hardly ever larger than a third."""
+    numbers = np.rint(sets.reshape(len(sets), -1) * (3 * 127))
+    return np.asarray(np.clip(numbers, -127, 127), np.int8)
+
+
+def _find_usearch(folder: Path) -> Find:
+    from usearch.index import Index
+
+    index: Any = Index.restore(folder / "usearch", view=True)
+
+    def find(queries: np.ndarray, candidates: int, effort: int) -> list[np.ndarray]:
+        index.expansion_search = max(candidates, 4 * effort)
+        found = index.search(_in_bytes(queries), candidates, threads=1 if len(queries) == 1 else 0)
+        return list(found.keys.astype(np.int64).reshape(len(queries), -1))
+
+    return find
+
+
+def _hnswlib(most: int | None = None) -> Contender:
+    """hnswlib's graph of the flattened sets, with exact scores for its candidates."""
+
+    def build(data: Data, folder: Path) -> dict[str, Any]:
+        import hnswlib
+
+        begin = time.perf_counter()
+        size, width = data.queries.shape[1:]
+        index = hnswlib.Index(space="ip", dim=size * width)
+        index.init_index(max_elements=data.items, M=16, ef_construction=64)
+        for start, sets in data.chunks():
+            index.add_items(sets.reshape(len(sets), -1), np.arange(start, start + len(sets)))
+        index.save_index(str(folder / "hnswlib"))
+        built = time.perf_counter() - begin
+        return {"build_s": built, **_choose(data, folder, _find_hnswlib(data, folder))}
+
+    def open_(data: Data, folder: Path, variant: str) -> Search:
+        return _searching(data, folder, _find_hnswlib(data, folder))
+
+    return Contender(build, open_, most=most, in_memory=True)
+
+
+def _find_hnswlib(data: Data, folder: Path) -> Find:
+    import hnswlib
+
+    size, width = data.queries.shape[1:]
+    index = hnswlib.Index(space="ip", dim=size * width)
+    index.load_index(str(folder / "hnswlib"))
+
+    def find(queries: np.ndarray, candidates: int, effort: int) -> list[np.ndarray]:
+        index.set_ef(max(candidates, 4 * effort))
+        return list(index.knn_query(queries.reshape(len(queries), -1), candidates)[0].astype(np.int64))
+
+    return find
+
+
 def _find(index: Any) -> Find:
     import faiss
 
@@ -174,18 +250,22 @@ def _rerank(query: np.ndarray, places: np.ndarray, items: np.ndarray) -> list[in
 CONTENDERS: dict[str, Contender] = {  # in the order in which they run: the most important first
     "top_hits on a memory map": Contender(lambda data, folder: {}, _open_map),
     "top_hits on a GPU": Contender(lambda data, folder: {}, _open_on_gpu, gpu=True),
-    "SetIndex, LanceDB IVF_RQ": _index("lance"),
-    "SetIndex, LanceDB float16 IVF_RQ": _index("lance", dtype="float16"),
+    "SetIndex, short keys": _index("lance"),
+    "SetIndex, LanceDB IVF_RQ": _index("lance", settings={"keys_from": None}),
+    "SetIndex, float16, short keys": _index("lance", dtype="float16"),
+    "SetIndex, LanceDB float16 IVF_RQ": _index("lance", dtype="float16", settings={"keys_from": None}),
     "FAISS IVF, 8 bits": _faiss("IVF{lists},SQ8"),
     "SetIndex, Milvus HNSW": _milvus("HNSW"),
     "FAISS HNSW32": _faiss("HNSW32,Flat"),
+    "usearch, 8 bits": _usearch(),
+    "hnswlib": _hnswlib(),
     "LanceDB MaxSim": Contender(
         _build_maxsim, lambda data, folder, variant: _searching(data, folder, _find_maxsim(folder))
     ),
     "SetIndex, Milvus IVF_SQ8": _milvus("IVF_SQ8"),
     "FAISS IVF, RaBitQ": _faiss("IVF{lists},RaBitQ"),
     "FAISS IVF, fp16": _faiss("IVF{lists},SQfp16"),
-    "SetIndex, LanceDB IVF_SQ": _index("lance", 100_000, settings={"index": "ivf_sq"}),
-    "SetIndex, LanceDB IVF_FLAT": _index("lance", 100_000, settings={"index": "ivf_flat"}),
+    "SetIndex, LanceDB IVF_SQ": _index("lance", 100_000, settings={"index": "ivf_sq", "keys_from": None}),
+    "SetIndex, LanceDB IVF_FLAT": _index("lance", 100_000, settings={"index": "ivf_flat", "keys_from": None}),
     "SetIndex, exhaustive": _index("exhaustive", 100_000),
 }

@@ -24,6 +24,7 @@ UNCHECKED = {
     "maxmatch.model.layers.triton_gru": "likewise",
     "maxmatch.model.layers.triton_norm": "likewise",
     "maxmatch.matching.numba_backend": "so does Numba",
+    "maxmatch.search.engines.numba_keys": "so does Numba",
     "maxmatch.model.config": "pydantic checks it",
     "maxmatch.recipe.schema": "pydantic checks it",
     "maxmatch.recipe.model_section": "pydantic checks it",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 # engine -> its settings in tests: an index over the vectors as soon as there are a few. The Milvus server's address
 # is put in by the fixture that starts it (tests/search/conftest.py).
-ENGINES: dict[str, dict[str, Any]] = {"lance": {"train_from": 12}, "milvus": {}}
+ENGINES: dict[str, dict[str, Any]] = {"lance": {"train_from": 12, "keys_from": 12}, "milvus": {}}
 
 
 def unit_sets(count: int, size: int = 2, width: int = 8, seed: int = 0) -> Tensor:

@@ -83,7 +83,7 @@ def test_a_folder_that_proposes_candidates_and_one_that_does_not_are_searched_to
     large = folders[0][1].engine
     every = next(large.scan(100, metadata=True))
 
-    def proposed(queries, count, where=None, effort=1, choose=None):
+    def proposed(queries, count, *more):
         return [every for _ in queries]
 
     monkeypatch.setattr(large, "candidates", proposed, raising=False)

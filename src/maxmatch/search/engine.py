@@ -120,6 +120,12 @@ class Engine(Protocol):
     `candidates` compares all inner products, whatever the effort, and few are enough.
     """
 
+    @property
+    def sure_of_few(self) -> bool:
+        """Whether its candidates miss hardly any where only some thousands of items pass a filter; else these are
+        scanned.
+        """
+
     def add(self, rows: ItemRows) -> None:
         """Store new items. None of the ids is stored yet: the index has checked."""
 
@@ -137,7 +143,13 @@ class Engine(Protocol):
         """
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """For each query (q, K·D), float32, about `count` items whose vectors have the largest inner products with it.
         None where scanning all items is as fast, whatever the queries: none at all asks just this.
@@ -145,7 +157,8 @@ class Engine(Protocol):
         In any order; fewer only where fewer items pass the filter, or where the engine's index finds no more. The
         filter is applied before the search, so that `count` items pass it. effort: 1 is what the engine does by
         default; twice the effort looks at about twice as much of its index and misses less. choose: an engine for which
-        it is less work may return only those that are wanted.
+        it is less work may return only those that are wanted. wanted: how many these are; an engine that estimates
+        closely, and has looked at `count` items, may return a few more than these. None: all are.
         """
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:

@@ -34,6 +34,8 @@ ANY_SIZE = 2
 """The schema version of an index of sets of any size."""
 _HEAD = 4096  # bytes; the format is named at the beginning
 TABLE = "items.lance"
+KEYS = "items.keys"
+"""The short keys of a table's items: a cache, which may be missing."""
 
 
 class IndexFolderError(ValueError):
@@ -208,7 +210,7 @@ def other_model(folder: Path, manifest: Manifest, given: str, named: str | None 
 
 
 _LEFT = (".lock", TABLE, f"{TABLE}.sums", "milvus.json")  # by a `create` that was killed
-FILES = (*_LEFT, FILE, ORIGIN)
+FILES = (*_LEFT, FILE, ORIGIN, KEYS)
 _PATIENCE = 60.0  # seconds
 
 

@@ -122,6 +122,11 @@ class JoinedEngine:
         return [one.index.engine for one in self._folders]
 
     @property
+    def sure_of_few(self) -> bool:
+        """Whether all of them are."""
+        return all(engine.sure_of_few for engine in self._engines)
+
+    @property
     def in_memory(self) -> bool:
         """Whether all keep their items in memory."""
         return all(engine.in_memory for engine in self._engines)
@@ -140,7 +145,13 @@ class JoinedEngine:
                 yield self._shown(found, label)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """For each query those of every folder: a folder too small to propose any gives its nearest."""
         if not any(proposes(engine) for engine in self._engines):
@@ -149,7 +160,7 @@ class JoinedEngine:
             return []
         found: list[list[Found]] = [[] for _ in queries]
         for label, engine in self._labelled():
-            proposed = engine.candidates(queries, count, where, effort, choose)
+            proposed = engine.candidates(queries, count, where, effort, choose, wanted)
             for place, each in enumerate(_nearest(engine, queries, count, where) if proposed is None else proposed):
                 found[place].append(self._shown(each, label))
         return [_together(each) for each in found]

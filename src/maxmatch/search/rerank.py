@@ -383,7 +383,8 @@ def by_candidates(
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once]
         choose = partial(places_of_best, part, k=k, similarity=manifest.scoring)
-        found = engine.candidates(part.reshape(len(part), -1), settings.candidates, where, settings.effort, choose)
+        flat = part.reshape(len(part), -1)
+        found = engine.candidates(flat, settings.candidates, where, settings.effort, choose, k)
         if found is None:  # another process has removed most items meanwhile
             best += scan(engine, part, k, where, manifest)
             continue

@@ -623,7 +623,7 @@ class SetIndex:
                 self._warned.add(reason)
             return True
         # Of few items that pass, an index over all of them finds hardly any.
-        return condition is not None and self.engine.count(condition) <= _SCAN_BELOW
+        return condition is not None and not self.engine.sure_of_few and self.engine.count(condition) <= _SCAN_BELOW
 
 
 def _items_on(device: str, dtype: str | None, folder: Path, engine: Engine, manifest: Manifest) -> "ItemsOnDevice":

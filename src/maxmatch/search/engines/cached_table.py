@@ -253,6 +253,11 @@ class CachedEngine:
         return not self.opened and state_of(self.folder) == self._cache.state
 
     @property
+    def sure_of_few(self) -> bool:
+        """While the cache answers, all are scanned."""
+        return not self.is_current() and self.inner.sure_of_few
+
+    @property
     def in_memory(self) -> bool:
         """Whether the engine itself keeps its items in memory."""
         return self.opened and self.inner.in_memory
@@ -293,10 +298,16 @@ class CachedEngine:
             yield cache.at(places[start : start + block], vectors, metadata)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """None while the cache answers: it is scanned."""
-        return None if self.is_current() else self.inner.candidates(queries, count, where, effort, choose)
+        return None if self.is_current() else self.inner.candidates(queries, count, where, effort, choose, wanted)
 
     def fetch(self, ids: Sequence[str], vectors: bool = True, metadata: bool = False) -> Found:
         """Stored items by their ids."""

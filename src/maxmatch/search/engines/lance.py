@@ -4,8 +4,9 @@ A table is versions of immutable files; a write makes new files and then a new v
 and a killed writer leaves the last. LanceDB does not wait for the disk: after each write its new files are synced here.
 """
 
+import logging
 import os
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -21,6 +22,7 @@ from pydantic import JsonValue
 from maxmatch.core.ragged_array import RaggedArray
 from maxmatch.search.engine import Choose, Found, ItemRows, Location, Vectors
 from maxmatch.search.engines.cached_table import versions_of
+from maxmatch.search.engines.key_search import KeyedRows, KeySearch
 from maxmatch.search.engines.lance_files import (
     MOST_COLUMNS,
     bytes_on_disk,
@@ -34,7 +36,7 @@ from maxmatch.search.engines.lance_files import (
     storing,
 )
 from maxmatch.search.filters import Condition
-from maxmatch.search.index_folder import TABLE, IndexFolderError, cure_of
+from maxmatch.search.index_folder import KEYS, TABLE, IndexFolderError, cure_of
 
 _AHEAD_BYTES = 64 * 2**20
 ANY_SIZE = "vectors"
@@ -172,6 +174,68 @@ class Nearest:
             if found is not None:
                 return found
         return [found_in(table) for table in self._nearest(queries, count, probes, where, ["vector", *_NAMES])]
+
+    def among(self, rows: Sequence[KeyedRows]) -> list[Found] | None:
+        """For each query its candidates, by the numbers of their rows. None where a row is gone, or has another number
+        by now.
+        """
+        every = np.unique(np.concatenate([each.numbers for each in rows]))
+        table = self._taken(every, ["vector", "id", "metadata"])
+        if table is None:
+            return None
+        ids, vectors, texts = table["id"].to_pylist(), vectors_in(table), table["metadata"].to_pylist()
+        found = []
+        for numbers, added in rows:
+            at = np.searchsorted(every, numbers)
+            names, notes = ([texts_[place] for place in at.tolist()] for texts_ in (ids, texts))
+            found.append(Found(names, added, vectors[at], notes))
+        return found
+
+    def _taken(self, numbers: np.ndarray, columns: list[str]) -> pa.Table | None:
+        """Some rows by their numbers, in their order; None where one is gone."""
+        if not len(numbers):
+            schema = self._run(self._table.schema())
+            return pa.schema([schema.field(name) for name in columns]).empty_table()
+
+        async def taken() -> Any:
+            return await self._table.take_row_ids(numbers.tolist()).select(["_rowid", *columns]).to_arrow()
+
+        table: pa.Table = self._run(taken())
+        found = table["_rowid"].to_numpy()
+        if len(found) < len(numbers):
+            return None
+        if np.array_equal(found, numbers):
+            return table
+        return table.take(np.argsort(found)[np.argsort(np.argsort(numbers))])
+
+    def numbers(self, where: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of all rows that pass, and their `added`."""
+
+        async def asked() -> Any:
+            query = self._table.query().select(["_rowid", "added"])
+            return await (query if where is None else query.where(where)).to_arrow()
+
+        table = self._run(asked())
+        return table["_rowid"].to_numpy(), table["added"].to_numpy()
+
+    def vectors(self, numbers: np.ndarray) -> np.ndarray | None:
+        """The vectors of some rows, in their order; None where one is gone."""
+        table = self._taken(numbers, ["vector"])
+        return None if table is None else vectors_in(table)
+
+    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`added` and the vectors of all rows, so many at a time."""
+
+        async def begun() -> Any:
+            return await self._table.query().select(["added", "vector"]).to_batches(max_batch_length=size)
+
+        async def following(reader: Any) -> Any:
+            return await anext(reader, None)
+
+        reader = self._run(begun())
+        while (batch := self._run(following(reader))) is not None:
+            table = pa.Table.from_batches([batch])
+            yield table["added"].to_numpy(), vectors_in(table)
 
     def _nearest(
         self, queries: np.ndarray, count: int, probes: int, where: str | None, columns: list[str]
@@ -323,6 +387,8 @@ _FORMAT = (
     "2.1"  # of the files. In 2.2 a row of a column that is the same everywhere, as of no metadata, takes 4 ms to read
 )
 _CACHE_BYTES = 512 * 2**20  # at least
+_KEYS_FROM = 10_000  # items
+_log = logging.getLogger("maxmatch")
 
 
 def create(place: Location, trained: bool = True) -> "LanceEngine":
@@ -392,6 +458,12 @@ def cache_bytes(place: Location) -> int:
     return max(_CACHE_BYTES, 3 * bytes_on_disk(place.folder / TABLE / "_indices") // 2)
 
 
+def _key_search(place: Location) -> KeySearch | None:
+    """Searches by short keys; None where the settings want none."""
+    first = place.settings.get("keys_from", _KEYS_FROM)
+    return None if first is None else KeySearch(place.folder / KEYS, place.width, int(str(first)))
+
+
 class LanceEngine:
     """The calls of `maxmatch.search.engine.Engine` on a Lance table. trained: with an index over the vectors, once
     there are enough of them.
@@ -403,8 +475,15 @@ class LanceEngine:
         self.table = table
         self.index = VectorIndex(table, place) if trained and place.width != 0 else None
         self._items = ItemsInMemory(place, table, self.index)
+        self._keys = None if self.index is None else _key_search(place)
         self._session = session
         self._keep = False
+        self._changed = 0  # rows, since the last flush
+
+    @property
+    def sure_of_few(self) -> bool:
+        """By short keys, which are all looked at where few pass. The index looks at some of its cells."""
+        return self._keys is not None and self._keys.answers(self._nearest, self._version())
 
     @property
     def in_memory(self) -> bool:
@@ -434,29 +513,37 @@ class LanceEngine:
             if self.index is not None:
                 coverage = self.index.coverage()
                 facts |= {"index": self.index.kind, "indexed": coverage.indexed, "not_yet_indexed": coverage.beside}
-            return facts
+        if self._keys is not None:
+            facts |= self._keys.facts(self._nearest, self._version())
+        return facts
 
     def add(self, rows: ItemRows) -> None:
         """Store new items."""
-        with self._writing():
+        with self._writing(len(rows.ids)):
             self.table.add(self._batch(rows))
 
     def upsert(self, rows: ItemRows) -> None:
         """Store items, replacing those of the same ids."""
-        with self._writing():
+        with self._writing(2 * len(rows.ids)):
             merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merge.execute(self._batch(rows))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove items."""
-        with self._writing():
+        with self._writing(len(ids)):
             self.table.delete(f"id IN ({literals(ids)})")
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
-        """The nearest items by the index over the vectors, None where there is none; where all items are in memory, by
-        all inner products.
+        """The nearest items by their short keys, or by the index over the vectors; None where there is none. Where all
+        items are in memory, by all inner products.
         """
         with reading(self.path):
             if self.index is None or not self._items.known().indexed:
@@ -469,7 +556,27 @@ class LanceEngine:
         with reading(self.path):
             condition = None if where is None else self._sql(where)
             table = self._nearest
-        return table.search(queries, count, self.index.probes(effort), condition, choose)
+        passes = None if where is None or condition is None else (where, condition)
+        found = None if self._keys is None else self._by_keys(self._keys, queries, count, passes, effort, wanted)
+        return table.search(queries, count, self.index.probes(effort), condition, choose) if found is None else found
+
+    def _by_keys(
+        self,
+        keys: KeySearch,
+        queries: np.ndarray,
+        count: int,
+        where: tuple[Condition, str] | None,
+        effort: float,
+        wanted: int | None,
+    ) -> list[Found] | None:
+        """The nearest items by their short keys; None where there are none, or rows move twice meanwhile."""
+        for _ in range(2):
+            rows = keys.rows(self._nearest, self._version(), queries, count, effort, where, wanted)
+            found = None if rows is None else self._nearest.among(rows)
+            if rows is None or found is not None:
+                return found
+            keys.forget()
+        return None
 
     def scan(
         self, block: int, where: Condition | None = None, vectors: bool = True, metadata: bool = False
@@ -503,6 +610,9 @@ class LanceEngine:
 
     def count(self, where: Condition | None = None) -> int:
         """How many items there are, or pass."""
+        known = None if where is None or self._keys is None else self._keys.counted(self._version(), where)
+        if known is not None:
+            return known
         with reading(self.path):
             return int(self.table.count_rows(None if where is None else self._sql(where)))
 
@@ -519,17 +629,28 @@ class LanceEngine:
                 self.table.optimize(cleanup_older_than=_KEPT)
         if thorough:
             forget_removed(self.path)
+        if self._keys is not None:
+            changed, self._changed = self._changed, 0
+            try:
+                trained |= self._keys.refresh(self._nearest, self.count(), changed, thorough)
+            except OSError as error:  # they are a cache: what they would speed up works without them
+                _log.warning("%s: not written: %s", self._keys.path, error)
         return trained
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def _version(self) -> Hashable:
+        """Changes with every write, by any process."""
+        return versions_of(self.place.folder) or self.version()
 
     @cached_property
     def _nearest(self) -> Nearest:
         return Nearest(self.place.folder, _NAME, self._session)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, changed: int = 0) -> Iterator[None]:
+        self._changed += changed
         with storing(self.place.folder):
             yield
             put_on_disk(self.path)

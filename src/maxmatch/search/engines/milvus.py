@@ -363,6 +363,8 @@ class Milvus:
         self._item_bytes = place.width * (2 if self.half else 4) + 256
         self._newest = time.time_ns() - 60 * 10**9  # clocks of others may be behind
 
+    sure_of_few = False
+
     @property
     def in_memory(self) -> bool:
         """Never here, whatever is asked for: `candidates` are those of the server's index."""
@@ -449,7 +451,13 @@ class Milvus:
         return self._found(rows, vectors, metadata)
 
     def candidates(
-        self, queries: np.ndarray, count: int, where: Condition | None = None, effort: float = 1, choose: Choose = None
+        self,
+        queries: np.ndarray,
+        count: int,
+        where: Condition | None = None,
+        effort: float = 1,
+        choose: Choose = None,
+        wanted: int | None = None,
     ) -> list[Found] | None:
         """For each query about `count` items with large inner products: 16,384 at most, the most that Milvus finds."""
         count = min(count, MOST_FOUND)
