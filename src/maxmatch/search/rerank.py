@@ -386,11 +386,12 @@ def hits_of(best: Sequence[Best], engine: Engine) -> list[list[Hit]]:
     for each in best:
         texts = map(fetched.get, each.ids) if each.metadata is None else each.metadata
         scores = each.scores.astype(np.float32).tolist()
-        matches = map(_matches, each.partners.tolist(), each.cosines.tolist())
+        matches = map(matches_of, each.partners.tolist(), each.cosines.tolist())
         rows = zip(each.ids, scores, matches, texts, strict=True)
         found.append([Hit(name, score, met, json.loads(text)) for name, score, met, text in rows if text is not None])
     return found
 
 
-def _matches(partners: list[int], cosines: list[float]) -> list[Match]:
+def matches_of(partners: list[int], cosines: list[float]) -> list[Match]:
+    """What each slot of a query met in one item, without those that met none."""
     return [match for match in map(Match, range(len(partners)), partners, cosines) if match.item_slot >= 0]
