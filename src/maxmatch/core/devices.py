@@ -75,7 +75,7 @@ def sharing_threads(count: int) -> Iterator[Callable[[Callable[P, T]], Callable[
 
 
 def use_threads(count: int, others: int) -> None:
-    """Compute with `count` of torch's threads in this thread of Python. Threads to come begin with `others`: torch notes
+    """Compute with `count` of torch's threads in this thread of Python. Threads to come begin with `others`: torch has
     one number for all of them, so it is set once more, by a thread that ends.
     """
     torch.set_num_threads(count)

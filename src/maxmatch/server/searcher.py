@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -191,7 +191,7 @@ class Hits:
     def __init__(
         self,
         ids: Sequence[str],
-        scores: Sequence[float],
+        scores: Sequence[float] | np.ndarray,
         matches: Callable[[int], list[Match]],
         metadata: Callable[[int], Mapping[str, JsonValue]],
     ) -> None:
@@ -207,7 +207,7 @@ class Hits:
         """Those at some places."""
         return Hits(
             [self.ids[place] for place in places],
-            [self.scores[place] for place in places],
+            [float(self.scores[place]) for place in places],
             lambda place: self.matches(places[place]),
             lambda place: self.metadata(places[place]),
         )
@@ -237,8 +237,7 @@ def _found(best: Best, texts: Mapping[str, str]) -> Hits:
 
 def _long_list(best: Best, order: np.ndarray, known: Mapping[str, ItemFacts]) -> Hits:
     """All items in the order of a query, in little memory."""
-    scores: Any = best.scores[order].astype(np.float32)
-    cosines = best.cosines[order].astype(np.float32)
+    scores, cosines = (values[order].astype(np.float32) for values in (best.scores, best.cosines))
     partners = best.partners[order].astype(np.int8)
     ids = [known[best.ids[place]].id for place in order.tolist()]  # the same texts, not their equals
     return Hits(ids, scores, lambda place: matches_of(partners[place].tolist(), cosines[place].tolist()), lambda _: {})
@@ -476,7 +475,7 @@ def _shown_groups(ranking: Ranking, count: int, judged: Verdict, names: frozense
     """The first groups of a long list, and whether some were left out that do not seem to fit."""
     groups = ranking.grouping.first(count)
     hits = ranking.hits
-    kept = [group for group in groups if _is_shown(hits.ids[group[0]], hits.scores[group[0]], judged, names)]
+    kept = [group for group in groups if _is_shown(hits.ids[group[0]], float(hits.scores[group[0]]), judged, names)]
     return kept, len(kept) < len(groups)
 
 
