@@ -58,7 +58,8 @@ def products_with_few(many: Float[Tensor, "n W"], few: Float[Tensor, "q W"]) -> 
     on AMD's processors it takes half the time of MKL for such shapes. It has no gradient.
     """
     onednn = many.device.type == "cpu" and many.dtype == few.dtype == torch.float32
-    if onednn and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if onednn and there and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         with torch.inference_mode():
             products: Tensor = torch.ops.mkldnn._linear_pointwise(many, few, None, "none", [], "")
         return products
