@@ -5,11 +5,11 @@
 Under load: two servers in separate processes, one that batches queries and one that answers them one by one, get the
 same queries in turns, so that both see the same noise. No two queries are the same, so no cache answers them.
 First both must give the same answers. Then what one user sees (`benchmarks.photo_search`): the first and the second
-`maxmatch search` in a folder of photos, and a server of such a folder.
+`maxmatch search` in a folder of photos, and a server of such a folder. `--clients 1 32 256` asks the first server only.
 
-The clients share the cores with the server and cost about a twentieth of it. Needs two quiet cores, 3 GB of memory,
-300 MB of disk and about five minutes. Without --model, the model that ships is used. cpu_ms is CPU time, which other
-load on the machine hardly changes.
+The clients share the cores with the server; client_cpu_ms is what they take per query. Needs two quiet cores, 3 GB of
+memory, 300 MB of disk and about five minutes. Without --model, the model that ships is used. cpu_ms is the server's CPU
+time per query, which other load on the machine hardly changes, and per_core how many queries a second of it answers.
 """
 
 import argparse
@@ -49,6 +49,7 @@ class Tally:
     errors: int = 0
     spent: float = 0.0
     cpu: float = 0.0
+    client_cpu: float = 0.0
     memory: list[float] = field(default_factory=list)
 
 
@@ -76,10 +77,11 @@ def serve(folder: Path, model: str, batch: int, port: "multiprocessing.queues.Qu
     import uvicorn
 
     from maxmatch.server.app import create_app
+    from maxmatch.server.connections import server_config
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     app = create_app(SetIndex.open(folder), SetEncoder.from_pretrained(model), Path, batch=batch)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", access_log=False))
+    server = uvicorn.Server(server_config(app, "127.0.0.1", port=0))
 
     async def announced() -> None:
         serving = asyncio.create_task(server.serve())
@@ -159,7 +161,7 @@ async def same_answers(ports: list[int]) -> None:
 
 
 def report(tallies: dict[str, Tally]) -> dict[str, Any]:
-    """The numbers of both servers, and their ratio."""
+    """The numbers of one or both servers, and their ratio."""
     table: dict[str, Any] = {}
     for name, tally in tallies.items():
         p50, p95, p99 = (1000 * np.percentile(tally.seconds, q) for q in (50, 95, 99))
@@ -171,8 +173,12 @@ def report(tallies: dict[str, Tally]) -> dict[str, Any]:
             "errors": tally.errors,
             "queries": len(tally.seconds),
             "cpu_ms": round(1000 * tally.cpu / len(tally.seconds), 1),
+            "per_core": round(len(tally.seconds) / tally.cpu),
+            "client_cpu_ms": round(1000 * tally.client_cpu / len(tally.seconds), 2),
             "memory_mb": [round(value) for value in tally.memory],
         }
+    if "unbatched" not in table:
+        return table
     table["ratio"] = round(table["batched"]["queries_per_s"] / table["unbatched"]["queries_per_s"], 2)
     table["cpu_ratio"] = round(table["unbatched"]["cpu_ms"] / table["batched"]["cpu_ms"], 2)
     return table
@@ -182,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=SHIPPED, help="the folder of a checkpoint")
     parser.add_argument("--items", type=int, default=10_000)
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", type=int, nargs="+", default=[32])
     parser.add_argument("--seconds", type=float, default=60.0, help="per server")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--engine", default="lance")
@@ -195,7 +201,8 @@ def main() -> None:
         index = Path(folder) / "index"
         make_index(index, SetEncoder.from_pretrained(given.model), given.items, given.engine)
         servers, ports = [], []
-        for batch in (given.batch, 1):
+        several = len(given.clients) > 1
+        for batch in (given.batch,) if several else (given.batch, 1):
             port: Any = start.Queue()
             server = start.Process(target=serve, args=(index, given.model, batch, port))
             server.start()
@@ -203,15 +210,17 @@ def main() -> None:
             ports.append(port.get(timeout=300))
         try:
             asyncio.run(same_answers(ports))
-            tallies = {"batched": Tally(), "unbatched": Tally()}
-            for turn in range(ROUNDS):
-                for tally, server, one in zip(tallies.values(), servers, ports, strict=True):
-                    assert server.pid is not None
-                    before = cpu_seconds(server.pid)
-                    asyncio.run(load(one, given.clients, given.seconds / ROUNDS, turn, tally))
-                    tally.cpu += cpu_seconds(server.pid) - before
-                    tally.memory.append(memory(server.pid))
-            print(json.dumps({"items": given.items, "clients": given.clients, **report(tallies)}, indent=2))
+            for clients in given.clients:
+                tallies = {"batched": Tally()} if several else {"batched": Tally(), "unbatched": Tally()}
+                for turn in range(ROUNDS):
+                    for tally, server, one in zip(tallies.values(), servers, ports, strict=True):
+                        assert server.pid is not None
+                        before, own = cpu_seconds(server.pid), time.process_time()
+                        asyncio.run(load(one, clients, given.seconds / ROUNDS, 1000 * clients + turn, tally))
+                        tally.cpu += cpu_seconds(server.pid) - before
+                        tally.client_cpu += time.process_time() - own
+                        tally.memory.append(memory(server.pid))
+                print(json.dumps({"items": given.items, "clients": clients, **report(tallies)}, indent=2))
         finally:
             for server in servers:
                 server.terminate()

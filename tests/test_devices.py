@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import maxmatch
-from maxmatch.core.devices import MKL_FUNCTIONS, batches_at_once, chosen_device, sharing_threads
+from maxmatch.core.devices import MKL_FUNCTIONS, batches_at_once, chosen_device, sharing_threads, use_threads
 
 SOURCE = Path(maxmatch.__file__).parent
 # Of torch's functions those for which it calls MKL (ATen's vml.h), by hand.
@@ -120,3 +120,18 @@ def test_the_functions_called_first_are_all_that_the_package_uses(modules):
     calls = (node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
     used = {call.func.attr.rstrip("_") for call in calls if isinstance(call.func, ast.Attribute)} & BY_MKL
     assert {"exp", "log", "sqrt"} <= used <= set(MKL_FUNCTIONS)
+
+
+def test_a_thread_computes_with_its_own_number_of_threads_and_others_with_theirs():
+    before = torch.get_num_threads()
+
+    def numbers():
+        use_threads(1, before)
+        torch.ones(3).sum()
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as other:
+        assert first.submit(numbers).result() == 1
+        assert other.submit(torch.get_num_threads).result() == before
+        assert first.submit(torch.get_num_threads).result() == 1
+    assert torch.get_num_threads() == before

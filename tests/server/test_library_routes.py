@@ -14,6 +14,7 @@ from maxmatch.search.folding import Grouping, Sketcher
 from maxmatch.search.library import Library
 from maxmatch.search.photos import open_photos, sync
 from maxmatch.search.plausible import CutOff, Limits
+from maxmatch.search.rerank import Best
 from maxmatch.server import gallery as gallery_module
 from maxmatch.server import searcher
 from maxmatch.server.app import create_app
@@ -56,16 +57,34 @@ def test_long_lists_continue_short_ones_up_to_the_last_item(client, monkeypatch,
 
 def test_what_candidates_missed_comes_after_the_short_list(client, gallery, monkeypatch):
     whole = [hit["item"]["id"] for hit in pages(client, q="a dog", fold=False)]
-    real = gallery.index.search
+    real = gallery.index.best
 
-    def missing(self, sets, k, where=None):
-        return [[hit for hit in hits if hit.id != whole[2]][:k] for hits in real(sets, k + 1, where)]
+    def without_third(best, k):
+        places = [place for place, name in enumerate(best.ids) if name != whole[2]][:k]
+        ids, texts = ([values[place] for place in places] if values else None for values in (best.ids, best.metadata))
+        return Best(ids, best.scores[places], best.partners[places], best.cosines[places], texts)
 
-    monkeypatch.setattr(type(gallery.index), "search", missing)
+    def missing(self, sets, k, where=None, *more, **settings):
+        return [without_third(best, k) for best in real(sets, k + 1, where)]
+
+    monkeypatch.setattr(type(gallery.index), "best", missing)
     monkeypatch.setattr(searcher, "_LONG", 9)
     found = [hit["item"]["id"] for hit in pages(client, q="a  dog", fold=False)]
     assert sorted(found) == sorted(whole)
     assert found.index(whole[2]) >= 8
+
+
+@pytest.mark.parametrize("alike", [(), ((3, 5),), ((0, 1), (8, 9), (8, 30))])
+def test_a_list_without_near_duplicates_is_told_from_one_with_them(monkeypatch, alike):
+    vectors = np.random.default_rng(0).standard_normal((40, 256)).astype("float32")
+    for one, other in alike:
+        vectors[other] = vectors[one]
+    names = [str(place) for place in range(40)]
+    sketches = dict(zip(names[:35], Sketcher(256)(vectors), strict=False))  # some have none
+    quickly = Grouping(names, sketches, 0.99).first(40)
+    monkeypatch.setattr(Grouping, "_all_alone", lambda self, end: False)
+    assert Grouping(names, sketches, 0.99).first(40) == quickly
+    assert len(quickly) == 40 - len(alike)
 
 
 def test_near_duplicates_far_apart_in_a_long_list_stay_apart(monkeypatch):

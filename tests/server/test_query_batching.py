@@ -87,3 +87,26 @@ def test_waiting_requests_are_cancelled_at_the_end():
             await waiting
 
     asyncio.run(run())
+
+
+def test_workers_that_have_nothing_to_do_share_what_waits_and_answer_at_the_same_time():
+    both, sizes, prepared = threading.Barrier(2, timeout=10), [], []
+
+    def answer(asks):
+        both.wait()  # breaks unless two batches are answered at the same time
+        return [ask * 10 for ask in asks]
+
+    batcher = Batcher(
+        answer, observe=sizes.append, workers=2, prepare=lambda: prepared.append(threading.current_thread())
+    )
+    assert answered(batcher, range(10)) == [ask * 10 for ask in range(10)]
+    assert sizes == [5, 5]
+    assert len(set(prepared)) == 2
+
+
+def test_nobody_waits_for_others_that_may_come():
+    async def run():
+        async with Batcher(lambda asks: asks) as batcher:
+            return await asyncio.wait_for(batcher(1), 10)
+
+    assert asyncio.run(run()) == 1

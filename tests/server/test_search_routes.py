@@ -3,8 +3,10 @@
 import gc
 import io
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
 import pytest
+from fastapi import FastAPI, Query
 from PIL import Image
 from served import client_of
 from starlette.testclient import TestClient
@@ -13,7 +15,7 @@ from maxmatch import SetIndex
 from maxmatch.matching import SIMILARITIES
 from maxmatch.search.index_folder import Origin, write_origin
 from maxmatch.search.plausible import CutOff
-from maxmatch.server.api_schema import DEEPEST, Refusal, SearchResult
+from maxmatch.server.api_schema import DEEPEST, Refusal, SearchQuery, SearchResult, add_handlers
 from maxmatch.server.app import create_app
 from maxmatch.server.searcher import check_slot
 
@@ -324,3 +326,36 @@ def test_a_picture_and_a_text_are_searched_for_together(client, gallery):
     parts = [{"like": gallery.key(5)}, {"text": "a cat"}, {"text": "dog", "weight": -1}]
     assert found(both) == found(client.post(SEARCH, json={"parts": parts, "fold": False}))
     assert found(client.get(SEARCH, params={"like": gallery.key(5), "q": "-dog", "fold": False}))
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["k=0", "k=x&from=2024", "nonsense=1", "zz=1&zz=2", "q=dog&k=5&k=x", "like=short", "min_score=nan", "sort=best"],
+)
+def test_a_query_string_is_refused_as_fastapi_refuses_it(client, query):
+    app = FastAPI()
+    add_handlers(app)
+
+    @app.get("/search")
+    def search(query: Annotated[SearchQuery, Query()]) -> int:
+        return 1
+
+    by_fastapi, by_us = TestClient(app).get(f"/search?{query}"), client.get(f"{SEARCH}?{query}")
+    assert by_fastapi.status_code == by_us.status_code == 422
+    assert by_fastapi.json() == by_us.json()
+
+
+def test_many_at_once_are_answered_as_each_alone(client, gallery):
+    queries = [{"q": caption, "k": 3 + place % 4, "fold": False} for place, caption in enumerate(gallery.captions)]
+    alone = [client.get(SEARCH, params=query).json()["hits"] for query in queries]
+    with client_of(gallery, name="another") as other, ThreadPoolExecutor(8) as pool:  # which has encoded none of them
+        together = [
+            response.json()["hits"] for response in pool.map(lambda one: other.get(SEARCH, params=one), queries)
+        ]
+    for one, another in zip(alone, together, strict=True):
+        assert [hit["item"] for hit in one] == [hit["item"] for hit in another]
+        for hit, same in zip(one, another, strict=True):
+            assert hit["score"] == pytest.approx(same["score"], abs=1e-5)
+            assert [(pair["query_slot"], pair["item_slot"]) for pair in hit["matches"]] == [
+                (pair["query_slot"], pair["item_slot"]) for pair in same["matches"]
+            ]

@@ -5,6 +5,7 @@ autocast, and a workaround for a race in MKL.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
+from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -96,6 +97,17 @@ def sharing_threads(count: int) -> Iterator[Callable[[Callable[P, T]], Callable[
     finally:
         if count > 1:
             torch.set_num_threads(threads)  # with which threads to come begin
+
+
+def use_threads(count: int, others: int) -> None:
+    """Compute with `count` of torch's threads in this thread of Python. Threads to come begin with `others`: torch has
+    one number for all of them, so it is set once more, by a thread that ends.
+    """
+    torch.set_num_threads(count)
+    assert torch.get_num_threads() == count  # asked, so that it stays: a thread takes its number when it first needs it
+    last = Thread(target=torch.set_num_threads, args=(others,))
+    last.start()
+    last.join()
 
 
 def in_float32(function: Callable[P, T]) -> Callable[P, T]:

@@ -56,6 +56,11 @@ class Grouping:
 
     def _group_block(self) -> None:
         start, end = self._done, min(self._done + _GROUPED, len(self._ids))
+        if start == 0 and self._all_alone(end):
+            self._group_of = {place: place for place in range(end) if place > end - _WINDOW}
+            self.groups = [[place] for place in range(end)]
+            self._done = end
+            return
         known = [place for place in range(start, end) if self._ids[place] in self._sketches]
         recent = list(self._group_of)
         near = np.full((end - start, len(recent) + end - start), -1.0, np.float32)
@@ -80,6 +85,16 @@ class Grouping:
                 self.groups.append([place])
         self._group_of = {place: group for place, group in self._group_of.items() if place > end - _WINDOW}
         self._done = end
+
+    def _all_alone(self, end: int) -> bool:
+        """Whether no two of the first are near each other, as in most short lists: a fifth of the work of grouping."""
+        sketches = [sketch for name in self._ids[:end] if (sketch := self._sketches.get(name)) is not None]
+        if len(sketches) < 2:
+            return True
+        vectors = np.array(sketches).astype(np.float32)
+        near = vectors @ vectors.T
+        np.fill_diagonal(near, -1.0)
+        return bool(near.max() < self._threshold)
 
     def _vectors(self, places: Sequence[int]) -> np.ndarray:
         return np.stack([self._sketches[self._ids[place]] for place in places]).astype(np.float32)

@@ -429,10 +429,11 @@ def _garbage_kept(pause: bool) -> Iterator[None]:
 def _hits(best: Best, fetched: Mapping[str, str]) -> list[Hit]:
     texts = map(fetched.get, best.ids) if best.metadata is None else best.metadata
     scores = best.scores.astype(np.float32).tolist()
-    matches = map(_matches, best.partners.tolist(), best.cosines.tolist())
+    matches = map(matches_of, best.partners.tolist(), best.cosines.tolist())
     rows = zip(best.ids, scores, matches, texts, strict=True)
     return [Hit(name, score, met, _decode(text)[0]) for name, score, met, text in rows if text is not None]
 
 
-def _matches(partners: list[int], cosines: list[float]) -> list[Match]:
+def matches_of(partners: list[int], cosines: list[float]) -> list[Match]:
+    """What each slot of a query met in one item, without those that met none."""
     return [_new(Match, met) for met in zip(range(len(partners)), partners, cosines, strict=True) if met[1] >= 0]

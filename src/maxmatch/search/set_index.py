@@ -362,6 +362,45 @@ class SetIndex:
             >>> hits[0].id, [match.item_slot for match in hits[0].matches]
             ('a', [0, 1, 2, 3])
         """
+        best = self.best(sets, k, where, exact, candidates=candidates, effort=effort, model=model)
+        return hits_of(best, self.engine)
+
+    def best(
+        self,
+        sets: Array,
+        k: int = 10,
+        where: str | Mapping[str, Value] | Condition | None = None,
+        exact: bool = False,
+        *,
+        candidates: int | None = None,
+        effort: float | None = None,
+        model: AnyModel | str | None = None,
+    ) -> list[Best]:
+        """As `search`, but as arrays, and with metadata only where it comes at no cost: for a caller who has it.
+
+        Args:
+            sets: as in `search`, and so is everything else.
+            k: how many items per query.
+            where: only items that pass this filter.
+            exact: score every item.
+            candidates: how many items the engine proposes per query.
+            effort: how thoroughly the engine looks for them.
+            model: what made the queries' sets.
+
+        Returns:
+            For each query ids, exact scores and matched slots, best first.
+
+        Examples:
+            >>> import torch
+            >>> from torch.nn.functional import normalize
+            >>> from maxmatch import SetIndex
+            >>> sets = normalize(torch.randn(3, 4, 64), dim=-1)
+            >>> index = SetIndex.create("photos.index", dim=64, set_size=4)
+            >>> index.add(["a", "b", "c"], sets)
+            >>> [best] = index.best(sets[:1], k=2, exact=True)
+            >>> best.ids[0], best.partners[0].tolist()
+            ('a', [0, 1, 2, 3])
+        """
         k = checked_count("k", k)
         check_same_model(self.manifest.model, model, self.folder)
         self._refuse_replaced()
@@ -383,7 +422,7 @@ class SetIndex:
             best = scan(self.engine, queries, k, condition, self.manifest)
         else:
             best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
-        return hits_of(best, self.engine)
+        return best
 
     def rank(self, query: Array, where: str | Mapping[str, Value] | Condition | None = None) -> Best:
         """All items for one query, best first: for long lists, of which only a part is shown at a time.

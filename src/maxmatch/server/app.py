@@ -41,7 +41,7 @@ def create_app(
     token: str | None = None,
     limits: Limits | None = None,
     batch: int = 32,
-    window: float = 0.002,
+    window: float = 0.0,
     near_duplicate: float = NEAR_DUPLICATE,
     look: Callable[[Bar], Sequence[Synced] | None] | None = None,
     look_every: float = 45.0,
@@ -58,7 +58,7 @@ def create_app(
         token: what clients must show; without one, only this machine is answered.
         limits: the largest uploads and requests.
         batch: how many queries are encoded and searched together at most.
-        window: how many seconds the first of them waits for others.
+        window: how many seconds the first of them waits for others, beyond those that are being answered.
         near_duplicate: the mean cosine from which pictures are shown as one.
         look: brings the index up to date with its folders, as `Library.sync`; called at the start and again and again.
         look_every: how many seconds after the last time, at most.

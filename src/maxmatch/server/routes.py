@@ -1,14 +1,19 @@
 """The routes: search, items with their thumbnails and explanations, the page, and metrics."""
 
 import asyncio
-import json
+import inspect
 import os
 import time
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, File, Path, Query, Request, Response, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -68,7 +73,6 @@ _PICTURE_FORM: dict[str, Any] = {
 }
 # Some systems call a script plain text, which browsers do not run, and do not know the other one.
 _PAGE_TYPES = {".js": "text/javascript; charset=utf-8", ".webmanifest": "application/manifest+json"}
-_FACTS = tuple(field.name for field in fields(ItemFacts))
 _VOCABULARY = 2_000  # words that are offered while someone types
 _REASONS = 500  # why files cannot be read, at most
 _CACHED_FOR_A_DAY = {"Cache-Control": "private, max-age=86400"}
@@ -178,14 +182,38 @@ def page_routes(service: Service) -> APIRouter:
     return router
 
 
+class QueryRoute(APIRoute):
+    """A route whose one parameter is a model of the whole query string, which pydantic reads: FastAPI itself looks at
+    the type of every field in every request, which takes as long as all else that it does.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        [parameter] = inspect.signature(self.endpoint).parameters.values()
+        model: type[BaseModel] = get_args(parameter.annotation)[0]
+
+        async def answered(request: Request) -> Response:
+            try:
+                query = model.model_validate(dict(request.query_params))
+            except ValidationError as error:
+                problems = error.errors(include_url=False)
+                raise RequestValidationError([{**one, "loc": ("query", *one["loc"])} for one in problems]) from None
+            response: Response = await self.endpoint(query)
+            return response
+
+        return answered
+
+
 def search_routes(service: Service) -> APIRouter:
     """The routes of search."""
-    router = APIRouter(tags=["search"])
+    router, by_query = APIRouter(tags=["search"]), APIRouter(tags=["search"], route_class=QueryRoute)
 
-    @router.get("/search", response_model=SearchResult, responses=documented(404, 409, 422, 503))
+    @by_query.get("/search", response_model=SearchResult, responses=documented(404, 409, 422, 503))
     async def search(query: Annotated[SearchQuery, Query()]) -> Response:
         """By text, by item or by an uploaded picture; without any of them, everything, newest first."""
         return await answer(service, service.terms(query), query)
+
+    router.include_router(by_query)
 
     @router.post("/search", response_model=SearchResult, responses=documented(400, 404, 409, 413, 422, 503))
     async def search_by_parts(query: SearchBody) -> Response:
@@ -228,7 +256,7 @@ async def receive(service: Service, file: UploadFile) -> str:
 
 async def answer(service: Service, terms: list[QueryTerm], paging: Paging, upload: str | None = None) -> Response:
     """A page of results: the JSON of a `SearchResult`, written without validating each of its values, which would take
-    half of the server's time.
+    half of the server's time, and by pydantic's writer, which takes a third of the time of Python's.
     """
     started = time.perf_counter()
     if paging.start and paging.end and paging.start > paging.end:
@@ -245,10 +273,12 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
     page = await service.searcher.page(kept, paging, where, words)
     hits = [
         {
-            "item": _plain(result.item),
+            "item": result.item,
             "score": result.score,
-            "matches": [match._asdict() for match in result.matches],
-            "duplicates": [_plain(item) for item in result.duplicates],
+            "matches": [
+                {"query_slot": slot, "item_slot": met, "cosine": cosine} for slot, met, cosine in result.matches
+            ],
+            "duplicates": result.duplicates,
             "name_match": result.named,
         }
         for result in page.results
@@ -271,11 +301,7 @@ async def answer(service: Service, terms: list[QueryTerm], paging: Paging, uploa
         "left_out": left_out,
         "took_ms": took,
     }
-    return Response(json.dumps(page_out, ensure_ascii=False, allow_nan=False), media_type="application/json")
-
-
-def _plain(item: ItemFacts) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in _FACTS}
+    return Response(to_json(page_out, inf_nan_mode="null"), media_type="application/json")
 
 
 def picture_routes(service: Service) -> APIRouter:
