@@ -116,12 +116,10 @@ def _split_8(x):
 
 
 @triton.jit
-def tile_matched(products, ROWS: tl.constexpr):
-    """ROWS × 128 cosines in the order of the tiles -> the four matched ones of each pair (ROWS / 32, 8, 4, 8). Every
-    step is inside a thread: nothing is moved.
+def matched_by_bits(x):
+    """Cosines (…, the two bits of one side's slot, the two of the other's) -> the four matched ones of each pair. Every
+    step is inside a thread, if the bits are: nothing is moved.
     """
-    x = tl.reshape(products, (2, ROWS // 32, 2, 8, 4, 2, 8, 2))
-    x = tl.permute(x, (1, 3, 4, 6, 0, 2, 5, 7))  # (image, image, caption, caption, slot bits of both)
     t0, t1, t2, t3 = split_4(x)
     c00, c10, c20, c30 = split_4(t0)
     c01, c11, c21, c31 = split_4(t1)
@@ -132,6 +130,13 @@ def tile_matched(products, ROWS: tl.constexpr):
     r2 = (c20, c21, c22, c23)
     r3 = (c30, c31, c32, c33)
     return four(r0, r1, r2, r3, r0, r1, r2, r3)
+
+
+@triton.jit
+def _tile_matched(products, ROWS: tl.constexpr):
+    """ROWS × 128 cosines in the order of the tiles -> the four matched ones of each pair (ROWS / 32, 8, 4, 8)."""
+    x = tl.reshape(products, (2, ROWS // 32, 2, 8, 4, 2, 8, 2))
+    return matched_by_bits(tl.permute(x, (1, 3, 4, 6, 0, 2, 5, 7)))  # (image, image, caption, caption, slot bits)
 
 
 @triton.jit
@@ -160,7 +165,7 @@ def _score_of_eight(x):
 def _tile_scores(products, SIZE: tl.constexpr, ROWS: tl.constexpr):
     """ROWS × 128 cosines in the order of the tiles -> scores (ROWS / SIZE, 128 / SIZE)."""
     if SIZE == 4:
-        c0, c1, c2, c3 = tile_matched(products, ROWS)
+        c0, c1, c2, c3 = _tile_matched(products, ROWS)
         total = sum_exp(c0, c1, c2, c3)
     else:
         # A thread's four pairs one after the other: at once they would need four times the registers.

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from maxmatch.matching.triton_blocks import four, sum_exp
-from maxmatch.matching.triton_fused import split_4
+from maxmatch.matching.triton_blocks import sum_exp
+from maxmatch.matching.triton_fused import matched_by_bits
 
 
 class Tiles(NamedTuple):
@@ -69,16 +69,7 @@ def keys_of(score, place):
 def _matched(products, WARPS: tl.constexpr, ITEMS: tl.constexpr):
     """The four matched cosines of each pair (warps, 8, items)."""
     x = tl.reshape(products, (2, WARPS, 2, 8, 2, ITEMS, 2))
-    t0, t1, t2, t3 = split_4(tl.permute(x, (1, 3, 5, 0, 2, 4, 6)))
-    c00, c10, c20, c30 = split_4(t0)
-    c01, c11, c21, c31 = split_4(t1)
-    c02, c12, c22, c32 = split_4(t2)
-    c03, c13, c23, c33 = split_4(t3)
-    r0 = (c00, c01, c02, c03)
-    r1 = (c10, c11, c12, c13)
-    r2 = (c20, c21, c22, c23)
-    r3 = (c30, c31, c32, c33)
-    return four(r0, r1, r2, r3, r0, r1, r2, r3)
+    return matched_by_bits(tl.permute(x, (1, 3, 5, 0, 2, 4, 6)))
 
 
 @triton.jit

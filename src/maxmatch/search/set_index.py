@@ -417,12 +417,10 @@ class SetIndex:
             return []
         held = self._on_device
         if held is not None and not exact and isinstance(queries, np.ndarray) and queries.shape[1] == held.set_size:
-            best = held.best(queries, k, condition)
-        elif isinstance(queries, RaggedArray) or exact or self._must_scan(queries.shape[1], condition):
-            best = scan(self.engine, queries, k, condition, self.manifest)
-        else:
-            best = by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
-        return best
+            return held.best(queries, k, condition)
+        if isinstance(queries, RaggedArray) or exact or self._must_scan(queries.shape[1], condition):
+            return scan(self.engine, queries, k, condition, self.manifest)
+        return by_candidates(self.engine, queries, k, condition, self.manifest, chosen)
 
     def rank(self, query: Array, where: str | Mapping[str, Value] | Condition | None = None) -> Best:
         """All items for one query, best first: for long lists, of which only a part is shown at a time.
