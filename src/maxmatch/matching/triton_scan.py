@@ -325,7 +325,7 @@ def most_queries(device: torch.device) -> int:
 
 
 def way_for(queries: int, items: Tensor) -> Cut | Tiles:
-    """How so many queries are scanned, as measured on an H200."""
+    """How so many queries are scanned. `python -m benchmarks.matching gpu_ways` times the others."""
     element, width, room = items.element_size(), items.shape[2], _room(items.device)
     if queries > _WORTH_TILES and _capability(items.device) >= (9, 0):
         narrow = HELD_INT8 if element == 1 else HELD
