@@ -17,6 +17,7 @@ from maxmatch import score_matrix, top_hits, top_hits_both
 from maxmatch.core.checks import NotFiniteError, as_tensor
 from maxmatch.core.types import TopHits
 from maxmatch.matching import SIMILARITIES, numba_backend, products, similarity
+from maxmatch.matching.scoring import first_largest
 
 close = partial(assert_close, atol=1e-6, rtol=1e-6)
 few_and_many = pytest.mark.parametrize(("a", "b"), [(A, B), (FEW, MANY)], ids=["many", "few"])
@@ -297,6 +298,18 @@ def test_a_zero_vector_that_is_normalised_gives_no_silent_nan(dtype: torch.dtype
         expected = [sum(block.expm1().max(1).values) for block in cosines]
         assert torch.isfinite(scores).all()
         assert (scores[9] <= torch.stack(expected) / 4 + 2e-2).all()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 40])
+def test_of_equal_scores_the_first_columns_are_kept(columns):
+    generator = torch.Generator().manual_seed(columns)
+    for k in range(1, columns + 1):
+        scores = torch.randint(-2, 3, (5, columns), generator=generator).float()
+        scores[scores == -2] = -torch.inf
+        values, places = first_largest(scores, k)
+        sorted_values, order = scores.sort(dim=1, descending=True, stable=True)
+        assert torch.equal(values, sorted_values[:, :k])
+        assert torch.equal(places, order[:, :k])
 
 
 # --- functions as similarities --------------------------------------------------------------------------------------

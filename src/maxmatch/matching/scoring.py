@@ -599,12 +599,15 @@ class _Best:
 def first_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row in descending order, equal ones in the order of their columns."""
     values, places = scores.topk(min(k + 1, scores.shape[1]), dim=1)
-    # topk takes any of those that tie for the last place: rows where it had a choice are sorted whole.
+    # topk takes any of those that tie for the last place: where it had a choice, the first of them are taken.
     undecided = (values[:, k:] == values[:, k - 1 : -1]).nonzero()[:, 0]
     values, places = values[:, :k], places[:, :k]
     if len(undecided):
-        sorted_values, order = scores[undecided].sort(dim=1, descending=True, stable=True)
-        values[undecided], places[undecided] = sorted_values[:, :k], order[:, :k]
+        rows, last = scores[undecided], values[undecided, k - 1 :]
+        larger, equal = rows > last, rows == last
+        chosen = larger | (equal & (equal.cumsum(1) <= k - larger.sum(1, keepdim=True)))
+        found = chosen.nonzero()[:, 1].view(-1, k)
+        values[undecided], places[undecided] = rows.gather(1, found), found
     places, by_place = places.sort(dim=1)
     values, by_value = values.gather(1, by_place).sort(dim=1, descending=True, stable=True)
     return values, places.gather(1, by_value)
