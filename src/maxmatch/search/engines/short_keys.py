@@ -241,8 +241,16 @@ def read_keys(path: Path, width: int) -> ShortKeys | None:
         keys = ShortKeys(directions, found["centres"], found["ends"], found["added"], each, trained_for)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except OSError as error:
         raise ValueError(f"cannot be read ({error})") from error
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        zipfile.BadZipFile,
+    ) as error:  # NumPy would advise to unpickle it
+        raise ValueError("is damaged, or not a file of keys") from error
     count, cells = directions.basis.shape[-1], len(keys.centres)
     wanted = [part.shape for part in empty_keys(directions, len(keys.added))]
     shapes = [part.shape for part in (*directions[:3], keys.centres, keys.ends, *keys.keys)]
