@@ -1,0 +1,76 @@
+"""The text tower of a model as one call that does not hold Python's lock, for a server: torch gives the lock back and
+takes it again in each of some hundred operations, and waits for the threads that answer requests each time.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from maxmatch.model.encoder import SetEncoder, Tower
+from maxmatch.model.encoders.language import GRUEncoder
+from maxmatch.model.inputs import TextReader
+
+_MOST = 64  # texts that `encode_texts` puts into one batch
+_LONG = "two small dogs run after a red ball on the beach"
+_TRIED = ([_LONG, "a", "a dog in the snow"], ["a"], [_LONG] * 3, ["dog", f"{_LONG}, {_LONG}"] * 4)
+_log = logging.getLogger("maxmatch")
+
+
+def text_encoder(model: SetEncoder) -> Callable[[Sequence[str]], Tensor]:
+    """What gives the sets (n, K, D) of texts, to the bit as `model.encode_texts` does.
+
+    It is a trace of the tower where that is a GRU on a processor, and the trace gives the same for batches of other
+    sizes than the one it was made from; otherwise `encode_texts` itself. The model must stay in evaluation mode.
+    """
+    tower = model.tower("text") if "text" in model.towers else None
+    if tower is None or model.device.type != "cpu" or not isinstance(tower.encoder, GRUEncoder):
+        return lambda texts: model.encode_texts(texts, show_progress=False)
+    reader = tower.reader
+    assert isinstance(reader, TextReader)
+    try:
+        traced = _traced(tower)
+    except Exception as error:  # TorchScript has been deprecated: it may go, and is not there for every Python
+        _log.info("texts are encoded without a trace: %s", error)
+        traced = None
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        if traced is None or not 0 < len(texts) <= _MOST:
+            return model.encode_texts(texts, show_progress=False)
+        order = sorted(range(len(texts)), key=lambda place: -reader.length(texts[place]))
+        with torch.inference_mode():
+            inputs = reader.collate([reader.read(texts[place]) for place in order])
+            made = traced(inputs.values, inputs.mask)
+            sets = torch.empty_like(made)
+            sets[order] = made
+        return sets
+
+    for texts in _TRIED:  # also so that the first request does not wait for what TorchScript does in its first calls
+        for _ in range(2):
+            if not torch.equal(encode(texts), model.encode_texts(texts, show_progress=False)):
+                traced = None
+    return encode
+
+
+class _Vectors(nn.Module):
+    """A tower from token ids to the vectors of its sets alone."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """(B, N) and (B, N) -> (B, K, D)."""
+        vectors: Tensor = self.tower(ids, mask).vectors
+        return vectors.float()
+
+
+def _traced(tower: Tower) -> Callable[[Tensor, Tensor], Tensor]:
+    inputs = tower.reader.collate(_TRIED[0])
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")  # it is deprecated; and checks of the inputs are not in the trace
+        module = torch.jit.trace(_Vectors(tower).eval(), (inputs.values, inputs.mask), check_trace=False)  # type: ignore[no-untyped-call]
+        traced: Callable[[Tensor, Tensor], Tensor] = torch.jit.freeze(module)
+    return traced
