@@ -107,7 +107,7 @@ def queries(seed: int) -> Iterator[str]:
 
 
 class Client:
-    """One connection: sends a query, waits for its answer, sends the next. Plain sockets: a library's client, or reading
+    """One connection: sends a query, waits for its answer, sends the next. Plain sockets: a library, or reading
     every answer's JSON, would take as much of the cores as the server.
     """
 

@@ -5,13 +5,13 @@ takes it again in each of some hundred operations, and waits for the threads tha
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders.language import GRUEncoder
-from maxmatch.model.inputs import TextReader
 
 _MOST = 64  # texts that `encode_texts` puts into one batch
 _LONG = "two small dogs run after a red ball on the beach"
@@ -25,20 +25,15 @@ def text_encoder(model: SetEncoder) -> Callable[[Sequence[str]], Tensor]:
     It is a trace of the tower where that is a GRU on a processor, and the trace gives the same for batches of other
     sizes than the one it was made from; otherwise `encode_texts` itself. The model must stay in evaluation mode.
     """
+    plain: Callable[[Sequence[str]], Tensor] = partial(model.encode_texts, show_progress=False)
     tower = model.tower("text") if "text" in model.towers else None
     if tower is None or model.device.type != "cpu" or not isinstance(tower.encoder, GRUEncoder):
-        return lambda texts: model.encode_texts(texts, show_progress=False)
+        return plain
     reader = tower.reader
-    assert isinstance(reader, TextReader)
-    try:
-        traced = _traced(tower)
-    except Exception as error:  # TorchScript has been deprecated: it may go, and is not there for every Python
-        _log.info("texts are encoded without a trace: %s", error)
-        traced = None
 
     def encode(texts: Sequence[str]) -> Tensor:
-        if traced is None or not 0 < len(texts) <= _MOST:
-            return model.encode_texts(texts, show_progress=False)
+        if not 0 < len(texts) <= _MOST:
+            return plain(texts)
         order = sorted(range(len(texts)), key=lambda place: -reader.length(texts[place]))
         with torch.inference_mode():
             inputs = reader.collate([reader.read(texts[place]) for place in order])
@@ -47,11 +42,13 @@ def text_encoder(model: SetEncoder) -> Callable[[Sequence[str]], Tensor]:
             sets[order] = made
         return sets
 
-    for texts in _TRIED:  # also so that the first request does not wait for what TorchScript does in its first calls
-        for _ in range(2):
-            if not torch.equal(encode(texts), model.encode_texts(texts, show_progress=False)):
-                traced = None
-    return encode
+    try:  # twice: TorchScript may change a trace after its first call, and takes its time for it
+        traced = _traced(tower)
+        same = all(torch.equal(encode(texts), plain(texts)) for texts in (*_TRIED, *_TRIED))
+    except Exception as error:  # TorchScript is deprecated: it may go, and is not there for every Python
+        _log.info("texts are encoded without a trace: %s", error)
+        same = False
+    return encode if same else plain
 
 
 class _Vectors(nn.Module):
