@@ -5,11 +5,13 @@ takes it again in each of some hundred operations, and waits for the threads tha
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from maxmatch.core.devices import use_threads
 from maxmatch.model.encoder import SetEncoder, Tower
 from maxmatch.model.encoders.language import GRUEncoder
 
@@ -18,36 +20,54 @@ _LONG = "two small dogs run after a red ball on the beach"
 _TRIED = ([_LONG, "a", "a dog in the snow"], ["a"], [_LONG] * 3, ["dog", f"{_LONG}, {_LONG}"] * 4)
 _log = logging.getLogger("maxmatch")
 
+Encode = Callable[[Sequence[str]], Tensor]
+"""From n texts to their sets (n, K, D)."""
 
-def text_encoder(model: SetEncoder) -> Callable[[Sequence[str]], Tensor]:
+
+def text_encoder(model: SetEncoder) -> Encode:
     """What gives the sets (n, K, D) of texts, to the bit as `model.encode_texts` does.
 
     It is a trace of the tower where that is a GRU on a processor, and the trace gives the same for batches of other
     sizes than the one it was made from; otherwise `encode_texts` itself. The model must stay in evaluation mode.
     """
-    plain: Callable[[Sequence[str]], Tensor] = partial(model.encode_texts, show_progress=False)
+    plain: Encode = partial(model.encode_texts, show_progress=False)
     tower = model.tower("text") if "text" in model.towers else None
     if tower is None or model.device.type != "cpu" or not isinstance(tower.encoder, GRUEncoder):
         return plain
-    reader = tower.reader
+    # With one of torch's threads: on busy cores several wait for each other, ten seconds in all.
+    with ThreadPoolExecutor(1, initializer=use_threads, initargs=(1, torch.get_num_threads())) as thread:
+        try:
+            return thread.submit(_tried, tower, plain).result()
+        except Exception as error:  # TorchScript is deprecated: it may go, and is not there for every Python
+            _log.info("texts are encoded without a trace: %s", error)
+            return plain
 
-    def encode(texts: Sequence[str]) -> Tensor:
+
+class _TracedTexts:
+    """Encodes texts by a trace of the tower; by `plain` where they are more than one batch, or none."""
+
+    def __init__(self, tower: Tower, plain: Encode) -> None:
+        self._plain = plain
+        self._reader = tower.reader
+        self._traced = _traced(tower)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
         if not 0 < len(texts) <= _MOST:
-            return plain(texts)
+            return self._plain(texts)
+        reader = self._reader
         order = sorted(range(len(texts)), key=lambda place: -reader.length(texts[place]))
         with torch.inference_mode():
             inputs = reader.collate([reader.read(texts[place]) for place in order])
-            made = traced(inputs.values, inputs.mask)
+            made = self._traced(inputs.values, inputs.mask)
             sets = torch.empty_like(made)
             sets[order] = made
         return sets
 
-    try:  # twice: TorchScript may change a trace after its first call, and takes its time for it
-        traced = _traced(tower)
-        same = all(torch.equal(encode(texts), plain(texts)) for texts in (*_TRIED, *_TRIED))
-    except Exception as error:  # TorchScript is deprecated: it may go, and is not there for every Python
-        _log.info("texts are encoded without a trace: %s", error)
-        same = False
+
+def _tried(tower: Tower, plain: Encode) -> Encode:
+    """The trace, if it gives the same. It is tried twice: TorchScript may change it after its first call."""
+    encode = _TracedTexts(tower, plain)
+    same = all(torch.equal(encode(texts), plain(texts)) for texts in (*_TRIED, *_TRIED))
     return encode if same else plain
 
 
