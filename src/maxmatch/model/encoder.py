@@ -559,8 +559,12 @@ class SetEncoder(nn.Module):
             ...     model.training
             False
         """
-        in_training = [module for module in self.modules() if module.training]
-        for module in in_training:  # not `eval()`, which takes as long as a short text
+        # Neither `eval()` nor `modules()`: each takes as long as a short text.
+        every: list[nn.Module] = [self]
+        for module in every:
+            every += filter(None, module._modules.values())
+        in_training = [module for module in every if module.training]
+        for module in in_training:
             module.training = False
         try:
             with torch.inference_mode():
