@@ -1,7 +1,7 @@
 """SetEncoder, the model that users work with: towers by name, one per modality, turn items into sets of K vectors."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
@@ -17,6 +17,7 @@ from maxmatch.matching import SIMILARITIES, similarity_named
 from maxmatch.matching.similarity import Similarity, with_options
 from maxmatch.model.config import InputKind, ModelConfig
 from maxmatch.model.encoders import Encoder
+from maxmatch.model.encoders.cnn import EfficientNetLite
 from maxmatch.model.explanation import Explanation as Explanation
 from maxmatch.model.explanation import Look as Look
 from maxmatch.model.explanation import NoAttentionError as NoAttentionError
@@ -547,7 +548,8 @@ class SetEncoder(nn.Module):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A context of evaluation and inference mode, after which every module is as it was before.
+        """A context of evaluation and inference mode, after which every module is as it was before. Weights must not
+        change within it.
 
         Returns:
             A context manager.
@@ -563,7 +565,10 @@ class SetEncoder(nn.Module):
         for module in in_training:  # not `eval()`, which takes as long as a short text
             module.training = False
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), ExitStack() as held:
+                for module in self.modules():
+                    if isinstance(module, EfficientNetLite):
+                        held.enter_context(module.weights_held())
                 yield
         finally:
             for module in in_training:

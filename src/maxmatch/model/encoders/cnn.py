@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -51,7 +52,8 @@ class ConvNorm(nn.Module):
         if self.norm.training:
             return self
         weight, bias = self._folded()
-        weight = weight.contiguous(memory_format=torch.channels_last)
+        if weight.device.type == "cpu":
+            weight = weight.contiguous(memory_format=torch.channels_last)
         return lambda x: self._convolved(x, weight, bias)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -60,14 +62,18 @@ class ConvNorm(nn.Module):
         if not even:
             x = pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
         padding = (rows // 2, columns // 2) if even else (0, 0)
-        x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
+        if _one_dnn(x, weight):
+            stride = (self.stride, self.stride)
+            x = torch.mkldnn_convolution(x, weight, bias, padding, stride, (1, 1), self.conv.groups)
+        else:
+            x = conv2d(x, weight, bias, self.stride, padding, groups=self.conv.groups)
         x = self.norm(x) if bias is None else x
         # In place, since no gradient asks for what was there: new memory costs as much as the convolution.
         return x if self.linear else relu6(x, inplace=True)
 
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """The weights of one convolution equal to the two where the statistics are fixed. Computed for each batch, in
-        less than a third of the time of one image, so that they are never out of date; gradients reach both.
+        """The weights of one convolution equal to the two where the statistics are fixed. Computed for each batch, so
+        that they are never out of date (but see `EfficientNetLite.weights_held`); gradients reach both.
         """
         norm = self.norm
         assert norm.running_mean is not None
@@ -77,6 +83,14 @@ class ConvNorm(nn.Module):
 
     def _missing(self, size: int) -> int:
         return max((math.ceil(size / self.stride) - 1) * self.stride + self.kernel - size, 0)
+
+
+def _one_dnn(x: Tensor, weight: Tensor) -> bool:
+    """Whether to ask oneDNN for a convolution that torch would compute otherwise: with one thread and few images it
+    takes a general matrix product for kernels of 1 × 1, which is slower by a tenth.
+    """
+    plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled()
+    return plain and len(x) > 0 and not _recorded() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 class InvertedResidual(nn.Module):
@@ -129,25 +143,51 @@ class EfficientNetLite(nn.Module):
                 inputs = outputs
             self.stages.append(nn.Sequential(*blocks))
         self.head = ConvNorm(inputs, _HEAD)
+        self._holders = set[object]()
+        self._held: list[Layer] | None = None
+
+    @contextmanager
+    def weights_held(self) -> Iterator[None]:
+        """A context in which the weights do not change: they are folded once, not for each batch. Any number of threads
+        may be in it.
+        """
+        holder = object()
+        self._holders.add(holder)
+        try:
+            yield
+        finally:
+            self._holders.discard(holder)
+            if not self._holders:
+                self._held = None
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The last feature map."""
-        if images.device.type == "cpu" and not torch.is_grad_enabled() and not _recorded():
+        if torch.is_grad_enabled() or _recorded():
+            return self._map(images)
+        if images.device.type == "cpu":
             return self._in_parts(images.contiguous(memory_format=torch.channels_last))  # faster there by a third
-        return self._map(images)
+        return reduce(_applied, self._fixed(), images) if self._holders else self._map(images)
+
+    def _fixed(self) -> list[Layer]:
+        """All layers with their weights of now."""
+        if self._held is not None:
+            return self._held
+        stages: Any = self.stages
+        fixed = [layer.fixed() for layer in (self.stem, *(block for stage in stages for block in stage), self.head)]
+        if self._holders:
+            self._held = fixed
+        return fixed
 
     def _in_parts(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
         """The same for what the processor's cache holds: of the first stages the maps of a few images, of the others
         the weights, which are then read from memory once for many images.
         """
         stages: Any = self.stages
-        large = [self.stem, *(block for stage in stages[:_LARGE] for block in stage)]
-        small = [*(block for stage in stages[_LARGE:] for block in stage), self.head]
+        fixed, large = self._fixed(), 1 + sum(map(len, stages[:_LARGE]))
         x = images
-        for layers, count in ((large, _FEW * torch.get_num_threads()), (small, _MANY)):
-            fixed = [layer.fixed() for layer in layers]
+        for layers, count in ((fixed[:large], _FEW * torch.get_num_threads()), (fixed[large:], _MANY)):
             parts = [x[first : first + count] for first in range(0, max(len(x), 1), count)]
-            x = torch.cat([reduce(lambda maps, layer: layer(maps), fixed, part) for part in parts])
+            x = torch.cat([reduce(_applied, layers, part) for part in parts])
         return x
 
     def _map(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 1280 h w"]:
@@ -169,6 +209,10 @@ class EfficientNetLite(nn.Module):
         weights = torch.load(files[0], map_location="cpu", weights_only=True)
         model.load_state_dict(_renamed(weights, model))
         return model
+
+
+def _applied(x: Tensor, layer: Layer) -> Tensor:
+    return layer(x)
 
 
 def _recorded() -> bool:
